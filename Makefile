@@ -23,4 +23,4 @@ docs:  ## docs/options.md, from the options, and the values in docs/presets.md, 
 	$(PYTHON) -m library.cli.presets_page
 
 lock:  ## locks/, from constraints.txt, pyproject.toml and PyPI's hashes
-	$(PYTHON) -m library.doctor.lock
+	$(PYTHON) -m library.setup.lock

@@ -34,7 +34,7 @@ exit /b 0
 :start
 call :environment
 if errorlevel 1 goto failed
-"%OWN%" -m library.doctor.installer ensure
+"%OWN%" -m library.setup.installer ensure
 if errorlevel 1 goto failed
 "%OWN%" -m kohya_gui
 if errorlevel 1 goto failed
@@ -43,7 +43,7 @@ exit /b 0
 :demo
 call :environment
 if errorlevel 1 goto failed
-"%OWN%" -m library.doctor.installer ensure
+"%OWN%" -m library.setup.installer ensure
 if errorlevel 1 goto failed
 "%OWN%" -m library.cli.main %*
 exit /b
@@ -51,7 +51,7 @@ exit /b
 :gui
 :doctor
 if not exist "%OWN%" echo Nothing is installed yet. Run: setup.bat install& exit /b 1
-"%OWN%" -m library.doctor.installer need
+"%OWN%" -m library.setup.installer need
 if errorlevel 1 exit /b 1
 "%OWN%" -m library.cli.main %*
 exit /b
@@ -59,7 +59,7 @@ exit /b
 :install
 call :environment
 if errorlevel 1 goto failed
-"%OWN%" -m library.doctor.installer again
+"%OWN%" -m library.setup.installer again
 if errorlevel 1 goto failed
 echo setup.bat opens the page.
 exit /b 0
@@ -69,9 +69,9 @@ call :environment
 if errorlevel 1 goto failed
 rem cmd reads this file as it goes, and the update replaces it: a block in brackets is read whole first.
 (
-    "%OWN%" -m library.doctor.installer update
+    "%OWN%" -m library.setup.installer update
     if errorlevel 1 exit /b 1
-    "%OWN%" -m library.doctor.installer again
+    "%OWN%" -m library.setup.installer again
     exit /b
 )
 

@@ -87,9 +87,9 @@ make_venv() {  # an environment with pip and, where it can be had, uv
     }
 }
 
-# ---- the packages: library/doctor/installer.py, which is the same on every system
+# ---- the packages: library/setup/installer.py, which is the same on every system
 
-installer() { (cd "$ROOT" && PYTHONSAFEPATH='' "$(venv_python)" -m library.doctor.installer "$@") || exit 1; }
+installer() { (cd "$ROOT" && PYTHONSAFEPATH='' "$(venv_python)" -m library.setup.installer "$@") || exit 1; }
 
 refuse_unless_installed() {
     [ -d "$VENV" ] || fail "Nothing is installed yet. Run: ./setup.sh install"

@@ -21,7 +21,7 @@ def sizes_of(name: str, batch: int, size: str) -> Any:
     """The sizes of a family's matrices, of a model without memory."""
     from library import families
     from library.bench.subjects import FACTOR, FamilySubject
-    from library.train import matmul_formats
+    from library.train.compiling import matmul_formats
 
     subject = FamilySubject(f"{name}_train_network", {"mixed_precision": "bf16", "train_batch_size": batch}, size)
     config, random = subject.config({}), families.random_module(name)
@@ -69,7 +69,7 @@ def table(name: str, batch: int, asked: argparse.Namespace) -> None:
     from library.bench import machine
     from library.measuring import timing
     from library.memory.quantization import fp8_matmul, int8_matmul
-    from library.train import matmul_formats
+    from library.train.compiling import matmul_formats
 
     device = machine.device("auto")
     works = {"fp8": fp8_matmul.supports_fp8(device), "int8": int8_matmul.supports_int8(device) or asked.tiny}

@@ -59,8 +59,8 @@ def child(name: str, recorded: bool, tiny: bool) -> None:
     from torch import distributed
 
     from library.bench import prepared_model, subjects
+    from library.distributed import gradients
     from library.measuring import timing
-    from library.train import gradients
 
     with_gpu, rank, ranks = torch.cuda.is_available(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", rank) if with_gpu else torch.device("cpu")

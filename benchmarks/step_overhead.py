@@ -69,13 +69,13 @@ def watch(family):
     from accelerate import Accelerator
 
     from library.train import loop
-    from library.train.checkpointer import Checkpointer
-    from library.train.loss import LossFunction
-    from library.train.samples import SampleRunner
+    from library.train.evaluation.samples import SampleRunner
+    from library.train.evaluation.validation import ValidationRunner
+    from library.train.saving.checkpointer import Checkpointer
+    from library.train.step.loss import LossFunction
+    from library.train.step.stepper import Stepper
+    from library.train.step.updates import Updates
     from library.train.step_log import StepLog
-    from library.train.stepper import Stepper
-    from library.train.updates import Updates
-    from library.train.validation import ValidationRunner
 
     clock = Stopwatch()
     clock.wrap(family, "predict", OWN)

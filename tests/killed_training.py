@@ -64,7 +64,7 @@ def warm_up(family: Any) -> None:
     from accelerate import Accelerator
 
     from library import methods
-    from library.train.world import World  # noqa: F401
+    from library.distributed.world import World  # noqa: F401
 
     parts = family.load(torch.float32)
     with torch.no_grad():
@@ -133,7 +133,7 @@ class Life:
 
     def newest(self) -> Path | None:
         """The state to go on from."""
-        from library.train import resume_state
+        from library.train.saving import resume_state
 
         states = [path for path in self.output.glob("m*-state") if not path.name.startswith(".")]
         return max(states, key=lambda path: resume_state.read_progress(path)["current_step"], default=None)
@@ -144,7 +144,7 @@ class Life:
         import torch
         from safetensors.torch import load_file
 
-        from library.train import resume_state
+        from library.train.saving import resume_state
 
         for path in (p for p in self.place.rglob("*") if not any(part.startswith(".") for part in p.parts)):
             if path.suffix == ".safetensors":

@@ -17,7 +17,7 @@ from library.demo import files, free_name, images, lora, measured, summary
 from library.demo import main as command
 from library.families import FAMILIES, RUNS, config_class
 from library.families.shared import weights
-from library.runs import job as jobs
+from library.jobs import job as jobs
 from library.runs import layout
 
 

@@ -14,9 +14,9 @@ from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.demo import files, learning, picture, small_model, zorb
 from library.demo import main as command
-from library.outputs import prompts
 from library.runs import layout
 from library.runs.sample_sheet import CELL, arrange_samples, draw_sheet
+from library.sampling import prompts
 from tests.source import ROOT
 
 SMALL = [family for family in families.FAMILIES if small_model.small_model_of(family)]

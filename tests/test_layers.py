@@ -37,7 +37,8 @@ ENGINE = (
     "library.data",
     "library.optim",
     "library.packages",
-    "library.tools",
+    "library.adapter_files",
+    "library.distributed",
 )
 MAY_IMPORT = {
     "library.config": (),
@@ -67,32 +68,56 @@ MAY_IMPORT = {
     "library.memory": (*BOTTOM, *PROTOCOL, "library.compiler"),
     "library.methods": (
         *(*BOTTOM, *PROTOCOL, "library.families.shared", "library.families.network_args"),
-        *("library.packages", "library.tools"),
+        *("library.packages", "library.adapter_files"),
         *("library.compiler.subclass", "library.compiler.torch_private"),
     ),
     "library.data": (*BOTTOM, *PROTOCOL),
-    "library.demo": (*BOTTOM, "library.families", "library.runs"),
-    "library.curation": (*BOTTOM, "library.data", "library.runs"),
-    "library.tools": (*BOTTOM, "library.families", "library.runs"),
-    "library.downloads": (*BOTTOM, REGISTRY, "library.runs"),
-    "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.downloads", "library.runs"),
-    "library.masking": (
-        *(*BOTTOM, "library.captioning", "library.curation", "library.data", "library.downloads", "library.runs"),
+    "library.adapter_files": (*BOTTOM, "library.families"),
+    "library.distributed": (
+        *(*BOTTOM, *PROTOCOL, "library.runs", "library.methods", "library.memory"),
+        "library.compiler",
     ),
-    "library.sampling": (*ENGINE, "library.outputs", "library.train"),
+    "library.jobs": (*BOTTOM, "library.runs"),
+    "library.demo": (*BOTTOM, "library.families", "library.jobs", "library.runs"),
+    "library.curation": (*BOTTOM, "library.data", "library.runs"),
+    "library.tools": (*BOTTOM, "library.adapter_files", "library.families", "library.jobs", "library.runs"),
+    "library.downloads": (*BOTTOM, REGISTRY, "library.jobs", "library.runs"),
+    "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.downloads", "library.jobs"),
+    "library.masking": (
+        *(*BOTTOM, "library.captioning", "library.curation", "library.data", "library.downloads", "library.jobs"),
+    ),
+    "library.sampling.prompts": BOTTOM,
+    "library.sampling.prompt_rows": (*BOTTOM, "library.sampling.prompts"),
+    "library.sampling": (*ENGINE, "library.jobs"),
     "library.comparing": (
-        *(*ENGINE, "library.outputs", "library.train", "library.sampling"),
+        *(*ENGINE, "library.outputs", "library.train", "library.sampling", "library.jobs"),
         *("library.captioning.describer", "library.curation", "library.downloads"),
     ),
     "library.importers": BOTTOM,
     "library.recipes": (*BOTTOM, REGISTRY, "library.data"),
-    "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
-    "library.train": (*ENGINE, "library.outputs", "library.measuring", "library.downloads"),
-    "library.check": (*ENGINE, "library.outputs", "library.train", "library.measuring"),
+    "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.adapter_files"),
+    "library.train": (*ENGINE, "library.outputs", "library.sampling", "library.measuring", "library.downloads"),
+    "library.train.step": (*ENGINE, "library.train.stop_requests"),
+    "library.train.saving": (
+        *(*ENGINE, "library.outputs", "library.downloads", "library.train.step"),
+        *(f"library.train.{name}" for name in ("choices", "errors", "journal", "training")),
+    ),
+    "library.train.compiling": (
+        *(*ENGINE, "library.measuring", "library.train.step", "library.train.saving.resume_state"),
+        *("library.train.choices", "library.train.journal"),
+    ),
+    "library.train.evaluation": (
+        *(*ENGINE, "library.sampling", "library.train.step"),
+        *(f"library.train.{name}" for name in ("beside", "journal", "stop_requests", "training")),
+    ),
+    "library.check": (*ENGINE, "library.outputs", "library.sampling", "library.train", "library.measuring"),
     "library.measuring": (*BOTTOM, REGISTRY, "library.compiler"),
     "library.bench": ("library",),
+    "library.setup": ("library.config.problems",),
     "library.doctor": (
         *BOTTOM,
+        "library.setup",
+        "library.jobs",
         "library.families",
         "library.packages",
         "library.runs",
@@ -107,9 +132,8 @@ MAY_IMPORT = {
         *LAB,
         "library.data.metadata",
         "library.optim.names",
-        "library.outputs.prompts",
-        "library.outputs.prompt_rows",
         "library.packages",
+        "library.jobs",
         "library.runs",
         "library.families",
         "library.tools",
@@ -121,6 +145,8 @@ MAY_IMPORT = {
         "library.downloads",
         "library.recipes",
         "library.sampling.plan",
+        "library.sampling.prompts",
+        "library.sampling.prompt_rows",
         "library.comparing.plan",
     ),
     "sd-scripts": ("library.cli.main", "library.cli.train_script", "library.cli.cache_data", "library.families"),
@@ -133,7 +159,9 @@ NEVER_HEAVY = (
     "library.files",
     "library.imports",
     "library.packages",
+    "library.setup",
     "library.optim.names",
+    "library.jobs",
     "library.runs",
     "library.curation",
     "library.importers",
@@ -146,8 +174,8 @@ NEVER_HEAVY = (
     "library.comparing.plan",
     "library.comparing.shell",
     "library.comparing.proposal",
-    "library.outputs.prompts",
-    "library.outputs.prompt_rows",
+    "library.sampling.prompts",
+    "library.sampling.prompt_rows",
     "library.families.network_args",
     "library.families.adapter_kinds",
     *LAB,
@@ -288,7 +316,7 @@ def test_the_rules_themselves_hold():
     assert forbidden("library.objectives.flow", "library.families.base")
     assert forbidden("library.runs.record", "library.train")
     assert forbidden("library.train", "kohya_gui.form.form")
-    assert forbidden("library.objectives.flow", "library.train.loss")
+    assert forbidden("library.objectives.flow", "library.train.step.loss")
     assert forbidden("kohya_gui.form.form", "library.train")
     assert forbidden("kohya_gui.form.form", "library.families.flux.family")
     assert forbidden("kohya_gui.form.form", "library.families.flux.options")
@@ -296,6 +324,9 @@ def test_the_rules_themselves_hold():
     assert not forbidden("library.families.flux.family", "library.objectives.flow")
     assert not forbidden("library.families.flux.family", "library.families.base")
     assert not forbidden("library.families.flux.family", "library.families.flux.keys")
-    assert not forbidden("library.train.world", "library.memory")
+    assert not forbidden("library.distributed.world", "library.memory")
     assert forbidden("library.train.loop", "library.check.preflight")
     assert forbidden("library.outputs.hub", "library.train.errors")
+    assert forbidden("library.sampling.generate", "library.train.training")
+    assert forbidden("library.setup.installer", "library.files")
+    assert forbidden("library.train.step.loss", "library.train.compiling.precompile")

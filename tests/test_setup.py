@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from library.cli import main as cli
-from library.doctor import installation, installer, locked_packages
+from library.setup import installation, installer, locked_packages
 from tests import source
 
 pytestmark = pytest.mark.skipif(
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.skipif(
 )
 INSTALLER = (
     "__init__.py",
-    "doctor/__init__.py",
-    "doctor/installation.py",
-    "doctor/installer.py",
-    "doctor/locked_packages.py",
+    "setup/__init__.py",
+    "setup/installation.py",
+    "setup/installer.py",
+    "setup/locked_packages.py",
     "config/__init__.py",
     "config/json_types.py",
     "config/problems.py",
@@ -74,7 +74,7 @@ def on_path(tmp_path, monkeypatch):
 
 def install_marker(project: Path, text: str | None = None) -> None:
     if text is None:
-        code = "from library.doctor import installation; print(installation.fingerprint(), 'user')"
+        code = "from library.setup import installation; print(installation.fingerprint(), 'user')"
         line = [str(project / ".venv/bin/python"), "-c", code]
         text = subprocess.run(line, cwd=project, capture_output=True, text=True, check=True).stdout.strip()
     (project / ".venv/installed.txt").write_text(text + "\n")
@@ -334,7 +334,7 @@ def test_the_set_up_for_windows_quotes_paths_and_shares_the_lock():
     assert commands and set(commands[1].split()) <= labels
     assert "DisableDelayedExpansion" in text  # else a ! in a path is lost
     assert 'findstr /b "uv==" constraints.txt' in text
-    words = set(re.findall(r"library\.doctor\.installer (\w+)", text + (source.ROOT / "setup.sh").read_text()))
+    words = set(re.findall(r"library\.setup\.installer (\w+)", text + (source.ROOT / "setup.sh").read_text()))
     assert words <= {"ensure", "again", "need", "update"}
 
 

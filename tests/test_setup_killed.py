@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from library.doctor import installation
+from library.setup import installation
 from tests import source
 from tests.test_setup import INSTALLER
 
@@ -120,7 +120,7 @@ def run(project, command="install", **more):
 def is_healthy(project):
     """Everything is there, nothing of it is damaged, and the marker says so."""
     code = (
-        "from library.doctor import installation, installer, locked_packages; import json; installer.need();"
+        "from library.setup import installation, installer, locked_packages; import json; installer.need();"
         "print(json.dumps([list(installation.damaged()), locked_packages.has_torch('cpu')]))"
     )
     done = started(project, project / ".venv/bin/python", "-c", code)

@@ -205,7 +205,7 @@ def _encode_once() -> None:
 def _collect_what_is_young() -> None:
     """Let a training's own collection of garbage pass over what is older than the training: in a process of many tests
     that is half a million objects, a tenth of a short training's time. The networks it is there to free are young."""
-    from library.train import world
+    from library.distributed import world
 
     world.gc = SimpleNamespace(collect=functools.partial(gc.collect, 1))
 

@@ -5,7 +5,7 @@
     python -m benchmarks.small_model.autoencoder FAMILY FOLDER/pictures VAE --seconds 250
     python -m benchmarks.small_model.networks FAMILY MODEL --emoji FOLDER --autoencoder VAE/vae.safetensors
     python -m benchmarks.small_model.pretrain FAMILY MODEL FOLDER/pictures/train --steps 9000
-    python -m benchmarks.small_model.finish FAMILY MODEL/trained/FAMILY.safetensors OUT.safetensors
+    python -m benchmarks.small_model.finish FAMILY MODEL/trained/FAMILY.safetensors MODEL OUT
 
 One H200, 2026-11-27, with two more single blocks in FLUX.1, two more transformer blocks in SDXL's last level and
 autoencoders of 3.2 million weights, both families side by side: the autoencoders reached 31.4 and 28.8 dB on held-out

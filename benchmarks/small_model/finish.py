@@ -1,9 +1,10 @@
-"""Turn a pretrained small model into the file that is passed on: matrices of the denoiser in fp8, the rest in bf16.
+"""Turn a pretrained small model into the files that are passed on: matrices of the denoiser in fp8, the rest in bf16.
 
 FLUX.1's guidance is folded in: the model answers every guidance as it answers 1, the only one that it was trained with.
 """
 
 import argparse
+import shutil
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from library.families.shared.transformer import TIME_CHANNELS, sinusoids
 
 PREFIXES = {"flux": ("double_blocks.", "single_blocks."), "sdxl": ("model.diffusion_model.",)}
 GUIDANCE = "guidance_in."
+TRAINED = ("flux1-dev", "sdxl")  # stems of the files that pretraining changes
 
 
 @torch.no_grad()
@@ -38,17 +40,29 @@ def compact(tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
     }
 
 
+def finish(family: str, trained: Path, model: Path, folder: Path) -> None:
+    """Write all files of a small model: the trained one compacted, the others of `model` in bf16, the tokenizers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(model.glob("*.safetensors")):
+        is_trained = path.stem in TRAINED
+        tensors = load_file(trained if is_trained else path)
+        if is_trained and family == "flux":
+            fold_guidance(tensors)
+        networks.write_file(folder / path.name, compact(tensors, family))
+    for path in model.glob("tokenizer*"):
+        shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a pretrained model small enough to be passed on.")
     parser.add_argument("family", choices=[*PREFIXES])
-    parser.add_argument("file", type=Path, help="the pretrained .safetensors file")
-    parser.add_argument("to", type=Path, help="the file to write")
+    parser.add_argument("trained", type=Path, help="the pretrained .safetensors file")
+    parser.add_argument("model", type=Path, help="the folder of the untrained files")
+    parser.add_argument("to", type=Path, help="the folder to write")
     asked = parser.parse_args()
-    tensors = load_file(asked.file)
-    if asked.family == "flux":
-        fold_guidance(tensors)
-    networks.write_file(asked.to, compact(tensors, asked.family))
-    print(f"{asked.to}: {asked.to.stat().st_size / 1e6:.1f} MB")
+    finish(asked.family, asked.trained, asked.model, asked.to)
+    size = sum(path.stat().st_size for path in asked.to.rglob("*") if path.is_file())
+    print(f"{asked.to}: {size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from library.families import config_class
 from library.families.shared import t5
 from library.methods.adapters import Adapter
 from library.objectives import flow
-from library.outputs.prompts import parse_line
 from library.sampling.generate import ColumnSampler, OpenModel, open_model
 from library.sampling.plan import Column
+from library.sampling.prompts import parse_line
 
 SCRIPT = "flux_train_network"
 STEPS = 120  # enough to know the zorb again; the demo trains longer

@@ -15,8 +15,8 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.schema import options
 from library.files import write_atomic
+from library.jobs import job as jobs
 from library.runs import gpu_slots
-from library.runs import job as jobs
 
 KIND = "caching"
 BUTTON = '<button type="button" class="caches" data-kind="{kind}">Make this cache now</button>'

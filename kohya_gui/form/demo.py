@@ -8,7 +8,7 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
-from library.runs import job as jobs
+from library.jobs import job as jobs
 
 KIND = "demo"
 FOLDER = ("kohya", "demo")  # below the first root

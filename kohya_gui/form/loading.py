@@ -14,8 +14,8 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext
 from library.config.schema import changed, flat, options
 from library.importers import Imported
-from library.outputs import prompt_rows
 from library.runs import keys
+from library.sampling import prompt_rows
 
 PROMPTS = "sample_prompts"
 

@@ -6,7 +6,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.files import write_atomic
-from library.runs import job as jobs
+from library.jobs import job as jobs
 
 KIND = "probe"
 BEGUN = {"state": "running", "doing": "Preparing", "tries": [], "best": None}

@@ -15,8 +15,8 @@ from library.config.outside_files import read_text
 from library.config.problems import ConfigError, Message, Problem
 from library.curation.proposals import proposals
 from library.files import clear_errors, write_atomic
-from library.outputs import prompt_rows
-from library.outputs.prompts import SAMPLERS
+from library.sampling import prompt_rows
+from library.sampling.prompts import SAMPLERS
 
 OPTION = "sample_prompts"
 READ = (".txt", ".toml", ".json")

@@ -25,9 +25,9 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, listed, ngettext
 from library.config.schema import options
 from library.files import write_atomic
+from library.jobs import job as jobs
 from library.measuring import candidates
 from library.runs import gpu_slots, reader
-from library.runs import job as jobs
 
 MODELS = {
     f"{family.name}-{size}": (Message(about, family=family.title), ["--family", family.name, "--size", size])

@@ -16,7 +16,7 @@ from library.config.problems import ConfigError, Message
 from library.downloads import finding, hub
 from library.families.facts import HubModel
 from library.files import free_space
-from library.runs import job as jobs
+from library.jobs import job as jobs
 from library.runs import keys
 
 FOLDER = ("kohya", "models")  # below the first root, unless another folder is chosen

@@ -17,9 +17,9 @@ from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
 from library.files import write_atomic
-from library.outputs import prompt_rows, prompts
-from library.runs import job as jobs
+from library.jobs import job as jobs
 from library.runs import layout, reader
+from library.sampling import prompt_rows, prompts
 from library.sampling.plan import check_size
 
 KIND = "compare"

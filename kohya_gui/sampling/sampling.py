@@ -27,10 +27,9 @@ from library.config.run_config import RunConfig
 from library.config.schema import flat
 from library.families import RUNS, config_class
 from library.files import write_atomic
-from library.outputs import prompt_rows, prompts
-from library.runs import job as jobs
+from library.jobs import job as jobs
 from library.runs import layout, reader, resume
-from library.sampling import plan
+from library.sampling import plan, prompt_rows, prompts
 
 KIND = "sample"
 LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be sampled with

@@ -16,7 +16,7 @@ from library.config.sections import AdapterRun
 from library.config.values import Option
 from library.data import metadata
 from library.families import network_args
-from library.outputs import prompts
+from library.sampling import prompts
 
 PATHS = ("file", "files", "folder")
 ARGUMENTS = "_args"  # what the names of options of arguments, as key=value, end in

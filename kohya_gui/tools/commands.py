@@ -11,10 +11,10 @@ from library.captioning.forms import FORMS as CAPTION
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.downloads import model_folder
+from library.jobs import job as jobs
+from library.jobs.forms import CommandField, CommandForm, CommandForms
 from library.masking.files import usual_folder
 from library.masking.forms import FORMS as MASK
-from library.runs import job as jobs
-from library.runs.job_forms import CommandField, CommandForm, CommandForms
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}

@@ -12,11 +12,11 @@ from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message
+from library.jobs.work import JobRecord
 from library.measuring import timing
 from library.measuring.candidates import Candidate
 from library.measuring.shapes import flops
 from library.memory.quantization import fp8_storage
-from library.runs.job_work import JobRecord
 
 SCHEMA = 1
 

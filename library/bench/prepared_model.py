@@ -17,15 +17,15 @@ from library.compiler.log import CompileLog
 from library.compiler.torch_private import FakeTensor
 from library.config.run_config import RunConfig
 from library.data.batch import Batch
+from library.distributed import gradients
 from library.measuring import shapes
 from library.memory import swapping
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from library.methods.adapters import Adapter
 from library.optim import optimizers
-from library.train import gradients
-from library.train.loss import LossFunction
-from library.train.rng import StepGenerators
+from library.train.step.loss import LossFunction
+from library.train.step.rng import StepGenerators
 
 Size = int | tuple[tuple[int, int], ...]  # the side of square images in pixels, or several (width, height)
 

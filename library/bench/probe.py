@@ -30,12 +30,12 @@ from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.families import RUNS, config_class
 from library.files import write_atomic
+from library.jobs.work import JobRecord, joined
 from library.measuring import candidates
 from library.measuring.candidates import Overrides
 from library.measuring.result import MEMORY_MARGIN, Measured
 from library.outputs import paths as save
 from library.runs import explain, layout, reader
-from library.runs.job_work import JobRecord, joined
 from library.runs.launcher import starting
 
 WARM, TIMED = 3, 2  # steps: the first ones load kernels and compile, and the speed leaves them out

@@ -11,9 +11,9 @@ from library.bench import machine, prepared_model, profile_advice
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, counted
+from library.jobs.work import JobRecord
 from library.measuring import timing
 from library.measuring.candidates import Candidate
-from library.runs.job_work import JobRecord
 
 TRACE = "trace.json"
 WARM_UP = timing.TimingPlan(steps=5, warmup=4, seconds=20.0)

@@ -23,10 +23,10 @@ from library.config.problems import ConfigError, Message
 from library.config.schema import options
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
+from library.jobs.job import RESULT
+from library.jobs.work import JobRecord, begin
 from library.measuring import candidates
 from library.runs import layout
-from library.runs.job import RESULT
-from library.runs.job_work import JobRecord, begin
 
 if TYPE_CHECKING:
     from library.bench.subjects import Subject

@@ -2,7 +2,7 @@
 
 from library.captioning.describer import PROMPTS
 from library.captioning.shell import parser
-from library.runs.job_forms import CommandForms
+from library.jobs.forms import CommandForms
 
 FORMS = CommandForms(
     "caption",

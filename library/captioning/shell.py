@@ -8,7 +8,7 @@ from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Message, Report, counted
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
-from library.runs.job_work import run_command
+from library.jobs.work import run_command
 
 if TYPE_CHECKING:
     from library.captioning.writing import Captioner

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from library import families
+from library.adapter_files import names, storage
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
@@ -12,8 +13,7 @@ from library.config.sections import AdapterRun
 from library.families import recognition
 from library.families.shared.weights import entries
 from library.methods import small_files
-from library.tools import names, storage
-from library.train import resume_state
+from library.train.saving import resume_state
 
 UNPICKLED = (".pt", ".pth", ".ckpt", ".bin")  # which have no header: their tensors are read
 

@@ -19,8 +19,8 @@ from library.families.base import Family, ModelComponents
 from library.families.shared import weights
 from library.methods import snapshot
 from library.optim import lr_schedule
-from library.train import resume_state
-from library.train.state_files import WEIGHTS
+from library.train.saving import resume_state
+from library.train.saving.state_files import WEIGHTS
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:

@@ -27,8 +27,8 @@ from library.outputs import hub, trackers
 from library.outputs import paths as save
 from library.runs import reader, registry
 from library.runs.record import Record
-from library.train import base_files, resume_state
 from library.train.journal import Progress
+from library.train.saving import base_files, resume_state
 
 # What rules of the options have spoken of already, where a look at the files says the same in other words.
 RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}

@@ -8,8 +8,7 @@ from library.check.estimate import BYTES, GIB, SLACK, MemoryEstimate
 from library.config.problems import ConfigError, Message
 from library.config.run_config import RunConfig
 from library.measuring.model_stats import model_stats
-from library.outputs import prompts
-from library.train import caption_prompts
+from library.sampling import caption_prompts, prompts
 
 HELD = ("model", "text encoders", "what learns", "optimizer", "driver")  # of the estimate's parts, between two steps
 SQUARE = 1024 * 1024  # pixels that `decoder_memory` is about

@@ -34,7 +34,7 @@ from library.families import config_class
 from library.files import free_space, size_text
 from library.measuring.candidates import saving_memory
 from library.measuring.model_stats import model_stats
-from library.train.clock import Clock
+from library.train.step.clock import Clock
 
 # Sections of the config -> the topic that a sentence about one of their options belongs to.
 TOPICS = {

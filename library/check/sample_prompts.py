@@ -6,7 +6,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family
-from library.outputs import prompts
+from library.sampling import prompts
 
 
 def idle_prompts(config: RunConfig, family: Family) -> list[Problem]:

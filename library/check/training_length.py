@@ -11,8 +11,8 @@ from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
 from library.data.length import Length, length
 from library.optim import lr_schedule
-from library.train import resume_state
-from library.train.clock import Clock
+from library.train.saving import resume_state
+from library.train.step.clock import Clock
 
 
 def expected_length(config: RunConfig, images: data.Check) -> Length | None:

@@ -11,8 +11,8 @@ from library.cli import cache_data
 from library.config.arguments import Arguments
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
+from library.jobs.work import joined
 from library.runs import reader
-from library.runs.job_work import joined
 
 GB = 1e9
 

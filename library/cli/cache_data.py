@@ -13,9 +13,9 @@ from library.config import environment
 from library.config.building import Reading
 from library.config.problems import ConfigError, Message, either
 from library.config.run_config import RunConfig
+from library.jobs.work import ahead_of, joined
 from library.runs import foreground, gpu_slots, keys
 from library.runs.gpu_wait import free_devices
-from library.runs.job_work import ahead_of, joined
 from library.runs.launcher import starting
 
 SCRIPTS = {"latents": "tools/cache_latents", "text": "tools/cache_text_encoder_outputs"}

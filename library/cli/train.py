@@ -8,8 +8,9 @@ from library.config import building
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.outputs import hub, paths
-from library.train import logging_setup, output_lock
+from library.train import logging_setup
 from library.train.loop import run_training
+from library.train.saving import output_lock
 
 
 def train(config: RunConfig, notes: Sequence[Problem] | None = None, began: float = 0) -> Path | None:

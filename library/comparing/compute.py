@@ -24,12 +24,12 @@ from library.data import finding
 from library.data.images import ImageSet
 from library.families.recognition import recognised
 from library.methods.small_files import names_of
-from library.outputs.prompts import Prompt
 from library.runs import layout
 from library.sampling import generate
 from library.sampling import plan as sampling
 from library.sampling.generate import ColumnSampler, OpenModel, Sheet
 from library.sampling.plan import Column
+from library.sampling.prompts import Prompt
 
 COMPARISON = "comparison.json"
 CAPTIONS = 4  # prompts that are made of captions

@@ -19,9 +19,9 @@ from library.data.loading import Batches
 from library.families.base import NoisedBatch
 from library.families.capabilities import TakesControls
 from library.sampling.generate import OpenModel
-from library.train.loss import LossFunction
-from library.train.rng import StepGenerators
-from library.train.validation import generator_of
+from library.train.evaluation.validation import generator_of
+from library.train.step.loss import LossFunction
+from library.train.step.rng import StepGenerators
 
 FEW = 8  # images that are measured where none are held out
 

@@ -12,9 +12,9 @@ from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
 from library.config.schema import flat, options, values
-from library.outputs import prompts as prompt_files
-from library.outputs.prompts import Prompt
 from library.runs import layout, lineage, reader, resume
+from library.sampling import prompts as prompt_files
+from library.sampling.prompts import Prompt
 
 KINDS = ("lora", "finetune")  # of trainings whose files are compared
 ENDINGS = (".safetensors", ".ckpt", ".pt")

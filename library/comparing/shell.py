@@ -10,9 +10,9 @@ from library.comparing import plan
 from library.config.arguments import Arguments
 from library.config.problems import ConfigError
 from library.downloads.shell import default_folder
+from library.jobs.work import joined
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
-from library.runs.job_work import joined
 from library.sampling.shell import prompts_of
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from library.comparing.compute import Comparison
 from library.config.problems import ConfigError, Message, Report
 from library.families.shared import tokenizers
 from library.files import clear_errors
-from library.outputs.prompts import Prompt
+from library.jobs.work import JobRecord
 from library.runs import reader
-from library.runs.job_work import JobRecord
 from library.sampling import generate
 from library.sampling.plan import check_size
+from library.sampling.prompts import Prompt
 
 FOLDER = "compare"
 

@@ -21,8 +21,8 @@ from library.demo import picture, summary, zorb
 from library.demo.configs import name_of
 from library.demo.files import Demo, prepare
 from library.demo.small_model import small_model_of
+from library.jobs.work import joined
 from library.runs import foreground, gpu_slots, reader
-from library.runs.job_work import joined
 from library.runs.launcher import starting
 
 COMPARED_STEPS = 40  # of the eager training that a compiled one of a small model is compared with

@@ -19,11 +19,12 @@ from library.config import environment as surroundings
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, listed
-from library.doctor import advice, installation
+from library.doctor import advice
 from library.doctor.finding import MachineFinding, bad, hint, ok
+from library.jobs.work import joined
 from library.packages import PACKAGES as OPTIONAL
 from library.packages import locked as locked_versions
-from library.runs.job_work import joined
+from library.setup import installation
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
 EXTRAS = ("triton", *OPTIONAL.values(), "torchao")

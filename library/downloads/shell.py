@@ -11,7 +11,7 @@ from library.downloads import finding, hub
 from library.downloads.hub_files import default_folder
 from library.families.facts import HubModel
 from library.files import need_space
-from library.runs.job_work import joined
+from library.jobs.work import joined
 
 DONE = 0
 GB = 1e9

@@ -1,7 +1,7 @@
 """Forms of the page for masks: the options of `kohya mask` with titles and labels."""
 
+from library.jobs.forms import CommandForms
 from library.masking.shell import parser
-from library.runs.job_forms import CommandForms
 
 FORMS = CommandForms(
     "mask",

@@ -8,9 +8,9 @@ from library.config.problems import ConfigError, Message, Report, counted
 from library.data.folders import some
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
+from library.jobs.work import run_command
 from library.masking import files
 from library.masking.segmenter import SegmentationModel
-from library.runs.job_work import run_command
 
 DONE = 0
 

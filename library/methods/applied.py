@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from library.adapter_files.changes import LayerChange
+from library.adapter_files.names import PARTS
 from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import targets
 from library.methods.adapters import cast_like, fits, saved_alpha
 from library.methods.lora import AdapterLocation, by_name, file_of, networks
-from library.tools.changes import LayerChange
-from library.tools.names import PARTS
 
 LORA = ("lora_down.weight", "lora_up.weight")
 PLAIN = {*LORA, "alpha"}

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from library.adapter_files import adapters as adapter_files
+from library.adapter_files.names import DOWN, UP, names_of
+from library.adapter_files.storage import exact, is_finite
 from library.config.problems import ConfigError, Message, Problem, counted
 from library.config.sections import AdapterRun
 from library.families import network_args
@@ -20,9 +23,6 @@ from library.methods.base import BaseMethod, dtype_of
 from library.methods.factor_cache import FactorCache
 from library.methods.small_files import tensors_of
 from library.methods.targets import AdapterPlan, TargetLayer
-from library.tools import adapters as adapter_files
-from library.tools.names import DOWN, UP, names_of
-from library.tools.storage import exact, is_finite
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from library import families, packages
+from library.adapter_files.names import names_of
+from library.adapter_files.storage import exact, holds, is_finite
 from library.compiler.subclass import with_gradient
 from library.config import code_names
 from library.config.json_types import JsonMapping, JsonObject
@@ -34,8 +36,6 @@ from library.methods.base import BaseMethod, dtype_of
 from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
 from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
 from library.methods.lycoris_presets import known_presets
-from library.tools.names import names_of
-from library.tools.storage import exact, holds, is_finite
 
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
 # names; so its users' files do not contain them.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from library.adapter_files.storage import FilePlan, exact, holds, is_finite
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem, counted, option_name
 from library.config.run_config import RunConfig
@@ -18,7 +19,6 @@ from library.files import clean_up, need_space, remove_folder, write_atomic, wri
 from library.methods import TrainingMethod
 from library.methods.lycoris import unused_alphas
 from library.methods.sharding import collected
-from library.tools.storage import FilePlan, exact, holds, is_finite
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from safetensors import safe_open
 
 from library import families
+from library.adapter_files.verify import verify
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, counted, listed
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
-from library.tools.verify import verify
 
 log = logging.getLogger(__name__)
 

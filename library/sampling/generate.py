@@ -14,6 +14,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem, Report
 from library.config.run_config import RunConfig
 from library.data import pixels
+from library.distributed.world import World
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared import file_identity
 from library.files import write_atomic
@@ -21,12 +22,11 @@ from library.memory.placement import placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
 from library.methods.applied_files import AppliedFiles
-from library.outputs import prompts as prompt_files
-from library.outputs.prompts import Prompt
 from library.sampling import plan
+from library.sampling import prompts as prompt_files
 from library.sampling.plan import Column
-from library.train.samples import request_of
-from library.train.world import World
+from library.sampling.prompts import Prompt
+from library.sampling.requests import request_of
 
 AS_SEEN = pixels.Decoding(upright=True)  # control images of prompts, as viewers and diffusers show them
 REPLACED = (

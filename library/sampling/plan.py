@@ -11,7 +11,7 @@ from library import families
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.config.schema import options
-from library.outputs.prompts import Prompt
+from library.sampling.prompts import Prompt
 
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)

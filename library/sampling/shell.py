@@ -16,12 +16,12 @@ from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
 from library.families.recognition import recognised
-from library.outputs import prompts as prompt_files
-from library.outputs.prompts import Prompt
+from library.jobs.work import joined
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
-from library.runs.job_work import joined
 from library.sampling import plan
+from library.sampling import prompts as prompt_files
+from library.sampling.prompts import Prompt
 
 if TYPE_CHECKING:
     from library.sampling.generate import Sheet

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from library.adapter_files import adapters, storage, writing
+from library.adapter_files.names import FORMATS
+from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, Report
-from library.tools import adapters, for_comfyui, storage, writing
-from library.tools.names import FORMATS
-from library.tools.storage import silent
+from library.tools import for_comfyui
 
 
 def convert(

@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from library.adapter_files import storage, writing
+from library.adapter_files.adapters import Lora
+from library.adapter_files.factors import AdapterFactors
+from library.adapter_files.models import ModelFile
+from library.adapter_files.names import Module
+from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, Report
-from library.tools import storage, writing
-from library.tools.adapters import Lora
-from library.tools.factors import AdapterFactors
-from library.tools.models import ModelFile
-from library.tools.names import Module
-from library.tools.storage import silent
 
 ROUNDING = 0.25  # of a step of the type, on average
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from library.adapter_files.adapters import Lora
+from library.adapter_files.changes import KINDS, MAGNITUDE, ON_INPUT, TINY, LayerChange, Parts
+from library.adapter_files.names import ALPHA, names_of
 from library.config.problems import ConfigError, Message
-from library.tools.adapters import Lora
-from library.tools.changes import KINDS, MAGNITUDE, ON_INPUT, TINY, LayerChange, Parts
-from library.tools.names import ALPHA, names_of
 
 BLOCKS, SCALE, CORE = "oft_blocks", "rescale", "bm.weight"
 UNREAD = (

@@ -1,6 +1,6 @@
 """The tools as forms of the page: the options of `kohya tools`, under titles and labels that read well."""
 
-from library.runs.job_forms import CommandForms
+from library.jobs.forms import CommandForms
 from library.tools.shell import parser
 
 FORMS = CommandForms(

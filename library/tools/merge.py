@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from library import families
+from library.adapter_files import adapters, joining, storage, writing
+from library.adapter_files.adapters import Lora
+from library.adapter_files.changes import LayerChange
+from library.adapter_files.factors import AdapterFactors
+from library.adapter_files.joining import Part, Weighted
+from library.adapter_files.models import ModelFile, WeightSlice, delta_shape
+from library.adapter_files.names import Module
+from library.adapter_files.storage import Planned, silent
 from library.config.problems import ConfigError, Message, Report
-from library.tools import adapters, joining, storage, writing
-from library.tools.adapters import Lora
-from library.tools.changes import LayerChange
-from library.tools.factors import AdapterFactors
-from library.tools.joining import Part, Weighted
-from library.tools.models import ModelFile, WeightSlice, delta_shape
-from library.tools.names import Module
-from library.tools.storage import Planned, silent
 
 Addition = Callable[[Tensor], Tensor]  # the rows of a weight of the base, in float32 -> what is added to them
 

@@ -4,11 +4,11 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from library.adapter_files import storage
+from library.adapter_files.storage import Metadata, silent
 from library.config.problems import ConfigError, Message, Report
 from library.families.shared import weights
 from library.files import need_space, write_atomic
-from library.tools import storage
-from library.tools.storage import Metadata, silent
 
 PREFIXES = ("ss_", "sshs_", "modelspec.")
 

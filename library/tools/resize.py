@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from library.adapter_files import adapters, storage, writing
+from library.adapter_files.adapters import Lora
+from library.adapter_files.changes import MAGNITUDE, LayerChange, rank_of
+from library.adapter_files.factors import AdapterFactors
+from library.adapter_files.joining import Part, adapter_of, nearest, shape_of, with_bias
+from library.adapter_files.names import ALPHA, DOWN, UP, Module
+from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, Report
-from library.tools import adapters, storage, writing
-from library.tools.adapters import Lora
-from library.tools.changes import MAGNITUDE, LayerChange, rank_of
-from library.tools.factors import AdapterFactors
-from library.tools.joining import Part, adapter_of, nearest, shape_of, with_bias
-from library.tools.names import ALPHA, DOWN, UP, Module
-from library.tools.storage import silent
 
 LEAST = 1e-6  # a module whose largest singular value is below this is nothing, and gets rank 1
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Message, MessageLike, Report, counted
-from library.runs.job_work import joined
+from library.jobs.work import joined
 
 DONE, FAILED, MISUSED = 0, 1, 2
 DTYPES = ("float", "fp16", "bf16")
@@ -122,7 +122,7 @@ def convert(asked: argparse.Namespace) -> int:
 
 def verify(asked: argparse.Namespace) -> int:
     """Is this LoRA in order?"""
-    from library.tools.verify import verify as tool
+    from library.adapter_files.verify import verify as tool
 
     found = tool(asked.lora, asked.base, report=asked.report)
     asked.store({"problems": found.problems, "warnings": found.warnings})

@@ -1,1 +1,1 @@
-"""Training: the loop, the optimizer step, the log, saved files and states."""
+"""Training: `loop.py` reads from top to bottom; a step, compiling, saving and evaluation have a folder each."""

@@ -5,11 +5,11 @@ from library.config.problems import Message, Report
 from library.config.run_config import RunConfig
 from library.data import encoding
 from library.data.not_finite import NotFiniteError
+from library.distributed.world import World
 from library.families.shared import file_identity
 from library.imports import without_collecting
 from library.memory.quantization import fp8_storage
 from library.train import errors
-from library.train.world import World
 
 
 def make_caches(config: RunConfig, report: Report) -> int:

@@ -12,16 +12,16 @@ from library.config.problems import Message, MessageLike, Report, counted
 from library.config.run_config import RunConfig
 from library.config.schema import changed
 from library.data.loading import Batches
+from library.distributed.process_watch import ProcessWatch
+from library.distributed.world import World
 from library.outputs import paths
 from library.outputs.hub import Uploads
-from library.outputs.prompts import Prompt
 from library.outputs.trackers import Trackers
 from library.runs.record import Record, sentence
+from library.sampling.prompts import Prompt
 from library.train import errors
-from library.train.clock import Clock
-from library.train.process_watch import ProcessWatch
+from library.train.step.clock import Clock
 from library.train.stop_requests import ControlRequests, Stopped
-from library.train.world import World
 
 SPACING = 5.0  # seconds between two lines about the same work
 

@@ -16,28 +16,31 @@ from library.data import encoding, held_out, text_encoding
 from library.data.batch import Batch
 from library.data.images import ImageSet
 from library.data.loading import Batches
+from library.distributed.world import World
 from library.families.base import Family, ModelComponents
 from library.families.shared import file_identity
 from library.imports import without_collecting
 from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
-from library.train import autotune, base_files, beside, matmul_formats, resume_state, rng, utilization
-from library.train.checkpointer import Checkpointer
-from library.train.clock import Clock
-from library.train.early_stop import EarlyStop
+from library.train import beside, utilization
+from library.train.compiling import autotune, matmul_formats
+from library.train.compiling.precompile import Precompiler
+from library.train.evaluation.early_stop import EarlyStop
+from library.train.evaluation.samples import SampleRunner
+from library.train.evaluation.validation import ValidationRunner
 from library.train.journal import Journal
-from library.train.loss import LossFunction
-from library.train.precompile import Precompiler
-from library.train.samples import SampleRunner
+from library.train.saving import base_files, resume_state
+from library.train.saving.checkpointer import Checkpointer
+from library.train.step import rng
+from library.train.step.clock import Clock
+from library.train.step.loss import LossFunction
+from library.train.step.step_metrics import BatchLoss
+from library.train.step.stepper import Stepper
+from library.train.step.updates import Updates
 from library.train.step_log import StepLog
-from library.train.step_metrics import BatchLoss
-from library.train.stepper import Stepper
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
-from library.train.updates import Updates
-from library.train.validation import ValidationRunner
-from library.train.world import World
 
 NO_UTILIZATION = "the utilization of the GPU is not logged ({why})"
 

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from library.config.run_config import RunConfig
 from library.data.not_finite import NotFiniteError
+from library.distributed.world import World
 from library.train import errors
-from library.train.clock import Clock
+from library.train.compiling.precompile import Precompiler
 from library.train.errors import NonFiniteWatch
 from library.train.journal import Journal
-from library.train.precompile import Precompiler
-from library.train.step_metrics import BatchLoss, Line, Meter
+from library.train.step.clock import Clock
+from library.train.step.step_metrics import BatchLoss, Line, Meter
 from library.train.stop_requests import ASKED
-from library.train.world import World
 
 
 # Why: docs/decisions/2026-11-22-losses-read-without-waiting.md

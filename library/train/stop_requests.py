@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from library.config import environment
+from library.distributed.process_watch import ProcessWatch
 from library.runs import layout
-from library.train.process_watch import ProcessWatch
 
 ASKED = ("stop", *layout.REQUESTS, "backup")  # all requests to a running training; the last is timed
 

@@ -4,17 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from library.data.loading import Batches
+from library.distributed.world import World
 from library.families.base import Family, ModelComponents
 from library.methods import TrainingMethod
 from library.train.choices import Choices
-from library.train.clock import Clock
-from library.train.early_stop import EarlyStop
+from library.train.evaluation.early_stop import EarlyStop
 from library.train.journal import Journal
-from library.train.loss import LossFunction
-from library.train.rng import StepGenerators
+from library.train.step.clock import Clock
+from library.train.step.loss import LossFunction
+from library.train.step.rng import StepGenerators
+from library.train.step.updates import Updates
 from library.train.step_log import StepLog
-from library.train.updates import Updates
-from library.train.world import World
 
 
 # Why: docs/decisions/2026-11-22-values-instead-of-a-run-object.md

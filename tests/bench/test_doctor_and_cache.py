@@ -10,8 +10,8 @@ from library.cli import cache as cache_command
 from library.cli import main
 from library.doctor import advice, kernels, report
 from library.doctor.advice import MachineFacts
+from library.jobs import job as jobs
 from library.recipes import preset_files
-from library.runs import job as jobs
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from library.bench import machine, measure, prepared_model, profiling, random_we
 from library.bench.diffusers import model as diffusers_model
 from library.cli import main
 from library.families.sdxl import random as sdxl_random
+from library.jobs import job as jobs
+from library.jobs.work import begin
 from library.measuring import candidates, timing
-from library.runs import job as jobs
-from library.runs.job_work import begin
 from tests.training import FEWER
 
 pytestmark = pytest.mark.slow  # models are run, and some compiled

@@ -12,9 +12,9 @@ from library.config.building import replace
 from library.config.problems import ConfigError
 from library.measuring.candidates import shown
 from library.measuring.result import Measured
-from library.train import autotune, autotune_cache
-from library.train.autotune import Tuner, fastest
 from library.train.choices import TUNABLE, Choices
+from library.train.compiling import autotune, autotune_cache
+from library.train.compiling.autotune import Tuner, fastest
 from tests.training import ONE_ADAPTER, config_of, train
 
 ASKED = {

@@ -13,9 +13,9 @@ from library.compiler import block_calls, cudagraph, graph_recording, prewarm, t
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.config.building import build, notes
 from library.config.problems import ConfigError
-from library.train import background_compile, compile_process, compile_worker
-from library.train.background_compile import BackgroundCompiler
 from library.train.choices import Choices
+from library.train.compiling import background_compile, compile_process, compile_worker
+from library.train.compiling.background_compile import BackgroundCompiler
 from tests.training import PLAIN_CODE, config_of, train
 
 READY = 3  # the step before which everything is compiled
@@ -23,7 +23,7 @@ READY = 3  # the step before which everything is compiled
 AS_IMPORTANT = """
 import os, runpy
 os.nice = lambda more: more
-runpy.run_module("library.train.compile_worker", run_name="__main__")
+runpy.run_module("library.train.compiling.compile_worker", run_name="__main__")
 """
 GIVEN = {"compile": True, "compile_warmup": "beside", "max_train_steps": 5, "seed": 1, "cache_latents": True}
 

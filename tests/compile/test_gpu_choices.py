@@ -16,7 +16,7 @@ from library.config.building import build
 from library.config.problems import ConfigError
 from library.memory import attention, prepare
 from library.memory.prepare import compiles_size_by_size
-from library.train.precompile import graphs_sentence
+from library.train.compiling.precompile import graphs_sentence
 
 CUDA = torch.device("cuda")
 

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from library import compile_utils
 from library.compiler.log import CompileLog
 from library.families.base import BlockInputs
-from library.train.precompile import Precompiler
+from library.train.compiling.precompile import Precompiler
 from tests.compile.test_compile_utils import options
 
 class Block(torch.nn.Module):  # of products alone: inductor takes PyTorch's own, so that no C++ has to be compiled

@@ -9,7 +9,7 @@ import torch
 
 from library.check import preflight
 from library.compiler.log import CompileLog
-from library.train.precompile import Precompiler, kinds_to_compile
+from library.train.compiling.precompile import Precompiler, kinds_to_compile
 from tests.training import ONE_ADAPTER, config_of, train
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}

@@ -10,7 +10,7 @@ from library.config import building, dataset
 from library.config.problems import ConfigError
 from library.families import config_class, network_args
 from library.optim import optimizers
-from library.outputs import prompts
+from library.sampling import prompts
 
 SDXL, FLUX, FULL = "sdxl_train_network", "flux_train_network", "sdxl_train"
 ANIMA, QWEN = "anima_train_network", "qwen_image_train_network"

@@ -22,7 +22,10 @@ BESIDE = (
     "library/bench/",
     "library/doctor/",
     "library/demo/",
+    "library/setup/",
+    "library/adapter_files/",
     "library/tools/",
+    "library/jobs/",
     "library/runs/",
     "library/curation/",
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from library import families, methods
-from library.train import caption_prompts
+from library.sampling import caption_prompts
 from tests.training import LORAS, SCRIPTS, config_of, references, train
 
 FAMILIES = sorted(families.FAMILIES)

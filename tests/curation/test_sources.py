@@ -12,7 +12,7 @@ from library.config.problems import ConfigError
 from library.curation import changes, selection, sources
 from library.curation.tags import Edit
 from library.data.loading import Batches
-from library.train.clock import Clock
+from library.train.step.clock import Clock
 from tests.curation.conftest import config, picture
 
 

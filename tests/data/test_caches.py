@@ -17,7 +17,7 @@ from library.data.batch import padded
 from library.data.loading import Batches
 from library.data.ordering import Draw
 from library.families.base import LatentCache, TextCache
-from library.train.loss import with_text_length
+from library.train.step.loss import with_text_length
 from tests import fork_server
 from tests.data import make
 from tests.training import wait_for

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from library import data
+from library.adapter_files.storage import header_bytes
 from library.config.problems import Message
 from library.curation import sources
 from library.data import encoding
@@ -14,7 +15,6 @@ from library.data.loading import Batches
 from library.families.base import LatentCache
 from library.files import json_text, write_atomic
 from library.outputs.dataset_stats import dataset_stats
-from library.tools.storage import header_bytes
 from tests.data import make
 
 pytestmark = pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="all names there are Unicode")

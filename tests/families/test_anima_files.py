@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from library import families, methods
+from library.adapter_files import names, verify
 from library.demo import lora
 from library.families import recognition
 from library.families.anima import random
@@ -16,7 +17,7 @@ from library.families.anima.lora_names import NAMES
 from library.families.anima.network_args import AnimaArgs
 from library.families.flux import random as random_flux
 from library.methods import targets
-from library.tools import convert, extract, merge, names, resize, verify
+from library.tools import convert, extract, merge, resize
 from tests.families.test_anima_model import family, in_diffusers
 from tests.training import config_of, pictures, train
 

@@ -5,13 +5,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library.adapter_files import names, verify
 from library.config.problems import ConfigError
 from library.demo import lora
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.flux_2 import keys, random, vae
 from library.families.shared import autoencoder
-from library.tools import convert, extract, merge, names, resize, verify
+from library.tools import convert, extract, merge, resize
 from tests.families.test_flux_2_model import family
 from tests.training import config_of, pictures, train
 

@@ -6,10 +6,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from library import families
+from library.adapter_files import names
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.qwen_image import random
-from library.tools import names
 from tests.families.test_qwen_model import family
 from tests.training import config_of, pictures, train
 
@@ -264,7 +264,8 @@ def test_a_full_model_has_720_layers_or_840():
 
 
 def test_the_tools_know_it(demo, learnt, tmp_path):
-    from library.tools import convert, extract, merge, resize, verify
+    from library.adapter_files import verify
+    from library.tools import convert, extract, merge, resize
 
     _, plain, modulated, _ = learnt
     base = demo.models["qwen_image"]["qwen_image"]

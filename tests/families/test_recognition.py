@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import library.demo as demo_module
 from library import families
+from library.adapter_files import adapters
 from library.check import preflight
 from library.config.building import build
 from library.config.problems import ConfigError
@@ -22,7 +23,7 @@ from library.families import recognition
 from library.families.anima import random as random_anima
 from library.families.shared import tensor_names, weights
 from library.methods import lora
-from library.tools import adapters, convert, merge, resize
+from library.tools import convert, merge, resize
 from tests.training import LORAS, config_of
 
 BASE = "pretrained_model_name_or_path"

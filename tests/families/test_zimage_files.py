@@ -5,13 +5,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library.adapter_files import names, verify
 from library.demo import lora
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.zimage import keys, random
 from library.families.zimage.lora_names import NAMES
 from library.methods.lora import by_name, file_of
-from library.tools import convert, extract, merge, names, resize, verify
+from library.tools import convert, extract, merge, resize
 from tests.families.test_zimage_model import family
 from tests.training import config_of, pictures, train
 

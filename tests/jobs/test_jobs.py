@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from kohya_gui.tools.commands import job_status
 from library.config.problems import ConfigError, Message, how_made
-from library.runs import job as jobs
+from library.jobs import job as jobs
+from library.jobs.work import JobRecord, begin, joined
 from library.runs import layout, start
-from library.runs.job_work import JobRecord, begin, joined
 from library.tools.forms import FORMS
 from tests import fork_server
 
@@ -43,7 +43,7 @@ def product(path):
 
 
 STAND_IN = (
-    "import time; from library.runs.job_work import begin\n"
+    "import time; from library.jobs.work import begin\n"
     "with begin('bench') as work:\n"
     "    work.phase('first', 1, 3); work.store({'results': [1]}); print('up', flush=True); time.sleep(60)\n"
 )

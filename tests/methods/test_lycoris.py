@@ -10,12 +10,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from library import methods
+from library.adapter_files.changes import LayerChange
+from library.adapter_files.names import PARTS
 from library.bench import subjects
 from library.config.problems import ConfigError
 from library.families import network_args
 from library.families.adapter_kinds import LYCORIS_KINDS
-from library.tools.changes import LayerChange
-from library.tools.names import PARTS
 from tests.training import LORAS
 
 pytest.importorskip("lycoris")

@@ -18,7 +18,7 @@ from library.config.schema import options
 from library.data.batch import Batch
 from library.families.shared import autoencoder
 from library.objectives import flow
-from library.train.loss import LossFunction
+from library.train.step.loss import LossFunction
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "musubi_flow.json").read_text(encoding="utf-8"))
 

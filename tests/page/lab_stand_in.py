@@ -11,8 +11,8 @@ import time
 
 from library.bench import report
 from library.config.problems import Message
+from library.jobs.work import begin
 from library.measuring import candidates
-from library.runs.job_work import begin
 
 ON = {"name": "Stand-in", "device": "cpu", "threads": 2, "torch": "2.13.0"}
 COMPILED = {"num_graphs": 2, "recompiles": 0, "seconds": 3.0, "cache_hits": 0}

@@ -11,12 +11,12 @@ from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.runs import job as jobs
+from library.jobs import job as jobs
 
 # `kohya cache` that finds four of twelve images encoded, and waits for its end.
 STUB = """
 import time
-from library.runs.job_work import joined
+from library.jobs.work import joined
 
 with joined("cache") as work:
     while True:

@@ -6,7 +6,7 @@ from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.tools import commands, tools
 from kohya_gui.tools.commands import ToolCommands
 from library.config.problems import ConfigError
-from library.runs import job
+from library.jobs import job
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from library.config.building import build
 from library.config.problems import ConfigError, Problem
 from library.config.schema import options, values
 from library.families import config_class
+from library.jobs import job
 from library.recipes import preset_files
-from library.runs import job, keys, layout, registry
+from library.runs import keys, layout, registry
 from library.runs.record import Record
 
 FORMS = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}

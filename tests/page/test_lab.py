@@ -12,9 +12,9 @@ from kohya_gui.lab.lab import KINDS, LabTab, advised
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
+from library.jobs import job as jobs
+from library.jobs.work import begin
 from library.measuring import candidates
-from library.runs import job as jobs
-from library.runs.job_work import begin
 
 STAND_IN = Path(__file__).with_name("lab_stand_in.py")
 

@@ -9,8 +9,8 @@ from kohya_gui.form import prompts as prompts_page
 from kohya_gui.form.tab import FAMILIES, TABS, SettingsForm
 from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
-from library.outputs import prompt_rows
-from library.outputs import prompts as prompt_files
+from library.sampling import prompt_rows
+from library.sampling import prompts as prompt_files
 from tests.training import wait_for
 
 TAB = TABS[0]

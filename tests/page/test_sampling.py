@@ -15,7 +15,7 @@ from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml, toml_value
 from library.config.problems import ConfigError, Message
-from library.runs import job as jobs
+from library.jobs import job as jobs
 from library.runs import layout, process, reader, registry
 from tests.training import wait_for
 

@@ -26,7 +26,7 @@ from tests.page import page_texts
 
 TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
 # What is said in a shell alone: by its commands, in its set-up, of its flags.
-SHELL = ("library/cli", "library/demo", "library/doctor/installer", "library/bench/diffusers")
+SHELL = ("library/cli", "library/demo", "library/setup/installer", "library/bench/diffusers")
 LOGGED = ("say",)  # makes lines of a log in the library, and texts in the page's scripts
 FORMS = (
     "adapter",

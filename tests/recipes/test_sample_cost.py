@@ -13,7 +13,7 @@ from library import families
 from library.config.building import build
 from library.config.schema import changed, flat
 from library.recipes import preset_files, recipe_files
-from library.train import caption_prompts
+from library.sampling import caption_prompts
 from tests.recipes.test_recipes import PRESETS, config_of
 
 EAGER, TEXT, TOKEN = 1.5, {"sdxl": 0}, 16

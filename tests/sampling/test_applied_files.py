@@ -12,9 +12,9 @@ from library.cli.launch import script_of
 from library.config.building import build
 from library.config.problems import ConfigError
 from library.methods.applied_files import AppliedFiles
-from library.outputs.prompts import Prompt
 from library.sampling import plan, shell
 from library.sampling.generate import generate
+from library.sampling.prompts import Prompt
 from tests.training import config_of, shallow  # noqa: F401
 
 ZORB = Prompt("a zorb, red", width=64, height=64, seed=3, sample_steps=1)

@@ -12,18 +12,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from library import families
+from library.adapter_files import names
 from library.cli.launch import script_of
 from library.cli.main import main
 from library.config.problems import ConfigError
+from library.jobs import job as jobs
 from library.methods import lora
 from library.methods.applied import AppliedLoras
 from library.methods.applied_files import AppliedFiles
-from library.outputs.prompts import Prompt
 from library.runs import gpu_slots, gpu_wait, layout, process, reader, start
-from library.runs import job as jobs
 from library.sampling import plan, shell
 from library.sampling.generate import generate
-from library.tools import names
+from library.sampling.prompts import Prompt
 from tests.training import shallow  # noqa: F401
 
 SCRIPTS = [families.lora_script(name) for name in families.FAMILIES]

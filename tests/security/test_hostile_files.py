@@ -200,7 +200,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_headers_are_refused_in_a_sentence(tmp_path, name):
-    from library.tools.storage import opened
+    from library.adapter_files.storage import opened
 
     file = tmp_path / "a.safetensors"
     file.write_bytes(MALFORMED[name])

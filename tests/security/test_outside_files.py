@@ -13,7 +13,7 @@ from library.config.problems import ConfigError
 from library.data import folders, metadata
 from library.families.shared import weights
 from library.importers import files as importers
-from library.outputs import prompts
+from library.sampling import prompts
 
 MANY = 100_000
 ALIASES = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))

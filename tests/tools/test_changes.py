@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from library.adapter_files.changes import LayerChange
+from library.adapter_files.names import PARTS
 from library.memory.quantization import int8
 from library.methods.applied import own_weight
-from library.tools.changes import LayerChange
-from library.tools.names import PARTS
 
 kohya = pytest.importorskip("lycoris.kohya")
 LAYERS = {"linear": lambda: nn.Linear(16, 32), "conv": lambda: nn.Conv2d(8, 16, 3, padding=1, stride=2)}

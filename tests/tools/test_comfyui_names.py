@@ -15,15 +15,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from library import families, methods
+from library.adapter_files import adapters, names
+from library.adapter_files.changes import LayerChange
+from library.adapter_files.factors import AdapterFactors
 from library.bench import random_weights
 from library.config.building import draft
 from library.config.problems import ConfigError
 from library.families.adapter_kinds import kinds
 from library.families.base import ModelComponents
-from library.tools import adapters, for_comfyui, names
-from library.tools.changes import LayerChange
+from library.tools import for_comfyui
 from library.tools.convert import convert
-from library.tools.factors import AdapterFactors
 from tests.source import ROOT
 
 pytest.importorskip("lycoris.kohya")

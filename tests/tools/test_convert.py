@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from library import families
+from library.adapter_files import adapters, names
+from library.adapter_files.verify import verify
 from library.config.problems import ConfigError
-from library.tools import adapters, names
 from library.tools.convert import convert
-from library.tools.verify import verify
 from tests import flux_files
 from tests.tools.conftest import asked, file_of, loaded, saved, trained
 

@@ -6,12 +6,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from library.adapter_files import adapters
+from library.adapter_files.factors import AdapterFactors
+from library.adapter_files.verify import verify
 from library.config.problems import ConfigError
 from library.methods.applied import AppliedLoras
-from library.tools import adapters, merge, resize
+from library.tools import merge, resize
 from library.tools.convert import convert
-from library.tools.factors import AdapterFactors
-from library.tools.verify import verify
 from tests.tools.conftest import asked, loaded, saved, trained
 
 kohya = pytest.importorskip("lycoris.kohya")

@@ -8,11 +8,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library.adapter_files import adapters, storage
+from library.adapter_files.joining import Ranks
+from library.adapter_files.models import ModelFile
 from library.config.problems import ConfigError
 from library.methods.lora import Unmatched
-from library.tools import adapters, extract, merge, resize, shell, storage
-from library.tools.joining import Ranks
-from library.tools.models import ModelFile
+from library.tools import extract, merge, resize, shell
 from tests import flux_files
 from tests.tools.conftest import asked, file_of, loaded
 
@@ -294,7 +295,7 @@ def test_ranks_of_convolutions_are_apart(lora_files, tmp_path):
 
 
 def test_hashes_are_those_of_the_trainer(lora_files, tmp_path):
-    from library.tools.storage import FilePlan
+    from library.adapter_files.storage import FilePlan
 
     done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=resize.ResizeOptions(rank=2))
     about = metadata(done.path)

@@ -13,14 +13,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library.adapter_files import adapters
+from library.adapter_files.verify import verify
 from library.check import adapter_files
 from library.cli import main
 from library.config.building import build
 from library.config.problems import ConfigError, Message
 from library.families.sdxl.options import SdxlLora
-from library.tools import adapters, metadata
+from library.tools import metadata
 from library.tools.convert import convert
-from library.tools.verify import verify
 from tests import source
 from tests.tools.conftest import file_of
 

@@ -87,7 +87,8 @@ def test_it_is_compiled_swapped_and_previewed(demo, squares, tmp_path, script): 
 def test_its_lora_is_merged_converted_and_verified(demo, squares, tmp_path):  # noqa: F811
     from safetensors.torch import load_file
 
-    from library.tools import convert, merge, verify
+    from library.adapter_files import verify
+    from library.tools import convert, merge
 
     made = trained(demo, squares, LORA, tmp_path / "out", learning_rate=1e-2)
     base = demo.models["toy"]["toy"]

@@ -17,8 +17,8 @@ from library.measuring.model_stats import model_stats
 from library.outputs import paths
 from library.runs import reader, resume
 from library.runs.lineage import step_of
-from library.train import checkpointer, resume_state, state_files
 from library.train.journal import Journal
+from library.train.saving import checkpointer, resume_state, state_files
 from library.train.step_log import StepLog
 from tests.source import ROOT
 from tests.training import config_of, ranks, runs_in, train, wait_for
@@ -113,7 +113,8 @@ HANGS = """
 import sys, threading
 from library.cli.train_script import main
 from library.families import config_class
-from library.train import journal, process_watch
+from library.train import journal
+from library.distributed import process_watch
 process_watch.GRACE, ends = 0.5, journal.Journal.__exit__
 
 def hangs(self, kind, error, trace):

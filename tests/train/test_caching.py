@@ -8,11 +8,11 @@ import pytest
 from library.cli import cache, cache_data
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
+from library.distributed.world import World
+from library.jobs import job as jobs
+from library.jobs.work import joined
 from library.runs import foreground
-from library.runs import job as jobs
-from library.runs.job_work import joined
 from library.train import caching
-from library.train.world import World
 from tests.source import ROOT
 from tests.training import LORAS, config_of, fresh, pictures, ranks, train, untouched
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from library.adapter_files import verify
 from library.demo import files, lora
-from library.tools import convert, extract, merge, metadata, resize, verify
+from library.tools import convert, extract, merge, metadata, resize
 from tests.training import config_of, train
 
 LORA, FULL = "chroma_flux_train_network", "chroma_flux_train"

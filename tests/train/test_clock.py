@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from library.train.clock import Clock, windows
+from library.train.step.clock import Clock, windows
 
 
 def config(**steps):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from library.config.problems import ConfigError
-from library.train.loss import LossFunction
-from library.train.rng import StepGenerators
+from library.train.step.loss import LossFunction
+from library.train.step.rng import StepGenerators
 from tests.training import FEW, config_of, listing, runs_in, train
 
 

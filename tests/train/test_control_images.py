@@ -10,11 +10,12 @@ import torch
 from PIL import Image as Pillow
 from safetensors.torch import load_file, safe_open
 
+from library.adapter_files import verify
 from library.check import preflight
 from library.demo import lora, main
 from library.runs import foreground
-from library.tools import convert, extract, merge, resize, verify
-from library.train import caption_prompts
+from library.sampling import caption_prompts
+from library.tools import convert, extract, merge, resize
 from tests import fork_server
 from tests.training import config_of, pictures, train
 

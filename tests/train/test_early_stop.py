@@ -10,9 +10,9 @@ from library.config.building import build, draft
 from library.config.formats import to_toml
 from library.families import config_class
 from library.runs import reader
-from library.train import resume_state
-from library.train.clock import Clock
-from library.train.early_stop import IN_STATE, EarlyStop
+from library.train.evaluation.early_stop import IN_STATE, EarlyStop
+from library.train.saving import resume_state
+from library.train.step.clock import Clock
 from tests.source import ROOT
 from tests.training import Outcome, cached, config_of, pictures, ranks, runs_in, train
 

@@ -170,7 +170,7 @@ from library.compiler.torch_private import LazyTensor
 from library.families import config_class
 from library.optim import optimizers
 from tests import fork_server
-from library.train.updates import Updates
+from library.train.step.updates import Updates
 
 def held(parts):
     # Bytes of all tensors but those of networks that do not learn.

@@ -11,7 +11,7 @@ import copy, json, sys
 from types import SimpleNamespace
 import torch
 from torch import nn
-from library.train import gradients
+from library.distributed import gradients
 
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
@@ -71,8 +71,8 @@ import json
 from types import SimpleNamespace
 from torch import nn
 from accelerate import Accelerator
-from library.train.precompile import Precompiler
-from library.train.world import World
+from library.train.compiling.precompile import Precompiler
+from library.distributed.world import World
 
 world = World.__new__(World)
 world.accelerator = Accelerator(cpu=True)

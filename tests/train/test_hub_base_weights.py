@@ -8,7 +8,7 @@ from library.check import preflight
 from library.config.hub_names import is_file_id
 from library.config.problems import ConfigError
 from library.downloads import hub_files
-from library.train import base_files
+from library.train.saving import base_files
 from tests.downloads.conftest import hub, small  # noqa: F401
 from tests.training import config_of, train
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from library.objectives.base import NoisedBatch
-from library.train.loss import predict_padded
+from library.train.step.loss import predict_padded
 
 
 def noised(rows):

@@ -6,7 +6,7 @@ import torch
 from library import families
 from library.bench import subjects
 from library.memory.quantization import fp8_matmul, int8_matmul
-from library.train import autotune_cache, matmul_formats
+from library.train.compiling import autotune_cache, matmul_formats
 from tests.training import config_of, train
 
 COMPILED = {"mixed_precision": "bf16", "compile": True, "compile_backend": "eager", "compile_blocks": "single:0"}

@@ -11,10 +11,10 @@ from torch.distributed import DistStoreError, TCPStore
 
 from library.compiler import torch_private
 from library.config.problems import ConfigError
+from library.distributed.messages import Messages
 from library.train import errors
-from library.train.clock import Clock
-from library.train.messages import Messages
-from library.train.stepper import Stepper
+from library.train.step.clock import Clock
+from library.train.step.stepper import Stepper
 from library.train.stop_requests import ControlRequests
 
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import torch
 
-from library.train import step_metrics as module
-from library.train.step_metrics import Meter
+from library.train.step import step_metrics as module
+from library.train.step.step_metrics import Meter
 
 
 def lines(losses, per_epoch):

@@ -8,7 +8,7 @@ from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.data.loading import Batches
 from library.runs import reader
-from library.train.updates import NonFiniteGuard, Updates
+from library.train.step.updates import NonFiniteGuard, Updates
 from tests.training import LORAS, SCRIPTS, config_of, listing, ranks, runs_in, train
 
 NAN, INF = float("nan"), float("inf")

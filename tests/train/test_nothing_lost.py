@@ -13,7 +13,7 @@ from library.families.shared import decoding
 from library.families.shared.sampler import Sampler
 from library.outputs import verify
 from library.outputs.trackers import Trackers
-from library.train import validation
+from library.train.evaluation import validation
 from library.train.journal import Journal
 from tests.training import cached, config_of, pictures, train
 

@@ -4,7 +4,7 @@ import pytest
 
 from library.cli import train as command
 from library.config.problems import ConfigError
-from library.train import output_lock
+from library.train.saving import output_lock
 from tests.training import config_of
 
 BUSY = "output_name: a training that writes these files is running; stop it, or choose another name"

@@ -198,7 +198,7 @@ def test_setting_up_says_what_came_of_it(monkeypatch):
     assert list(packages.lines(fine)) == [
         f"prodigyopt is not installed. To install it: {packages.command('prodigyopt')}"
     ]
-    assert "library.packages" in (source.ROOT / "library/doctor/installer.py").read_text(encoding="utf-8")
+    assert "library.packages" in (source.ROOT / "library/setup/installer.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("language", ["zh", "ja"])

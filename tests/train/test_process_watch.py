@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from library.config.formats import to_toml
+from library.distributed import process_watch
+from library.distributed.process_watch import ProcessWatch
 from library.runs import process, reader
 from library.runs.record import Record
-from library.train import process_watch
 from library.train.errors import process_gone
-from library.train.process_watch import ProcessWatch
 from library.train.stop_requests import ControlRequests
 from tests.training import config_of, ranks, runs_in
 
@@ -23,7 +23,7 @@ PENDING = """
 import sys, threading, torch.distributed as distributed
 from library.cli.train_script import main
 from library.families import config_class
-from library.train import messages, world
+from library.distributed import messages, world
 
 def silent(self, own):
     raise distributed.DistStoreError("wait timeout after 1 s")

@@ -8,7 +8,7 @@ import pytest
 
 from library.config.problems import ConfigError
 from library.config.run_config import ControlUse
-from library.outputs import prompt_rows, prompts
+from library.sampling import prompt_rows, prompts
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text(encoding="utf-8"))
 

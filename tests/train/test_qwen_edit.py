@@ -8,13 +8,14 @@ from PIL import Image as Pillow
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library.adapter_files import verify
 from library.check import preflight
 from library.config.problems import ConfigError
 from library.demo import files, lora
 from library.families import recognition
 from library.families.qwen_image.facts import INDEX
-from library.tools import extract, merge, verify
-from library.train import caption_prompts
+from library.sampling import caption_prompts
+from library.tools import extract, merge
 from tests.training import config_of, pictures, train
 
 LORA, FULL = "qwen_image_edit_qwen_image_train_network", "qwen_image_edit_qwen_image_train"

@@ -12,7 +12,9 @@ from PIL import Image
 from library.outputs import verify
 from library.runs import layout, reader
 from library.runs.record import Record
-from library.train import resume_state, step_metrics, stop_requests
+from library.train import stop_requests
+from library.train.saving import resume_state
+from library.train.step import step_metrics
 from tests.training import LORAS, config_of, train
 
 

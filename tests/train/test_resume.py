@@ -10,7 +10,8 @@ from library.check import preflight
 from library.config.problems import ConfigError
 from library.outputs import paths
 from library.runs import reader
-from library.train import resume_state, stop_requests
+from library.train import stop_requests
+from library.train.saving import resume_state
 from library.train.step_log import StepLog
 from tests.training import cached, config_of, listing, pictures, short_captions, train  # noqa: F401
 

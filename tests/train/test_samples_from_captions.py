@@ -12,7 +12,8 @@ from library.config.problems import problems_of
 from library.config.run_config import ControlUse
 from library.config.schema import changed, flat
 from library.families import config_class
-from library.train import caption_prompts, samples
+from library.sampling import caption_prompts
+from library.train.evaluation import samples
 from tests.training import config_of, pictures, references, train
 
 FLUX, PLAIN = "flux_train_network", ControlUse()

@@ -8,6 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as package_bytes
 
+from library.adapter_files.storage import FilePlan
 from library.check import preflight
 from library.compiler.torch_private import LazyTensor
 from library.config.building import build
@@ -15,7 +16,6 @@ from library.config.problems import ConfigError
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlTrain
 from library.outputs import paths
-from library.tools.storage import FilePlan
 from tests.training import config_of
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text())["names"]

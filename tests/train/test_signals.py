@@ -11,11 +11,11 @@ import pytest
 
 from library.config import environment
 from library.config.formats import to_toml
+from library.distributed.world import World
 from library.runs import reader
-from library.train import resume_state
 from library.train.journal import Journal
+from library.train.saving import resume_state
 from library.train.stop_requests import ControlRequests, Stopped
-from library.train.world import World
 from tests import fork_server
 from tests.source import ROOT
 from tests.training import config_of, runs_in, wait_for

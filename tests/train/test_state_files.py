@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from library.config.problems import ConfigError
-from library.train import resume_state, state_files
+from library.train.saving import resume_state, state_files
 from tests.training import cached, config_of, pictures, short_captions, train  # noqa: F401
 
 FILES = ("model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.bin", "train_state.json")

@@ -11,10 +11,12 @@ from library.config.formats import to_toml
 from library.runs import reader, resume, stop
 from library.runs.lineage import step_of
 from library.runs.record import Record
-from library.train import resume_state, samples, stop_requests, validation
+from library.train import stop_requests
+from library.train.evaluation import samples, validation
 from library.train.journal import Journal
-from library.train.rng import StepGenerators
-from library.train.stepper import Stepper
+from library.train.saving import resume_state
+from library.train.step.rng import StepGenerators
+from library.train.step.stepper import Stepper
 from library.train.stop_requests import ControlRequests, Stopped
 from tests import fork_server
 from tests.source import ROOT
@@ -204,7 +206,7 @@ def at_work(output):
 
 SLOW = """
 import pathlib, sys, time
-from library.train import resume_state
+from library.train.saving import resume_state
 from library.cli.train_script import main
 from library.families import config_class
 fill = resume_state.State._fill

@@ -18,19 +18,19 @@ from library import data, families, methods
 from library.compiler.log import CompileLog
 from library.data import encoding
 from library.data.loading import Batches
+from library.distributed.world import World
 from library.memory.prepare import prepare_denoiser
 from library.optim.stochastic_rounding import StepRNG
-from library.train.clock import Clock
+from library.train.compiling.precompile import Precompiler
 from library.train.loop import train_step
-from library.train.loss import LossFunction
-from library.train.precompile import Precompiler
-from library.train.rng import StepGenerators
+from library.train.step.clock import Clock
+from library.train.step.loss import LossFunction
+from library.train.step.rng import StepGenerators
+from library.train.step.step_metrics import Meter
+from library.train.step.stepper import Stepper
+from library.train.step.updates import Updates
 from library.train.step_log import StepLog
-from library.train.step_metrics import Meter
-from library.train.stepper import Stepper
 from library.train.stop_requests import ControlRequests
-from library.train.updates import Updates
-from library.train.world import World
 from tests.training import LORAS, config_of, fresh
 
 META = torch.device("meta")

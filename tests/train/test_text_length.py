@@ -11,7 +11,7 @@ from library import families
 from library.check import preflight
 from library.config.problems import ConfigError
 from library.data import text_encoding
-from library.train.loss import LossFunction
+from library.train.step.loss import LossFunction
 from tests.training import LORAS, config_of, train, untouched
 
 SCRIPT = "flux_train_network"

@@ -16,7 +16,7 @@ from library.curation.changes import companions
 from library.families.flux.family import FluxFamily
 from library.families.sdxl.family import SdxlFamily
 from library.train import stop_requests
-from library.train.rng import StepGenerators
+from library.train.step.rng import StepGenerators
 from library.train.step_log import StepLog
 from tests.training import LORA_OF_EACH_KIND, LORAS, SCRIPTS, config_of, pictures, train
 

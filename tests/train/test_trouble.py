@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from library.adapter_files.storage import FilePlan
 from library.cli import train_script
 from library.config import phases
 from library.config.formats import to_toml
@@ -20,9 +21,10 @@ from library.config.problems import ConfigError, Message
 from library.families import config_class
 from library.runs import layout, reader, record
 from library.runs.record import Record
-from library.tools.storage import FilePlan
-from library.train import errors, resume_state, samples
-from library.train.loss import LossFunction
+from library.train import errors
+from library.train.evaluation import samples
+from library.train.saving import resume_state
+from library.train.step.loss import LossFunction
 from library.train.step_log import StepLog
 from tests.training import config_of, fresh, listing, pictures, runs_in, train
 

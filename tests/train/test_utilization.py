@@ -10,7 +10,7 @@ from library.measuring import timing
 from library.measuring.model_stats import model_stats
 from library.measuring.operations import operations_of_image
 from library.train import loop, utilization
-from library.train.step_metrics import Meter
+from library.train.step.step_metrics import Meter
 from tests.training import config_of
 
 CUDA = torch.device("cuda")

@@ -9,7 +9,7 @@ from library import data
 from library.config.building import replace
 from library.config.problems import ConfigError
 from library.data.loading import Batches
-from library.train import validation as module
+from library.train.evaluation import validation as module
 from tests.training import FULL_OF_EACH_KIND, LORA_OF_EACH_KIND, cached, config_of, pictures, train
 
 TAGS = {"loss/validation/epoch_average", "loss/validation/epoch_divergence"}

@@ -1,0 +1,292 @@
+"""Files of adapters in memory: their modules, whatever the names in the file are."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from library import families
+from library.adapter_files import names, storage
+from library.adapter_files.changes import LACKS, LayerChange
+from library.adapter_files.factors import AdapterFactors, joined, swapped, taken_apart
+from library.adapter_files.names import ALPHA, DOWN, UP, Module
+from library.adapter_files.storage import Metadata
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import parse_json
+from library.config.problems import ConfigError, Message, MessageLike
+
+FOLDED = "kohya_folded_alpha"  # metadata: the alphas of a file whose format has none
+NO_PEFT = (
+    "{module} is {kind}, which diffusers has no names for: make a LoRA of it first, with {command}, or choose comfy or "
+    "kohya as the names"
+)
+NO_BIAS = (
+    "{module} changes a norm or a bias, which diffusers has no names for: add the file to a checkpoint with {command}, "
+    "or choose comfy or kohya as the names"
+)
+HALF = "{name} lacks its {matrix} matrix: the file is damaged or was edited"
+OTHER_KINDS = {  # by a pattern in keys
+    "dora_scale": "DoRA",
+    "lora_magnitude_vector": "DoRA",
+    "hada_": "LoHa",
+    "lokr_": "LoKr",
+    "lora_mid": "LoCon with CP decomposition",
+    r"\.oft_": "OFT",
+    r"\.diff(_b)?$": "full differences",
+    r"\.on_input$": "IA3",
+    r"\.[ab][12]\.weight$": "GLoRA",
+    r"^lllite_": "ControlNet-LLLite",
+    r"^(clip_l|clip_g|emb_params)$": "an embedding",
+}
+
+
+@dataclass
+class Lora:
+    """A whole file."""
+
+    family: str
+    adapters: dict[Module, AdapterFactors]  # plain LoRA
+    metadata: Metadata = field(default_factory=dict)
+    style: str = ""  # the family's own by default
+    others: dict[Module, LayerChange] = field(default_factory=dict)  # of all other kinds
+
+    def __post_init__(self) -> None:
+        self.style = self.style or names.names_of(self.family).saved
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest type of its matrices."""
+        others = (tensor for change in self.others.values() for name, tensor in change.parts.items() if name != ALPHA)
+        kinds = {adapter.up.dtype for adapter in self.adapters.values()}
+        kinds |= {tensor.dtype for tensor in others if tensor.is_floating_point()}
+        return max(kinds, key=lambda kind: (kind.itemsize, str(kind)), default=torch.float32)
+
+
+def read(path: str | Path, wanted: str = "") -> Lora:
+    """An adapter of any kind in any of the formats; of the family `wanted` where its names may be that one's. Raises
+    ConfigError for anything else."""
+    stored, metadata = storage.opened(path), storage.metadata_of(path)
+    try:
+        found = grouped(stored)
+        family = names.family_of(found, metadata, names.sizes_of(stored.shapes()), wanted)
+        style = style_of(found)
+        if style == "diffusers":
+            add_alphas(found, metadata)
+        adapters = assembled({name: parts for name, parts in found.items() if LayerChange(parts).is_plain}, family)
+        others = placed({name: parts for name, parts in found.items() if not LayerChange(parts).is_plain}, family)
+    except ConfigError as e:
+        raise ConfigError("{path}: {error}", path=path, error=e) from e
+    try:
+        if recorded := parse_json(metadata.pop(FOLDED, "{}"), path):
+            adapters = {module: _unfolded(module, adapter, recorded) for module, adapter in adapters.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise ConfigError(
+            "{path}: its metadata {folded} was changed and cannot be used: remove that key", path=path, folded=FOLDED
+        ) from e
+    return Lora(family, adapters, metadata, style, others)
+
+
+def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
+    """The tensors of a file of adapters of any kind for a family, under kohya's names. Raises ConfigError."""
+    if all(name.startswith("lora_") for name in tensors) and not names.of_other_tree(tensors, family):
+        return tensors
+    try:
+        return tensors_of(read(path, family), "kohya")[0]
+    except ConfigError:
+        if all(names.split(name) for name in tensors):
+            raise
+        return {names.kohya_key(name): tensor for name, tensor in tensors.items()}  # layers that are no module of ours
+
+
+def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> MessageLike:
+    """What is wrong with the alpha of a module, which is one number where there is one; "" if nothing is."""
+    if ALPHA not in parts or parts[ALPHA].numel() == 1:
+        return ""
+    template = "{name} has an alpha of {count} numbers instead of one: the file is damaged or was edited"
+    return Message(template, name=name, count=parts[ALPHA].numel())
+
+
+def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """{module's name: its tensors, such as "down", "up" and "alpha"}. ConfigError for keys that are of no adapter, and
+    for modules of which a part is missing."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for key in tensors:
+        parts = names.split_any(key, tensors.keys())
+        if parts is None:
+            raise ConfigError(not_known(key))
+        found.setdefault(parts[0], {})[parts[1]] = tensors[key]
+    for name, parts in found.items():
+        if missing := {DOWN, UP} - parts.keys() if LayerChange(parts).kind.title == "LoRA" else ():
+            raise ConfigError(HALF, name=name, matrix=min(missing))
+        if len({DOWN, UP} & parts.keys()) == 2 and not fit_together(parts):
+            shapes = f"{list(parts[UP].shape)} and {list(parts[DOWN].shape)}"
+            raise ConfigError("{name} has matrices {shapes}, which do not fit together", name=name, shapes=shapes)
+        if odd := odd_alpha(name, parts):
+            raise ConfigError(odd)
+        if missing := LayerChange(parts).missing:
+            raise ConfigError(LACKS, name=name, kind=LayerChange(parts).title, parts=", ".join(missing))
+    if not found:
+        raise ConfigError("there is no LoRA in this file")
+    return found
+
+
+def fit_together(parts: Mapping[str, Tensor]) -> bool:
+    """Whether both matrices of a LoRA have its rank."""
+    up, down = parts[UP], parts[DOWN]
+    return min(up.ndim, down.ndim) >= 2 and up.shape[1] == down.shape[0]
+
+
+def not_known(key: str) -> Message:
+    """A sentence about a key that belongs to no adapter."""
+    if kind := other_kind(key):
+        return Message("{key} belongs to {kind}, not to LoRA or LyCORIS: choose another file", key=key, kind=kind)
+    return Message("{key} is no part of an adapter that is known: LoRA and the kinds of LyCORIS are", key=key)
+
+
+def other_kind(key: str) -> str:
+    """Which kind of adapter a key belongs to that is none of a plain LoRA, "" for none that is known."""
+    return next((kind for mark, kind in OTHER_KINDS.items() if re.search(mark, key)), "")
+
+
+def style_of(found: Iterable[str]) -> str:
+    """Which format the names of modules are in."""
+    found = list(found)
+    first = min(
+        [name for name in found if not name.startswith(names.TEXT)] or found
+    )  # encoders' may be kept as they were
+    if first.startswith("lora_"):
+        return "kohya"
+    return "comfy" if first.startswith(("diffusion_model.", "text_encoders.")) else "diffusers"
+
+
+def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, AdapterFactors]:
+    """Adapters by module; pieces of fused layers are put together exactly."""
+    adapters: dict[Module, AdapterFactors] = {}
+    apart: dict[Module, list[AdapterFactors | None]] = {}
+    for name, parts in found.items():
+        found_as = names.parsed(name, family)
+        adapter = AdapterFactors(parts[DOWN], parts[UP], parts.get(ALPHA))
+        if found_as.is_swapped:
+            adapter = swapped(adapter)
+        if found_as.pieces > 1:
+            missing: list[AdapterFactors | None] = [None] * found_as.pieces
+            apart.setdefault(found_as.module, missing)[found_as.piece] = adapter
+            continue
+        paths = names.names_of(family).apart(found_as.module.path)
+        for path, piece in zip(paths, taken_apart(adapter, len(paths)) if len(paths) > 1 else [adapter], strict=True):
+            if piece:
+                adapters[Module(found_as.module.part, path)] = piece
+    return adapters | {module: joined(parts) for module, parts in apart.items()}
+
+
+def placed(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, LayerChange]:
+    """Modules that are no plain LoRA. ConfigError for those of a part of a layer that is one in the model here, as only
+    the products of plain LoRA can be put together and taken apart."""
+    out: dict[Module, LayerChange] = {}
+    for name, parts in found.items():
+        found_as, change = names.parsed(name, family), LayerChange(dict(parts))
+        if found_as.pieces > 1 or found_as.is_swapped or len(names.names_of(family).apart(found_as.module.path)) > 1:
+            template = (
+                "{name} is {kind} for a layer that {title} has otherwise here, which only plain LoRA can be fitted to"
+            )
+            raise ConfigError(template, name=name, kind=change.title, title=families.facts(family).title)
+        out[found_as.module] = change
+    return out
+
+
+# ---- writing
+
+
+def tensors_of(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
+    """The file's tensors in a format, and what its metadata must say in addition."""
+    out: dict[str, Tensor] = {}
+    endings, extra = names.endings(lora.family, style), {}
+    for module, adapter in sorted(lora.adapters.items()):
+        written = adapter if ALPHA in endings else _folded(adapter)
+        for name, piece in _spelled(lora.family, module, written, style):
+            out[name + endings[DOWN]] = piece.down.clone()  # pieces may share one
+            flat = piece.down.ndim == 4 and piece.up.ndim == 2 and style != "kohya"  # of DyLoRA, as diffusers needs it
+            out[name + endings[UP]] = piece.up[:, :, None, None] if flat else piece.up
+            if ALPHA in endings:
+                rank = torch.tensor(float(piece.rank))
+                out[name + endings[ALPHA]] = rank if piece.alpha is None else piece.alpha
+    if ALPHA not in endings and lora.adapters:
+        extra[FOLDED] = _record(lora)
+    for module, change in sorted(lora.others.items()):
+        if style == "diffusers":
+            raise _no_peft(module, change)
+        name = names.whole_name(module, lora.family, style)
+        out |= {f"{name}{names.WRITTEN['kohya'].get(part, f'.{part}')}": one for part, one in change.parts.items()}
+    return {name: tensor.contiguous() for name, tensor in out.items()}, extra
+
+
+def _no_peft(module: Module, change: LayerChange) -> ConfigError:
+    """Why a module that is no plain LoRA cannot be written for diffusers, and what to write instead."""
+    command = "kohya tools merge FILE {} --out NEW"
+    if change.bias() is not None or change.kind.title == "norm":
+        return ConfigError(NO_BIAS, module=module.kohya, command=command.format("--base MODEL"))
+    options = "--trained_on MODEL --rank 16" if change.uses_weight else "--rank 16"
+    return ConfigError(NO_PEFT, module=module.kohya, kind=change.title, command=command.format(options))
+
+
+def _spelled(family: str, module: Module, adapter: AdapterFactors, style: str) -> list[tuple[str, AdapterFactors]]:
+    made_of = names.spelled(module, family, style)
+    own = names.names_of(family)
+    if (own.shared.names if style == "comfy" else style) == "diffusers" and own.has_swapped_halves(module.path):
+        adapter = swapped(adapter)
+    parts = taken_apart(adapter, len(made_of)) if len(made_of) > 1 else [adapter]
+    return [(name, part) for name, part in zip(made_of, parts, strict=True) if part is not None]
+
+
+def _folded(adapter: AdapterFactors) -> AdapterFactors:
+    """The strength inside `up`: exact where its type can hold that, else in float32."""
+    if adapter.strength == 1.0:
+        return AdapterFactors(adapter.down, adapter.up)
+    exact = adapter.up.double() * adapter.strength
+    fits = torch.equal(exact.to(adapter.up.dtype).double(), exact)
+    return AdapterFactors(adapter.down, exact.to(adapter.up.dtype if fits else torch.float32))
+
+
+def _record(lora: Lora) -> str:
+    """The alphas for the way back: the most common one as "*", others by name."""
+    each = {
+        module.kohya: None
+        if a.alpha is None
+        else [a.alpha.item(), storage.ORDER[a.alpha.dtype][1], storage.ORDER[a.up.dtype][1]]
+        for module, a in lora.adapters.items()
+    }
+    common = Counter(json.dumps(value) for value in each.values()).most_common(1)[0][0]
+    others = {name: value for name, value in each.items() if json.dumps(value) != common}
+    return json.dumps({"*": json.loads(common), **others})
+
+
+def _unfolded(module: Module, adapter: AdapterFactors, recorded: JsonMapping) -> AdapterFactors:
+    about = recorded.get(module.kohya, recorded.get("*"))
+    if about is None:
+        return adapter
+    value, code, up_code = about
+    alpha = torch.tensor(value).to(storage.CODES[code])
+    strength = float(alpha) / adapter.rank
+    if not strength:
+        return adapter
+    return AdapterFactors(adapter.down, (adapter.up.double() / strength).to(storage.CODES[up_code]), alpha)
+
+
+def add_alphas(found: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> None:
+    """diffusers keeps alphas in the metadata: one per part, and patterns of names for those that differ."""
+    try:
+        facts: JsonObject = parse_json(metadata.get("lora_adapter_metadata", "{}"), "lora_adapter_metadata")
+        for name, parts in found.items():
+            part, _, path = name.partition(".")
+            if ALPHA in parts or f"{part}.lora_alpha" not in facts:
+                continue
+            patterns = facts.get(f"{part}.alpha_pattern") or {}
+            matching = (v for k, v in patterns.items() if path == k.lstrip("^") or path.endswith(f".{k.lstrip('^')}"))
+            parts[ALPHA] = torch.tensor(float(next(matching, facts[f"{part}.lora_alpha"])))
+    except (AttributeError, TypeError, ValueError) as e:
+        raise ConfigError("its metadata lora_adapter_metadata is damaged: remove that key") from e

@@ -1,0 +1,334 @@
+"""What a module of an adapter that is no plain LoRA changes about its layer: LyCORIS' kinds, and DoRA.
+
+The formulas are those of the package's forward pass in training. All sums are made in float32. A strength of 0 leaves
+the layer as it is; where a kind multiplies the weight (DoRA, OFT), less than 1 interpolates towards the identity.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from library.adapter_files import storage
+from library.adapter_files.names import ALPHA, DOWN, UP
+from library.config.problems import Message, MessageLike
+
+MID, MAGNITUDE, BIAS, NORM_BIAS = "lora_mid.weight", "dora_scale", "diff_b", "b_norm"
+ON_INPUT = "on_input"
+NUMBERS = (ALPHA, ON_INPUT)
+LACKS = "{name}, of {kind}, lacks {parts}: the file is damaged or was edited"
+BROKEN = "{name} holds NaN or infinity ({parts})"
+ONE = torch.ones(1)
+OF_RANK = (DOWN, "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "a2.weight")  # tensors that have a row for each rank
+TINY = 1e-8  # added to the norm of OFT's generator, as the package does
+Parts = Mapping[str, Tensor]
+Formula = Callable[[Parts, Tensor, float], Tensor]  # tensors of a module, weight, strength -> change of the weight
+
+
+def rank_of(parts: Parts) -> int | None:
+    """The rank that alpha is relative to; None for kinds that have none."""
+    return next((parts[name].shape[0] for name in OF_RANK if name in parts), None)
+
+
+def _scale(parts: Parts) -> float:
+    rank = rank_of(parts)
+    return float(parts[ALPHA]) / rank if ALPHA in parts and rank else 1.0
+
+
+def low_rank(parts: Parts) -> tuple[Tensor, Tensor]:
+    """(up [out, rank], down [rank, in * k * k]) of a LoRA, with a Tucker core or without one."""
+    up, down = parts[UP].flatten(1), parts[DOWN].flatten(1)
+    if MID in parts:
+        down = torch.einsum("m n ..., n i -> m i ...", parts[MID], down).flatten(1)
+    return up, down
+
+
+def _lora(parts: Parts, weight: Tensor, strength: float) -> Tensor:
+    up, down = low_rank(parts)
+    return (up @ down).reshape(weight.shape) * (strength * _scale(parts))
+
+
+def _tucker(core: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return torch.einsum("i j ..., i p, j r -> p r ...", core, rows, columns)
+
+
+def _loha(parts: Parts, weight: Tensor, strength: float) -> Tensor:
+    halves = []
+    for half in "12":
+        rows, columns = parts[f"hada_w{half}_a"], parts[f"hada_w{half}_b"]
+        whole = _tucker(parts[f"hada_t{half}"], rows, columns) if f"hada_t{half}" in parts else rows @ columns
+        halves.append(whole.reshape(weight.shape))
+    return halves[0] * halves[1] * (strength * _scale(parts))
+
+
+def _sides(parts: Parts) -> tuple[Tensor, Tensor]:
+    """Both factors of LoKr's product."""
+    left = parts["lokr_w1"] if "lokr_w1" in parts else parts["lokr_w1_a"] @ parts["lokr_w1_b"]
+    if "lokr_w2" in parts:
+        right = parts["lokr_w2"]
+    elif "lokr_t2" in parts:
+        right = _tucker(parts["lokr_t2"], parts["lokr_w2_a"], parts["lokr_w2_b"])
+    else:
+        rows, columns = parts["lokr_w2_a"], parts["lokr_w2_b"]
+        right = (rows @ columns.flatten(1)).reshape(rows.shape[0], *columns.shape[1:])
+    return left, right
+
+
+def _lokr(parts: Parts, weight: Tensor, strength: float) -> Tensor:
+    left, right = _sides(parts)
+    left = left.reshape(*left.shape, *(1 for _ in range(right.ndim - left.ndim)))
+    product = torch.kron(left, right.contiguous()).reshape(weight.shape)
+    return product * (strength * _scale(parts))  # of two whole matrices there is no rank, and alpha means nothing
+
+
+def _rotations(parts: Parts, rows: int) -> Tensor:
+    """Orthogonal blocks by Cayley's transform of the stored ones."""
+    blocks = parts["oft_blocks"]
+    generator = blocks - blocks.transpose(-1, -2)
+    if limit := float(parts.get(ALPHA, 0.0)) * rows:  # the constraint, which stands where others have their alpha
+        generator = generator * (limit / (generator.norm() + TINY)).clamp(max=1.0)
+    one = torch.eye(blocks.shape[-1], device=blocks.device)
+    return (one + generator) @ torch.linalg.inv(one - generator)
+
+
+def _rescaled(parts: Parts, turned: Tensor, strength: float) -> Tensor:
+    if "rescale" not in parts:
+        return turned
+    return turned * (1 + strength * (_along(turned, 0, parts["rescale"]) - 1))
+
+
+def _along(weight: Tensor, dim: int, values: Tensor) -> Tensor:
+    """One value for each row or column of a weight, to multiply it by. RuntimeError when there are not as many."""
+    return values.reshape([size if at == dim else 1 for at, size in enumerate(weight.shape)])
+
+
+def _oft(parts: Parts, weight: Tensor, strength: float) -> Tensor:
+    blocks = parts["oft_blocks"]
+    if blocks.ndim == 4:
+        return _boft(parts, weight, strength)
+    one = torch.eye(blocks.shape[-1], device=weight.device)
+    turns = _rotations(parts, weight.shape[0]) - one
+    rows = weight.reshape(*blocks.shape[:2], *weight.shape[1:])
+    turned = weight + strength * torch.einsum("k n m, k n ... -> k m ...", turns, rows).reshape(weight.shape)
+    return _rescaled(parts, turned, strength) - weight
+
+
+def _boft(parts: Parts, weight: Tensor, strength: float) -> Tensor:
+    """Stage i turns rows that are 2^i half blocks apart."""
+    size = parts["oft_blocks"].shape[-1]
+    one, turned = torch.eye(size, device=weight.device), weight.flatten(1)
+    for stage, turns in enumerate(_rotations(parts, weight.shape[0])):
+        apart = 2**stage * (size // 2)
+        rows = turned.unflatten(0, (-1, 2, apart)).transpose(1, 2).flatten(0, 2).unflatten(0, (-1, size))
+        rows = torch.einsum("b i j, b j c -> b i c", one + strength * (turns - one), rows)
+        turned = rows.flatten(0, 1).unflatten(0, (-1, apart, 2)).transpose(1, 2).flatten(0, 2)
+    return _rescaled(parts, turned.reshape(weight.shape), strength) - weight
+
+
+def _glora(parts: Parts, weight: Tensor, strength: float) -> Tensor:
+    a1, a2, b1, b2 = (parts[f"{name}.weight"] for name in ("a1", "a2", "b1", "b2"))
+    if "bm.weight" in parts:
+        b2 = torch.einsum("m n ..., n i -> m i ...", parts["bm.weight"], b2.flatten(1))
+    inner = torch.einsum("o i ..., i r, r j -> o j ...", weight, a1.flatten(1), a2.flatten(1))
+    return (inner + (b1.flatten(1) @ b2.flatten(1)).reshape(weight.shape)) * (strength * _scale(parts))
+
+
+def _ia3(parts: Parts, weight: Tensor, strength: float) -> Tensor:
+    return weight * _along(weight, 1 if bool(parts[ON_INPUT]) else 0, parts["weight"]) * strength
+
+
+def _added(name: str) -> Formula:
+    return lambda parts, weight, strength: parts[name].reshape(weight.shape) * strength
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of adapter: what its files say, and its formula."""
+
+    title: str
+    needed: tuple[tuple[str, ...], ...]  # of each group of tensors one, which may be several names with + between
+    formula: Formula
+    uses_weight: bool = False  # its change depends on the weight, so that it is that of one base model alone
+
+
+KINDS = {  # by a tensor that only it has, or the beginning of its tensors' names; the first that fits counts
+    "oft_blocks": Kind("OFT", (("oft_blocks",),), _oft, True),
+    "a1.weight": Kind("GLoRA", tuple((f"{name}.weight",) for name in ("a1", "a2", "b1", "b2")), _glora, True),
+    "hada_": Kind("LoHa", tuple((f"hada_w{n}_{half}",) for n in "12" for half in "ab"), _loha),
+    "lokr_": Kind("LoKr", tuple((f"lokr_w{n}", f"lokr_w{n}_a+lokr_w{n}_b") for n in "12"), _lokr),
+    ON_INPUT: Kind("iA3", (("weight",),), _ia3, True),
+    "w_norm": Kind("norm", (("w_norm",),), _added("w_norm")),
+    "diff": Kind("full", (("diff",),), _added("diff")),
+    DOWN: Kind("LoRA", ((DOWN,), (UP,)), _lora),
+    UP: Kind("LoRA", ((DOWN,), (UP,)), _lora),
+    "diff_b": Kind("bias", (("diff_b",),), _added("diff")),
+    "b_norm": Kind("norm", (("w_norm",),), _added("w_norm")),
+}
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """One module of a file, of any kind: its tensors by the names that follow the module's in the file."""
+
+    parts: Parts
+
+    @functools.cached_property
+    def kind(self) -> Kind:
+        """Which kind it is; LoRA where its tensors tell none."""
+        for mark, kind in KINDS.items():
+            if mark in self.parts or (mark.endswith("_") and any(name.startswith(mark) for name in self.parts)):
+                return kind
+        return KINDS[DOWN]
+
+    @property
+    def title(self) -> str:
+        """The kind as it is called in messages."""
+        if MAGNITUDE in self.parts and self.kind is KINDS[DOWN]:
+            return "DoRA"
+        blocks = self.parts.get("oft_blocks")
+        return self.kind.title if blocks is None or blocks.ndim != 4 else "BOFT"
+
+    @property
+    def uses_weight(self) -> bool:
+        """Whether the change depends on the weight of the base model."""
+        return self.kind.uses_weight or MAGNITUDE in self.parts
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a LoRA of two matrices and nothing else."""
+        return {DOWN, UP} <= self.parts.keys() <= {DOWN, UP, ALPHA}
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether it changes a weight, and not a bias alone."""
+        return self.kind is not KINDS["diff_b"]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Tensors that its kind needs and the file lacks."""
+        has_one = (any(set(one.split("+")) <= self.parts.keys() for one in group) for group in self.kind.needed)
+        return tuple(
+            group[-1].replace("+", ", ") for group, has in zip(self.kind.needed, has_one, strict=True) if not has
+        )
+
+    def ready(self, device: torch.device | str | None = None) -> "LayerChange":
+        """The same with all its tensors in float32 (on a device), as `delta` needs them; numbers stay as they are."""
+        return LayerChange(
+            {
+                name: one if name in NUMBERS else one.to(device or one.device, torch.float32)
+                for name, one in self.parts.items()
+            }
+        )
+
+    def to(self, dtype: torch.dtype | None) -> "LayerChange":
+        """The same in another type, alpha as well where it can hold that; None changes nothing."""
+        if dtype is None:
+            return self
+
+        def stored(name: str, one: Tensor) -> Tensor:
+            if name == ALPHA:
+                return storage.exact(one, dtype)
+            return storage.cast("the LoRA", one, dtype) if one.is_floating_point() else one
+
+        return LayerChange({name: stored(name, one) for name, one in self.parts.items()})
+
+    def delta(self, weight: Tensor, strength: float = 1.0) -> Tensor:
+        """What is added to a float32 weight. Raises RuntimeError or IndexError where sizes do not fit."""
+        if MAGNITUDE not in self.parts:
+            return self.kind.formula(self.parts, weight, strength)
+        changed = weight + self.kind.formula(self.parts, weight, 1.0)
+        return strength * (_with_magnitudes(changed, self.parts[MAGNITUDE]) - weight)
+
+    def bias(self, strength: float = 1.0) -> Tensor | None:
+        """What is added to a bias, if anything."""
+        found = self.parts.get(BIAS, self.parts.get(NORM_BIAS))
+        return None if found is None else found.float() * strength
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether it is for a weight of this shape."""
+        blank = self.ready("meta")
+        bias = blank.bias()
+        try:
+            whole = not self.has_weight or tuple(blank.delta(torch.empty(shape, device="meta")).shape) == tuple(shape)
+        except (KeyError, RuntimeError, IndexError, ValueError):
+            return False
+        return whole and (bias is None or tuple(bias.shape) == tuple(shape[:1]))
+
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of its product, where kernels of convolutions may be flat; None where the weight decides it."""
+        parts = self.parts
+        if self.kind.uses_weight or not self.has_weight:
+            return None
+        if self.kind is KINDS[DOWN]:
+            return parts[UP].shape[0], parts[DOWN].shape[1], *parts[MID if MID in parts else DOWN].shape[2:]
+        if self.kind is KINDS["hada_"]:
+            if "hada_t1" in parts:
+                return parts["hada_w1_a"].shape[1], parts["hada_w1_b"].shape[1], *parts["hada_t1"].shape[2:]
+            return parts["hada_w1_a"].shape[0], parts["hada_w1_b"].shape[1]
+        if self.kind is KINDS["lokr_"]:
+            blank = self.ready("meta")
+            left, right = _sides(blank.parts)
+            return left.shape[0] * right.shape[0], left.shape[1] * right.shape[1], *right.shape[2:]
+        return tuple(parts[self.kind.needed[0][0]].shape)
+
+    def exact_factors(self) -> tuple[Tensor, Tensor] | None:
+        """(up, down) of the plain LoRA of alpha = rank that has the very same product, float32 matrices; None where it
+        would not be smaller than the product, or the weight plays a part."""
+        if self.uses_weight or self.bias() is not None:
+            return None
+        parts = self.ready().parts
+        if self.kind is KINDS[DOWN]:
+            up, down = low_rank(parts)
+            return up * _scale(parts), down
+        if self.kind is KINDS["hada_"] and "hada_t1" not in parts:
+            rows, columns = parts["hada_w1_a"], parts["hada_w1_b"]
+            up = (rows[:, :, None] * parts["hada_w2_a"][:, None, :]).flatten(1)
+            down = (columns[:, None, :] * parts["hada_w2_b"][None, :, :]).flatten(0, 1)
+            if down.shape[0] * (up.shape[0] + down.shape[1]) < up.shape[0] * down.shape[1]:
+                return up * _scale(parts), down
+        return None
+
+    def problem(self, name: str) -> MessageLike:
+        """What is wrong with it by itself, under its name; "" if nothing is."""
+        if missing := self.missing:
+            return Message(LACKS, name=name, kind=self.title, parts=", ".join(missing))
+        if broken := sorted(part for part, one in self.parts.items() if not storage.is_finite(one)):
+            is_unread = broken == [ALPHA] and rank_of(self.parts) is None and "oft_blocks" not in self.parts
+            return "" if is_unread else Message(BROKEN, name=name, parts=", ".join(broken))
+        return ""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is known to change nothing; DoRA never is, as its magnitudes alone may."""
+        bias = self.bias()
+        if MAGNITUDE in self.parts or (bias is not None and bool(bias.any())):
+            return False
+        parts = self.ready().parts
+        if "oft_blocks" in parts:
+            blocks = parts["oft_blocks"]
+            return torch.equal(blocks, blocks.transpose(-1, -2)) and bool((parts.get("rescale", ONE) == 1).all())
+        groups = (
+            (("a1.weight", "a2.weight"), ("b1.weight", "b2.weight"))
+            if "a1.weight" in parts
+            else ([name for name in parts if name not in NUMBERS],)
+        )
+        return all(any(not bool(parts[name].any()) for name in group) for group in groups)
+
+    def norm(self) -> float | None:
+        """The Frobenius norm of the change of the weight; None where that depends on the weight."""
+        if self.uses_weight:
+            return None
+        shape = self.shape()
+        return float(self.ready().delta(torch.empty(shape, device="meta")).norm()) if shape else 0.0
+
+
+def _with_magnitudes(weight: Tensor, magnitudes: Tensor) -> Tensor:
+    """DoRA: each row, or each column, of a weight brought to a length. `magnitudes` is [out] or [out, 1, ...] for rows,
+    [1, in, ...] for columns."""
+    by_rows = magnitudes.ndim == 1 or magnitudes.shape[0] == magnitudes.numel()
+    along = 0 if by_rows else 1
+    others = [dim for dim in range(weight.ndim) if dim != along]
+    length = torch.linalg.vector_norm(weight, dim=others, keepdim=True) + torch.finfo(torch.float32).eps
+    return weight * (_along(weight, along, magnitudes) / length)

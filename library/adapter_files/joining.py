@@ -1,0 +1,158 @@
+"""One module of several adapters: their sum, exact or cut to a rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from library.adapter_files import writing
+from library.adapter_files.changes import BIAS, NORM_BIAS, LayerChange
+from library.adapter_files.factors import AdapterFactors
+from library.adapter_files.models import ModelFile
+from library.adapter_files.names import ALPHA, DOWN, UP, Module, names_of
+from library.config.problems import ConfigError
+
+Weighted = Sequence[tuple[str | Path, float]]  # files of adapters and their weights
+Part = AdapterFactors | LayerChange
+POWER_STEPS = 6  # of the quick decomposition
+KERNEL = (3, 3)  # of all large convolutions that adapters are for
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that sums are cut to; none keeps them exact."""
+
+    rank: int | None = None
+    conv_rank: int | None = None  # of convolutions; the same as `rank` when not given
+
+    def __post_init__(self) -> None:
+        for name, value in (("rank", self.rank), ("conv_rank", self.conv_rank)):
+            if value is not None and value < 1:
+                raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=value)
+
+    @property
+    def how(self) -> str:
+        """The sum in words, for metadata."""
+        return f"cut to rank {self.rank}" if self.rank else "exact sum"
+
+    def limit(self, shape: Sequence[int]) -> int | None:
+        """The rank of a layer whose weight has this shape."""
+        is_large = len(shape) == 4 and tuple(shape[2:]) != (1, 1)
+        return (self.conv_rank or self.rank) if is_large else self.rank
+
+
+EXACT = Ranks()
+
+
+def joined(
+    module: Module, family: str, parts: Sequence[tuple[Part, float]], ranks: Ranks, model: ModelFile | None
+) -> Part:
+    """The sum of what several files change in one layer. ConfigError where they are for layers of other sizes."""
+    shapes = [_shape(module, family, part, model) for part, _ in parts]
+    shape = max(shapes, key=len)
+    if any(
+        one != shape and (one[0], torch.Size(one).numel()) != (shape[0], torch.Size(shape).numel()) for one in shapes
+    ):
+        raise ConfigError(
+            "the LoRAs have {module} in different sizes: they are for different models", module=module.kohya
+        )
+    limit = ranks.limit(shape)
+    factors = [_factors(part, weight) for part, weight in parts]
+    exact = [pair for pair in factors if pair is not None]
+    if len(exact) == len(parts):
+        up, down = torch.cat([up for up, _ in exact], dim=1), torch.cat([down for _, down in exact])
+        if limit is not None:
+            u, s, v = writing.cut(module.kohya, up, down)
+            up, down = u[:, :limit] * s[:limit], v[:limit]
+        if (
+            limit is not None
+            or down.shape[0] * (shape[0] + down.shape[1]) < torch.Size(shape).numel()
+            or all(isinstance(part, AdapterFactors) for part, _ in parts)
+        ):
+            return adapter_of(up, down, shape)
+    return _dense(module, parts, shape, limit, model)
+
+
+def adapter_of(up: Tensor, down: Tensor, shape: Sequence[int]) -> AdapterFactors:
+    """A LoRA of alpha = rank from matrices [out, r] and [r, in * k * k], for a weight of a shape."""
+    rank = down.shape[0]
+    up = up.reshape(up.shape[0], rank, *(1 for _ in shape[2:])).contiguous()
+    return AdapterFactors(down.reshape(rank, *shape[1:]).contiguous(), up, torch.tensor(float(rank)))
+
+
+def with_bias(adapter: AdapterFactors, bias: Tensor | None) -> Part:
+    """A LoRA that changes the bias as well, if there is something to change."""
+    if bias is None:
+        return adapter
+    alpha = torch.tensor(float(adapter.rank)) if adapter.alpha is None else adapter.alpha
+    return LayerChange({DOWN: adapter.down, UP: adapter.up, ALPHA: alpha, BIAS: bias})
+
+
+def shape_of(module: Module, family: str, part: Part) -> tuple[int, ...] | None:
+    """The shape of the weight that a part is for, from its own tensors; None where the weight alone tells."""
+    if isinstance(part, AdapterFactors):
+        return part.up.shape[0], *part.down.shape[1:]
+    shape = part.shape()
+    if shape and len(shape) == 2 and names_of(family).is_large_conv(module.path) and shape[1] % 9 == 0:
+        return shape[0], shape[1] // 9, *KERNEL
+    return shape
+
+
+def _shape(module: Module, family: str, part: Part, model: ModelFile | None) -> tuple[int, ...]:
+    known = model.size(module) if model is not None else None
+    if isinstance(part, LayerChange) and known is not None and not part.fits(known):
+        raise ConfigError(
+            "{module} does not fit {model}: is it for another model?",
+            module=module.kohya,
+            model=model.path if model else "",
+        )
+    bias = part.bias() if isinstance(part, LayerChange) else None
+    found = known or shape_of(module, family, part) or (tuple(bias.shape) if bias is not None else None)
+    if found is None:
+        raise ConfigError(
+            "{module} is not in {model}: is it for another model?",
+            module=module.kohya,
+            model=model.path if model else "",
+        )
+    return found
+
+
+def _factors(part: Part, weight: float) -> tuple[Tensor, Tensor] | None:
+    found = part.factors() if isinstance(part, AdapterFactors) else part.exact_factors()
+    return None if found is None else (found[0] * weight, found[1])
+
+
+def _dense(
+    module: Module,
+    parts: Sequence[tuple[Part, float]],
+    shape: Sequence[int],
+    limit: int | None,
+    model: ModelFile | None,
+) -> Part:
+    """The sum as a whole matrix, which is kept as it is or cut to a rank."""
+    place = model.place(module) if model is not None else None
+    base = place.of(model.tensor(place.key)).float() if model is not None and place else torch.zeros(*shape)
+    whole, biases, has_weight = torch.zeros(*shape), [], False
+    for part, weight in parts:
+        if isinstance(part, AdapterFactors):
+            whole += weight * part.product().reshape(whole.shape)
+        elif part.has_weight:
+            whole += part.ready().delta(base, weight)
+        has_weight = has_weight or isinstance(part, AdapterFactors) or part.has_weight
+        if isinstance(part, LayerChange) and (bias := part.bias(weight)) is not None:
+            biases.append(bias)
+    bias = torch.stack(biases).sum(0) if biases else None
+    if len(shape) == 1 and has_weight:
+        return LayerChange({"w_norm": whole} | ({} if bias is None else {NORM_BIAS: bias}))
+    if limit is not None and has_weight:
+        return with_bias(nearest(whole, limit), bias)
+    return LayerChange(({"diff": whole} if has_weight else {}) | ({} if bias is None else {BIAS: bias}))
+
+
+def nearest(change: Tensor, rank: int) -> AdapterFactors:
+    """The LoRA of a rank that comes nearest to a change of a weight."""
+    u, s, v = writing.decomposed(change.flatten(1), min(rank, *change.flatten(1).shape), POWER_STEPS)
+    rank = min(rank, len(s))
+    return adapter_of(u[:, :rank] * s[:rank], v[:rank], change.shape)

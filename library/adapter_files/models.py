@@ -1,0 +1,98 @@
+"""Checkpoints as the tools see them: which tensor a LoRA's module changes, and tensors one at a time."""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from library import families
+from library.adapter_files import storage
+from library.adapter_files.names import Module, names_of
+from library.adapter_files.storage import Planned
+from library.config.problems import ConfigError
+from library.families import recognition
+from library.families.shared import tensor_names, weights
+from library.families.shared.lora_names import WeightSlice
+
+
+class ModelFile:
+    """A checkpoint or a denoiser that a LoRA can be merged into, fp8 as well, in any layout of its family."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Reads headers only. Raises ConfigError when the file is something else."""
+        self.path, self.entries = Path(path), storage.entries(path)
+        shapes = {name.replace(tensor_names.COMPILED, ""): tuple(e["shape"]) for name, e in self.entries.items()}
+        self.codes = {name.replace(tensor_names.COMPILED, ""): e["dtype"] for name, e in self.entries.items()}
+        self.family, self.found = self._family(shapes)
+        self.names = names_of(self.family)
+        if problem := weights.stored_oddly(self.path, self.entries):
+            raise ConfigError(problem)
+        self.made_of = self.names.tensors_of(str(self.path), shapes)
+        self.shapes = {
+            name: (sum(shapes[part][0] for part in parts), *shapes[parts[0]][1:])
+            if len(parts) != 1
+            else shapes[parts[0]]
+            for name, parts in self.made_of.items()
+        }
+
+    def _family(self, shapes: dict[str, tuple[int, ...]]) -> tuple[str, str]:
+        facts, found = recognition.described(shapes)
+        if facts and found in names_of(facts.name).mergeable:
+            return facts.name, found
+        wanted = ", or ".join(known.base_model for known in families.every())
+        raise ConfigError("{path} is {found}: give {wanted}", path=self.path, found=found, wanted=wanted)
+
+    @functools.cached_property
+    def _file(self) -> weights.Weights:
+        return storage.opened(self.path)
+
+    def tensor(self, key: str) -> Tensor:
+        """A tensor as stored, by its name in the single file's layout."""
+        rows = [self._file[name] for name in self.made_of[key]]
+        return rows[0] if self.made_of[key] == (key,) else self.names.joined(key, rows)
+
+    def dtype(self, key: str) -> torch.dtype:
+        """The type a tensor is stored in. ConfigError for one that is not known."""
+        code = self.codes[self.made_of[key][0]]
+        if code not in storage.CODES:
+            raise ConfigError(
+                "{path} holds numbers of the type {dtype}, which is not handled", path=self.path, dtype=code
+            )
+        return storage.CODES[code]
+
+    def planned(self, key: str, dtype: torch.dtype | None) -> Planned:
+        """A tensor of a file to be written, unchanged but for its type; integers keep theirs."""
+        own = self.dtype(key)
+        return Planned(dtype if dtype and own.is_floating_point else own, self.shapes[key], lambda: self.tensor(key))
+
+    def place(self, module: Module) -> WeightSlice | None:
+        """Where a module is, or None when this file has none such."""
+        place = self.names.slice_of(module.part, module.path, self.shapes)
+        return place if place and place.key in self.shapes else None
+
+    def size(self, module: Module) -> tuple[int, ...] | None:
+        """The shape of a module's weight, or None when this file has none such."""
+        place = self.place(module)
+        if place is None:
+            return None
+        rows, *rest = self.shapes[place.key]
+        return rows // place.parts, *rest
+
+    def bias_place(self, module: Module) -> WeightSlice | None:
+        """Where a module's bias is, or None when it has none."""
+        place = self.names.slice_of(module.part, module.path, self.shapes)
+        if place is None:
+            return None
+        key = f"{place.key.removesuffix('weight')}bias"
+        return WeightSlice(key, place.part, place.parts) if key in self.shapes else None
+
+    def modules(self, convolutions: bool) -> Iterator[Module]:
+        """What sd-scripts' LoRA adapts: attention and MLP, and with `convolutions` residual blocks as well."""
+        yield from (Module(part, path) for part, path in self.names.layers(self.shapes, convolutions))
+
+
+def delta_shape(shape: tuple[int, ...], change: Tensor) -> bool:
+    """Whether a change [out, in * k * k] fits a weight of this shape."""
+    return tuple(change.shape) == (shape[0], torch.Size(shape[1:]).numel())

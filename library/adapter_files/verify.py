@@ -1,0 +1,233 @@
+"""Is this file of adapters in order? Shapes, numbers, strength, and whether a model has all its modules."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from library.adapter_files import adapters, names, storage
+from library.adapter_files.changes import LayerChange, rank_of
+from library.adapter_files.factors import AdapterFactors
+from library.adapter_files.joining import Part
+from library.adapter_files.models import ModelFile
+from library.adapter_files.names import ALPHA, DOWN, UP, Module
+from library.adapter_files.storage import silent
+from library.config.problems import ConfigError, Message, MessageLike, Report, counted
+
+SHOWN = 5  # of a kind, in a sentence
+MEDIAN_FACTOR = 100.0  # a module whose change is so many times the usual one is worth a look
+
+
+@dataclass(frozen=True)
+class ModuleReport:
+    """One module."""
+
+    module: str
+    kind: str
+    rank: int  # 0 for kinds that have none
+    alpha: float
+    strength: float  # alpha / rank
+    norm: float | None  # Frobenius, of the change of the weight; None where that depends on the weight
+    largest: float  # of the values in its tensors
+    dead: bool  # changes nothing
+
+
+@dataclass
+class Findings:
+    """What was found; in order when there are no problems."""
+
+    path: str
+    family: str = ""
+    style: str = ""
+    problems: list[MessageLike] = field(default_factory=list)
+    warnings: list[MessageLike] = field(default_factory=list)
+    modules: list[ModuleReport] = field(default_factory=list)
+    checked_against: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def verify(lora: str | Path, base: str | Path | None = None, *, report: Report = silent) -> Findings:
+    """Look at a LoRA file, and with `base` whether that model has each module in the right size (headers only).
+
+    What is wrong with the LoRA is in the answer. Raises ConfigError for a base model that cannot be read.
+    """
+    model = ModelFile(base) if base is not None else None
+    found = Findings(str(lora), checked_against=str(base or ""))
+    try:
+        stored, metadata = storage.opened(lora), storage.metadata_of(lora)
+        groups, unknown = _groups(stored)
+        adapters.add_alphas(groups, metadata)
+    except ConfigError as e:
+        found.problems.append(e.said)
+        return found
+    if not groups:
+        kinds = filter(adapters.other_kind, unknown)
+        found.problems.append(next(map(adapters.not_known, kinds), Message("there is no LoRA in this file")))
+        return found
+    if unknown:
+        found.problems.append(
+            Message("{names}: no part of an adapter that is known, so most programs leave it out", names=_some(unknown))
+        )
+    found.style = adapters.style_of(groups)
+    sound = {}
+    for i, (name, parts) in enumerate(sorted(groups.items())):
+        report(Message("checking modules"), i, len(groups))
+        if _look(found, name, parts):
+            sound[name] = parts
+    _overall(found)
+    _names(found, list(stored))
+    try:
+        found.family = names.family_of(groups, metadata, names.sizes_of(stored.shapes()), model.family if model else "")
+        plain = {name: parts for name, parts in sound.items() if LayerChange(parts).is_plain}
+        modules: dict[Module, Part] = {**adapters.assembled(plain, found.family)}
+        modules |= adapters.placed({name: parts for name, parts in sound.items() if name not in plain}, found.family)
+    except ConfigError as e:
+        found.problems.append(e.said)
+        return found
+    if model is not None:
+        _compare(found, modules, model)
+    return found
+
+
+def _groups(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+    groups: dict[str, dict[str, Tensor]] = {}
+    unknown, keys = [], set(stored)
+    for key in stored:
+        parts = names.split_any(key, keys)
+        if parts is None:
+            unknown.append(key)
+        else:
+            groups.setdefault(parts[0], {})[parts[1]] = stored[key]
+    return groups, unknown
+
+
+def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
+    """One module by itself; whether it is sound."""
+    change = LayerChange(parts)
+    if problem := _problem(name, parts, change):
+        found.problems.append(problem)
+        return False
+    rank = rank_of(parts) or 0
+    alpha = float(parts[ALPHA]) if ALPHA in parts and rank else float(rank)
+    if rank and alpha <= 0:
+        template = "{name} has alpha {alpha}: it must be above 0, or the module does nothing"
+        found.problems.append(Message(template, name=name, alpha=f"{alpha:g}"))
+    if change.is_plain:
+        left, right = AdapterFactors(parts[DOWN], parts[UP], parts.get(ALPHA)).factors()
+        # ||U D||^2 = sum((U^T U) * (D D^T)): small matrices instead of one as large as the layer.
+        norm = float(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt())
+        dead = not (bool(parts[UP].any()) and bool(parts[DOWN].any()) and norm > 0)
+        if rank > min(left.shape[0], right.shape[1]):
+            template = "{name} has rank {rank}, more than its layer can use: resize it"
+            found.warnings.append(Message(template, name=name, rank=rank))
+    else:
+        norm, dead = change.norm(), change.is_dead
+    largest = max(float(one.float().abs().max()) for part, one in parts.items() if part != ALPHA)
+    strength = alpha / rank if rank else 1.0
+    found.modules.append(ModuleReport(name, change.title, rank, alpha, strength, norm, largest, dead))
+    return True
+
+
+def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> MessageLike:
+    if change.kind.title == "LoRA" and (missing := sorted({DOWN, UP} - parts.keys())):
+        return Message("{name} has no {part} matrix", name=name, part=missing[0])
+    if odd := adapters.odd_alpha(name, parts):
+        return odd
+    if {DOWN, UP} <= parts.keys() and not adapters.fit_together(parts):
+        template = "{name} has matrices {up} and {down}, which do not fit together"
+        return Message(template, name=name, up=list(parts[UP].shape), down=list(parts[DOWN].shape))
+    if problem := change.problem(name):
+        return problem
+    try:
+        shape = change.shape()
+        fits = shape is None or change.fits(shape)
+    except (IndexError, RuntimeError, ValueError):
+        fits = False
+    return "" if fits else Message("{name} has tensors that do not fit together ({kind})", name=name, kind=change.title)
+
+
+def _names(found: Findings, keys: list[str]) -> None:
+    """Names that this program reads, and most others do not."""
+    odd = [key for key in keys if names.cleaned(key) != key or ".default." in key]
+    if odd:
+        template = "other programs do not look for {keys}: {names}; write the file again with {command}"
+        command = "kohya tools convert FILE --to kohya --out NEW"
+        found.warnings.append(Message(template, keys=counted(len(odd), "name"), names=_some(odd), command=command))
+
+
+def _overall(found: Findings) -> None:
+    dead = [row.module for row in found.modules if row.dead]
+    if dead and len(dead) == len(found.modules):
+        found.problems.append(
+            Message("every module is dead: this LoRA changes nothing (was it trained with a rate of 0?)")
+        )
+    elif dead:
+        found.warnings.append(
+            Message("nothing is changed by {modules}: {names}", modules=counted(len(dead), "module"), names=_some(dead))
+        )
+    norms = sorted(row.norm for row in found.modules if not row.dead and row.norm is not None)
+    if norms:
+        usual = norms[len(norms) // 2]
+        strong = [row.module for row in found.modules if (row.norm or 0.0) > MEDIAN_FACTOR * usual]
+        if strong:
+            template = "{modules} with a change of over {factor} times the usual: {names}"
+            many = counted(len(strong), "module")
+            found.warnings.append(Message(template, modules=many, factor=f"{MEDIAN_FACTOR:g}", names=_some(strong)))
+    if above := [row.module for row in found.modules if row.strength > 1]:
+        template = "{modules} with an alpha above the rank: {names}"
+        found.warnings.append(Message(template, modules=counted(len(above), "module"), names=_some(above)))
+
+
+def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
+    """Every module against the model's header."""
+    if model.family != found.family:
+        template = "the LoRA is for {family}, and {path} is a model of {other}"
+        found.problems.append(Message(template, family=found.family, path=model.path, other=model.family))
+        return
+    absent, wrong, elsewhere = [], [], Counter()
+    present = {module.part for module in model.modules(False)}
+    for module, part in modules.items():
+        shape = model.size(module)
+        if shape is None and module.part not in present:
+            elsewhere[module.part] += 1
+        elif shape is None:
+            absent.append(module.kohya)
+        elif misfit := _misfit(part, shape):
+            wrong.append(f"{module.kohya} ({misfit} for {list(shape)})")
+        elif isinstance(part, LayerChange) and part.bias() is not None and model.bias_place(module) is None:
+            absent.append(f"{module.kohya} (bias)")
+    if absent:
+        template = "{path} has no layer for {modules}: {names}"
+        found.problems.append(
+            Message(template, modules=counted(len(absent), "module"), path=model.path, names=_some(absent))
+        )
+    if wrong:
+        template = "{path} has layers of other shapes for {modules}: {names}"
+        found.problems.append(
+            Message(template, modules=counted(len(wrong), "module"), path=model.path, names=_some(wrong))
+        )
+    for part, count in elsewhere.items():
+        template = "{modules} of {part} could not be compared: {path} holds no such encoder"
+        found.warnings.append(Message(template, modules=counted(count, "module"), part=part, path=model.path))
+
+
+def _misfit(part: Part, shape: tuple[int, ...]) -> str:
+    """What a module is for, where that is no weight of this shape."""
+    if isinstance(part, LayerChange):
+        return "" if part.fits(shape) else part.title
+    rows, columns = part.up.shape[0], part.down[0].numel()
+    return "" if (rows, columns) == (shape[0], torch.Size(shape[1:]).numel()) else f"{rows} x {columns}"
+
+
+def _some(names: list[str]) -> MessageLike:
+    shown = ", ".join(names[:SHOWN])
+    more = len(names) - SHOWN
+    return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown

@@ -1,0 +1,102 @@
+"""LoRA files that the tools write: what they say about themselves, and how large their modules are."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from library import families
+from library.adapter_files import adapters, storage
+from library.adapter_files.adapters import Lora
+from library.adapter_files.changes import rank_of
+from library.adapter_files.names import ALPHA
+from library.adapter_files.storage import Metadata, silent
+from library.config.problems import ConfigError, Report, counted
+from library.families.network_args import LYCORIS
+
+OVERSAMPLED = 16  # further directions that the quick decomposition looks at
+INHERITED = ("ss_base_model_version", "modelspec.architecture", "modelspec.implementation", "modelspec.prediction_type")
+
+
+def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None = None, report: Report = silent) -> Path:
+    """Write a LoRA in a format (its own when none is given), with its hashes, as `out`, which must be new.
+
+    Raises ConfigError when a tensor holds no numbers (NaN, infinity), or `dtype` cannot hold them.
+    """
+    kind = storage.dtype_of(dtype)
+    plain = {module: adapter.to(kind) for module, adapter in lora.adapters.items()}
+    others = {module: change.to(kind) for module, change in lora.others.items()}
+    cast = Lora(lora.family, plain, lora.metadata, lora.style, others)
+    tensors, extra = adapters.tensors_of(cast, style or lora.style)
+    if broken := [name for name, tensor in tensors.items() if not storage.is_finite(tensor)]:
+        raise ConfigError(
+            "{out} is not written: {tensors} with NaN or infinity, first {tensor}",
+            out=out,
+            tensor=broken[0],
+            tensors=counted(len(broken), "tensor"),
+        )
+    metadata = {key: value for key, value in lora.metadata.items() if not key.startswith("sshs_")} | extra
+    metadata.setdefault("modelspec.title", Path(out).stem)
+    plan = storage.FilePlan.kept(tensors)
+    return plan.write_new(Path(out), metadata | plan.hashes(metadata), report)
+
+
+def described(family: str, comment: str, sources: Sequence[Lora] = (), model: str = "") -> Metadata:
+    """The metadata of a LoRA that is made of others, or from models that `recognise` calls `model`."""
+    facts = families.facts(family)
+    version, architecture = facts.relatives.get(model, (facts.base_model_version, facts.architecture))
+    out = {
+        "ss_v2": "False",
+        "ss_base_model_version": version,
+        "ss_network_module": next(iter(facts.adapter_modules)),
+        "modelspec.architecture": f"{architecture}/lora",
+        "modelspec.implementation": facts.implementation,
+    }
+    for lora in reversed(sources):
+        out |= {key: lora.metadata[key] for key in INHERITED if key in lora.metadata}
+    date = datetime.now().replace(microsecond=0).isoformat()
+    return out | {"ss_training_comment": comment, "modelspec.sai_model_spec": "1.0.1", "modelspec.date": date}
+
+
+def sized(lora: Lora) -> Lora:
+    """The same LoRA, with its rank and alpha in the metadata; "Dynamic" where modules differ."""
+    ranks = {a.rank for a in lora.adapters.values()}
+    alphas = {a.rank if a.alpha is None else float(a.alpha) for a in lora.adapters.values()}
+    for change in lora.others.values():
+        if rank := rank_of(change.parts):
+            ranks.add(rank)
+            alphas.add(float(change.parts[ALPHA]) if ALPHA in change.parts else rank)
+    for key, values in (("ss_network_dim", ranks), ("ss_network_alpha", alphas)):
+        if values:
+            lora.metadata[key] = f"{values.pop():g}" if len(values) == 1 else "Dynamic"
+    if lora.others:
+        lora.metadata["ss_network_module"] = LYCORIS
+    return lora
+
+
+def decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """U, S and V of a matrix, of which the first `rank` count: by random projection with so many power steps where the
+    matrix is much larger; 0 takes the exact way."""
+    looked_at = 2 * rank + OVERSAMPLED
+    if not iterations or 2 * looked_at > min(matrix.shape):
+        return torch.linalg.svd(matrix, full_matrices=False)
+    devices = [matrix.device] if matrix.device.type != "cpu" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)  # the same matrix gives the same LoRA
+        u, s, v = torch.svd_lowrank(matrix, q=looked_at, niter=iterations)
+    return u, s, v.T
+
+
+def cut(name: str, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U [out, r], S [r], V [r, in] of a product of thin matrices, without ever forming it; r is at most the rank.
+
+    Raises ConfigError, with the module's name, when they hold no numbers (NaN, infinity).
+    """
+    if not (storage.is_finite(up) and storage.is_finite(down)):
+        raise ConfigError("{name} holds NaN or infinity: the file is damaged", name=name)
+    q_up, r_up = torch.linalg.qr(up)
+    q_down, r_down = torch.linalg.qr(down.T)
+    u, s, v = torch.linalg.svd(r_up @ r_down.T, full_matrices=False)
+    return q_up @ u, s, v @ q_down.T

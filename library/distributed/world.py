@@ -1,0 +1,121 @@
+"""The machine as one process of a training sees it."""
+
+import contextlib
+import datetime
+import faulthandler
+import gc
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import AutocastKwargs, InitProcessGroupKwargs
+from torch import Tensor
+
+from library.config.run_config import RunConfig
+from library.config.sections import Cache
+from library.distributed.memory_watch import MemoryWatch
+from library.distributed.messages import Messages
+from library.families.base import ModelComponents
+from library.memory.quantization import fp8_storage
+
+T = TypeVar("T")
+CLOSING = 15  # seconds after a failure in which a process of several has to end
+TIMEOUT, TIMEOUT_OF_GPUS = 30, 10  # minutes: PyTorch's default timeouts of collectives
+
+
+class World:
+    """Device, ranks, dtypes and mixed precision of a training, and what its processes exchange.
+
+    As a context manager it ends the process group, where there is one.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        options = config.distributed
+        handlers: list[Any] = []
+        if options.ddp_timeout:
+            handlers.append(InitProcessGroupKwargs(timeout=datetime.timedelta(minutes=options.ddp_timeout)))
+        os.environ.pop("ACCELERATE_USE_FSDP", None)  # `fsdp` says so, and accelerate would shard in its own way
+        self._sharded = options.fsdp
+        no_gpu = not torch.cuda.is_available()  # without cpu=True several processes on a CPU form no group
+        self.accelerator = Accelerator(
+            mixed_precision=config.precision.mixed_precision, cpu=no_gpu, kwargs_handlers=handlers
+        )
+        self.device: torch.device = self.accelerator.device
+        if self.device.type == "cpu":  # with several processes it is "cpu:0", which torch.load does not accept
+            self.device = torch.device("cpu")
+        self.main: bool = self.accelerator.is_main_process
+        self.rank: int = self.accelerator.process_index
+        self.ranks: int = self.accelerator.num_processes
+        self.storage_dtype, self.compute_dtype = fp8_storage.storage_type(config), fp8_storage.compute_type(config)
+        self.memory = MemoryWatch(self.device)
+        # Shorter than the timeout of NCCL, which ends the process without a message.
+        timeout = 0.9 * 60 * (options.ddp_timeout or (TIMEOUT if no_gpu else TIMEOUT_OF_GPUS))
+        self.messages = Messages(self.rank, self.ranks, timeout) if self.ranks > 1 else None
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.ranks > 1 and torch.distributed.is_initialized():
+            if not error[0]:
+                torch.distributed.destroy_process_group()
+                return
+            # NCCL waits for pending collectives, which other processes may never answer. So a thread does this while
+            # the error is reported, and a process that still hangs after that is ended.
+            faulthandler.dump_traceback_later(CLOSING, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+            closing = threading.Thread(target=torch.distributed.destroy_process_group, daemon=True)
+            closing.start()
+            closing.join(CLOSING / 5)
+
+    @property
+    def scaler(self) -> "torch.amp.GradScaler | None":
+        """The gradient scaler of fp16, None in other precisions."""
+        return self.accelerator.scaler
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """The context of mixed precision. It surrounds compiled blocks and is never entered inside of one."""
+        if self._sharded and self.ranks > 1:  # the cache would keep cast weights of all blocks at once
+            return self.accelerator.autocast(AutocastKwargs(cache_enabled=False))
+        return self.accelerator.autocast()
+
+    def place(self, components: ModelComponents, trained: Mapping[str, bool], cached: Cache, keep_vae: bool) -> None:
+        """Move the VAE and the text encoders to the device, and free those whose outputs are cached.
+
+        `cached` is the config's cache section. Networks that are still deferred are not needed. The denoiser is placed
+        by `prepare_denoiser`.
+        """
+        components.deferred.clear()
+        held = components.vae, *components.encoders.values()
+        if not cached.latents and components.vae is not None:
+            components.vae.to(self.device)
+        elif not keep_vae:
+            components.vae = None
+        for name in list(components.encoders):
+            if cached.text and not trained.get(name):
+                components.encoders.pop(name).to("cpu")  # a full fine-tune keeps them for its file
+            else:
+                components.encoders[name].to(self.device)
+        if any(network not in (components.vae, *components.encoders.values()) for network in held):
+            del held
+            gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def average(self, tensor: Tensor) -> None:
+        """Make a tensor the mean of all processes', in place."""
+        torch.distributed.all_reduce(tensor)
+        tensor /= self.ranks
+
+    def gather(self, value: T) -> list[T]:
+        """The value of every process, by rank."""
+        found = [value] * self.ranks
+        if self.ranks > 1:
+            torch.distributed.all_gather_object(found, value)
+        return found
+
+    def wait_for_everyone(self) -> None:
+        """Barrier: return when all processes have called it."""
+        self.accelerator.wait_for_everyone()

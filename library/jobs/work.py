@@ -1,0 +1,137 @@
+"""The process of a job: it records its progress, its result and its end, and sees requests to stop."""
+
+import argparse
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError, Message, MessageLike, Report
+from library.jobs.job import FOLDER, JOB, RESULT, STOP, new
+from library.runs import layout, process
+
+MISUSED = 2  # the exit code of a command that was not told what to do
+OFTEN = 0.2  # seconds between two records of the same phase
+
+
+class JobRecord:
+    """What a command does, written into the folder of its job; nowhere without one. A context manager."""
+
+    def __init__(self, kind: str, folder: Path | None) -> None:
+        self.kind = kind
+        self._said: tuple[MessageLike, float] = "", 0.0
+        self.folder: Any = folder  # a Path; None where nothing is written
+        self._facts: JsonObject = {}
+        self._end = {"state": "finished", "error": ""}
+        self._usual: Any = None  # the handler of SIGTERM before
+        self._is_handed_on = False
+
+    def __enter__(self) -> "JobRecord":
+        if threading.current_thread() is threading.main_thread():
+            self._usual = signal.signal(signal.SIGTERM, _interrupt)
+        if self.folder:
+            self._facts = {"started": time.time(), **layout.load(self.folder / JOB)}
+            self._write(kind=self.kind, state="running", **process.identity())
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._is_handed_on:
+            self._write(**(_end_by(error) if error else self._end), ended=time.time(), doing=None)
+        if self._usual is not None:
+            signal.signal(signal.SIGTERM, self._usual)
+
+    def phase(self, text: Message, done: int = 0, total: int = 0) -> None:
+        """Record the present phase and its progress. Raises KeyboardInterrupt if the job was asked to stop."""
+        before, when = self._said
+        if not self.folder or (text == before and time.monotonic() - when < OFTEN and done != total):
+            return
+        self._said = text, time.monotonic()
+        self._write(doing={"text": text, "done": done, "total": total})
+        if (self.folder / STOP).exists():
+            raise KeyboardInterrupt
+
+    def wait(self, text: Message) -> None:
+        """Record what the job waits for; in a shell it is printed once."""
+        if not self.folder and self._said[0] != text:
+            print(text, flush=True)
+            self._said = text, 0.0
+        self.phase(text)
+
+    def store(self, result: JsonMapping) -> None:
+        """Write the result, complete or partial."""
+        if self.folder:
+            layout.store(self.folder / RESULT, result)
+
+    def hand_on(self) -> None:
+        """Leave the record to another process, which does the work from now on."""
+        self._is_handed_on = True
+
+    def fail(self) -> None:
+        """The command has said that it did not work: its job has failed, without an error."""
+        self._end = {"state": "failed", "error": ""}
+
+    def _write(self, **news: Any) -> None:
+        self._facts |= news
+        if self.folder:
+            layout.store(self.folder / JOB, self._facts)
+
+
+def joined(kind: str) -> JobRecord:
+    """The work of a command that has a folder only when the page has started it.
+
+    SIGTERM ends it as Ctrl+C does, so that partial results are kept and cleaned up.
+    """
+    given = os.environ.pop(FOLDER, None)  # not for the processes that this one starts
+    return JobRecord(kind, Path(given) if given else None)
+
+
+def ahead_of(kind: str) -> JobRecord:
+    """The work of a command that starts another process to do it, which joins it: until then this one may wait."""
+    given = os.environ.get(FOLDER)
+    return JobRecord(kind, Path(given) if given else None)
+
+
+def run_command(
+    kind: str,
+    known: argparse.ArgumentParser,
+    argv: list[str],
+    work: Callable[[argparse.Namespace, Report], int],
+) -> int:
+    """Do what a shell or the page asks of a command; without arguments its help is shown. Returns the exit code."""
+    if not argv:
+        known.print_help()
+        return MISUSED
+    asked = known.parse_args(argv)
+    with joined(kind) as record:
+        return work(asked, record.phase if record.folder else _print_phase)
+
+
+def _print_phase(text: Message, done: int, total: int) -> None:
+    print(f"{text} {done} / {total}", flush=True)
+
+
+def begin(kind: str, folder: Path | None = None) -> JobRecord:
+    """The work of a command that keeps its result: in the folder that is given, its job's, or a new one."""
+    found = joined(kind)
+    return JobRecord(kind, folder or found.folder or new(kind))
+
+
+def _end_by(error: BaseException) -> JsonObject:
+    if isinstance(error, KeyboardInterrupt):
+        return {"state": "stopped", "error": ""}
+    if isinstance(error, ConfigError):
+        return {"state": "failed", "error": error.said}
+    known = {MemoryError: "there is not enough memory for this", SystemExit: ""}
+    message = next(
+        (text for kind, text in known.items() if isinstance(error, kind)), f"{type(error).__name__}: {error}"
+    )
+    return {"state": "failed", "error": message}
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,96 @@
+"""A process that compiles a training's blocks into the cache, as that training sees it; see `compile_worker`."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from library.compiler.block_calls import BlockCall
+from library.config.command import ROOT
+from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
+from library.config.schema import changed
+
+WORKER = "library.train.compiling.compile_worker"
+KILLED = "its process was killed (signal {number}), as systems do where memory (RAM) is short"
+THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+
+
+def job_of(
+    config: RunConfig,
+    sizes: Sequence[Sequence[int]],
+    text_learns: bool,
+    calls: Sequence[BlockCall],
+    device: torch.device,
+) -> JsonObject:
+    """The job of the process, written as one line of JSON; holds no secrets.
+
+    GPU numbers mean the same in both processes, as the environment is inherited; the current GPU is not inherited.
+    """
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return {
+        "script": config.script,
+        "values": {name: value for section in changed(config).values() for name, value in section.items()},
+        "sizes": [list(size) for size in sizes],
+        "text_learns": text_learns,
+        "calls": [call.as_json() for call in calls],
+        "device": str(device),
+    }
+
+
+class CompileProcess:
+    """A process that compiles the graphs of some calls, in their order. It ends when this one does."""
+
+    def __init__(self, job: JsonObject) -> None:
+        self.compiled = 0  # calls whose graphs are in the cache
+        self.failure = ""  # why no more will be compiled, "" if nothing failed
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+        environment.setdefault(THREADS, str(max((os.cpu_count() or 2) // 2, 1)))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+            creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
+        )
+        self._follower = threading.Thread(target=self._follow, args=(json.dumps(job, default=str),), daemon=True)
+        self._follower.start()
+
+    def _follow(self, job: str) -> None:
+        process, last = self._process, ""
+        assert process.stdin and process.stdout
+        try:
+            process.stdin.write(f"{job}\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                if line.startswith('{"compiled"'):
+                    self.compiled += 1
+                else:
+                    last = line.strip() or last
+        except (OSError, ValueError) as error:  # it has ended meanwhile
+            last = last or str(error)
+        if code := process.wait():
+            by_itself = f"{last[:200] or 'its process ended without a word'} (code {code})"
+            self.failure = KILLED.format(number=-code) if code < 0 else by_itself
+
+    @property
+    def running(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the process, if it still runs, and wait until its memory is freed."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=10)
+        self._follower.join(timeout=10)

@@ -1,0 +1,1 @@
+"""Sample images and validation while a training runs, and stopping early by them."""

@@ -1,0 +1,84 @@
+"""The end of a training whose held-out loss no longer falls (`early_stop_patience`)."""
+
+import math
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Message, counted
+from library.config.run_config import RunConfig
+from library.distributed.world import World
+from library.train.journal import Journal
+from library.train.step.clock import Clock
+
+IN_STATE = "early_stop"  # the key of a state's facts
+ENDED = (
+    "The training ends after step {step} (early_stop_patience): the held-out loss has not improved in {validations}. "
+    "Its best was {loss} at step {best}."
+)
+
+
+class EarlyStop:
+    """Counts the validations since the lowest held-out loss.
+
+    Validations use the same images and noise every time, so any lower loss is an improvement.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.patience = config.steps.early_stop_patience
+        self._best_loss, self._best_step = math.inf, 0
+        self._waited = 0  # validations since the best one
+        self._last_step = 0  # of the last validation that counts
+
+    @property
+    def due(self) -> bool:
+        """Whether the patience is over."""
+        return self.patience is not None and self._waited >= self.patience
+
+    def lacks(self, step: int) -> bool:
+        """Whether the validation after this step has not been counted: its state was saved before it."""
+        return self.patience is not None and self._last_step < step
+
+    def count(self, step: int, loss: float) -> None:
+        """Take note of the held-out loss after a step."""
+        self._last_step = step
+        if loss < self._best_loss:
+            self._best_loss, self._best_step, self._waited = loss, step, 0
+        else:
+            self._waited += 1
+
+    def restore(self, facts: JsonMapping) -> None:
+        """Go on counting from the facts of a saved state."""
+        known = facts.get(IN_STATE)
+        if known:
+            best = known["best_loss"]
+            self._best_loss = math.inf if best is None else best
+            self._best_step, self._waited = known["best_step"], known["waited"]
+            self._last_step = known["last_step"]
+
+    def state(self) -> JsonObject:
+        """The facts for a saved state; nothing where no patience is set."""
+        if self.patience is None:
+            return {}
+        return {IN_STATE: {**self._best, "waited": self._waited, "last_step": self._last_step}}
+
+    @property
+    def _best(self) -> JsonObject:
+        loss = None if math.isinf(self._best_loss) else self._best_loss  # JSON has no infinity
+        return {"best_loss": loss, "best_step": self._best_step}
+
+    def end_when_due(self, clock: Clock, world: World, journal: Journal) -> None:
+        """End the training where the patience is over, in all processes if in the first one; record why."""
+        if not world.gather(self.due)[0]:
+            return
+        clock.end_early()
+        facts = {"step": clock.step, **self._best}
+        planned = {"patience": self.patience, "planned_steps": clock.total}
+        journal.note(total_steps=clock.step, early_stop={**facts, **planned})
+        said = Message(
+            ENDED,
+            step=clock.step,
+            validations=counted(self._waited, "validation"),
+            loss=f"{self._best_loss:.4f}",
+            best=self._best_step,
+        )
+        journal.event("early_stop", **facts, text=said)
+        journal.say(str(said))

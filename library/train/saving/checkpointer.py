@@ -1,0 +1,247 @@
+"""Saving: files during the run, states to resume from, and the final file."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from library.config.problems import ConfigError, Message, MessageLike
+from library.data.images import ImageSet
+from library.files import free_space
+from library.optim import optimizers
+from library.outputs import paths, verify
+from library.outputs.dataset_stats import dataset_stats
+from library.outputs.metadata import MetadataBuilder
+from library.train import errors
+from library.train.journal import Journal
+from library.train.saving import resume_state
+from library.train.saving.state_files import State
+from library.train.training import Training
+
+
+class Checkpointer:
+    """Saves files and states when due, and removes outdated ones."""
+
+    def __init__(self, training: Training, images: ImageSet) -> None:
+        config, clock, world = training.config, training.clock, training.world
+        self._training, self._config, self._journal = training, config, training.journal
+        self._names, self._backups = paths.names(config), Backups(paths.names(config), training.journal)
+        self._chosen = frozenset(config.save.save_at_steps)
+        self._every_epochs = paths.every_n_epochs(config, clock.epochs)
+        self._shapes: verify.Shapes = {}
+        self._saved_at = 0  # the step of the last state
+        self._finished = False  # whether the final file is saved
+        if world.main:
+            total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * world.ranks
+            stats = dataset_stats(images, config, len(training.batches), clock.epochs, total)
+            stats["max_train_steps"] = clock.total  # computed from max_train_epochs where that is set
+            self._metadata = MetadataBuilder(config, training.family, stats, optimizers.describe(config))
+
+    def when_due(self) -> None:
+        """After a step: save the files and states that are due after this step or epoch, or were requested."""
+        clock, requests = self._training.clock, self._journal.requests
+        if requests.granted("save"):  # a file and a state of this step; older ones are kept
+            self._check()
+            self._save_file(self._names.step(clock.step))
+            self._save_state(self._names.state(step=clock.step))
+        for what in self._due():
+            if what == "step":
+                self._keep(step=clock.step)
+            elif clock.epoch < clock.epochs:  # the last epoch's file is the final one
+                self._keep(epoch=clock.epoch)
+        if requests.granted("backup") and not clock.done:  # skipped if a state has just been saved
+            self._check()
+            self._save_state(None)
+        if clock.done:
+            self._final()
+        self._journal.upload_saved()
+
+    def _due(self) -> list[str]:
+        """Which of "step" and "epoch" files are due: at chosen steps, and at intervals from `save_from_step` on."""
+        clock, options = self._training.clock, self._config.save
+        due: list[str] = []
+        if clock.step >= (options.save_from_step or 0):
+            due += clock.every(options.save_every_n_steps, self._every_epochs)
+        if clock.step in self._chosen and "step" not in due:
+            due.insert(0, "step")
+        return due
+
+    def rescue(self, error: ConfigError) -> NoReturn:
+        """Raise the error that has ended the training between two steps, after saving a state of all steps so far."""
+        if self._training.clock.step and self._training.clock.step != self._saved_at:
+            self._check()
+            self._save_state(None)
+        self._journal.upload_saved()
+        if state := self._journal.newest.get("state"):
+            raise ConfigError("{problem}; resume from {state}", problem=error, state=state) from error
+        raise error
+
+    def end(self) -> Path:
+        """After the last step: save the final file unless it is saved already, and return its path.
+
+        After a stop a state is saved as well, so that the run can be resumed.
+        """
+        if not self._finished:
+            self._final()
+        if self._journal.requests.stopping and self._saved_at != self._training.clock.step:
+            self._check()
+            self._save_state(self._names.state())
+        self._journal.upload_saved()
+        self._journal.process_watch.leave()
+        if self._training.world.main:
+            self._backups.discard()
+        self._journal.say(f"Saved {self._names.last}")
+        return self._names.last
+
+    def _final(self) -> None:
+        """Save the final file and, where it is wanted, the final state."""
+        options = self._config.save
+        self._check()
+        if options.save_state or options.save_state_on_train_end or self._journal.requests.stopping:
+            self._save_state(self._names.state())
+        self._save_file(self._names.last)
+        self._finished, self._journal.completed = True, self._training.clock.done
+
+    def _keep(self, **when: int) -> None:
+        """Save the file of a step or an epoch, and its state with save_state; remove outdated ones."""
+        self._check()
+        config = self._config
+        if "step" in when:
+            path, old = self._names.step(when["step"]), paths.outdated_step(config, when["step"])
+            old_state = paths.outdated_step(config, when["step"], state=True)
+        else:
+            epoch, every = when["epoch"], self._every_epochs
+            path, old = self._names.epoch(epoch), paths.outdated_epoch(config, epoch, every=every)
+            old_state = paths.outdated_epoch(config, epoch, state=True, every=every)
+        self._save_file(path)
+        if config.save.save_state:
+            self._save_state(self._names.state(**when))
+        if self._training.world.main:
+            for path in (old, old and self._names.average(old), old_state if config.save.save_state else None):
+                self._journal.uploads.wait_for(path)
+                paths.remove(path)
+
+    def _check(self) -> None:
+        """Raise before saving if a step was not finite or the weights are not."""
+        training = self._training
+        training.step_log.settle()
+        parameters = training.method.parameters()
+        why = errors.weights_problem(parameters, training.clock.step, self._journal.newest)
+        if said := [*filter(None, training.world.gather(why))]:  # each process has checked its own shards
+            raise ConfigError(said[0])
+
+    def _save_file(self, path: Path) -> None:
+        updates = self._training.updates
+        self._journal.phase(Message("saving"))
+        with optimizers.averaged(updates.raw_optimizer):
+            self._by_main(lambda: self._write(path))
+        every = self._config.optim.ema_every_n_steps
+        if self._config.optim.ema_decay and self._training.clock.step < every:
+            self._journal.warn(Message(NOT_AVERAGED, file=self._names.average(path).name, every=every))
+        elif self._config.optim.ema_decay:
+            with updates.average.applied() if updates.average else contextlib.nullcontext():
+                self._by_main(lambda: self._write(self._names.average(path)))
+        self._training.world.wait_for_everyone()
+
+    def _by_main(self, write: Callable[[], None]) -> None:
+        """Let the first process write; where each has shards of the model, the others send it theirs."""
+        main, shards = self._training.world.main, self._training.method.shards
+        if main:
+            with shards.collecting() if shards else self._journal.process_watch.not_needed():
+                write()
+        elif shards:
+            shards.serve()
+
+    def _write(self, path: Path) -> None:
+        clock, method = self._training.clock, self._training.method
+        progress = clock.epoch, clock.step
+        about = self._metadata.of_file(*progress, self._training.generators.seed)
+        paths.result(path, method, self._config, about, progress)
+
+        def expected() -> verify.Shapes:
+            self._shapes = self._shapes or verify.expected(method)
+            return self._shapes
+
+        checked = verify.check(path, expected, self._config)
+        if not checked.get("ok", True):
+            self._journal.warn(Message("{file} does not load as it should: {why}", file=path.name, why=checked["text"]))
+        self._journal.saved(path, clock.step, **checked)
+
+    def _save_state(self, folder: Path | None) -> None:
+        """Save a state to resume from; without a folder, as the backup that replaces the one before."""
+        self._journal.phase(Message("saving the state"))
+        step = self._saved_at = self._training.clock.step
+        state = resume_state.collect(self._training)
+
+        def write() -> None:
+            assert state is not None
+            if folder is None:
+                self._backups.write(state, step)
+            else:
+                self._journal.saving(folder, step)
+                state.write(folder)
+                self._journal.saved(folder, step)
+                self._backups.discard()
+
+        self._by_main(write)
+        self._training.world.wait_for_everyone()
+        self._journal.requests.state_saved()
+
+
+NOT_AVERAGED = "{file} is not saved: the average begins with its first update, after step {every} (ema_every_n_steps)"
+NOT_SAVED = (
+    "save_state_every_n_minutes: the state after step {step} was not saved, {left} ({why}); the training goes on and "
+    "tries again"
+)
+
+
+class Backups:
+    """States that are saved every n minutes, from which a training can be resumed after a crash or a power failure.
+
+    Only the newest is kept. A backup that cannot be saved causes one warning and does not end the training.
+    """
+
+    def __init__(self, names: paths.Names, journal: Journal) -> None:
+        self._names, self._journal = names, journal
+        self._warned = False
+
+    def write(self, state: State, step: int) -> None:
+        """Save a state; the previous one is removed when this one is complete."""
+        folder = self._names.backup(step)
+        try:
+            if short := self._short(folder, state):
+                raise ConfigError(short)
+            self._journal.saving(folder, step)
+            state.write(folder)
+        except (ConfigError, OSError) as error:
+            if not self._warned:
+                self._warned = True
+                known = self._names.backups()
+                left = Message("the newest is {state}", state=known[-1].name) if known else Message("there is none yet")
+                why = error.said if isinstance(error, ConfigError) else error
+                self._journal.warn(Message(NOT_SAVED, step=step, left=left, why=why))
+            return
+        self._warned = False
+        self._journal.saved(folder, step, backup=True)
+        self.discard(keep=folder)
+
+    def discard(self, keep: Path | None = None) -> None:
+        """Delete all backups but `keep`: there is something newer to resume from, or the training is finished."""
+        for path in self._names.backups():
+            if path != keep:
+                paths.remove(path)
+
+    def _short(self, folder: Path, state: State) -> MessageLike:
+        """Why the disk has too little space, "" if enough: room for another state and the final file must remain."""
+        free = free_space(folder)
+        held = sum(f.stat().st_size for old in self._names.backups() for f in old.iterdir())
+        later = state.size + state.size_of_weights
+        if free >= state.size and free - state.size + held >= later:
+            return ""
+        needed = max(state.size, state.size + later - held)
+        return Message(
+            "{needed} GB needed in {folder}, also for what is saved later, {free} GB free",
+            needed=f"{needed / 1e9:.1f}",
+            folder=folder.parent,
+            free=f"{free / 1e9:.1f}",
+        )

@@ -1,0 +1,250 @@
+"""The files of a state folder: how they are written, read, and checked against their checksums.
+
+`SHA256SUMS` lists every file; `sha256sum --check SHA256SUMS` reads it as well.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import mmap
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from library.adapter_files.storage import FilePlan
+from library.compiler.torch_private import LazyTensor, pytree
+from library.config.environment import first_process, lacks_memory
+from library.config.json_types import JsonMapping
+from library.config.problems import ConfigError, Message, Problem, listed
+from library.data.held_out import PROGRESS
+from library.files import need_space, write_folder_atomic
+
+WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler.bin"
+AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
+SUMS = "SHA256SUMS"
+CHECKED = "checksums"  # the fact that the state has them
+STEP = "saved_after_step"  # in every file but those of JSON and text
+READ = re.compile(
+    r"model\.safetensors|optimizer\.bin|scheduler\.bin|ema\.safetensors|scaler\.pt|"
+    r"train_state\.json|random_states_\d+\.bin"
+)  # what a resume reads where it is there
+LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
+READERS = 4  # files that are read at once
+
+
+# Why: docs/decisions/2026-11-20-states-are-our-own-files.md
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a state folder will hold. Its tensors are those of the training, not copies."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]  # by the name of the file
+    values: JsonMapping
+    facts: JsonMapping
+
+    @property
+    def size(self) -> int:
+        """Bytes on the disk, a little too many."""
+        return _size([self.tensors, self.values]) + 2**20
+
+    @property
+    def size_of_weights(self) -> int:
+        """Bytes of the trained weights alone."""
+        return _size(self.tensors[WEIGHTS])
+
+    def write(self, folder: Path) -> None:
+        """Write the folder. It appears under its name only when it is complete.
+
+        Raises ConfigError when the disk is full; an earlier folder of that name is then untouched.
+        """
+        need_space(folder, self.size)
+        write_folder_atomic(folder, self._fill)
+
+    def _fill(self, place: Path) -> None:
+        step = self.facts["current_step"]
+        for name, named in self.tensors.items():
+            FilePlan.kept(named).write(place / name, {STEP: str(step)})
+        for name, value in self.values.items():
+            _save({**value, STEP: step}, place / name)
+        (place / PROGRESS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
+        digests = _digests(place, sorted(os.listdir(place)))
+        text = "".join([f"# {STEP} {step}\n", *(f"{digest}  {name}\n" for name, digest in digests.items())])
+        (place / SUMS).write_text(text + _last_line(text), encoding="utf-8", newline="\n")
+
+
+def randomness(rank: int) -> str:
+    """The file of a process' random state."""
+    return f"random_states_{rank}.bin"
+
+
+def read_values(path: Path, device: Any, mapped: bool = False) -> Any:
+    """Load without unpickling objects (weights_only), as a state folder may come from an untrusted source."""
+    with _readable(path):
+        found = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
+    if isinstance(found, dict):
+        found.pop(STEP, None)
+    return found
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of the state. ConfigError when it is damaged."""
+    with _readable(path):
+        return load_file(path)
+
+
+def has_checksums(folder: Path) -> bool:
+    """Whether a state lists its files; those of older versions do not."""
+    return (folder / SUMS).is_file()
+
+
+def damage(folder: Path) -> list[Problem]:
+    """The files of a state that are missing, damaged, of another step or added, in one problem; [] where all are as
+    they were written, or where an older version wrote no list of them.
+
+    Reads every file whole, those of this process that have not changed since only once. Of several processes only the
+    first reads them.
+    """
+    if not has_checksums(folder):
+        return [_refused(folder, [Message("{file} is missing", file=SUMS)])] if _expects_checksums(folder) else []
+    step, known = _listed_files(folder / SUMS)
+    if not known:
+        return [_refused(folder, [Message("{file} is damaged", file=SUMS)])]
+    missing = [name for name in known if not (folder / name).is_file()]
+    there = [name for name in known if name not in missing] if first_process() else []
+    differing = [name for name, digest in _digests(folder, there).items() if digest != known[name]]
+    said = [Message("{file} is missing", file=name) for name in missing]
+    said += [_difference(folder / name, step) for name in differing]
+    added = sorted(name for name in os.listdir(folder) if READ.fullmatch(name) and name not in known)
+    said += [Message("{file} is not in {list}, so it is of another state", file=name, list=SUMS) for name in added]
+    return [_refused(folder, said)] if said else []
+
+
+def _refused(folder: Path, said: list[Message]) -> Problem:
+    return Problem(
+        "resume",
+        ": {folder} cannot be resumed, as {files}; choose another -state folder",
+        folder=folder,
+        files=listed(said),
+    )
+
+
+def _difference(path: Path, step: int) -> Message:
+    """What is wrong with a file whose checksum differs, in a state of this step."""
+    other = _step_of(path)
+    if other is None or other == step:
+        return Message("{file} is damaged", file=path.name)
+    return Message("{file} is of step {other} and not of step {step}", file=path.name, other=other, step=step)
+
+
+def _step_of(path: Path) -> int | None:
+    """The step after which a file was written, as it says itself; None where it cannot be read."""
+    try:
+        if path.suffix == ".json":
+            return int(json.loads(path.read_text(encoding="utf-8"))["current_step"])
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                return int(file.metadata()[STEP])
+        return int(torch.load(path, map_location="meta", weights_only=True)[STEP])
+    except Exception:  # whatever reading a damaged file raises
+        return None
+
+
+def _expects_checksums(folder: Path) -> bool:
+    try:
+        facts = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(facts, dict) and CHECKED in facts
+
+
+def _listed_files(path: Path) -> tuple[int, dict[str, str]]:
+    """The step of a list, and the SHA-256 of each file by name; no files where the list itself is damaged."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        first, *lines, last = text.splitlines(keepends=True)
+    except (OSError, ValueError):
+        return 0, {}
+    step, found = re.fullmatch(rf"# {STEP} (\d+)\n", first), [LINE.fullmatch(line) for line in lines]
+    if step is None or None in found or last != _last_line("".join([first, *lines])):
+        return 0, {}
+    return int(step[1]), {match[2]: match[1] for match in found if match}
+
+
+def _last_line(text: str) -> str:
+    """The checksum of the list itself, a comment to `sha256sum`."""
+    return f"# {hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of files by name, "" of one that cannot be read."""
+    paths = [folder / name for name in names]
+    with ThreadPoolExecutor(READERS) as pool:  # hashing releases the interpreter's lock
+        return {path.name: digest for path, digest in zip(paths, pool.map(_digest, paths), strict=True)}
+
+
+def _digest(path: Path) -> str:
+    try:
+        about = path.stat()
+        return _digest_of(path, about.st_size, about.st_mtime_ns, about.st_ino)
+    except OSError:
+        return ""
+
+
+@functools.lru_cache(maxsize=64)  # the check has read them when the training does
+def _digest_of(path: Path, *_version: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _save(value: Any, path: Path) -> None:
+    """Like torch.save, but tensors that are gathered from several processes are written one at a time."""
+    leaves = pytree.tree_leaves(value)
+    if not any(isinstance(leaf, LazyTensor) for leaf in leaves):
+        with open(path, "wb") as file:  # PyTorch itself does not report a full disk
+            torch.save(value, file)
+        return
+    with open(path, "wb") as file, torch.serialization.skip_data():  # writes the layout without the tensor data
+        torch.save(pytree.tree_map_only(Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), value), file)
+    with open(path, "r+b") as file:  # allocate the file now: with mmap a full disk would end the process by SIGBUS
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        room = pytree.tree_leaves(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    for place, leaf in zip(room, leaves, strict=True):
+        if isinstance(leaf, Tensor):
+            place.copy_(leaf)
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn any error of reading a damaged file into one ConfigError."""
+    try:
+        yield
+    except Exception as e:
+        if lacks_memory(e):
+            raise
+        raise ConfigError(
+            Problem(
+                "resume",
+                ": {path} cannot be read ({kind}); choose another -state folder",
+                path=path,
+                kind=type(e).__name__,
+            )
+        ) from e
+
+
+def _size(value: Any) -> int:
+    """Bytes of all tensors in nested mappings and lists."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0

@@ -1,0 +1,175 @@
+"""The loss of a batch: add noise, predict, compare with the target."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from library.compiler.log import CompileLog
+from library.config.run_config import RunConfig
+from library.data.batch import Batch
+from library.families.base import Family, ModelComponents, NoisedBatch
+from library.families.capabilities import TakesControls
+from library.methods import TrainingMethod
+from library.objectives import loss as objective
+from library.train.step.rng import StepGenerators
+
+Predict = Callable[[NoisedBatch, dict[str, Tensor], Tensor], Tensor]
+
+
+class Machine(Protocol):
+    """The part of `World` that a loss uses: this process' rank, the number of processes, mixed precision."""
+
+    rank: int
+    ranks: int
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Mixed precision."""
+        ...
+
+
+@dataclass(frozen=True)
+class LossFunction:
+    """Mean weighted loss of a batch, a 0-dim tensor on the device, without a device sync."""
+
+    family: Family
+    components: ModelComponents
+    method: TrainingMethod
+    config: RunConfig
+    machine: Machine
+    generators: StepGenerators
+    compile_log: CompileLog
+
+    def __call__(self, batch: Batch, noise: Callable[[Tensor], NoisedBatch] | None = None) -> Tensor:
+        """`noise` makes noised latents of latents; without it the step's generator draws noise and timesteps."""
+        family, components = self.family, self.components
+        with torch.no_grad():
+            latents = batch.latents
+            if latents is None:
+                assert batch.pixels is not None  # a batch has one of both
+                # As where they are cached: the VAE's order in memory depends on the size, and a graph on the order.
+                latents = family.latents(components, batch.pixels, self.generators.vae).contiguous()
+            noised = noise(latents) if noise else self.add_noise(latents)
+            controls = self.controls(batch)
+        with self.machine.autocast():
+            text = self.text(batch)
+            compiled = self.config.compile.compile and not self.compile_log.fallback
+            size = batch.full if compiled else len(batch)
+
+            def predict(controls: Sequence[Tensor]) -> Tensor:
+                def predict_all(noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+                    shown = [pad_rows(rows, len(sizes)) for rows in controls]
+                    return family.predict(components.denoiser, noised, text, sizes, shown)
+
+                return predict_padded(size, predict_all, noised, text, batch.sizes)
+
+            predicted = predict(controls)
+            target = noised.target
+            if batch.keep_base is not None and self.config.can_be_left_out:
+                base = self._base_prediction(predict, controls)
+                target = torch.where(batch.keep_base[:, None, None, None], base, target)
+        losses = objective.elementwise(predicted, target, self.config, noised)
+        by_area = self.config.loss.normalize_masked_area_loss
+        return objective.reduce(losses, noised.weight, batch.weights, batch.mask, by_area)
+
+    def add_noise(self, latents: Tensor) -> NoisedBatch:
+        """Noised latents: this process' rows of the noise that is drawn for the batches of all processes.
+
+        All processes draw the same numbers and take their own rows, so that two of them compute what one computes with
+        twice the batch size.
+        """
+        rank, ranks, generator = self.machine.rank, self.machine.ranks, self.generators.noise
+        if ranks == 1:
+            return self.family.noised(latents, generator)
+        own = slice(rank * len(latents), (rank + 1) * len(latents))
+        return _map_tensors(self.family.noised(latents.repeat(ranks, 1, 1, 1), generator), lambda values: values[own])
+
+    def controls(self, batch: Batch) -> list[Tensor]:
+        """Reference images, control image or inpainting mask, as `Family.predict` takes them."""
+        found = list(batch.controls)
+        if found and batch.latents is None and not batch.is_guided:
+            assert isinstance(self.family, TakesControls)  # or finding them would have failed
+            found = [self.family.control_latents(self.components, pixels) for pixels in found]
+        return found if batch.paint is None else [*found, batch.paint]
+
+    def text(self, batch: Batch) -> dict[str, Tensor]:
+        """Text outputs by name: cached ones, and those of encoders that are trained or not cached."""
+        text = dict(batch.text or {})
+        live = live_encoders(self.components, self.method, cached=batch.text is not None)
+        if live:
+            learns = any(self.method.trained_parts.get(name) for name in live)
+            with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+                text |= self.family.text(self.components, batch.captions, tuple(live))
+        if length := batch.text_length:
+            cut = text.keys() & self.family.text_lengths.keys()
+            text |= {name: with_text_length(text[name], length) for name in cut}
+        return text
+
+    def _base_prediction(self, predict: Callable[[Sequence[Tensor]], Tensor], controls: Sequence[Tensor]) -> Tensor:
+        """The prediction without adapters, the target of images with diff_output_preservation.
+
+        Gradients stay enabled and the result is detached: without them a compiled block would need another graph.
+        """
+        if self.config.control_images.guided:  # what follows a control image does nothing without one
+            return predict(()).detach()
+        method: Any = self.method  # adapters: the kind of run says that they can be left out
+        method.set_multiplier(0.0)
+        try:
+            return predict(controls).detach()
+        finally:
+            method.set_multiplier(1.0)
+
+    def warm_up(self, batch: Batch, device: torch.device) -> None:
+        """Forward and backward as in a step, without side effects: no gradient is kept, no hook of a weight runs."""
+        loss = self(batch.to(device))
+        weights = self.method.parameters()
+        if shards := self.method.shards:  # whose own parameters are not those that the loss comes from
+            loss.backward()
+            shards.forget_gradients()
+            for p in weights:
+                p.grad = None
+            return
+        if not self.config.adapters:  # cheap gradient targets that still force a backward pass through all blocks
+            weights = [p for p in weights if p.dim() < 2] or weights
+        torch.autograd.grad(loss, weights, allow_unused=True)
+
+
+# Why: docs/decisions/2026-11-20-short-batches-are-padded.md
+def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+    """Predict for a batch that is shorter than `size`, the last of its bucket, in the shape of a full one.
+
+    Another batch size would compile every block again in the middle of a run. The padding repeats the last row, and
+    its predictions are dropped, so that the loss is that of the short batch.
+    """
+    if size <= len(sizes):
+        return predict(noised, text, sizes)
+    full = _map_tensors(noised, lambda rows: pad_rows(rows, size))
+    text = {name: pad_rows(rows, size) for name, rows in text.items()}
+    return predict(full, text, pad_rows(sizes, size))[: len(sizes)]
+
+
+def pad_rows(rows: Tensor, size: int) -> Tensor:
+    """[B, ...] -> [size, ...]: the last row is repeated; unchanged where there are as many already."""
+    missing = size - len(rows)
+    return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing > 0 else rows
+
+
+def with_text_length(text: Tensor, length: int) -> Tensor:
+    """Text outputs [B, L, ...] -> [B, length, ...]: cut, or padded with zeros at the end."""
+    if (missing := length - text.shape[1]) <= 0:
+        return text[:, :length].contiguous()
+    return torch.cat([text, text.new_zeros(len(text), missing, *text.shape[2:])], dim=1)
+
+
+def live_encoders(components: ModelComponents, method: TrainingMethod, cached: bool) -> Sequence[str]:
+    """Which text encoders have to run in every step."""
+    return tuple(name for name in components.encoders if not cached or method.trained_parts.get(name))
+
+
+def _map_tensors(noised: NoisedBatch, change: Callable[[Tensor], Tensor]) -> NoisedBatch:
+    """The same batch with every tensor changed."""
+    values = {f.name: getattr(noised, f.name) for f in fields(noised)}
+    return replace(noised, **{name: change(value) for name, value in values.items() if value is not None})

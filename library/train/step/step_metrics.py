@@ -1,0 +1,188 @@
+"""Numbers of the steps: loss, speed and where the time goes.
+
+They are read from the device only once they have arrived, so that reading them never waits.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from library.data.batch import Batch
+
+T = TypeVar("T")
+
+WARM_UP = 3  # steps left out of the speed: they load kernels and compile
+RECENT = 50  # steps that the remaining time is judged by
+
+BatchLoss = tuple[Tensor, list[str]]  # its loss, a scalar on the device, and the files of its images
+Line = tuple[dict[str, Any], list[str]]  # the numbers of a step, and the images whose loss is NaN or infinite
+
+
+@dataclass(slots=True)
+class _Pending:
+    line: dict[str, Any]
+    values: Tensor  # in host memory, filled in by `arrived`
+    names: tuple[str, ...]
+    images: tuple[list[str], ...]  # of each batch, whose losses are the last values
+    arrived: "torch.cuda.Event | None"
+    timestamps: list[Any]  # of the step, for `seconds`
+
+
+@dataclass
+class Meter:
+    """Turns steps into lines for the log: loss, its average, speed without warm-up, and the time left."""
+
+    total: int
+    per_epoch: int
+    _pending: deque[_Pending] = field(default_factory=deque)
+    _losses: list[float] = field(default_factory=list)
+    _times: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _last: float = 0.0
+    _seen: int = 0
+    warm_steps: int = 0
+    warm_seconds: float = 0.0
+    took: float | None = None  # seconds of the last step, None where something else lay before it
+
+    def push(
+        self,
+        line: dict[str, Any],
+        values: Mapping[str, Tensor],
+        batches: Sequence[BatchLoss] = (),
+        compiled: bool = False,
+        timestamps: Sequence[Any] = (),
+    ) -> None:
+        """Note a step. `values` are scalars on the device; with `compiled` (something was compiled in it) it is left
+        out of the average speed.
+
+        `timestamps` are those that StepTimer took of it.
+        """
+        now = time.monotonic()
+        self._seen += 1
+        self.took = now - self._last if self._last else None
+        if self._seen > WARM_UP and not compiled and self.took is not None:
+            self._times.append(self.took)
+            self.warm_steps += 1
+            self.warm_seconds += self.took
+        self._last = now
+        stacked = torch.stack([v.detach().float() for v in (*values.values(), *(loss for loss, _ in batches))])
+        arrived = None
+        if stacked.device.type == "cuda":
+            host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+            stacked = host.copy_(stacked, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        images = tuple(paths for _, paths in batches)
+        line = line | self.speed(line["step"])
+        self._pending.append(_Pending(line, stacked, tuple(values), images, arrived, list(timestamps)))
+
+    def pause(self) -> None:
+        """Call before work between two steps (saving, sampling), which is left out of the speed."""
+        self._last = 0.0
+
+    def lines(self, wait: bool = False) -> list[Line]:
+        """The lines whose numbers have arrived, in order; all of them with `wait`."""
+        return list(self._read(lambda first: wait or first.arrived is None or first.arrived.query()))
+
+    def lines_until(self, step: int) -> list[Line]:
+        """The lines of all steps up to this one, and of none after it: the same in every process."""
+        return list(self._read(lambda first: first.line["step"] <= step))
+
+    def _read(self, wanted: Callable[[_Pending], bool]) -> Iterator[Line]:
+        while self._pending and wanted(self._pending[0]):
+            first = self._pending.popleft()
+            if first.arrived is not None:
+                first.arrived.synchronize()
+            values = first.values.tolist()
+            numbers = dict(zip(first.names, values, strict=False))
+            losses = zip(values[len(first.names) :], first.images, strict=True)
+            bad = [path for loss, paths in losses if not math.isfinite(loss) for path in paths]
+            # Upstream's moving average: one slot for each step of an epoch, overwritten by the next epoch's.
+            slot = (first.line["step"] - 1) % self.per_epoch
+            self._losses[slot : slot + 1] = [numbers["loss"]]
+            yield first.line | numbers | {"avr_loss": self.average} | seconds(first.timestamps), bad
+
+    def speed(self, step: int) -> dict[str, float]:
+        """Seconds per step without warm-up, and the seconds left; nothing before there is a typical step."""
+        if not self._times:
+            return {}
+        recent = sum(self._times) / len(self._times)
+        overall = self.warm_seconds / self.warm_steps
+        return {"s_it": round(overall, 4), "eta": round(recent * max(self.total - step, 0), 1)}
+
+    @property
+    def average(self) -> float:
+        """The mean loss of the last `per_epoch` steps."""
+        return sum(self._losses) / max(len(self._losses), 1)
+
+    def state(self) -> list[float]:
+        """The average's slots, for a resumed run."""
+        return list(self._losses)
+
+    def load(self, losses: list[float]) -> None:
+        """Take over the slots of the run that is resumed."""
+        self._losses = list(losses)
+
+
+# Why: docs/decisions/2026-11-20-step-time-by-gpu-events.md
+@dataclass
+class StepTimer:
+    """Takes the timestamps that split the time of a step into waiting for data, copying to the device, and computing.
+
+    On a GPU they are events of its stream, since the host runs ahead of it. They are read when the numbers of the step
+    have arrived anyway, so nothing waits for them.
+    """
+
+    device: torch.device
+    _timestamps: list[Any] = field(default_factory=list)
+
+    def waited(self, windows: Iterable[T]) -> Iterator[T]:
+        """The same windows; a step begins where the next one is asked for."""
+        rest = iter(windows)
+        while True:
+            self._timestamps = [self._now()]
+            window = next(rest, None)
+            if window is None:
+                return
+            self._timestamps.append(self._now())
+            yield window
+
+    def moved(self, batch: Batch) -> Batch:
+        """The batch on the device."""
+        self._timestamps.append(self._now())
+        there = batch.to(self.device)
+        self._timestamps.append(self._now())
+        return there
+
+    def ended(self) -> list[Any]:
+        """The timestamps of the step that ends here, for `seconds`; empty if its beginning was not recorded."""
+        complete = len(self._timestamps) >= 2
+        timestamps, self._timestamps = self._timestamps, []
+        return [*timestamps, self._now()] if complete else []
+
+    def _now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        moment = torch.cuda.Event(enable_timing=True)
+        moment.record()
+        return moment
+
+
+def seconds(timestamps: Sequence[Any]) -> dict[str, float]:
+    """Seconds of a step by where they went: data_s, transfer_s, compute_s. Events of a GPU must have passed."""
+    if not timestamps:
+        return {}
+
+    def between(first: Any, second: Any) -> float:
+        return second - first if isinstance(first, float) else first.elapsed_time(second) / 1000
+
+    begin, ready, *moves, end = timestamps
+    data = between(begin, ready)
+    transfer = sum(between(a, b) for a, b in zip(moves[::2], moves[1::2], strict=True))
+    compute = max(0.0, between(ready, end) - transfer)
+    return {"data_s": round(data, 5), "transfer_s": round(transfer, 5), "compute_s": round(compute, 5)}
