@@ -6,7 +6,7 @@ from pathlib import Path
 from library import families
 from library.demo import zorb
 from library.demo.configs import ENDINGS, Line, Tables, merged, name_of, rendered, title, usage
-from library.demo.small_model import small_model_of
+from library.demo.small_model import KNOWN, small_model_of
 from library.families.facts import SmallModel
 from library.files import write_atomic
 
@@ -58,6 +58,7 @@ def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], fol
     tables: Tables = {
         "data": [
             ("train_data_dir", str(folder / zorb.NAME), "contains folders named <repeats>_<words>"),
+            ("reg_data_dir", str(folder / KNOWN), "other pictures, so that the model does not forget what it knows"),
             ("resolution", f"{zorb.SIDE},{zorb.SIDE}", 'real: "1024,1024"'),
             ("train_batch_size", 4, "real: 1 or 2"),
         ],

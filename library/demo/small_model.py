@@ -13,6 +13,7 @@ from library.families.facts import SmallModel
 from library.files import write_atomic
 
 FOLDER = Path(__file__).with_name("small_models")
+KNOWN = "known"  # the folder of regularization pictures: what the models were trained on
 CHECKSUMS = "checksums.json"  # SHA-256 by path below the folder
 
 
@@ -39,8 +40,18 @@ def copy_small_model(family: str, place: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def copy_known_pictures(place: Path) -> None:
+    """Copy the regularization pictures and their captions into a `N_name` folder below `place`. Raises ConfigError for
+    files that are missing or damaged."""
+    folder = place / "1_emoji"
+    folder.mkdir(parents=True)
+    for source in whole_files(KNOWN):
+        shutil.copyfile(source, folder / source.name)
+
+
 def whole_files(family: str) -> list[Path]:
-    """The files of a family's small model. Raises ConfigError, with a line for each that is missing or damaged."""
+    """The files of a family's small model, or the known pictures. Raises ConfigError, which names those that are
+    missing or damaged."""
     own = {name: digest for name, digest in checksums().items() if name.split("/")[0] == family}
     wrong = [name for name, digest in own.items() if _digest(FOLDER / name) != digest]
     if wrong or not own:

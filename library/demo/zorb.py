@@ -36,7 +36,7 @@ WORDINGS = (
     "{name}",
 )
 NAME = "zorb"  # in each caption; the small models' tokenizers know it as one word
-FOLDER = f"1_{NAME} emoji"  # <repeats>_<words>, as of any training
+FOLDER = f"2_{NAME} emoji"  # <repeats>_<words>, as of any training
 SCALE = 4  # drawn this much larger and then reduced, which smooths the edges
 
 BODY, SHADE, LIGHT = (255, 138, 30), (222, 98, 14), (255, 186, 92)
