@@ -108,5 +108,6 @@ def _learning(kind: str, small: SmallModel, module: str) -> Tables:
         ("network_dim", small.rank, "real: 16 or 32"),
         ("network_alpha", small.alpha, ""),
         ("network_train_unet_only", True, "the text encoders are not trained"),
+        ("prior_loss_weight", 0.5, "how much the pictures in reg_data_dir count"),
     ]
     return {"network": network, "optim": optim}

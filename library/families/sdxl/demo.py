@@ -34,8 +34,8 @@ SMALL = SmallModel(
     prompt="--w 128 --h 128 --s 20 --l 4",
     rank=16,
     alpha=8.0,
-    rates={"lora": 2e-3, "finetune": 2e-4},
-    steps=240,
+    rates={"lora": 3e-3, "finetune": 2e-4},
+    steps=500,
 )
 
 
