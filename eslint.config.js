@@ -15,6 +15,8 @@ export default [
       eqeqeq: "error",
       complexity: ["error", 20],
       "max-params": ["error", 6],
+      "max-len": ["error", { code: 120 }],
+      "max-lines-per-function": ["error", { max: 60 }],
     },
   },
 ];

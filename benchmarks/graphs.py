@@ -147,7 +147,8 @@ def measure(family, way, backend):
     from library.compiler.log import CompileLog
     from library.config.building import build
     from library.memory import checkpointing
-    from library.memory.prepare import blocks_by_class, prepare_denoiser
+    from library.memory.compile_targets import blocks_by_class
+    from library.memory.prepare import prepare_denoiser
 
     make: Any = {"flux": flux, "sdxl": sdxl, "diffusers": diffusers}[way if way == "diffusers" else family]
     model, call, kind = make()

@@ -203,7 +203,7 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "screenshots")
     parser.add_argument("--only", choices=list(TABS), action="append")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="anna-") as made:
+    with tempfile.TemporaryDirectory(prefix="kohya-screenshots-") as made:
         folder = Path(made).resolve()
         os.environ["KOHYA_HOME"] = str(folder / "home")
         from playwright.sync_api import sync_playwright

@@ -19,7 +19,8 @@ from kohya_gui.form.demo import DemoApi
 from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
-from kohya_gui.form.tab import FAMILIES, TABS, TrainingTab
+from kohya_gui.form.tab import TrainingTab
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
 from kohya_gui.lab.lab import LabTab
@@ -52,7 +53,7 @@ TITLE = "Kohya Trainer"
 
 
 class Page(gr.Blocks):
-    """The page, and the API of its own scripts."""
+    """The page, and the JSON API of its scripts."""
 
     def __init__(self, training: TrainingTabs, **how: Any) -> None:
         self.service, self.training = JsonApi(), training
@@ -62,7 +63,7 @@ class Page(gr.Blocks):
 
 
 def build(roots: Sequence[Path] = ()) -> Page:
-    """The page. `roots` are the folders below which files may be listed, read and written."""
+    """Build the page. Only files below the folders in `roots` may be listed, read and written."""
     training = TrainingTabs({tab.id: TrainingTab(tab, roots or paths.roots()) for tab in TABS})
     forms = Forms(training.tabs)
     how: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
@@ -139,7 +140,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     )
     mounted: Any = outer.router.routes[-1]
     page.app = mounted.app  # what its queue hands requests to
-    # Gradio looks for events a thousand times a second, which takes a twentieth of a processor, also while all is idle.
+    # Gradio's queue polls for events a thousand times a second: a twentieth of a processor, although the page has none.
     page._queue.sleep_when_free = 0.02
     used = preloads.needed(sorted({block.get_block_name() for block in page.blocks.values()}))
     lines, sheets, styles = preloads.head(used)

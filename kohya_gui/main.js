@@ -1,4 +1,4 @@
-// The page's script: every tab, and what Gradio's handlers call of them.
+// The page's script: every tab, and the functions that Gradio's handlers call.
 import { mount as mountImages } from "./dataset/images.js";
 import { mount as mountSampling } from "./sampling/sampling.js";
 import { mountTraining } from "./form/tab.js";
@@ -16,13 +16,15 @@ import "./form/start_preset.js";
 import { mount as mountLab } from "./lab/lab.js";
 import "./models/models.js";
 import "./panel/first_steps.js";
-import { beginLook, endLook } from "./panel/monitor.js";
+import "./panel/compare_samples.js";
+import { mount as mountPanel } from "./panel/monitor.js";
+import "./panel/run_buttons.js";
 import { mount as mountQueue } from "./panel/queue.js";
 import "./server/allowed_folders.js";
 import "./server/tabs.js";
 import { mount as mountCommands } from "./tools/commands.js";
 
-// Gradio takes its handlers as text, which runs outside of every module: this is the one name that it finds them under.
+// Gradio takes its handlers as text, which runs outside of all modules: this global is how it finds them.
 Object.assign(window, {
-  kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountTraining, beginLook, endLook },
+  kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountPanel, mountTraining },
 });

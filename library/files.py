@@ -26,6 +26,7 @@ UNFINISHED = re.compile(
     r"\.(?P<stem>.+)\.(?P<pid>\d+)-(?P<here>[0-9a-f]{4})[0-9a-f]{8}\.(?P<kind>tmp|old)(?P<suffix>\.\w+)?"
 )
 DAY = 86400.0
+STATE_FACTS = "train_state.json"  # the file of a state folder that says where its training stood
 LONGEST_NAME = 255  # bytes of a file's name on the usual disks; Windows and macOS count letters, and allow more
 RESERVED = re.compile(
     r"(con|prn|aux|nul|com[\d¹²³]|lpt[\d¹²³])(\..*)?", re.I

@@ -133,10 +133,10 @@ class Life:
 
     def newest(self) -> Path | None:
         """The state to go on from."""
-        from library.train.saving import resume_state
+        from library.train.saving import state_files
 
         states = [path for path in self.output.glob("m*-state") if not path.name.startswith(".")]
-        return max(states, key=lambda path: resume_state.read_progress(path)["current_step"], default=None)
+        return max(states, key=lambda path: state_files.read_progress(path)["current_step"], default=None)
 
     def check(self) -> None:
         """Nothing under a final name is torn."""
@@ -144,7 +144,7 @@ class Life:
         import torch
         from safetensors.torch import load_file
 
-        from library.train.saving import resume_state
+        from library.train.saving import resume_check
 
         for path in (p for p in self.place.rglob("*") if not any(part.startswith(".") for part in p.parts)):
             if path.suffix == ".safetensors":
@@ -157,7 +157,7 @@ class Life:
             elif path.suffix == ".json":
                 json.loads(path.read_text())
             elif path.name.endswith("-state"):
-                assert resume_state.problems(path) == [], path
+                assert resume_check.problems(path) == [], path
 
     def leftovers(self) -> list[str]:
         """Temporary names among the images and results; each run's own folder is its own affair."""

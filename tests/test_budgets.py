@@ -15,6 +15,7 @@ FUNCTION_LINES = 60
 # Inside functions, where loading torch or another package of seconds late is the reason; the tokenizers of transformers
 # are three of them, as one import of all three loads every model.
 LATE_IMPORTS = 86
+LAYOUT_EXCEPTIONS = 20  # code that ruff may not lay out: a table whose columns carry meaning, and little else
 ANY_PER_100 = 6.6  # annotations that say nothing, of 100: values of other packages, and what a file may hold
 
 # Longer functions, each with the reason why cutting it would make it worse.
@@ -59,6 +60,19 @@ def test_functions_are_short():
             if lines > FUNCTION_LINES and name not in EXCEPTIONS:
                 long[name] = lines
     assert not long, f"over {FUNCTION_LINES} lines: {long}"
+
+
+def test_the_formatter_lays_out_nearly_all_code():
+    """Lines under `fmt: skip` or `fmt: off` are as long as somebody likes, which hides how long a file really is."""
+    pattern = re.compile(r"#\s*(?:fmt|yapf):\s*(?:skip|off|disable)\b")
+    places = [
+        f"{path.relative_to(source.ROOT)}:{number}"
+        for path in sorted(source.ROOT.rglob("*.py"))
+        if not {"node_modules", ".venv"} & {*path.relative_to(source.ROOT).parts}
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if pattern.search(line)
+    ]
+    assert len(places) <= LAYOUT_EXCEPTIONS, "let ruff format them: " + ", ".join(places)
 
 
 def test_imports_inside_functions_are_few():

@@ -103,7 +103,7 @@ MAY_IMPORT = {
         *(f"library.train.{name}" for name in ("choices", "errors", "journal", "training")),
     ),
     "library.train.compiling": (
-        *(*ENGINE, "library.measuring", "library.train.step", "library.train.saving.resume_state"),
+        *(*ENGINE, "library.measuring", "library.train.step", "library.train.saving.state_files"),
         *("library.train.choices", "library.train.journal"),
     ),
     "library.train.evaluation": (
@@ -146,6 +146,7 @@ MAY_IMPORT = {
         "library.recipes",
         "library.sampling.plan",
         "library.sampling.prompts",
+        "library.sampling.prompt_checks",
         "library.sampling.prompt_rows",
         "library.comparing.plan",
     ),
@@ -175,6 +176,7 @@ NEVER_HEAVY = (
     "library.comparing.shell",
     "library.comparing.proposal",
     "library.sampling.prompts",
+    "library.sampling.prompt_checks",
     "library.sampling.prompt_rows",
     "library.families.network_args",
     "library.families.adapter_kinds",

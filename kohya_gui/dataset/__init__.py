@@ -1,1 +1,1 @@
-"""The tab that shows and changes the images and captions of a data set."""
+"""The tab that shows and edits the images and captions of a data set."""

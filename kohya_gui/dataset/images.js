@@ -1,45 +1,28 @@
-// The data set tab: a folder's images in pages, their captions, and changes that can be taken back.
+// The data set tab: a folder's images page by page, their captions, and changes that can be undone.
 import { count, progressOf, say } from "../i18n/sentences.js";
-import { all, fillSelect, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
+import { all, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame, tellWhy } from "./images_cards.js";
 import * as history from "./images_history.js";
 import * as masks from "./images_masks.js";
+import { renderOverview } from "./images_overview.js";
 import * as panels from "./images_panels.js";
 import * as sources from "./images_sources.js";
 
 /** @typedef {import("./images_cards.js").Row} Row */
-/** @typedef {{ folder: string, path: string, images: number, repeats: number, words: string, span: number[], used: number, seen: number, role: string, held: number, unused: string, fixed: string }} Place a folder of images */
-/** @typedef {{ images: number, repeats: number, batch: number, steps_per_epoch: number, steps: number, epochs: number, world: number, regularisation: number, validation: number, buckets: { size: [number, number], repeats: number, dataset: number }[] }} Count what a training would make of the images */
-
-/**
- * @typedef {object} Overview a folder, as the server describes it
- * @property {string} folder
- * @property {string} collection its id
- * @property {string} fixed how to come to change it, or ""
- * @property {Count} count
- * @property {Record<string, number>} kinds how many images there are of each kind of finding
- * @property {Record<string, string>} titles of the kinds
- * @property {string[]} calm kinds that are no mistakes
- * @property {number} captioned
- * @property {boolean} compared
- * @property {string[]} notes
- * @property {string[]} problems
- * @property {Place[]} places
- * @property {{ id: string, title: string, when: number }[]} past
- */
-
+/** @typedef {import("./images_overview.js").Overview} Overview */
 /**
  * @typedef {object} Tab what the tab's other modules use of this one
  * @property {() => Overview | null} overview
  * @property {() => Row[]} rows
  * @property {(more?: Record<string, unknown>) => Record<string, unknown>} query
- * @property {(name: string, question: Record<string, unknown>, tell: (found: any) => string) => Promise<boolean>} change
+ * @property {(name: string, question: Record<string, unknown>, tell: (found: any) => string) => Promise<boolean>}
+ *   change
  * @property {<T>(what: () => Promise<T>) => Promise<T | null>} attempt
  * @property {(kind: "good" | "bad" | "plain", text: string) => void} notify
  * @property {(keep?: boolean) => Promise<void>} open
  * @property {(row: Row) => HTMLTextAreaElement} captionOf
- * @property {() => Promise<void>} page the images that are shown, again
+ * @property {() => Promise<void>} page show the current images again
  * @property {() => string} described
  * @property {Record<string, () => unknown>} actions by data-do of the buttons
  */
@@ -57,7 +40,11 @@ let rows = [];
 const view = { start: 0, show: "all", place: null, words: "" };
 /** @type {Set<string>} */
 const chosen = new Set();
-let pages = 0, messages = 0, opened = 0, changed = 0, working = ""; // answers and messages that are out of date are left alone
+let pages = 0,
+  messages = 0,
+  opened = 0,
+  changed = 0,
+  working = ""; // the job that is being waited for
 
 /**
  * @template {Element} [T=HTMLElement]
@@ -70,10 +57,18 @@ const trigger = () => part("#images-trigger", HTMLInputElement);
 const described = () => part("[data-setting=dataset_config]", HTMLInputElement).value.trim();
 
 /** @param {Record<string, unknown>} [more] */
-const query = (more = {}) => ({ folder: now?.folder, collection: now?.collection, trigger: trigger().value, show: view.show, place: view.place, words: view.words, ...more });
+const query = (more = {}) => ({
+  folder: now?.folder,
+  collection: now?.collection,
+  trigger: trigger().value,
+  show: view.show,
+  place: view.place,
+  words: view.words,
+  ...more,
+});
 
 /**
- * A message stays in view while one scrolls; a good one goes by itself.
+ * Messages stay in view while the user scrolls; good ones disappear by themselves.
  * @param {"good" | "bad" | "plain"} kind
  * @param {string} text
  */
@@ -84,10 +79,12 @@ function notify(kind, text) {
 }
 
 const settingFields = () => all(root, "[data-setting]").filter(isField);
-const settings = () => Object.fromEntries(settingFields().map((field) => [field.dataset.setting, isBox(field) ? field.checked : field.value.trim()]));
+const settings = () =>
+  Object.fromEntries(
+    settingFields().map((field) => [field.dataset.setting, isBox(field) ? field.checked : field.value.trim()]));
 
 /**
- * Ask for work, and wait for its end; its progress is shown, and it can be stopped.
+ * Start a job and wait for its end, showing its progress and a button that stops it.
  * @param {string} name
  * @param {Record<string, unknown>} question
  */
@@ -98,7 +95,9 @@ async function work(name, question) {
     while (answer.work) {
       working = answer.work;
       bar.hidden = false;
-      one(bar, "span").textContent = answer.total ? progressOf(answer.phase, answer.done.toLocaleString("en"), answer.total.toLocaleString("en")) : "Looking";
+      one(bar, "span").textContent = answer.total
+        ? progressOf(answer.phase, answer.done.toLocaleString("en"), answer.total.toLocaleString("en"))
+        : "Looking";
       one(bar, "i").style.width = `${answer.total ? (100 * answer.done) / answer.total : 0}%`;
       answer = await ask("images_work", { work: answer.work });
     }
@@ -110,7 +109,7 @@ async function work(name, question) {
 }
 
 /**
- * Do something; what goes wrong is shown, and the answer is null then.
+ * Run a function; show its error, and return null then.
  * @template T
  * @param {() => Promise<T>} what
  * @returns {Promise<T | null>}
@@ -124,13 +123,16 @@ async function attempt(what) {
   }
 }
 
-/** @param {boolean} [keep] whether the same images are looked at again */
+/** @param {boolean} [keep] whether to keep showing the same images */
 async function open(keep = false) {
   const mine = ++opened, told = messages;
   let known, found;
-  do { // again, where it may have been looked at before a change
+  do { // repeat if the folder may have changed meanwhile
     known = changed;
-    found = await attempt(() => work("images_open", { folder: folder().value, settings: settings(), trigger: trigger().value, ...sources.question() }));
+    found = await attempt(() =>
+      work("images_open", {
+        folder: folder().value, settings: settings(), trigger: trigger().value, ...sources.question(),
+      }));
   } while (found && mine === opened && known !== changed);
   if (!found || mine !== opened) return;
   if (!keep) {
@@ -145,11 +147,15 @@ async function open(keep = false) {
   remember();
 }
 
-/** A reload shows the same folder again. */
+/** Keep the folder for a reload of the page. */
 function remember() {
   try {
-    sessionStorage.setItem(KEY, JSON.stringify({ folder: folder().value, trigger: trigger().value, settings: settings(), taken: sources.state() }));
-  } catch {} // a browser that keeps nothing only forgets
+    sessionStorage.setItem(
+      KEY,
+      JSON.stringify({
+        folder: folder().value, trigger: trigger().value, settings: settings(), taken: sources.state(),
+      }));
+  } catch {} // without storage the browser only forgets
 }
 
 function recall() {
@@ -170,7 +176,7 @@ function recall() {
 }
 
 /**
- * What changes a folder answers with the folder as it is then. Whether it was done.
+ * Send a request that changes the folder, and show the folder as it is then. Returns whether that worked.
  * @param {string} name
  * @param {Record<string, unknown>} question
  * @param {(found: any) => string} tell
@@ -189,76 +195,23 @@ async function change(name, question, tell) {
 /** @param {Overview} found */
 function showOverview(found) {
   now = found;
-  const { count: training, kinds } = found;
-  const of = (/** @type {number} */ n) => say("{done} of {of}", { done: n.toLocaleString("en"), of: kinds.all.toLocaleString("en") });
   if (!described()) folder().value = found.folder;
-  part(".collection").hidden = false;
-  part(".collection").classList.toggle("fixed", Boolean(found.fixed));
   part("[data-do=give]").hidden = Boolean(found.fixed);
   sources.show(found);
-  const numbers = [
-    ["Images used", of(training.images)],
-    ["With a caption", of(found.captioned)],
-    ["Steps per epoch", training.steps_per_epoch.toLocaleString("en")],
-    ["Buckets", training.buckets.length.toLocaleString("en")],
-  ];
-  if ("trigger" in kinds) numbers.push(["With the trigger word", of(kinds.all - kinds.trigger)]);
-  part(".numbers").replaceChildren(...numbers.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text))));
-  part(".steps").textContent = training.repeats
-    ? say("{images} with repeats are {pictures} per epoch; in batches of {batch} that is {each}. {steps} are {epochs}.", {
-        images: count(training.images, "image"), pictures: count(training.repeats, "image"), batch: training.batch,
-        each: count(training.steps_per_epoch, "step"), steps: count(training.steps, "step"), epochs: count(training.epochs, "epoch") })
-    : "A training would find no images here.";
-  part(".findings").replaceChildren(...findings(found), found.kinds.missing ? toCaptions() : "");
-  part(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
-  showBuckets(training.buckets);
-  const places = [["", "All folders"], ...found.places.map((place) => [`/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`])];
-  fillSelect(part(".sieve .place"), places, view.place === null ? "" : `/${view.place}`);
-  fillSelect(part(".sieve .show"), Object.entries(kinds).map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]), view.show);
+  renderOverview(root, found, view, narrow);
   part("[data-do=compare]").textContent = found.compared ? "Find duplicates again" : "Find duplicates";
   history.showHistory(found.past);
 }
 
 /**
- * A button for each kind of finding, which shows those images alone.
- * @param {Overview} found
- */
-function findings({ kinds, titles, calm }) {
-  return Object.entries(kinds).filter(([kind, n]) => (n || kind === view.show) && kind !== "all").map(([kind, n]) => {
-    const className = ["broken", "foreign"].includes(kind) ? "bad" : calm.includes(kind) ? "calm" : "";
-    const chip = makeButton("", () => narrow({ show: view.show === kind ? "all" : kind }), { "data-kind": kind, "aria-pressed": String(view.show === kind), className });
-    chip.append(make("b", {}, n.toLocaleString("en")), make("span", {}, titles[kind]));
-    return chip;
-  });
-}
-
-/** A button to the panel that writes captions, where images have none. */
-function toCaptions() {
-  return makeButton("Write captions with a model", () => {
-    const panel = part("[data-panel=caption]", HTMLDetailsElement);
-    panel.open = true;
-    panel.scrollIntoView({ block: "start" });
-    one(panel, "summary").focus({ preventScroll: true });
-  }, { className: "to-captions" });
-}
-
-/** @param {Count["buckets"]} buckets */
-function showBuckets(buckets) {
-  const several = buckets.some((bucket) => bucket.dataset);
-  part(".buckets").hidden = !buckets.length;
-  part(".buckets summary").textContent = say("{buckets}: number of images per epoch", { buckets: count(buckets.length, "bucket") });
-  part(".buckets .chips").replaceChildren(...buckets.map(({ size, repeats, dataset }) =>
-    make("span", { title: several ? say("Data set {number}", { number: dataset + 1 }) : "" }, `${size[0]} × ${size[1]}`, make("b", {}, repeats.toLocaleString("en")))));
-}
-
-/**
- * Show other images: of a kind, in a folder, with words.
+ * Filter the images: by kind, folder or words.
  * @param {Partial<typeof view>} changes
  */
 function narrow(changes) {
   Object.assign(view, { start: 0 }, changes);
   part(".sieve .show", HTMLSelectElement).value = view.show;
-  for (const chip of all(root, ".findings [data-kind]")) chip.setAttribute("aria-pressed", String(chip.dataset.kind === view.show));
+  for (const chip of all(root, ".findings [data-kind]"))
+    chip.setAttribute("aria-pressed", String(chip.dataset.kind === view.show));
   showPage();
   panels.showTags();
 }
@@ -278,7 +231,7 @@ async function showPage() {
 }
 
 /**
- * What turns the pages.
+ * The buttons that turn the pages.
  * @param {number} start
  * @param {number} total
  */
@@ -291,14 +244,23 @@ function turns(start, total) {
   };
   const where = make("input", { value: String(at + 1), inputMode: "numeric", "aria-label": "Page" });
   where.onchange = () => go((parseInt(where.value, 10) || 1) - 1);
-  const range = say(" of {pages} · {first} to {last} of {images}", { pages: (last + 1).toLocaleString("en"), first: (start + 1).toLocaleString("en"),
-    last: Math.min(start + PAGE, total).toLocaleString("en"), images: count(total, "image") });
-  return [makeButton("Previous", () => go(at - 1), { disabled: at === 0 }), make("span", {}, where, range), makeButton("Next", () => go(at + 1), { disabled: at === last })];
+  const range = say(" of {pages} · {first} to {last} of {images}", {
+    pages: (last + 1).toLocaleString("en"), first: (start + 1).toLocaleString("en"),
+    last: Math.min(start + PAGE, total).toLocaleString("en"), images: count(total, "image"),
+  });
+  return [
+    makeButton("Previous", () => go(at - 1), { disabled: at === 0 }),
+    make("span", {}, where, range),
+    makeButton("Next", () => go(at + 1), { disabled: at === last }),
+  ];
 }
 
 /** @param {Row} row */
 function card(row) {
-  const box = make("input", { type: "checkbox", hidden: Boolean(row.fixed), checked: chosen.has(row.name), "aria-label": say("Choose {name}", { name: row.name }) });
+  const box = make("input", {
+    type: "checkbox", hidden: Boolean(row.fixed), checked: chosen.has(row.name),
+    "aria-label": say("Choose {name}", { name: row.name }),
+  });
   box.onchange = () => {
     if (box.checked) chosen.add(row.name);
     else chosen.delete(row.name);
@@ -306,9 +268,13 @@ function card(row) {
   };
   const picture = makeButton("", () => panels.showLarge(row), { className: "look", title: "Enlarge" });
   picture.append(masks.overlay(frame(row, 320), row, 320));
-  return make("article", { "data-name": row.name }, picture,
-    make("div", { className: "about" }, make("label", { className: "name" }, box, make("span", {}, row.name)), captionField(row, storeCaption),
-      make("small", { className: "quiet" }, facts(row)), make("div", { className: "badges" }, badges(row))));
+  return make("article", { "data-name": row.name },
+    picture,
+    make("div", { className: "about" },
+      make("label", { className: "name" }, box, make("span", {}, row.name)),
+      captionField(row, storeCaption),
+      make("small", { className: "quiet" }, facts(row)),
+      make("div", { className: "badges" }, badges(row))));
 }
 
 /**
@@ -319,7 +285,10 @@ async function storeCaption(row, text) {
   if (!now || text.value === (row.caption ?? "")) return;
   const { folder, collection } = now;
   text.dataset.state = "storing";
-  const answer = await attempt(() => ask("images_caption", { folder, collection, name: row.name, text: text.value, expected: row.caption, trigger: trigger().value }));
+  const answer = await attempt(() =>
+    ask("images_caption", {
+      folder, collection, name: row.name, text: text.value, expected: row.caption, trigger: trigger().value,
+    }));
   text.dataset.state = answer && !answer.said ? "stored" : "failed";
   if (!answer) return;
   const isNew = row.caption !== answer.row.caption;
@@ -342,21 +311,28 @@ function showChosen() {
 // ---- what the buttons do
 
 async function compare() {
-  const done = await change("images_compare", {}, ({ kinds }) => kinds.double ? say("{images} are duplicates of others, or similar to them.", { images: count(kinds.double, "image") }) : "No duplicates and no similar images were found.");
+  const done = await change("images_compare", {}, ({ kinds }) =>
+    kinds.double
+      ? say("{images} are duplicates of others, or similar to them.", { images: count(kinds.double, "image") })
+      : "No duplicates and no similar images were found.");
   if (done && now?.kinds.double) narrow({ show: "double" });
 }
 
 async function remove() {
-  const done = await change("images_remove", { names: [...chosen] }, (found) => say("{images} moved to the trash. Undo brings back what was moved.", { images: count(found.done, "image") }));
+  const done = await change("images_remove", { names: [...chosen] }, (found) =>
+    say("{images} moved to the trash. Undo brings back what was moved.", { images: count(found.done, "image") }));
   if (!done) return;
   chosen.clear();
   showChosen();
 }
 
-const undo = () => change("images_undo", {}, (found) => {
-  const left = say("{files} had been changed since and were left: {names}", { files: count(found.lefts, "file"), names: found.left.join(", ") });
-  return `${say("Undone: {change}.", { change: found.undone })}${found.lefts ? `\n${left}` : ""}`;
-});
+const undo = () =>
+  change("images_undo", {}, (found) => {
+    const left = say("{files} had been changed since and were left: {names}", {
+      files: count(found.lefts, "file"), names: found.left.join(", "),
+    });
+    return `${say("Undone: {change}.", { change: found.undone })}${found.lefts ? `\n${left}` : ""}`;
+  });
 
 /** @type {Tab} */
 const tab = {

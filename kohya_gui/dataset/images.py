@@ -1,7 +1,7 @@
-"""The data set tab: what is in a folder of images, its captions, and changes that can be taken back.
+"""The data set tab: the images and captions of a folder, and changes that can be undone.
 
-All that is asked comes as JSON (json_api.py) and names its folder anew; what the server remembers of a folder is only
-there to be quick. Work that takes long runs on a thread and is asked after.
+Every request is JSON (json_api.py) and names its folder; what the server remembers of a folder is only a cache. Long
+work runs on a thread, and the browser polls for its progress.
 """
 
 import os
@@ -26,15 +26,15 @@ from library.curation.selection import KINDS
 from library.curation.tags import Edit
 from library.curation.work import BackgroundTask
 
-PAGE, MOST = 48, 200  # images that are sent at once
+PAGE_SIZE, MAX_PAGE_SIZE = 48, 200  # images in a response: by default, and at most
 TAGS, SAMPLES = 400, 6
-SEEN, MOST_NAMES = 24, 20_000  # captions before and after a change that are sent at once, and images of one question
-PATIENCE = 0.6  # seconds in which work may end without being asked after
-KEPT = 4  # folders that are remembered
+COMPARED_PAGE_SIZE, MAX_NAMES = 24, 20_000  # compared captions in a response, and images in a request
+POLL_AFTER = 0.6  # seconds to wait for a job before the browser has to poll
+MAX_FOLDERS = 4  # folders in memory
 
 
 class DatasetTab:
-    """The tab. Made inside `gr.Blocks`."""
+    """The tab. Create it inside `gr.Blocks`."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
@@ -68,38 +68,38 @@ class DatasetTab:
         """What can be looked at."""
         return {"images_thumb": self.thumb}
 
-    # ---- looking
+    # ---- showing
 
     def open(self, sent: ApiRequest) -> JsonObject:
-        """Look at a folder, anew."""
+        """Scan a folder again."""
         taken, world = (sent.text("script"), sent.values("taken")), max(1, sent.number("processes", 1, 4096))
         config = settings.config_of(sent.text("folder"), sent.values("settings"), self.roots, *taken)
         trigger = sent.text("trigger")
         return self._begin(lambda report: self._overview(self._look(config, world, report), trigger))
 
     def page(self, sent: ApiRequest) -> JsonObject:
-        """Some of the images that are wanted."""
+        """A page of the filtered images."""
         collection = self.collection(sent)
         found = self._wanted(collection, sent)
         start = sent.number("start")
-        start = start if start < len(found) else max(0, (len(found) - 1) // PAGE * PAGE)
-        shown = found[start : start + max(1, sent.number("count", PAGE, MOST))]
+        start = start if start < len(found) else max(0, (len(found) - 1) // PAGE_SIZE * PAGE_SIZE)
+        shown = found[start : start + max(1, sent.number("count", PAGE_SIZE, MAX_PAGE_SIZE))]
         rows = [row(collection, p, trigger_of(sent)) for p in shown]
         return {"rows": rows, "start": start, "total": len(found)}
 
     def tags(self, sent: ApiRequest) -> JsonObject:
-        """The tags of the captions that are wanted, and how often each is there."""
+        """The tags in the captions of the filtered images, with their counts."""
         collection = self.collection(sent)
         captions = (p.caption or "" for p in self._wanted(collection, sent) if not p.foreign)
         found = tags.frequencies(captions, collection.config.captions.caption_separator, sent.text("prefix"))
         return {"tags": found[:TAGS], "more": max(0, len(found) - TAGS)}
 
     def history(self, sent: ApiRequest) -> JsonObject:
-        """What was done to a folder, the last first."""
+        """The changes made to a folder, the newest first."""
         return {"past": past(self.collection(sent).root)}
 
     def changed(self, sent: ApiRequest) -> JsonObject:
-        """Captions before and after a change, some at a time."""
+        """Captions before and after a change, page by page."""
         collection, start = self.collection(sent), sent.number("start")
         pictures = {os.path.realpath(p.caption_file): p for p in reversed(collection.pictures) if p.caption_file}
         found = [
@@ -109,25 +109,25 @@ class DatasetTab:
         ]
         rows = [
             {"before": one.before, "after": one.after, "now": one.now, **row(collection, picture, None)}
-            for picture, one in found[start : start + SEEN]
+            for picture, one in found[start : start + COMPARED_PAGE_SIZE]
         ]
         names = [picture.name for picture, one in found if one.now == one.after]
-        return {"rows": rows, "total": len(found), "start": start, "names": names[:MOST_NAMES]}
+        return {"rows": rows, "total": len(found), "start": start, "names": names[:MAX_NAMES]}
 
     def thumb(self, query: Any) -> Response:
-        """A small version of an image."""
+        """A thumbnail of an image."""
         path = paths.present(query.get("path"), self.roots, sorted(thumbs.extensions()), "image")
         side = query.get("side", "")
         side = int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0]
         made = thumbs.thumb(path, side, upright=query.get("upright") == "true")
-        # The address names the moment at which the image was last written.
+        # The address contains the time of the image's last change.
         headers = {"Cache-Control": "private, max-age=86400", "Content-Security-Policy": "default-src 'none'"}
         return Response(made, media_type="image/webp", headers=headers)
 
     # ---- changing
 
     def caption(self, sent: ApiRequest) -> JsonObject:
-        """Give one image other words."""
+        """Replace the caption of an image."""
         collection, name = self.collection(sent), sent.text("name")
         expected = None if sent.fields.get("expected") is None else sent.text("expected")
         has = trigger_of(sent)
@@ -139,7 +139,7 @@ class DatasetTab:
         return {"row": row(collection, picture, has), **self._overview(collection, sent.text("trigger"))}
 
     def edit(self, sent: ApiRequest) -> JsonObject:
-        """Say what a change of tags would change, or do it."""
+        """Preview an edit of tags, or apply it."""
         collection = self.collection(sent)
         separator = collection.config.captions.caption_separator
         change = Edit(
@@ -167,7 +167,7 @@ class DatasetTab:
         return self._change(collection, sent, lambda report: {"done": changes.remove(collection, names)})
 
     def compare(self, sent: ApiRequest) -> JsonObject:
-        """Look for images that are the same or alike."""
+        """Find duplicate and similar images."""
         collection, trigger = self.collection(sent), sent.text("trigger")
 
         def work(report: Report) -> JsonObject:
@@ -177,7 +177,7 @@ class DatasetTab:
         return self._begin(work)
 
     def prepare(self, sent: ApiRequest) -> JsonObject:
-        """Give images a folder that a training understands: <repeats>_<words>."""
+        """Sort images into a folder named for training: <repeats>_<words>."""
         collection, how = self.collection(sent), sent.text("how")
         repeats, words = sent.number("repeats", 1), sent.text("words")
         if how == "rename":
@@ -195,7 +195,7 @@ class DatasetTab:
         raise ConfigError("how is {how}: use rename, gather or bring", how=repr(how))
 
     def undo(self, sent: ApiRequest) -> JsonObject:
-        """Take back the last change."""
+        """Undo the last change."""
         collection = self.collection(sent)
 
         def work(report: Report) -> JsonObject:
@@ -210,7 +210,7 @@ class DatasetTab:
         return self._change(collection, sent, work)
 
     def put_back(self, sent: ApiRequest) -> JsonObject:
-        """Give images the captions that they had before a change."""
+        """Restore the captions from before a change."""
         collection, names, change = self.collection(sent), sent.texts("names"), sent.text("change")
         if not names:
             raise ConfigError("no image is chosen")
@@ -221,17 +221,17 @@ class DatasetTab:
 
         return self._change(collection, sent, work)
 
-    # ---- work that takes a while
+    # ---- long jobs
 
     def work(self, sent: ApiRequest) -> JsonObject:
-        """How far some work is, or what came of it."""
+        """The progress of a job, or its result."""
         work = self.works.get(sent.text("work"))
         if work is None:
             raise ConfigError("this task does not exist any more: open the folder again")
         return self._told(work, 0.3)
 
     def stop(self, sent: ApiRequest) -> JsonObject:
-        """Ask some work to end."""
+        """Ask a job to stop."""
         if work := self.works.get(sent.text("work")):
             work.stop()
         return {}
@@ -242,7 +242,7 @@ class DatasetTab:
             self.works[made.id] = made
             while len(self.works) > 50:
                 self.works.popitem(last=False)
-        return self._told(made, PATIENCE)
+        return self._told(made, POLL_AFTER)
 
     def _told(self, work: BackgroundTask, seconds: float) -> JsonObject:
         if not work.wait(seconds):
@@ -252,7 +252,7 @@ class DatasetTab:
     def _change(
         self, collection: ImageCollection, sent: ApiRequest, change: Callable[[Report], JsonObject]
     ) -> JsonObject:
-        """Change a folder, and look at it anew."""
+        """Change a folder, and scan it again."""
         changes.changeable(collection)
         trigger = sent.text("trigger")
 
@@ -262,10 +262,10 @@ class DatasetTab:
 
         return self._begin(work)
 
-    # ---- what is known of a folder
+    # ---- folders in memory
 
     def collection(self, sent: ApiRequest) -> ImageCollection:
-        """The folder that is asked about, as it was last looked at with these settings."""
+        """The requested folder, as last scanned with these settings."""
         root = paths.inside(sent.text("folder"), self.roots, "folder")
         with self.busy:
             found = self.collections.get(f"{root}|{sent.text('collection')}")
@@ -283,12 +283,12 @@ class DatasetTab:
         key = f"{found.root}|{settings.mark(config, world)}"
         with self.busy:
             before = self.collections.pop(key, None)
-            if before is not None and before.compared:  # still true of all that is still there
+            if before is not None and before.compared:  # still valid for all remaining images
                 known = found.known
                 found.doubles = {name: at for name, at in before.doubles.items() if name in known}
                 found.double_groups, found.compared = before.double_groups, True
             self.collections[key] = found
-            while len(self.collections) > KEPT:
+            while len(self.collections) > MAX_FOLDERS:
                 self.collections.popitem(last=False)
         return found
 
@@ -329,7 +329,7 @@ def trigger_of(sent: ApiRequest) -> Callable[[str], bool] | None:
 
 
 def row(collection: ImageCollection, picture: Picture, has: Callable[[str], bool] | None) -> JsonObject:
-    """A picture as the page shows it."""
+    """An image as the page shows it."""
     fit, group = picture.fit, collection.doubles.get(picture.name)
     return {
         "name": picture.name,
@@ -357,5 +357,5 @@ def row(collection: ImageCollection, picture: Picture, has: Callable[[str], bool
 
 
 def past(root: Path) -> list[JsonObject]:
-    """The changes of a folder that can be taken back."""
+    """The changes of a folder that can be undone."""
     return [{"id": one.id, "title": one.title, "when": one.when, "count": one.count} for one in trash.history(root)]

@@ -1,4 +1,4 @@
-// How an image is shown: the picture with what is cropped, its size and bucket, what is odd about it, its caption.
+// The card of an image: the picture with its crop, its size and bucket, findings, and its caption.
 import { count, say } from "../i18n/sentences.js";
 import { make } from "../server/elements.js";
 import { address } from "../server/http.js";
@@ -8,34 +8,35 @@ import { address } from "../server/http.js";
  * @property {string} name
  * @property {string} path
  * @property {number} version when the file was last written
- * @property {string} broken why it cannot be read, or ""
- * @property {[number, number]} size in pixels; 0 where it is not known
+ * @property {string} broken why it cannot be decoded, or ""
+ * @property {[number, number]} size in pixels; 0 if unknown
  * @property {[number, number] | null} bucket
- * @property {[number, number, number, number]} seen left, top, width and height of what is left of it, as shares
- * @property {number} cut the share that is cropped
- * @property {number} larger how many times it is enlarged
+ * @property {[number, number, number, number]} seen left, top, width and height of the crop, as shares
+ * @property {number} cut the share that is cropped away
+ * @property {number} larger the factor by which it is enlarged
  * @property {boolean} turned whether its EXIF orientation turns or mirrors it
- * @property {boolean} upright whether that is done
+ * @property {boolean} upright whether that orientation is applied
  * @property {number} repeats
- * @property {string} role "reg", another for validation, or ""
+ * @property {string} role "reg", a role in validation, or ""
  * @property {string} unused why it is not used, or ""
- * @property {boolean} foreign whether the caption is no UTF-8
+ * @property {boolean} foreign whether the caption is not UTF-8
  * @property {string | null} caption
- * @property {boolean | null} trigger whether the caption has the trigger word; null where there is none
+ * @property {boolean | null} trigger whether the caption has the trigger word; null if there is no trigger word
  * @property {string} double
  * @property {number} group
- * @property {string} fixed why it cannot be changed here, or ""
+ * @property {string} fixed why it is read-only here, or ""
  */
 
 /**
- * Where an image is shown from, of this side in pixels.
+ * The address of an image, scaled to this longer side in pixels.
  * @param {Row} row
  * @param {number} side
  */
-export const thumb = (row, side) => address("images_thumb", { path: row.path, side: String(side), v: String(row.version), upright: String(row.upright) });
+export const thumb = (row, side) =>
+  address("images_thumb", { path: row.path, side: String(side), v: String(row.version), upright: String(row.upright) });
 
 /**
- * A picture, and in shade what the bucket cuts away.
+ * A picture, with the part that the bucket crops shaded.
  * @param {Row} row
  * @param {number} side in pixels
  */
@@ -48,7 +49,9 @@ export function frame(row, side) {
   const [left, top, width, height] = row.seen;
   if (width < 0.999 || height < 0.999) {
     const shade = make("i", { className: "seen" });
-    Object.assign(shade.style, { left: `${left * 100}%`, top: `${top * 100}%`, width: `${width * 100}%`, height: `${height * 100}%` });
+    Object.assign(shade.style, {
+      left: `${left * 100}%`, top: `${top * 100}%`, width: `${width * 100}%`, height: `${height * 100}%`,
+    });
     box.append(shade);
   }
   return box;
@@ -65,30 +68,44 @@ export function badges(row) {
   if (row.caption === null) found.push(["warn", "no caption"]);
   else if (!row.caption.trim()) found.push(["warn", "empty caption"]);
   if (row.trigger === false) found.push(["warn", "no trigger word"]);
-  if (row.double) found.push(["warn", say(row.double === "alike" ? "similar to others (group {group})" : "duplicate of others (group {group})", { group: row.group + 1 })]);
-  if (row.cut > 0.02) found.push([row.cut > 0.2 ? "warn" : "", say("{share} % cropped", { share: Math.round(row.cut * 100) })]);
+  if (row.double)
+    found.push([
+      "warn",
+      say(row.double === "alike" ? "similar to others (group {group})" : "duplicate of others (group {group})", {
+        group: row.group + 1,
+      }),
+    ]);
+  if (row.cut > 0.02)
+    found.push([row.cut > 0.2 ? "warn" : "", say("{share} % cropped", { share: Math.round(row.cut * 100) })]);
   if (row.larger > 1.5) found.push(["warn", say("enlarged {factor} times", { factor: row.larger.toFixed(1) })]);
   if (row.turned) found.push(row.upright ? ["", "turned by EXIF"] : ["warn", "EXIF rotation, ignored"]);
   return found.map(([kind, text]) => make("span", { className: `badge ${kind}` }, text));
 }
 
 /**
- * Its size, its bucket and its repeats.
+ * The size, bucket and repeats of an image.
  * @param {Row} row
  */
 export function facts(row) {
   if (!row.bucket) return row.size[0] ? `${row.size[0]} × ${row.size[1]}` : "";
-  return say("{size}, {repeats}", { size: `${row.size[0]} × ${row.size[1]} → ${row.bucket[0]} × ${row.bucket[1]}`, repeats: count(row.repeats, "repeat") });
+  return say("{size}, {repeats}", {
+    size: `${row.size[0]} × ${row.size[1]} → ${row.bucket[0]} × ${row.bucket[1]}`,
+    repeats: count(row.repeats, "repeat"),
+  });
 }
 
 /**
- * A caption to write in. It is stored when one leaves it, or presses Ctrl+Enter; what could not be stored stays, and is
- * tried again when one leaves it again.
+ * A caption's text field, saved when it loses the focus or on Ctrl+Enter. A text that could not be saved stays, and is
+ * saved when the field loses the focus again.
  * @param {Row} row
  * @param {(row: Row, text: HTMLTextAreaElement) => unknown} store
  */
 export function captionField(row, store) {
-  const text = make("textarea", { value: row.caption ?? "", rows: 4, "aria-label": say("Caption of {name}", { name: row.name }), placeholder: row.caption === null ? "no caption" : "empty", spellcheck: true, readOnly: row.foreign || Boolean(row.fixed), title: row.fixed });
+  const text = make("textarea", {
+    value: row.caption ?? "", rows: 4, "aria-label": say("Caption of {name}", { name: row.name }),
+    placeholder: row.caption === null ? "no caption" : "empty", spellcheck: true,
+    readOnly: row.foreign || Boolean(row.fixed), title: row.fixed,
+  });
   text.onchange = () => void store(row, text);
   text.onblur = () => {
     if (text.dataset.state === "failed") void store(row, text);
@@ -101,9 +118,9 @@ export function captionField(row, store) {
 }
 
 /**
- * Say below a caption why it is not stored.
+ * Show below a caption why it was not saved.
  * @param {HTMLTextAreaElement} text
- * @param {string} why "" when it is
+ * @param {string} why "" if it was saved
  */
 export function tellWhy(text, why) {
   text.parentElement?.querySelector(":scope > .why")?.remove();

@@ -1,13 +1,19 @@
-// The changes of a data set: a list of them, and the captions before and after one, side by side, to be put back.
+// The change history of a data set, and the captions before and after a change side by side, which can be restored.
 import { count, say } from "../i18n/sentences.js";
 import { make, makeButton, one } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { frame } from "./images_cards.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
-/** @typedef {import("./images.js").Overview} Overview */
-/** @typedef {import("./images_cards.js").Row & { before: string | null, after: string, now: string | null }} Compared an image whose caption was changed */
-/** @typedef {{ rows: Compared[], total: number, start: number, names: string[] }} Comparison some of them, and the names of all that can be put back */
+/** @typedef {import("./images_overview.js").Overview} Overview */
+/**
+ * @typedef {import("./images_cards.js").Row & { before: string | null, after: string, now: string | null }} Compared an
+ *   image whose caption was changed
+ */
+/**
+ * @typedef {{ rows: Compared[], total: number, start: number, names: string[] }} Comparison one page of them, and the
+ *   names of all that can be restored
+ */
 
 const EACH = 24;
 
@@ -29,14 +35,24 @@ export function showHistory(past) {
   const undo = part("[data-do=undo]", HTMLButtonElement);
   undo.disabled = !past.length;
   undo.title = past.length ? say("Undo: {change}", { change: past[0].title }) : "Nothing to undo";
-  part("[data-panel=past] summary small").textContent = past.length ? say("{count} can be undone, last: {change}", { count: past.length, change: past[0].title }) : "nothing to undo";
-  part(".past").replaceChildren(...past.map((entry) => make("li", {}, make("span", {}, entry.title), make("small", {}, new Date(entry.when * 1000).toLocaleString(document.documentElement.lang || [])),
-    /caption/i.test(entry.title) && makeButton("Compare", () => compare(entry.id), { className: "plain", "aria-label": say("Compare the captions before and after: {change}", { change: entry.title }) }))));
+  part("[data-panel=past] summary small").textContent = past.length
+    ? say("{count} can be undone, last: {change}", { count: past.length, change: past[0].title })
+    : "nothing to undo";
+  part(".past").replaceChildren(
+    ...past.map((entry) =>
+      make("li", {},
+        make("span", {}, entry.title),
+        make("small", {}, new Date(entry.when * 1000).toLocaleString(document.documentElement.lang || [])),
+        /caption/i.test(entry.title) &&
+          makeButton("Compare", () => compare(entry.id), {
+            className: "plain",
+            "aria-label": say("Compare the captions before and after: {change}", { change: entry.title }),
+          }))));
   if (shown && !past.some(({ id }) => id === shown)) close();
 }
 
 /**
- * Captions before and after a change.
+ * Show the captions before and after a change.
  * @param {string} id of the change
  * @param {number} [start]
  */
@@ -51,12 +67,18 @@ export async function compare(id, start = 0) {
   const last = Math.min(start + EACH, found.total);
   const back = makeButton("Put all back", () => putBack(found.names), { disabled: !found.names.length });
   box.replaceChildren(
-    make("div", { className: "head" }, make("b", {}, "Before and after"), make("small", {}, say("{captions} changed", { captions: count(found.total, "caption") })),
+    make("div", { className: "head" },
+      make("b", {}, "Before and after"),
+      make("small", {}, say("{captions} changed", { captions: count(found.total, "caption") })),
       make("span", { className: "acts" }, back, makeButton("Close", close))),
     ...found.rows.map(line),
-    found.total > EACH ? make("div", { className: "acts" },
-      makeButton("Previous", () => compare(id, start - EACH), { disabled: start === 0 }), make("span", {}, say("{first} to {last} of {images}", { first: start + 1, last, images: count(found.total, "image") })),
-      makeButton("Next", () => compare(id, start + EACH), { disabled: last >= found.total })) : "");
+    found.total > EACH
+      ? make("div", { className: "acts" },
+          makeButton("Previous", () => compare(id, start - EACH), { disabled: start === 0 }),
+          make("span", {},
+            say("{first} to {last} of {images}", { first: start + 1, last, images: count(found.total, "image") })),
+          makeButton("Next", () => compare(id, start + EACH), { disabled: last >= found.total }))
+      : "");
   if (reveal) box.scrollIntoView({ block: "nearest" });
 }
 
@@ -64,18 +86,29 @@ export async function compare(id, start = 0) {
 function line(row) {
   const same = row.now === row.after;
   const state = row.now === row.before ? "Put back" : "Changed since";
-  return make("div", { className: "pair", "data-name": row.name }, make("div", { className: "small" }, frame(row, 160)),
-    make("div", { className: "old" }, make("small", {}, "Before"), make("p", { translate: "no" }, row.before ?? make("em", {}, "no caption"))),
+  return make("div", { className: "pair", "data-name": row.name },
+    make("div", { className: "small" }, frame(row, 160)),
+    make("div", { className: "old" },
+      make("small", {}, "Before"),
+      make("p", { translate: "no" }, row.before ?? make("em", {}, "no caption"))),
     make("div", { className: "new" }, make("small", {}, "After"), make("p", { translate: "no" }, row.after)),
-    same ? makeButton("Put back", () => putBack([row.name]), { "aria-label": say("Put back the caption of {name}", { name: row.name }) }) : make("small", { className: "quiet" }, state));
+    same
+      ? makeButton("Put back", () => putBack([row.name]), {
+          "aria-label": say("Put back the caption of {name}", { name: row.name }),
+        })
+      : make("small", { className: "quiet" }, state));
 }
 
 /** @param {string[]} names */
 async function putBack(names) {
   const id = shown;
   const done = await tab.change("images_put_back", { names, change: id }, (found) => {
-    const left = found.left ? ` ${say("{captions} changed since and left.", { captions: count(found.left, "caption") })}` : "";
-    return say("{captions} put back. Undo brings the new ones again.", { captions: count(found.done, "caption") }) + left;
+    const left = found.left
+      ? ` ${say("{captions} changed since and left.", { captions: count(found.left, "caption") })}`
+      : "";
+    return (
+      say("{captions} put back. Undo brings the new ones again.", { captions: count(found.done, "caption") }) + left
+    );
   });
   if (done) await compare(id);
 }

@@ -1,4 +1,4 @@
-// The panels of the data set tab: tags, captions by a model, folder preparation; and the large view of one image.
+// The panels of the data set tab: tags, automatic captions, folder preparation; and the large view of an image.
 import { count, say } from "../i18n/sentences.js";
 import { all, make, makeButton, one } from "../server/elements.js";
 import { ask } from "../server/http.js";
@@ -9,13 +9,13 @@ import * as masks from "./images_masks.js";
 
 /** @typedef {import("./images_cards.js").Row} Row */
 /** @typedef {import("./images.js").Tab} Tab */
-/** @typedef {{ name: string, before: string, after: string }} Sample a caption that a change of tags would change */
+/** @typedef {{ name: string, before: string, after: string }} Sample a caption that an edit of tags would change */
 
 /** @type {HTMLElement} */
 let root;
 /** @type {Tab} */
 let tab;
-let ready = ""; // the change that was looked at, and may be applied
+let ready = ""; // the edit that was previewed, and may be applied
 let turn = 0;
 
 /**
@@ -29,7 +29,7 @@ const action = () => part("#tags-action", HTMLSelectElement).value;
 
 // ---- tags
 
-/** How often each tag is in the captions that are shown. */
+/** Show how often each tag occurs in the current captions. */
 export async function showTags() {
   if (!tab?.overview() || !part("[data-panel=tags]", HTMLDetailsElement).open) return;
   const mine = ++turn;
@@ -50,10 +50,14 @@ export async function showTags() {
 }
 
 const edit = () => ({
-  action: action(), find: input("#tags-find").value, put: input("#tags-put").value, at_end: input("#tags-end").checked, match_case: input("#tags-case").checked,
+  action: action(),
+  find: input("#tags-find").value,
+  put: input("#tags-put").value,
+  at_end: input("#tags-end").checked,
+  match_case: input("#tags-case").checked,
 });
 
-/** A change that is not the one which was looked at cannot be applied. */
+/** Only the edit that was previewed can be applied. */
 function forget() {
   part(".change .find").hidden = action() === "add";
   part(".change .put").hidden = action() === "remove";
@@ -74,13 +78,20 @@ async function preview() {
   /** @type {Sample[]} */
   const samples = found.samples;
   part(".preview").replaceChildren(
-    make("p", {}, say(found.changes ? "{changes} of {shown} would change:" : "None of {shown} would change.", { changes, shown })),
-    make("ul", {}, samples.map(({ name, before, after }) => make("li", {}, make("small", {}, name), make("del", {}, make("code", {}, before)), make("ins", {}, make("code", {}, after))))));
+    make("p", {},
+      say(found.changes ? "{changes} of {shown} would change:" : "None of {shown} would change.", { changes, shown })),
+    make("ul", {},
+      samples.map(({ name, before, after }) =>
+        make("li", {},
+          make("small", {}, name),
+          make("del", {}, make("code", {}, before)),
+          make("ins", {}, make("code", {}, after))))));
 }
 
 async function applyEdit() {
   if (ready !== JSON.stringify(tab.query(edit()))) return preview();
-  const done = await tab.change("images_edit", { ...edit(), apply: true }, (found) => say("{captions} changed. Undo brings the old ones back.", { captions: count(found.done, "caption") }));
+  const done = await tab.change("images_edit", { ...edit(), apply: true }, (found) =>
+    say("{captions} changed. Undo brings the old ones back.", { captions: count(found.done, "caption") }));
   if (done) forget();
 }
 
@@ -91,11 +102,18 @@ const preparation = () => part("#prepare-how", HTMLSelectElement);
 function showPreparations() {
   const places = tab.overview()?.places ?? [];
   const own = places.find((place) => place.folder === "");
-  const entries = places.filter((place) => place.folder).map(({ folder }) => [`rename/${folder}`, say("Rename {folder}", { folder })]);
-  if (own && !own.words) entries.unshift(["gather", say("Move the {images} that lie directly here into a folder", { images: count(own.images, "image") })]);
+  const entries = places
+    .filter((place) => place.folder)
+    .map(({ folder }) => [`rename/${folder}`, say("Rename {folder}", { folder })]);
+  if (own && !own.words)
+    entries.unshift([
+      "gather",
+      say("Move the {images} that lie directly here into a folder", { images: count(own.images, "image") }),
+    ]);
   entries.push(["bring", "Copy images from another folder"]);
   const before = preparation().value;
-  preparation().replaceChildren(...entries.map(([value, text]) => make("option", { value, selected: value === before }, text)));
+  preparation().replaceChildren(
+    ...entries.map(([value, text]) => make("option", { value, selected: value === before }, text)));
   showPreparation();
 }
 
@@ -112,15 +130,18 @@ function prepare() {
   const [how, ...rest] = preparation().value.split("/");
   const repeats = Number(input("#prepare-repeats").value);
   if (!Number.isInteger(repeats) || repeats < 1) return tab.notify("bad", "Repeats: write a whole number from 1.");
-  const question = { how, place: rest.join("/"), repeats, words: input("#prepare-words").value, source: input("#prepare-source").value };
-  return tab.change("images_prepare", question, (found) => say("The folder is called {name} now.", { name: found.made }));
+  const question = {
+    how, place: rest.join("/"), repeats, words: input("#prepare-words").value, source: input("#prepare-source").value,
+  };
+  return tab.change("images_prepare", question, (found) =>
+    say("The folder is called {name} now.", { name: found.made }));
 }
 
-// ---- one image, large
+// ---- the large view
 
 /** @type {HTMLDialogElement | undefined} */
 let dialog;
-let at = -1; // which of the rows is shown
+let at = -1; // index of the row that is shown
 
 /** @param {Row} row */
 export function showLarge(row) {
@@ -150,20 +171,26 @@ function show(where, to) {
   at = Math.max(0, Math.min(rows.length - 1, to));
   const row = rows[at];
   where.replaceChildren(
-    make("div", { className: "head" }, make("b", {}, row.name), make("span", { className: "acts" },
-      !row.fixed && !row.broken && row.size[0] > 0 && makeButton("Edit mask", () => {
-        where.close();
-        masks.edit(row, thumb(row, 1280));
-      }),
-      makeButton("Previous", () => show(where, at - 1), { disabled: at === 0 }),
-      makeButton("Next", () => show(where, at + 1), { disabled: at === rows.length - 1 }), makeButton("Close", () => where.close()))),
+    make("div", { className: "head" },
+      make("b", {}, row.name),
+      make("span", { className: "acts" },
+        !row.fixed &&
+          !row.broken &&
+          row.size[0] > 0 &&
+          makeButton("Edit mask", () => {
+            where.close();
+            masks.edit(row, thumb(row, 1280));
+          }),
+        makeButton("Previous", () => show(where, at - 1), { disabled: at === 0 }),
+        makeButton("Next", () => show(where, at + 1), { disabled: at === rows.length - 1 }),
+        makeButton("Close", () => where.close()))),
     make("div", { className: "large" }, masks.overlay(frame(row, 1280), row, 1280)),
     make("small", { className: "quiet" }, facts(row), row.cut > 0.001 ? ". The shaded part is cropped." : ""),
     make("div", { className: "badges" }, badges(row)), tab.captionOf(row));
   where.setAttribute("aria-label", row.name);
 }
 
-/** The captions that a model has written, beside those that were there. */
+/** Show the generated captions beside the previous ones. */
 async function showWritten() {
   const before = tab.overview()?.past[0]?.id;
   await tab.open(true);
@@ -185,8 +212,10 @@ export function mount(element, given) {
   [root, tab, dialog] = [element, given, undefined];
   Object.assign(tab.actions, { preview, edit: applyEdit, prepare });
   for (const panel of all(root, ".panel")) panel.addEventListener("toggle", () => tab.overview() && refresh());
-  for (const id of ["tags-action", "tags-find", "tags-put", "tags-end", "tags-case"]) part(`#${id}`).addEventListener("input", forget);
-  for (const id of ["tags-find", "tags-put"]) input(`#${id}`).addEventListener("keydown", ({ key }) => key === "Enter" && preview());
+  for (const id of ["tags-action", "tags-find", "tags-put", "tags-end", "tags-case"])
+    part(`#${id}`).addEventListener("input", forget);
+  for (const id of ["tags-find", "tags-put"])
+    input(`#${id}`).addEventListener("keydown", ({ key }) => key === "Enter" && preview());
   let pause = 0;
   input("#tags-filter").oninput = () => {
     clearTimeout(pause);
@@ -194,6 +223,9 @@ export function mount(element, given) {
   };
   preparation().onchange = showPreparation;
   const extension = input("[data-setting=caption_extension]");
-  commands.mount(part("[data-panel=caption]"), () => ({ folder: tab.overview()?.folder ?? "", extension: extension.value }), showWritten);
+  commands.mount(
+    part("[data-panel=caption]"),
+    () => ({ folder: tab.overview()?.folder ?? "", extension: extension.value }),
+    showWritten);
   forget();
 }

@@ -1,15 +1,18 @@
-// What the images of the data set tab are: one folder, or all that a training tab's form names, each source in a row.
+// The source of the data set tab's images: one folder, or everything that a training tab's form names, one row each.
 import * as form from "../form/page.js";
 import { count, say } from "../i18n/sentences.js";
 import { all, isBox, isField, make, makeButton, one, setValue } from "../server/elements.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
-/** @typedef {import("./images.js").Overview} Overview */
-/** @typedef {import("./images.js").Place} Place */
-/** @typedef {{ title: string, script: string, values: Record<string, unknown>, processes: number }} Taken what was taken from a form */
-/** @typedef {{ folder: string, fields: string[] }} Before what was looked at before one source alone */
+/** @typedef {import("./images_overview.js").Overview} Overview */
+/** @typedef {import("./images_overview.js").Place} Place */
+/**
+ * @typedef {{ title: string, script: string, values: Record<string, unknown>, processes: number }} Taken the settings
+ *   taken from a form
+ */
+/** @typedef {{ folder: string, fields: string[] }} Before the view to return to from a single source */
 
-const NAMES = ["reg_data_dir", "in_json", "dataset_config"]; // what may name other images than the folder's
+const NAMES = ["reg_data_dir", "in_json", "dataset_config"]; // options that may name images outside the folder
 
 /** @type {HTMLElement} */
 let root;
@@ -29,21 +32,24 @@ const part = (selector, type) => one(root, selector, type);
 const folder = () => part("#images-folder", HTMLInputElement);
 const setting = (/** @type {string} */ name) => part(`[data-setting="${name}"]`, HTMLInputElement);
 
-/** The training tab that was chosen: its id and its title. */
+/** The id and title of the chosen training tab. */
 function chosenTab() {
   const list = part("#images-tab", HTMLSelectElement);
   return { id: list.value, title: list.selectedOptions[0].text };
 }
 
-/** Besides the fields of this tab, what the form had that was taken. */
+/** List the settings taken from the form that have no field in this tab. */
 export const question = () => (taken ? { script: taken.script, taken: taken.values, processes: taken.processes } : {});
 
 function showTaken() {
   part(".taken").hidden = !taken;
-  if (taken) part(".taken span").textContent = say("Counted as the training of the {tab} tab, with its other settings for images and captions.", { tab: taken.title });
+  if (taken)
+    part(".taken span").textContent = say(
+      "Counted as the training of the {tab} tab, with its other settings for images and captions.",
+      { tab: taken.title });
 }
 
-/** A folder that is the chosen form's is counted as that form would train it. */
+/** Count a folder that belongs to the chosen form as that form would train it. */
 export function adopt() {
   const { id } = chosenTab(), where = document.getElementById(`${id}-form`);
   const theirs = where && form.held(form.formOf(id)).values.train_data_dir;
@@ -52,23 +58,28 @@ export function adopt() {
   showTaken();
 }
 
-/** All that a form says about images comes over: what this tab shows into its fields, the rest as it is. */
+/** Take a form's settings about images: into this tab's fields where there is one, the rest unchanged. */
 function take() {
   const { title } = chosenTab(), values = adoptSettings();
   before = null;
   showTaken();
   if (values.train_data_dir) setValue(folder(), values.train_data_dir);
   if (folder().value || tab.described()) tab.open();
-  else tab.notify("plain", say("The settings of the {tab} tab were taken. It names no image folder yet.", { tab: title }));
+  else
+    tab.notify("plain", say("The settings of the {tab} tab were taken. It names no image folder yet.", { tab: title }));
 }
 
-/** The settings of the chosen form that are about images; all of its values. */
+/** Adopt the chosen form's settings about images. Returns all of its values. */
 function adoptSettings() {
   const { id, title } = chosenTab();
   const { family, values, launch } = form.held(form.formOf(id));
   const names = (root.dataset.takes ?? "").split(" ").filter((name) => name in values);
-  taken = { title, script: JSON.parse(form.formOf(id).dataset.scripts ?? "{}")[family],
-    values: Object.fromEntries(names.map((name) => [name, values[name]])), processes: Math.max(1, parseInt(String(launch.num_processes), 10) || 1) };
+  taken = {
+    title,
+    script: JSON.parse(form.formOf(id).dataset.scripts ?? "{}")[family],
+    values: Object.fromEntries(names.map((name) => [name, values[name]])),
+    processes: Math.max(1, parseInt(String(launch.num_processes), 10) || 1),
+  };
   for (const mine of all(root, "[data-setting]", HTMLInputElement)) {
     const name = mine.dataset.setting ?? "";
     const keeps = name === "resolution" && !values[name] && !values.dataset_config;
@@ -77,19 +88,22 @@ function adoptSettings() {
   return values;
 }
 
-/** A form gets this folder, and what is set for it here. */
+/** Put this folder and its settings into a form. */
 function give() {
   const { id, title } = chosenTab();
   /** @type {Record<string, string | boolean>} */
   const values = { train_data_dir: folder().value };
-  for (const name of ["caption_extension", "resolution", "enable_bucket"]) values[name] = isBox(setting(name)) ? setting(name).checked : setting(name).value;
+  for (const name of ["caption_extension", "resolution", "enable_bucket"])
+    values[name] = isBox(setting(name)) ? setting(name).checked : setting(name).value;
   for (const [name, value] of Object.entries(values)) {
     const theirs = form.formOf(id).querySelector(`[data-option="${name}"]`);
     if (!isField(theirs)) continue;
     setValue(theirs, value);
     theirs.dispatchEvent(new Event("input", { bubbles: true }));
   }
-  tab.notify("good", say("The {tab} tab has this folder now, with its caption ending, resolution and buckets.", { tab: title }));
+  tab.notify(
+    "good",
+    say("The {tab} tab has this folder now, with its caption ending, resolution and buckets.", { tab: title }));
 }
 
 function forget() {
@@ -99,7 +113,7 @@ function forget() {
 }
 
 /**
- * One source alone, where its images and captions can be changed.
+ * Open a single source, where its images and captions can be edited.
  * @param {string} path
  */
 function openAlone(path) {
@@ -109,7 +123,7 @@ function openAlone(path) {
   tab.open();
 }
 
-/** All sources again, after one alone. */
+/** Return from a single source to all of them. */
 function back() {
   if (!before) return;
   folder().value = before.folder;
@@ -124,32 +138,53 @@ function line(place) {
   /** @type {HTMLElement[]} */
   const name = [make("span", { className: place.folder ? "own" : "" }, place.folder || "the folder itself")];
   if (place.role) name.push(make("small", {}, "regularisation"));
-  if (place.held) name.push(make("small", {}, say("{count} held out for validation", { count: place.held.toLocaleString("en") })));
+  if (place.held)
+    name.push(make("small", {}, say("{count} held out for validation", { count: place.held.toLocaleString("en") })));
   if (place.unused) name.push(make("small", {}, say("not used: {why}", { why: place.unused })));
-  if (place.fixed && path) name.push(makeButton("Open", () => openAlone(path), { title: say("Open {path}", { path }) }));
-  const numbers = [place.used.toLocaleString("en"), least === most ? `${least}` : `${least} to ${most}`, place.seen.toLocaleString("en")];
-  return make("tr", {}, make("th", { scope: "row" }, name), numbers.map((text) => make("td", {}, text)));
+  if (place.fixed && path)
+    name.push(makeButton("Open", () => openAlone(path), { title: say("Open {path}", { path }) }));
+  const numbers = [
+    place.used.toLocaleString("en"), least === most ? `${least}` : `${least} to ${most}`,
+    place.seen.toLocaleString("en"),
+  ];
+  return make("tr", {},
+    make("th", { scope: "row" }, name),
+    numbers.map((text) => make("td", {}, text)));
 }
 
 /** @param {Overview} found */
 export function show({ places, count: training, fixed, problems }) {
-  part(".sources").replaceChildren(...(places.length ? [
-    make("thead", {}, make("tr", {}, ["Folder", "Images", "Repeats", "Per epoch"].map((title) => make("th", { scope: "col" }, title)))),
-    make("tbody", {}, places.map(line))] : []));
+  part(".sources").replaceChildren(
+    ...(places.length
+      ? [
+          make("thead", {},
+            make("tr", {},
+              ["Folder", "Images", "Repeats", "Per epoch"].map((title) => make("th", { scope: "col" }, title)))),
+          make("tbody", {}, places.map(line)),
+        ]
+      : []));
   /** @type {string[]} */
   const also = [];
-  if (training.regularisation) also.push(say("{images} for regularisation, seen as often as the others.", { images: count(training.regularisation, "image") }));
-  if (training.validation) also.push(say("{images} used for validation.", { images: count(training.validation, "image") }));
+  if (training.regularisation)
+    also.push(
+      say("{images} for regularisation, seen as often as the others.", {
+        images: count(training.regularisation, "image"),
+      }));
+  if (training.validation)
+    also.push(say("{images} used for validation.", { images: count(training.validation, "image") }));
   if (training.world > 1) also.push(say("{count} processes share the batches.", { count: training.world }));
   if (fixed) also.push(say("{why} to change them.", { why: fixed }));
   part(".also").replaceChildren(...also.map((text) => make("span", {}, text, " ")));
   part(".also").hidden = !also.length;
   part(".stops").hidden = !problems.length;
-  part(".stops").replaceChildren(make("b", {}, "A training would not start:"), make("ul", {}, problems.map((text) => make("li", {}, text))));
+  part(".stops").replaceChildren(
+    make("b", {}, "A training would not start:"),
+    make("ul", {},
+      problems.map((text) => make("li", {}, text))));
   part("[data-do=back]").hidden = !before;
 }
 
-/** What a reload of the page is to find again. */
+/** What a reload of the page restores. */
 export const state = () => ({ taken, before });
 
 /** @param {ReturnType<typeof state> | null} kept */

@@ -1,4 +1,4 @@
-"""Masks in the data set tab: laid over the images, painted by hand, and taken back."""
+"""Masks in the data set tab: shown over the images, painted by hand, and undone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from library.masking import files
 
 
 class MaskEditing:
-    """What scripts may ask about masks; `collection_of` knows the folder that a question is about."""
+    """Handlers for masks; `collection_of` finds the folder of a request."""
 
     def __init__(self, roots: Sequence[Path], collection_of: Callable[[ApiRequest], ImageCollection]) -> None:
         self.roots, self.collection_of = roots, collection_of
@@ -36,7 +36,7 @@ class MaskEditing:
         return {"mask_put": self.put}
 
     def look(self, sent: ApiRequest) -> JsonObject:
-        """Where the masks of a folder are, how many there are, and what can be taken back of them."""
+        """The folder of the masks, their number, and the last change that can be undone."""
         collection = self.collection_of(sent)
         masks = self._folder(collection)
         past = trash.history(masks) if masks.is_dir() else []
@@ -48,7 +48,7 @@ class MaskEditing:
         }
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """A mask, red where the training does not learn; without one a single clear pixel."""
+        """A mask, red where the image is not trained; a single transparent pixel if there is none."""
         collection = self.collection_of(ApiRequest(dict(query)))
         side = query.get("side", "")
         made = files.tinted(
@@ -60,7 +60,7 @@ class MaskEditing:
         return Response(made, media_type="image/webp", headers=headers)
 
     def put(self, query: Mapping[str, str], body: bytes) -> JsonObject:
-        """Keep a mask that was painted."""
+        """Save a painted mask."""
         asked = ApiRequest(dict(query))
         collection = self.collection_of(asked)
         picture = collection.find(asked.text("name"))
@@ -70,7 +70,7 @@ class MaskEditing:
         return self.look(asked)
 
     def undo(self, sent: ApiRequest) -> JsonObject:
-        """Take back the last change of masks."""
+        """Undo the last change of masks."""
         collection = self.collection_of(sent)
         changes.changeable(collection)
         masks = self._folder(collection)
@@ -82,7 +82,7 @@ class MaskEditing:
         return paths.inside(str(files.usual_folder(collection.root)), self.roots, "mask folder", is_new=True)
 
     def _file(self, collection: ImageCollection, query: Mapping[str, str]) -> Path:
-        """The mask of an image that is in the opened folder; a link in its place leads nowhere else."""
+        """The mask file of an image in the opened folder. Links are not followed."""
         picture = collection.find(query.get("name", ""))
         masks = self._folder(collection)
         found = files.mask_file(collection.root / picture.name, collection.root, masks)

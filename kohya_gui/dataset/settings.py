@@ -1,4 +1,4 @@
-"""What the data set tab begins with: its fields, and the config that they and a training tab's form come to."""
+"""The settings of the data set tab: its fields, and the config that results from them and a training tab's form."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,9 +21,9 @@ from library.families import RUNS, config_class
 from library.masking.forms import FORMS as MASKS
 
 HERE = Path(__file__).parent
-SCRIPT = next(iter(RUNS))  # what a folder is counted for until a training tab was asked
+SCRIPT = next(iter(RUNS))  # what a folder is counted for until a training tab is chosen
 CONFIG = config_class(SCRIPT)
-# What of a training decides how images are counted and cut, with what a first look begins with.
+# Options that determine how images are counted and cropped, with their initial values.
 SETTINGS: JsonObject = {
     "resolution": "1024,1024",
     "train_batch_size": 1,
@@ -44,14 +44,14 @@ SETTINGS: JsonObject = {
     "dataset_config": "",
     "validation_split": 0,
 }
-# And all else of a training tab's form that tells which images there are, and how they are seen.
+# All other options about images that are taken from a training tab's form.
 SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed", "resume")
 
 
 def config_of(
     folder: str, values: JsonMapping, roots: Sequence[Path], script: str = "", taken: Mapping[str, Any] = {}
 ) -> Any:
-    """The config of a training as far as it decides about images: the tab's fields, over what a form was taken from.
+    """The part of a training's config that concerns images: the tab's fields on top of the values taken from a form.
 
     Raises ConfigError in the trainer's own words.
     """
@@ -76,7 +76,7 @@ def _decides(option: Option) -> bool:
 
 
 def mark(config: RunConfig, world: int = 1) -> str:
-    """What tells the settings of one look at a folder from those of another, such as that of a second browser."""
+    """A mark that distinguishes scans of a folder with different settings, such as those of a second browser."""
     said = repr((config, world)).encode("utf-8", "backslashreplace")
     return hashlib.blake2b(said, digest_size=8).hexdigest()
 
@@ -106,7 +106,7 @@ def places(collection: ImageCollection) -> Iterator[JsonObject]:
         }
 
 
-# ---- what is shown before anything is asked
+# ---- the initial HTML
 
 
 def markup() -> str:
@@ -127,7 +127,7 @@ def markup() -> str:
 
 
 def setting(option: Option, value: JsonValue) -> str:
-    """One of the settings as a field; its label and its help are those of the training tabs."""
+    """A setting as a field, with the label and help of the training tabs."""
     about, element = escape(option.help), f"images-{option.name}"
     if option.type is bool:
         box = f'<input type="checkbox" id="{element}" data-setting="{option.name}"{" checked" if value else ""}>'

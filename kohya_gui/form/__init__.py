@@ -1,1 +1,1 @@
-"""The training tabs: a form made from the options, what is said about it, and how it is started."""
+"""The training tabs: forms generated from the options, their messages, and starting a training."""

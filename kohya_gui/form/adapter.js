@@ -1,5 +1,5 @@
-// The adapter as fields: its type, its arguments and the layers that learn. What they say is kept in the fields of
-// network_module and network_args alone: they are written at once, and read by the server (adapter.py).
+// The adapter as fields: its type, its arguments and the trained layers. Their values live in the fields of
+// network_module and network_args only, which are updated at once and parsed by the server (adapter.py).
 import { say } from "../i18n/sentences.js";
 import { all, around, hit, isBox, isField, make, makeButton, one, setValue } from "../server/elements.js";
 import { ask } from "../server/http.js";
@@ -7,11 +7,23 @@ import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 
-/** @typedef {{ id: string, title: string, module: string, fixed: Record<string, string>, start: Record<string, string>, names: string[], blocks: string[], language: "indices" | "factors" | "joint" }} Kind */
-/** @typedef {{ name: string, label: string, help: string, type: "switch" | "text", value: string, default: string, rare: boolean, wrong: string }} Argument */
-/** @typedef {{ title: string, about: string, arguments: Record<string, string>, names: string[], pressed: boolean }} Preset */
+/**
+ * @typedef {{ id: string, title: string, module: string, fixed: Record<string, string>, start: Record<string, string>,
+ *   names: string[], blocks: string[], language: "indices" | "factors" | "joint" }} Kind
+ */
+/**
+ * @typedef {{ name: string, label: string, help: string, type: "switch" | "text", value: string, default: string,
+ *   rare: boolean, wrong: string }} Argument
+ */
+/**
+ * @typedef {{ title: string, about: string, arguments: Record<string, string>, names: string[], pressed: boolean }}
+ *   Preset
+ */
 /** @typedef {{ title: string, factors: number[], locked: boolean[] }} Group */
-/** @typedef {{ kinds: Kind[], kind: string, about: string, fields: Argument[], presets: Preset[], groups: Group[] }} Adapter */
+/**
+ * @typedef {{ kinds: Kind[], kind: string, about: string, fields: Argument[], presets: Preset[], groups: Group[] }}
+ *   Adapter
+ */
 /** @typedef {{ adapter: Adapter, shape: string, asked: string }} State */
 
 const MODULE = "network_module", ARGUMENTS = "network_args", PAUSE = 300;
@@ -26,7 +38,7 @@ const formAround = (box) => /** @type {HTMLFormElement} */ (around(box, "form.se
 /** @param {Element} box */
 const kindOf = (box) => states.get(box)?.adapter.kinds.find(({ id }) => id === states.get(box)?.adapter.kind);
 
-// ---- network_args as text: key=value between blanks, in quotes where one is in it
+// ---- network_args as text: key=value pairs separated by blanks, quoted if they contain one
 
 const PIECES = /(?:[^\s"']|"[^"]*"|'[^']*')+/g;
 
@@ -37,7 +49,7 @@ const nameOf = (piece) => piece.replace(/["']/g, "").split("=")[0];
 const quoted = (pair) => (/[\s"']/.test(pair) ? pair.split('"').map((part) => part && `"${part}"`).join("'\"'") : pair);
 
 /**
- * Write arguments into the form; null takes one out. What else is written there stays as it is.
+ * Set arguments in the form; null removes one. Others stay unchanged.
  * @param {Element} box
  * @param {Record<string, string | null>} given
  */
@@ -58,23 +70,26 @@ function write(box, given) {
 }
 
 /**
- * Which blocks learn, as arguments of a kind: null where all do.
+ * The trained blocks as arguments of a kind: null if all are trained.
  * @param {Kind} kind
  * @param {Group[]} groups
  * @returns {Record<string, string | null>}
  */
 function blockArguments(kind, groups) {
   const everywhere = groups.every(({ factors }) => factors.every(Boolean));
-  if (kind.language === "joint") return { [kind.blocks[0]]: everywhere ? null : groups.map(({ factors }) => ranges(factors)).join("/") };
-  return Object.fromEntries(kind.blocks.map((name, at) => {
-    const { factors } = groups[at];
-    if (kind.language === "factors") return [name, factors.every((factor) => factor === 1) ? null : factors.join(",")];
-    return [name, factors.every(Boolean) ? null : ranges(factors)];
-  }));
+  if (kind.language === "joint")
+    return { [kind.blocks[0]]: everywhere ? null : groups.map(({ factors }) => ranges(factors)).join("/") };
+  return Object.fromEntries(
+    kind.blocks.map((name, at) => {
+      const { factors } = groups[at];
+      if (kind.language === "factors")
+        return [name, factors.every((factor) => factor === 1) ? null : factors.join(",")];
+      return [name, factors.every(Boolean) ? null : ranges(factors)];
+    }));
 }
 
 /**
- * "0-3,5" of the blocks that learn.
+ * The trained blocks as "0-3,5".
  * @param {number[]} factors
  */
 function ranges(factors) {
@@ -90,10 +105,10 @@ function ranges(factors) {
   return found.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(",") || "none";
 }
 
-// ---- what one does
+// ---- actions
 
 /**
- * Another type: its arguments, those of the old one that it has as well, and the same blocks.
+ * Choose another type: with its arguments, those it shares with the old type, and the same blocks.
  * @param {Element} box
  * @param {string} id
  */
@@ -102,15 +117,23 @@ function choose(box, id) {
   const module = inputs.fieldOf(formAround(box), MODULE), field = inputs.fieldOf(formAround(box), ARGUMENTS);
   if (!state || !kind || !module || !field) return;
   const { kinds, groups } = state.adapter, written = (field.value.match(PIECES) ?? []).map(nameOf);
-  const known = new Set(kinds.flatMap(({ names, fixed, start }) => [...names, ...Object.keys(fixed), ...Object.keys(start)]));
+  const known = new Set(
+    kinds.flatMap(({ names, fixed, start }) => [...names, ...Object.keys(fixed), ...Object.keys(start)]));
   const gone = [...known].filter((name) => !kind.names.includes(name) || name in kind.fixed);
   const begun = Object.entries(kind.start).filter(([name]) => !written.includes(name));
-  const { values } = form.held(formAround(box)), isSmall = ["fp8_base", "fp8_base_unet", "int8_base"].some((name) => values[name] === true);
+  const { values } = form.held(formAround(box));
+  const isSmall = ["fp8_base", "fp8_base_unet", "int8_base"].some((name) => values[name] === true);
   if (isSmall && kind.names.includes("bypass_mode") && !written.includes("bypass_mode"))
-    begun.push(["bypass_mode", "True"]); // without it LyCORIS changes the weights, which cannot be done in eight bits
+    // otherwise LyCORIS would change the weights, which is impossible in eight bits
+    begun.push(["bypass_mode", "True"]);
   const blocks = groups.length && kindOf(box)?.language !== kind.language ? blockArguments(kind, groups) : {};
   setValue(module, kind.module);
-  write(box, { ...Object.fromEntries(gone.map((name) => [name, null])), ...kind.fixed, ...Object.fromEntries(begun), ...blocks });
+  write(box, {
+    ...Object.fromEntries(gone.map((name) => [name, null])),
+    ...kind.fixed,
+    ...Object.fromEntries(begun),
+    ...blocks,
+  });
 }
 
 /**
@@ -119,12 +142,13 @@ function choose(box, id) {
  */
 function change(box, field) {
   const { argument = "", unset = "" } = field.dataset;
-  if (isBox(field)) write(box, { [argument]: String(field.checked) === unset ? null : field.checked ? "True" : "False" });
+  if (isBox(field))
+    write(box, { [argument]: String(field.checked) === unset ? null : field.checked ? "True" : "False" });
   else write(box, { [argument]: field.value.trim() || null });
 }
 
 /**
- * Blocks learn or do not: one, or with the shift key all between it and the one before.
+ * Train a block or not; with the shift key, all blocks between it and the last one clicked.
  * @param {Element} box
  * @param {number} at group
  * @param {number[]} numbers of blocks
@@ -134,13 +158,17 @@ function setBlocks(box, at, numbers, learn) {
   const state = states.get(box), kind = kindOf(box);
   if (!state || !kind) return;
   const { factors, locked } = state.adapter.groups[at];
-  for (const number of numbers) if (!locked[number] && Boolean(factors[number]) !== learn) factors[number] = learn ? 1 : 0;
+  for (const number of numbers)
+    if (!locked[number] && Boolean(factors[number]) !== learn) factors[number] = learn ? 1 : 0;
   showBlocks(box, state.adapter.groups);
   const others = kind.names.filter((name) => name === "train_blocks");
-  write(box, { ...Object.fromEntries(others.map((name) => [name, null])), ...blockArguments(kind, state.adapter.groups) });
+  write(box, {
+    ...Object.fromEntries(others.map((name) => [name, null])),
+    ...blockArguments(kind, state.adapter.groups),
+  });
 }
 
-// ---- what is shown
+// ---- showing
 
 /**
  * @param {Element} box
@@ -150,7 +178,13 @@ function show(box, adapter) {
   const state = states.get(box) ?? { adapter, shape: "", asked: "" };
   states.set(box, Object.assign(state, { adapter }));
   const { kinds, kind, fields, presets, groups } = adapter;
-  const shape = JSON.stringify([kinds.map(({ id }) => id), kind, fields.map(({ name }) => name), presets.map(({ title }) => title), groups.map(({ factors }) => factors.length)]);
+  const shape = JSON.stringify([
+    kinds.map(({ id }) => id),
+    kind,
+    fields.map(({ name }) => name),
+    presets.map(({ title }) => title),
+    groups.map(({ factors }) => factors.length),
+  ]);
   if (state.shape !== shape) build(box, adapter);
   state.shape = shape;
   one(box, ".field > small").textContent = adapter.about;
@@ -170,34 +204,56 @@ function show(box, adapter) {
 }
 
 /**
- * Make the fields, presets and blocks of a kind.
+ * Build the fields, presets and blocks of a kind.
  * @param {Element} box
  * @param {Adapter} adapter
  */
 function build(box, { kinds, kind, fields, presets, groups }) {
   const other = kind ? [] : [make("option", { value: "", selected: true }, "Another one")];
-  one(box, ".kinds").replaceChildren(...other, ...kinds.map(({ id, title }) => make("option", { value: id, selected: id === kind }, title)));
+  one(box, ".kinds").replaceChildren(
+    ...other,
+    ...kinds.map(({ id, title }) => make("option", { value: id, selected: id === kind }, title)));
   const [plain, rare] = [false, true].map((isRare) => fields.filter((field) => field.rare === isRare).map(makeField));
   const [shown, folded] = all(box, ".arguments");
   shown.replaceChildren(...plain);
   folded.replaceChildren(...rare);
   one(box, ".rare").hidden = !rare.length;
   one(box, ".layers").hidden = !kind;
-  one(box, ".choices").replaceChildren(...presets.map(({ title, about, names, arguments: given }) => makeButton(title,
-    () => write(box, { ...Object.fromEntries(names.map((name) => [name, null])), ...given }), { title: about })));
-  one(box, ".blocks").replaceChildren(...groups.map(({ title, factors }, at) => make("div", { className: "group", role: "group", "aria-label": title },
-    make("div", { className: "head" }, make("b", {}, title),
-      ...[true, false].map((learn) => makeButton(learn ? "All" : "None", () => setBlocks(box, at, factors.map((_, number) => number), learn)))),
-    make("div", { className: "row", "data-group": at }, factors.map((_, number) => make("button", { type: "button", "data-block": number, tabIndex: number ? -1 : 0 }, String(number)))))));
+  one(box, ".choices").replaceChildren(
+    ...presets.map(({ title, about, names, arguments: given }) =>
+      makeButton(title, () => write(box, { ...Object.fromEntries(names.map((name) => [name, null])), ...given }), {
+        title: about,
+      })));
+  one(box, ".blocks").replaceChildren(
+    ...groups.map(({ title, factors }, at) =>
+      make("div", { className: "group", role: "group", "aria-label": title },
+        make("div", { className: "head" },
+          make("b", {}, title),
+          ...[true, false].map((learn) =>
+            makeButton(learn ? "All" : "None", () =>
+              setBlocks(
+                box,
+                at,
+                factors.map((_, number) => number),
+                learn)))),
+        make("div", { className: "row", "data-group": at },
+          factors.map((_, number) =>
+            make("button", { type: "button", "data-block": number, tabIndex: number ? -1 : 0 }, String(number)))))));
 }
 
 /** @param {Argument} argument */
 function makeField({ name, label, help, type, default: unset }) {
-  const id = `adapter-${name}`, facts = { id, "data-argument": name, "data-unset": unset, "aria-describedby": `${id}-help` };
+  const id = `adapter-${name}`;
+  const facts = { id, "data-argument": name, "data-unset": unset, "aria-describedby": `${id}-help` };
   const below = make("small", { id: `${id}-help`, "data-said": help }, help);
-  if (type === "switch") return make("div", { className: "field check" }, make("label", {}, make("input", { ...facts, type: "checkbox" }), make("span", {}, label)), below);
-  return make("div", { className: "field" }, make("label", { for: id }, label),
-    make("input", { ...facts, spellcheck: false, autocomplete: "off", placeholder: "not set" }), below);
+  if (type === "switch")
+    return make("div", { className: "field check" },
+      make("label", {}, make("input", { ...facts, type: "checkbox" }), make("span", {}, label)),
+      below);
+  return make("div", { className: "field" },
+    make("label", { for: id }, label),
+    make("input", { ...facts, spellcheck: false, autocomplete: "off", placeholder: "not set" }),
+    below);
 }
 
 /**
@@ -205,23 +261,36 @@ function makeField({ name, label, help, type, default: unset }) {
  * @param {Group[]} groups
  */
 function showBlocks(box, groups) {
-  groups.forEach(({ factors, locked }, at) => all(box, `[data-group="${at}"] button`, HTMLButtonElement).forEach((button, number) => {
-    button.setAttribute("aria-pressed", String(Boolean(factors[number])));
-    button.disabled = locked[number];
-    button.classList.toggle("part", ![0, 1].includes(factors[number]));
-  }));
+  groups.forEach(({ factors, locked }, at) =>
+    all(box, `[data-group="${at}"] button`, HTMLButtonElement).forEach((button, number) => {
+      button.setAttribute("aria-pressed", String(Boolean(factors[number])));
+      button.disabled = locked[number];
+      button.classList.toggle("part", ![0, 1].includes(factors[number]));
+    }));
 }
 
 /**
- * Ask how large all of it is, once it can be seen and nothing changes for a moment.
+ * Request the adapter's size once it is visible and nothing has changed for a moment.
  * @param {Element} box
  */
 function measure(box) {
   clearTimeout(timer);
-  const state = states.get(box), where = formAround(box), tab = where.id.replace(/-form$/, "");
-  const { values, family } = form.held(where), rest = ["network_dim", "network_alpha", MODULE, ARGUMENTS, "network_train_unet_only", "network_train_text_encoder_only", "pretrained_model_name_or_path", "save_precision", "mixed_precision"];
+  const state = states.get(box),
+    where = formAround(box),
+    tab = where.id.replace(/-form$/, "");
+  const { values, family } = form.held(where),
+    rest = [
+      "network_dim", "network_alpha", MODULE, ARGUMENTS, "network_train_unet_only", "network_train_text_encoder_only",
+      "pretrained_model_name_or_path", "save_precision", "mixed_precision",
+    ];
   const asked = JSON.stringify([family, ...rest.map((name) => values[name])]);
-  if (!state || state.asked === asked || !box.checkVisibility({ visibilityProperty: true, contentVisibilityAuto: true }) || box.closest("[hidden]")) return;
+  if (
+    !state ||
+    state.asked === asked ||
+    !box.checkVisibility({ visibilityProperty: true, contentVisibilityAuto: true }) ||
+    box.closest("[hidden]")
+  )
+    return;
   timer = setTimeout(async () => {
     state.asked = asked;
     const line = one(box, ".size");
@@ -241,17 +310,21 @@ function measure(box) {
 }
 
 /**
- * How many layers of each block learn, as the server has counted them.
+ * Show how many layers of each block are trained, as counted by the server.
  * @param {Element} box
  * @param {number[][]} blocks
  */
 function showLayers(box, blocks) {
   const groups = states.get(box)?.adapter.groups ?? [];
-  if (blocks.some((counts, at) => counts.length !== groups[at]?.factors.length)) return void form.settle(formAround(box)); // another model than the published one
-  blocks.forEach((counts, at) => all(box, `[data-group="${at}"] button`).forEach((button, number) => {
-    button.classList.toggle("bare", Boolean(groups[at].factors[number]) && !counts[number]);
-    button.title = say(counts[number] === 1 ? "{count} layer learns" : "{count} layers learn", { count: counts[number] });
-  }));
+  if (blocks.some((counts, at) => counts.length !== groups[at]?.factors.length))
+    return void form.settle(formAround(box)); // the model differs from the published one
+  blocks.forEach((counts, at) =>
+    all(box, `[data-group="${at}"] button`).forEach((button, number) => {
+      button.classList.toggle("bare", Boolean(groups[at].factors[number]) && !counts[number]);
+      button.title = say(counts[number] === 1 ? "{count} layer learns" : "{count} layers learn", {
+        count: counts[number],
+      });
+    }));
 }
 
 // ---- events
@@ -263,13 +336,20 @@ document.addEventListener("click", (event) => {
   const button = hit(event, ".adapter [data-block]"), line = button?.parentElement;
   if (hit(event, ".fold, .jump")) setTimeout(() => all(document, ".adapter").forEach(measure));
   if (!button || !line) return;
-  const numbers = [Number(button.dataset.block)], at = first?.parentElement === line ? Number(/** @type {HTMLElement} */ (first).dataset.block) : numbers[0];
-  if (event.shiftKey) for (let number = Math.min(at, numbers[0]); number <= Math.max(at, numbers[0]); number++) numbers.push(number);
+  const numbers = [Number(button.dataset.block)];
+  const at = first?.parentElement === line ? Number(/** @type {HTMLElement} */ (first).dataset.block) : numbers[0];
+  if (event.shiftKey)
+    for (let number = Math.min(at, numbers[0]); number <= Math.max(at, numbers[0]); number++) numbers.push(number);
   first = button;
-  setBlocks(around(button, ".adapter"), Number(line.dataset.group), numbers, button.getAttribute("aria-pressed") !== "true");
+  setBlocks(
+    around(button, ".adapter"),
+    Number(line.dataset.group),
+    numbers,
+    button.getAttribute("aria-pressed") !== "true");
 });
 document.addEventListener("keydown", (event) => {
-  const button = hit(event, ".adapter [data-block]"), step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  const button = hit(event, ".adapter [data-block]");
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
   const other = step === 1 ? button?.nextElementSibling : step === -1 ? button?.previousElementSibling : null;
   if (!button || !(other instanceof HTMLElement)) return;
   event.preventDefault();
@@ -283,6 +363,7 @@ document.addEventListener("input", ({ target }) => {
   else if (target.dataset.argument) change(box, target);
 });
 document.addEventListener("kohya:judged", (event) => {
-  const { where, adapter } = /** @type {CustomEvent<{ where: HTMLFormElement, adapter: Adapter | null }>} */ (event).detail;
+  const { where, adapter } = /** @type {CustomEvent<{ where: HTMLFormElement, adapter: Adapter | null }>} */ (event)
+    .detail;
   if (adapter) for (const box of all(where, ".adapter")) show(box, adapter);
 });

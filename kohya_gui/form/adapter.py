@@ -1,5 +1,5 @@
-"""The adapter of a form as fields: its type, its arguments, and the layers that learn. All of it is read from
-network_module and network_args, which stay the one place where it is kept; adapter.js writes into them."""
+"""The adapter of a form as fields: its type, its arguments, and the trained layers. Their values live in network_module
+and network_args only; adapter.js updates these."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,12 +16,12 @@ from library.families.adapter_kinds import AdapterKind
 from library.families.network_args import LycorisArgs
 from library.families.shared.network_args import PLACE, LayerPreset
 
-UNSET = ("", "all", "full", "None")  # values of layer arguments that say no more than nothing
+UNSET = ("", "all", "full", "None")  # values of layer arguments that mean the same as no value
 OTHER = "This adapter has no fields here: its arguments are the text in network_args."
 
 
-def section() -> str:
-    """What comes first in the section of the adapter; adapter.js fills it."""
+def adapter_section() -> str:
+    """The start of the adapter's section, which adapter.js fills."""
     return (
         '<div class="adapter wide"><div class="field"><label for="adapter-kind">Type of adapter</label>'
         '<select id="adapter-kind" class="kinds"></select><small></small></div>'
@@ -33,7 +33,7 @@ def section() -> str:
 
 
 def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
-    """What the fields show for a config; `counts` are the blocks of its model by group, None for the published one."""
+    """The fields' values for a config; `counts` are the blocks of its model by group, None for the published model."""
     known = adapter_kinds.kinds(config.family)
     kind = adapter_kinds.kind_of(config, known)
     shown: JsonObject = {
@@ -57,8 +57,8 @@ def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
     }
 
 
-def problems(config: AdapterRun) -> list[Problem]:
-    """What is wrong with network_module and network_args, each as said below the field of one of these."""
+def adapter_problems(config: AdapterRun) -> list[Problem]:
+    """The problems of network_module and network_args, each worded for the place below its field."""
     found = network_args.problems(config)
     return [
         one
@@ -69,7 +69,7 @@ def problems(config: AdapterRun) -> list[Problem]:
 
 
 def _about(kind: AdapterKind) -> JsonObject:
-    """What adapter.js has to know of a kind to write it."""
+    """What adapter.js needs to know about a type of adapter."""
     joint = issubclass(kind.args, LycorisArgs)
     return {
         "id": kind.id,
@@ -84,7 +84,7 @@ def _about(kind: AdapterKind) -> JsonObject:
 
 
 def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, MessageLike]) -> JsonObject:
-    """One argument as a field; a switch that says nothing is as its default is."""
+    """An argument as a field; a switch that is not set shows its default."""
     value = given.get(option.name, "")
     if option.type is bool and not wrong.get(option.name):
         value = str(option.read(value) if value else option.default).lower()
@@ -101,12 +101,12 @@ def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, Message
 
 
 def _block_names(kind: AdapterKind) -> set[str]:
-    """The arguments that say which blocks learn."""
+    """The arguments that select the trained blocks."""
     return {name for name in (*kind.layer_names, *_about(kind)["blocks"]) if "block" in name or name.endswith("weight")}
 
 
 def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) -> JsonObject:
-    """One choice of layers. It leaves the choice of blocks alone unless it is about them, or about everything."""
+    """A choice of layers. It leaves the choice of blocks alone unless it concerns them, or everything."""
     named, blocks = {name for one in kind.presets for name in one.arguments}, _block_names(kind)
     about_blocks = not preset.arguments or bool(blocks & preset.arguments.keys())
     names = named | blocks if about_blocks else named - blocks
@@ -121,9 +121,10 @@ def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) ->
 
 
 def _groups(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[int] | None) -> list[JsonObject]:
-    """The picture of the model: its blocks in rows, each with the factor of its learning rate, 0 where none learns.
+    """The picture of the model: rows of blocks, each with the factor of its learning rate, 0 for blocks that are not
+    trained.
 
-    Blocks that something else leaves out, which a click on them cannot change, are locked.
+    Blocks that another argument excludes are locked: clicking cannot change them.
     """
     groups = families.facts(config.family).blocks
     many = list(counts or (group.count for group in groups))
@@ -131,7 +132,7 @@ def _groups(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[i
     try:
         factors = args.chosen_blocks(many)
         alone = kind.args(**read_section(kind.args, Layer(texts, "network_args"), [])).chosen_blocks(many)
-    except ConfigError:  # what is wrong is said below its field
+    except ConfigError:  # the problem is shown below its field
         factors = alone = [[1.0] * count for count in many]
     return [
         {"title": group.title, "factors": shown, "locked": [a > 0 == b for a, b in zip(own, shown, strict=True)]}

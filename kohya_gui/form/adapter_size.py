@@ -13,7 +13,7 @@ from library.config.problems import Message, read
 from library.config.sections import AdapterRun
 from library.files import size_text
 
-KEPT = 64  # sizes
+MAX_SIZES = 64  # sizes
 UNKNOWN = "The size of this adapter is known once it trains."
 FAILED = "The size cannot be counted: run Check."
 MODEL = "pretrained_model_name_or_path"
@@ -24,17 +24,17 @@ class SizeProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()  # a pipe carries one result at a time
+        self._lock = threading.Lock()  # the pipe carries one result at a time
         self._results: dict[str, JsonObject] = {}
         self._counts: dict[str, list[int]] = {}
 
     def ask(self, config: AdapterRun) -> JsonObject:
-        """The size of a config's adapter; `why` says why there is none."""
+        """The size of a config's adapter; `why` explains if there is none."""
         request = json.dumps({"script": config.script, "values": sent(config)})
         with self._lock:
             if request not in self._results:
                 self._results[request] = self._counted(request)
-                for old in list(self._results)[:-KEPT]:
+                for old in list(self._results)[:-MAX_SIZES]:
                     del self._results[old]
             found = self._results[request]
         if "counts" in found:
@@ -42,11 +42,11 @@ class SizeProcess:
         return _with_words(found)
 
     def counts(self, config: AdapterRun) -> Sequence[int] | None:
-        """Blocks of a config's model by group, where it was counted already."""
+        """The blocks of a config's model by group, if they were counted already."""
         return self._counts.get(_model(config))
 
     def _counted(self, request: str) -> JsonObject:
-        for _ in range(2):  # the one that was started earlier may have ended meanwhile
+        for _ in range(2):  # the process may have ended since its start
             process = self._process
             if process is None or process.poll() is not None:
                 asked = [sys.executable, "-m", "library.check.adapter_size"]
@@ -73,10 +73,10 @@ def _model(config: AdapterRun) -> str:
 
 
 def _with_words(found: JsonObject) -> JsonObject:
-    """An answer with what the page says of it."""
+    """A result with its sentences for the page."""
     if "why" in found:
         problem = read(found["why"]) if found["why"] else None
-        # What is wrong with an argument stands below its field.
+        # Problems of an argument are shown below its field.
         return {"said": UNKNOWN if problem is None else "" if problem.place else problem.capitalized()}
     template = "{layers} layers learn: {parameters} parameters, a file of about {size}."
     if found["layers"] == 1:

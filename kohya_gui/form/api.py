@@ -1,4 +1,4 @@
-"""The API of the form while it is filled in: mistakes, options without effect, presets, comparisons, probes, keys."""
+"""The API of the form while it is filled in: mistakes, ineffective options, presets, comparisons, probes, keys."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class FormApi:
     """Handlers for the forms of all training tabs, by tab."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], kinds: Mapping[str, str], roots: Sequence[Path]) -> None:
-        """`kinds` is what is trained, by tab."""
+        """`kinds` is the kind of training of each tab."""
         self.forms, self.kinds, self.roots = forms, kinds, roots
         self.sizes = SizeProcess()
 
@@ -68,7 +68,7 @@ class FormApi:
         }
 
     def judge(self, sent: ApiRequest) -> JsonObject:
-        """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
+        """Mistakes, ineffective options, the outlook on compiling, and the type of the model's file."""
         form, given = self._heard(sent)
         places = form.places(given.family)
         wrong: dict[str, MessageLike] = {}
@@ -78,7 +78,7 @@ class FormApi:
         config, adapters = form.lenient_config(given), None
         if isinstance(config, AdapterRun):
             adapters = adapter.state(config, self.sizes.counts(config))
-            for problem in adapter.problems(config):
+            for problem in adapter.adapter_problems(config):
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         typing = sent.text("typing")
         paths_said = typed_paths.wrong(options(type(config)), given.values, self.roots, typing)
@@ -106,7 +106,7 @@ class FormApi:
         }
 
     def _chosen(self, form: SettingsForm, given: Submission, config: RunConfig, model: JsonObject) -> str:
-        """The base model as it was sent, where the tab trains it and its other files are there; else nothing."""
+        """The base model as sent, if the tab can train it and its other files are there; otherwise ""."""
         text, parts = str(given.values.get(MODEL) or ""), {part.option.name for part in form.parts}
         is_model = bool(model.get("family")) or self._is_id(form, MODEL, text)
         if not is_model or any(problem.option in parts for problem in missing(config)):
@@ -125,7 +125,7 @@ class FormApi:
             return False
 
     def _model(self, form: SettingsForm, given: Submission, is_typed: bool) -> tuple[JsonObject, Problem | None]:
-        """What the base model's file is, as far as it lies where the page may look; or why it is none."""
+        """The type of the base model's file, if the page may read it, or the problem with it."""
         text = str(given.values.get(MODEL) or "").strip()
         if not text or self._is_id(form, MODEL, text):
             return {}, None
@@ -147,7 +147,7 @@ class FormApi:
         family = found.family
         if not family:
             said = Problem("", "The file is {kind}, not a model that is trained here.", kind=found.words)
-            is_model = path.is_file() or index_of(path) or not is_typed  # a folder may be a part of what is typed
+            is_model = path.is_file() or index_of(path) or not is_typed  # it may be typed further
             return {}, said if is_model else None
         if family not in form.configs:
             template = "The file is {kind}; this tab trains {families}."
@@ -158,10 +158,10 @@ class FormApi:
         return {"path": text, "family": family, "words": found.words, "options": needed, "proposed": proposed}, None
 
     def preset(self, sent: ApiRequest) -> JsonObject:
-        """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""
+        """The values of a preset, or the defaults, on top of the form; paths and names are kept."""
         form, given = self._heard(sent)
         known = form.configs[given.family]
-        right = values(form.lenient_config(given))  # what is wrong elsewhere in the form is no reason to refuse
+        right = values(form.lenient_config(given))  # mistakes elsewhere in the form do not prevent this
         now = {name: value for name, value in right.items() if name in given.values}
         if sent.text("id") == start_preset.DEFAULTS:
             config = draft(known, {name: now[name] for name in now if presets.is_own(options(known)[name])})
@@ -176,7 +176,7 @@ class FormApi:
             config, _ = recipes.applied(config, config, situation.purpose, 0, 1)
             return {"fill": form.fill(config, start), "title": chosen.title, "text": start["text"], "notes": notes}
         made = values(presets.apply(chosen, known, now, notes))
-        # All that a profile does not touch stays as it is written, right or wrong.
+        # Whatever a profile does not set stays as typed, right or wrong.
         made = {name: value for name, value in made.items() if value != right[name]}
         fill = json.dumps({"family": given.family, "values": form.shown(given.family, made)})
         return {
@@ -188,7 +188,7 @@ class FormApi:
         }
 
     def purpose(self, sent: ApiRequest) -> JsonObject:
-        """The start of a form for a purpose and a number of images, on top of the preset that it began with."""
+        """The start of a form for a purpose and a number of images, on top of its preset."""
         form, given = self._heard(sent)
         chosen = self._chosen_preset(form, sent.text("id"))
         if chosen.is_profile or chosen.family != given.family:
@@ -211,7 +211,7 @@ class FormApi:
         return start_preset.start(form.tab, preset, config, folder, "", situation)
 
     def choices(self, sent: ApiRequest) -> JsonObject:
-        """What can be compared."""
+        """The settings that can be compared."""
         return {"choices": compare.choices(self.kinds[self._form(sent).tab])}
 
     def compare(self, sent: ApiRequest) -> JsonObject:
@@ -225,14 +225,14 @@ class FormApi:
         return {"first": one, "second": two, "rows": compare.rows(first, second)}
 
     def probe(self, sent: ApiRequest) -> JsonObject:
-        """Begin a probe."""
+        """Start a probe."""
         form, given = self._heard(sent)
         config, _ = form.ready(given)
         paths.allow(config, self.roots)
         return {"id": probe.start(config, {**given.launch})}
 
     def probing(self, sent: ApiRequest) -> JsonObject:
-        """How a probe gets on, with what it proposes as the form has it."""
+        """The progress of a probe, with its proposal as values of fields."""
         form, given = self._heard(sent)
         found = probe.state(sent.text("id"))
         return {**found, "fix": form.shown(given.family, found.get("best") or {})}
@@ -244,41 +244,41 @@ class FormApi:
 
     def prompts(self, sent: ApiRequest) -> JsonObject:
         """The rows of a prompt file."""
-        return prompts.load(sent, self.roots)
+        return prompts.load_rows(sent, self.roots)
 
     def save_prompts(self, sent: ApiRequest) -> JsonObject:
-        """Write rows into a prompt file."""
-        return prompts.save(*self._heard(sent), sent, self.roots)
+        """Save rows to a prompt file."""
+        return prompts.save_rows(*self._heard(sent), sent, self.roots)
 
     def captions(self, sent: ApiRequest) -> JsonObject:
-        """Some captions of the images that the form names."""
+        """Some captions of the form's images."""
         return prompts.captions(*self._heard(sent), self.roots)
 
     def datasets(self, sent: ApiRequest) -> JsonObject:
-        """The data sets of the form, with their folders."""
+        """The form's data sets with their folders."""
         return datasets.look(*self._heard(sent), self.roots)
 
     def count_images(self, sent: ApiRequest) -> JsonObject:
-        """What the training would see of each folder, and how many steps that makes."""
-        return datasets.count(*self._heard(sent), self.roots)
+        """How a training counts the images of each folder, and the number of steps."""
+        return datasets.count_images(*self._heard(sent), self.roots)
 
     def save_datasets(self, sent: ApiRequest) -> JsonObject:
-        """Write data sets into a dataset file."""
-        return datasets.save(*self._heard(sent), sent, self.roots)
+        """Save data sets to a dataset file."""
+        return datasets.save_datasets(*self._heard(sent), sent, self.roots)
 
     def adapter_size(self, sent: ApiRequest) -> JsonObject:
-        """How many layers learn, how large the file will be, and how many layers of each block learn."""
+        """The number of trained layers, in total and by block, and the size of the file."""
         form, given = self._heard(sent)
         config = form.lenient_config(given)
         paths.allow(config, self.roots)
         return self.sizes.ask(config)
 
     def compile_log(self, sent: ApiRequest) -> JsonObject:
-        """What the training that works at the moment has compiled."""
+        """What the running training has compiled."""
         return {"text": compile_summary.running()}
 
     def forget(self, sent: ApiRequest) -> JsonObject:
-        """Keep a token no longer."""
+        """Delete a stored token."""
         keys.forget(sent.text("name"))
         return {}
 
@@ -294,7 +294,8 @@ class FormApi:
 
 
 def menu(tab: str, families: Mapping[str, str]) -> str:
-    """The button that opens the list of presets, each with its sentence; a profile is in the section that it is for."""
+    """The button that opens the list of presets, each with its description; profiles are in their own section of the
+    form."""
     groups, gpu = "", start_preset.training_gpu()
     for family, members in groupby(preset_files.of_kind(tab, families), key=lambda preset: preset.family):
         made = "".join(
@@ -311,7 +312,7 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
 
 
 def _lines(text: str) -> str:
-    """What a preset sets, and below it what it needs; each piece by itself, as that is how they are translated."""
+    """What a preset sets, and below it what it needs; in separate pieces, as they are translated separately."""
     made = ""
     for line in text.split("; "):
         pieces = (line[:1].upper() + line[1:]).split(", ")
@@ -320,6 +321,6 @@ def _lines(text: str) -> str:
 
 
 def secrets_of(config: RunConfig) -> dict[str, str | None]:
-    """The tokens and keys that a form holds."""
+    """The tokens and keys in a form."""
     known = options(type(config))
     return {name: getattr(getattr(config, known[name].section), name) for name in keys.ENVIRONMENT if name in known}

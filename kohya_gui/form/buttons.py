@@ -18,13 +18,13 @@ from library.config.problems import ConfigError
 
 # Why: docs/decisions/2026-11-23-tabs-come-when-opened.md
 class TrainingTabs:
-    """Answers for all training tabs. What is in a tab stays the same while the page's server runs, so browsers keep it;
-    `mark` tells it from what another server had at the same address."""
+    """Serves all training tabs. A tab's contents stay the same while the server runs, so browsers cache them; `mark`
+    distinguishes them from those of another server at the same address."""
 
     def __init__(self, tabs: Mapping[str, TrainingTab]) -> None:
-        """`tabs` by name, the one that is shown first in front."""
+        """`tabs` by name, the first one shown first."""
         self.tabs, self.mark = tabs, secrets.token_hex(4)
-        self.making = Lock()  # or who asks while a tab is being made would have it made a second time, more slowly
+        self.making = Lock()  # otherwise a second request would build the tab again, and slow down the first
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -37,22 +37,22 @@ class TrainingTabs:
         return {"form": self.show}
 
     def place(self, tab: str) -> None:
-        """Where a tab will be. Made inside `gr.Blocks`."""
+        """The place of a tab. Call it inside `gr.Blocks`."""
         others = " ".join(name for name in self.tabs if name != tab)
         made = f'<div class="training" data-tab="{tab}" data-mark="{self.mark}" data-others="{others}"></div>'
         gr.HTML(made, js_on_load="window.kohya.mountTraining(element)", apply_default_css=False)
 
     def ahead(self) -> str:
-        """A line for the page's head: what is shown first is asked for before anything else."""
+        """A line for the page's head that preloads the first tab."""
         query = urlencode({"tab": next(iter(self.tabs)), "of": self.mark})
         return f'<link rel="preload" as="fetch" crossorigin href="./own/form?{escape(query)}">'
 
     def press(self, asked: ApiRequest) -> JsonObject:
-        """Do what a button of a tab does."""
+        """Perform the action of a tab's button."""
         return self._tab(asked.text("tab")).press(asked)
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """What is in a tab."""
+        """The contents of a tab."""
         headers = {"cache-control": "private, max-age=31536000, immutable"}
         tab = self._tab(query.get("tab", ""))
         with self.making:
@@ -70,7 +70,7 @@ class TrainingTabs:
 
 
 class Forms(Mapping[str, SettingsForm]):
-    """The forms of the training tabs by name, each made when it is first used."""
+    """The forms of the training tabs by name, each built on first use."""
 
     def __init__(self, tabs: Mapping[str, TrainingTab]) -> None:
         self.tabs = tabs

@@ -1,4 +1,4 @@
-// Make the caches of a form's images or captions now, and show how far they are.
+// Cache a form's images or captions now, and show the progress.
 import { make } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { watcher } from "../tools/commands.js";
@@ -23,6 +23,11 @@ export async function makeCaches(tab, kind) {
  */
 function show(tab, id) {
   const list = make("div", { className: "jobs" });
-  tell(tab, "plain", make("p", {}, "A training uses these caches as they are. Caching continues when this page is closed."), list, closeButton(tab));
+  tell(
+    tab,
+    "plain",
+    make("p", {}, "A training uses these caches as they are. Caching continues when this page is closed."),
+    list,
+    closeButton(tab));
   void watcher(list, "caching", () => {})(id);
 }

@@ -1,4 +1,4 @@
-"""Caches of a data set from the form: images or captions are encoded now, and a training finds them made."""
+"""Caching from the form: encode images or captions now, so that a training finds them cached."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from library.runs import gpu_slots
 
 KIND = "caching"
 BUTTON = '<button type="button" class="caches" data-kind="{kind}">Make this cache now</button>'
-# The option that keeps such a cache on the disk, and those that are off meanwhile.
+# The option that stores such a cache on disk, and the options that are off while caching.
 WANTED: dict[str, tuple[str, tuple[str, ...]]] = {
     "latents": ("cache_latents_to_disk", ("cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk")),
     "text": ("cache_text_encoder_outputs_to_disk", ("cache_latents", "cache_latents_to_disk")),
@@ -40,7 +40,7 @@ class CacheApi:
         return {"caches": self.begin}
 
     def begin(self, sent: ApiRequest) -> JsonObject:
-        """Start to cache what the form names, in processes of its own."""
+        """Start caching the form's data in separate processes."""
         form, kind = self.forms.get(sent.text("tab")), sent.text("kind")
         if form is None or kind not in WANTED:
             raise ConfigError("there is no such tab: load the page again")

@@ -1,22 +1,31 @@
-// Compare: which options differ between two of the form, its start, presets and config files.
+// Compare: the options that differ between two of these: the form, its start, presets and config files.
 import { translated } from "../i18n/words.js";
 import { make, makeButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { closeButton, sentOf, tell, tellError } from "./messages.js";
 
-/** @typedef {{ first: string, second: string, rows: [string, string, string, string][] }} Comparison a row: name, label and both values */
+/**
+ * @typedef {{ first: string, second: string, rows: [string, string, string, string][] }} Comparison each row: name,
+ *   label and both values
+ */
 
 /**
- * One of the two to compare: a choice of the server's, or a file.
+ * One of the two sides to compare: a choice that the server offers, or a file.
  * @param {string} label
  * @param {[string, string][]} choices text and key of each
  * @param {number} chosen
  */
 function makeSide(label, choices, chosen) {
-  const list = make("select", { "aria-label": translated(label) }, choices.map(([text, key], at) => make("option", { value: key, selected: at === chosen }, text)));
+  const list = make("select", { "aria-label": translated(label) },
+    choices.map(([text, key], at) => make("option", { value: key, selected: at === chosen }, text)));
   list.append(make("option", { value: "" }, "A file"));
-  const path = make("input", { placeholder: "~/kohya/cat.toml", hidden: true, "aria-label": translated("Config file"), spellcheck: false });
-  const browse = make("button", { type: "button", className: "pick", hidden: true, "data-pick": "file", "data-endings": ".toml .json .yaml .yml", "aria-label": translated("Browse"), title: translated("Browse") });
+  const path = make("input", {
+    placeholder: "~/kohya/cat.toml", hidden: true, "aria-label": translated("Config file"), spellcheck: false,
+  });
+  const browse = make("button", {
+    type: "button", className: "pick", hidden: true, "data-pick": "file", "data-endings": ".toml .json .yaml .yml",
+    "aria-label": translated("Browse"), title: translated("Browse"),
+  });
   list.addEventListener("change", () => (path.hidden = browse.hidden = list.value !== ""));
   return { box: make("div", { className: "side" }, list, path, browse), value: () => list.value || path.value || " " };
 }
@@ -25,15 +34,23 @@ function makeSide(label, choices, chosen) {
 export async function compare(tab) {
   try {
     const { choices } = await ask("choices", { tab });
-    const first = makeSide("Compare this", choices, 0), second = makeSide("with that", choices, Math.min(1, choices.length - 1));
+    const first = makeSide("Compare this", choices, 0);
+    const second = makeSide("with that", choices, Math.min(1, choices.length - 1));
     const answer = make("div", { className: "differences" });
-    const go = makeButton("Compare", async () => {
-      try {
-        answer.replaceChildren(table(await ask("compare", { tab, sent: sentOf(tab), first: first.value(), second: second.value() })));
-      } catch (error) {
-        answer.replaceChildren(...messageOf(error).split("\n").map((line) => make("p", {}, line)));
-      }
-    }, { className: "go" });
+    const go = makeButton(
+      "Compare",
+      async () => {
+        try {
+          answer.replaceChildren(
+            table(await ask("compare", { tab, sent: sentOf(tab), first: first.value(), second: second.value() })));
+        } catch (error) {
+          answer.replaceChildren(
+            ...messageOf(error)
+              .split("\n")
+              .map((line) => make("p", {}, line)));
+        }
+      },
+      { className: "go" });
     tell(tab, "plain", make("div", { className: "sides" }, first.box, second.box, go, closeButton(tab)), answer);
   } catch (error) {
     tellError(tab, error);
@@ -45,6 +62,9 @@ function table({ first, second, rows }) {
   if (!rows.length) return make("p", {}, "No option differs.");
   const head = make("tr", {}, ["Option", first, second].map((text) => make("th", {}, text)));
   const body = rows.map(([name, label, one, two]) =>
-    make("tr", {}, make("td", {}, make("b", {}, label), " ", make("code", {}, name)), make("td", {}, one), make("td", {}, two)));
+    make("tr", {},
+      make("td", {}, make("b", {}, label), " ", make("code", {}, name)),
+      make("td", {}, one),
+      make("td", {}, two)));
   return make("table", {}, make("thead", {}, head), make("tbody", {}, body));
 }

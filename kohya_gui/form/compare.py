@@ -1,4 +1,4 @@
-"""What differs between two of: the form, a run, a preset, a file of settings of any trainer."""
+"""The differences between two settings: the form, a run, a preset, or a settings file of any trainer."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ RUNS_SHOWN = 30
 
 
 def choices(trains: str) -> list[tuple[MessageLike, str]]:
-    """What can be compared: its name for people, and its key."""
+    """The settings that can be compared: title and key."""
     runs = [(_named(run), f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
     ready = [(p.title, f"preset:{p.id}") for p in preset_files.presets(trains) if not p.is_profile]
     return [("This form", FORM), *runs, *ready]
@@ -33,7 +33,7 @@ def _named(run: reader.RecordedRun) -> Message:
 
 
 def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple[str, Any]:
-    """What a key names, and its config. Anything else is taken as the path of a file of settings."""
+    """The title and config of a key. Any other text is taken as the path of a settings file."""
     kind, _, name = key.partition(":")
     if key == FORM:
         return "This form", form()
@@ -54,7 +54,7 @@ def _of_run(run_id: str) -> Any:
     try:
         run = reader.run(run_id)
         config, path = config_class(str(run.facts.get("script"))), run.folder / layout.TOML
-        # A run of a shell has no file of its own, but its record has what differs from the defaults.
+        # A run started in a shell has no TOML, but its record has the differences from the defaults.
         values = read_toml(path) if path.is_file() else flat(run.facts.get("config") or {})
     except KeyError as error:
         raise ConfigError("there is no run called {run_id}", run_id=run_id) from error
@@ -66,7 +66,7 @@ def _of_run(run_id: str) -> Any:
 
 
 def rows(first: Any, second: Any) -> list[list[str]]:
-    """Option, label, and both values as text, for all options that differ."""
+    """Option, label and both values as text, for all options that differ."""
     known = {**options(type(second)), **options(type(first))}
     return [
         [name, known[name].label if name in known else name, str(one), str(two)]

@@ -1,4 +1,4 @@
-"""Torch Compile Settings in plain words: the profiles as buttons, and what will happen as they stand."""
+"""The section about compiling in plain words: the profiles as buttons, and the effect of the current settings."""
 
 from collections.abc import Iterator
 from html import escape
@@ -12,13 +12,13 @@ from library.config.run_config import RunConfig
 from library.recipes import preset_files
 from library.runs import layout, reader
 
-LOOKED_AT = 30  # earlier runs
-# What the seconds depend on.
-TOLD = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", "compile_scope")
+MAX_RUNS_SEARCHED = 30  # earlier runs to look through
+# Options that the seconds depend on.
+TIMED_BY = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", "compile_scope")
 
 
-def section() -> str:
-    """What comes first in the section: the sentence, and the profiles."""
+def compile_section() -> str:
+    """The start of the section: the sentence and the profiles."""
     made = "".join(
         f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'
         f"<small>{escape(about(preset))}</small></button>"
@@ -29,18 +29,18 @@ def section() -> str:
 
 
 def name(preset: preset_files.Preset) -> str:
-    """Balanced, of "Compile, balanced: ..."."""
+    """The short name of a profile: Balanced, of "Compile, balanced: ..."."""
     return preset.title.partition(", ")[2].capitalize() or preset.title
 
 
 def about(preset: preset_files.Preset) -> str:
-    """The sentence after its title."""
+    """The sentence after the title."""
     rest = preset.sentence.partition(": ")[2]
     return rest[:1].upper() + rest[1:] if rest.split(",")[0].split(" ")[0].isalpha() else rest
 
 
 def running() -> MessageLike:
-    """What the training that works at the moment has compiled; "" while there is nothing to tell."""
+    """What the running training has compiled; "" if there is nothing to show."""
     run = reader.active()
     if run is None:
         return ""
@@ -50,7 +50,7 @@ def running() -> MessageLike:
 
 
 def outlook(config: RunConfig) -> MessageLike:
-    """What compiling will mean for a training with this config, in one line."""
+    """The outlook on compiling for a training with this config, in one line."""
     options = config.compile
     if not options.compile:
         return "Compiling is off. Balanced suits most trainings of more than a few minutes."
@@ -59,7 +59,7 @@ def outlook(config: RunConfig) -> MessageLike:
             "{backend} generates no code: it finds mistakes, and makes nothing faster.",
             backend=options.compile_backend,
         )
-    # The family's figures serve where no run of this machine is known.
+    # Without a run on this machine, use the family's figures.
     graphs, seconds, run = remembered(config) or (*families.compiling(config), "")
     if options.compile_scope == "model" and not run:
         return "One graph of the whole model, kept for next time; how long that takes is known after a first run."
@@ -79,20 +79,20 @@ def remembered(config: RunConfig) -> tuple[int, float, str] | None:
             theirs = read_toml(run.folder / layout.TOML)
         except ValueError:
             continue
-        # What the seconds depend on; a record has only what differs from the defaults.
-        if all(theirs.get(key, getattr(default, key)) == getattr(config.compile, key) for key in TOLD):
+        # A record has only the differences from the defaults.
+        if all(theirs.get(key, getattr(default, key)) == getattr(config.compile, key) for key in TIMED_BY):
             return int(made["num_graphs"]), float(made.get("seconds") or 0), run.id
     return None
 
 
 def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, JsonObject]]:
-    for run in reader.runs()[:LOOKED_AT]:
+    for run in reader.runs()[:MAX_RUNS_SEARCHED]:
         made = run.facts.get("compile") or {}
         if run.facts.get("script") == script and made.get("num_graphs"):
             yield run, made
 
 
 def duration(seconds: float) -> Message:
-    """25 s, 3 min."""
+    """Seconds in words: 25 s, 3 min."""
     short = seconds < 90
     return Message("{count} s" if short else "{count} min", count=f"{seconds if short else seconds / 60:.0f}")

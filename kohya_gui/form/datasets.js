@@ -1,5 +1,5 @@
-// The images of a training as rows, one for each folder: what the form or its dataset file names, counted as a training
-// would; what is changed here is written into a dataset file.
+// The images of a training as rows, one for each folder that the form or its dataset file names, counted as a training
+// counts them. Edits are saved to a dataset file.
 import { count, say } from "../i18n/sentences.js";
 import { all, around, hit, isField, make, one, setValue, withAllowButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
@@ -8,16 +8,20 @@ import { groupOf, groupsOf, MOST_NOTES, rowOf, showCount, textsOf } from "./data
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
+import { store } from "./storage.js";
 
 /** @typedef {import("./datasets_rows.js").Texts} Texts */
 /** @typedef {import("./datasets_rows.js").Group} Group */
 /** @typedef {{ groups: Group[], file: string, known: string, flat?: boolean, problems: string[] }} Look */
-/** @typedef {{ look: Look, watched?: string, named?: string, asked: number, timer?: ReturnType<typeof setTimeout>, looking?: ReturnType<typeof setTimeout>, unsaved?: boolean, saving?: boolean, telling?: boolean, sending?: Sending }} State
- * `telling`: what is said stays with the next change of the form, which comes from here */
+/**
+ * @typedef {{ look: Look, watched?: string, named?: string, asked: number, timer?: ReturnType<typeof setTimeout>,
+ *   looking?: ReturnType<typeof setTimeout>, unsaved?: boolean, saving?: boolean, telling?: boolean, sending?: Sending
+ *   }} State
+ * `telling`: keep the message at the next change of the form, which is ours */
 
 const PAUSE = 700;
 const FILE = "dataset_config", FOLDER = "train_data_dir", REPEATS = "dataset_repeats";
-const REPLACED = [FOLDER, "reg_data_dir", "in_json"]; // by a dataset file
+const REPLACED = [FOLDER, "reg_data_dir", "in_json"]; // options that a dataset file replaces
 /** @type {Record<string, string>} what is put behind the name of a folder for images that go with its own */
 const BESIDE = { conditioning_data_dir: "-masks", control_directory: "-references" };
 /** @type {Look} */
@@ -48,7 +52,7 @@ function stateOf(box) {
 const valueOf = (box, name) => String(inputs.fieldOf(formAround(box), name)?.value ?? "").trim();
 
 /**
- * Put values into the form, as one change that can be taken back.
+ * Put values into the form, as one change that can be undone.
  * @param {Element} box
  * @param {Texts} values
  */
@@ -66,17 +70,21 @@ function choose(box, values) {
 /**
  * @param {Element} box
  * @param {string} text
- * @param {string} [wrong] what went wrong besides
+ * @param {string} [wrong] what also went wrong
  */
 function tell(box, text, wrong = "") {
-  const lines = (/** @type {string} */ each, className = "") => each.split("\n").filter(Boolean).map((line) => make("span", { className }, ...withAllowButton(line)));
+  const lines = (/** @type {string} */ each, className = "") =>
+    each
+      .split("\n")
+      .filter(Boolean)
+      .map((line) => make("span", { className }, ...withAllowButton(line)));
   one(box, ".file").replaceChildren(...lines(text), ...lines(wrong, "bad"));
 }
 
 // ---- showing
 
 /**
- * Look at what the form names now: first the folders, then what a training would see of them.
+ * Load what the form names now: first the folders, then how a training would count their images.
  * @param {Element} box
  */
 async function look(box) {
@@ -103,13 +111,17 @@ async function look(box) {
 }
 
 /**
- * The rows anew; whoever is in a field stays there.
+ * Rebuild the rows, and keep the focus in its field.
  * @param {Element} box
  * @param {Group[]} [groups]
  */
 function show(box, groups = stateOf(box).look.groups) {
-  const { look: { file } } = stateOf(box);
-  const focus = document.activeElement, fields = all(box, "[data-set]"), at = focus instanceof HTMLElement ? fields.indexOf(focus) : -1;
+  const {
+    look: { file },
+  } = stateOf(box);
+  const focus = document.activeElement,
+    fields = all(box, "[data-set]"),
+    at = focus instanceof HTMLElement ? fields.indexOf(focus) : -1;
   const open = all(box, "details", HTMLDetailsElement).map((details) => details.open);
   one(box, ".groups").replaceChildren(...groups.map((group, number) => groupOf(box, group, number, groups.length)));
   for (const [i, details] of all(box, "details", HTMLDetailsElement).entries()) details.open = open[i] ?? false;
@@ -122,34 +134,43 @@ function show(box, groups = stateOf(box).look.groups) {
 // ---- changing
 
 /**
- * Under which name the browser keeps rows that are nowhere else yet.
+ * The storage key for rows that are not saved anywhere else yet.
  * @param {Element} box
  */
 const key = (box) => `${tabOf(box)}-datasets`;
 
 /**
- * Show rows that could not be saved before a reload: as they were, or, where the file says something else now, those of
- * folders that it does not have. False where there are none.
+ * Restore rows that could not be saved before a reload: all of them, or, if the file has changed since, those whose
+ * folders are not in it. Returns false if there are none.
  * @param {Element} box
  */
 function restore(box) {
   const { named, look } = stateOf(box);
   /** @type {{ named: string, known: string, groups: Group[] } | null} */
-  const kept = JSON.parse(form.store(key(box)) ?? "null");
+  const kept = JSON.parse(store(key(box)) ?? "null");
   if (!kept || kept.named !== named) return false;
-  const added = kept.groups.map((group) => ({ ...group, rows: group.rows.filter(({ at }) => at === null) })).filter(({ rows }) => rows.length);
+  const added = kept.groups
+    .map((group) => ({ ...group, rows: group.rows.filter(({ at }) => at === null) }))
+    .filter(({ rows }) => rows.length);
   if (kept.known !== look.known && !added.length) return false;
-  const groups = kept.known === look.known ? kept.groups : [...look.groups, ...added.map((group) => ({ ...group, at: null }))];
-  show(box, groups.map((group) => {
-    const there = look.groups.find(({ at }) => at !== null && at === group.at);
-    return { ...there, ...group, rows: group.rows.map((row) => ({ ...there?.rows.find(({ at }) => at === row.at), ...row })) };
-  }));
+  const groups =
+    kept.known === look.known ? kept.groups : [...look.groups, ...added.map((group) => ({ ...group, at: null }))];
+  show(
+    box,
+    groups.map((group) => {
+      const there = look.groups.find(({ at }) => at !== null && at === group.at);
+      return {
+        ...there,
+        ...group,
+        rows: group.rows.map((row) => ({ ...there?.rows.find(({ at }) => at === row.at), ...row })),
+      };
+    }));
   soon(box, 0);
   return true;
 }
 
 /**
- * Save the rows once nothing is typed for a moment; until then the browser keeps them.
+ * Save the rows after a pause in typing; until then they are in the browser's storage.
  * @param {Element} box
  * @param {number} [pause]
  */
@@ -157,7 +178,7 @@ function soon(box, pause = PAUSE) {
   const state = stateOf(box);
   clearTimeout(state.timer);
   state.unsaved = true;
-  form.store(key(box), JSON.stringify({ named: state.named, known: state.look.known, groups: groupsOf(box) }));
+  store(key(box), JSON.stringify({ named: state.named, known: state.look.known, groups: groupsOf(box) }));
   state.timer = setTimeout(() => void save(box), pause);
 }
 
@@ -168,7 +189,7 @@ async function save(box) {
   state.unsaved = false;
   const groups = groupsOf(box), values = simply(box, groups);
   if (values) {
-    form.store(key(box), "null");
+    store(key(box), "null");
     return choose(box, values);
   }
   const tab = tabOf(box), { file, known } = state.look;
@@ -178,20 +199,20 @@ async function save(box) {
     const saved = await ask("datasets_save", { tab, sent: sentOf(tab), file, known, groups });
     tell(box, saved.said);
     state.look = { ...state.look, file: saved.file, known: saved.known };
-    if (state.unsaved) return soon(box); // and what the browser keeps is of the file as it is now
-    form.store(key(box), "null");
+    if (state.unsaved) return soon(box); // the stored rows now belong to this version of the file
+    store(key(box), "null");
     if (file) await look(box);
     else choose(box, { [FILE]: saved.file, ...Object.fromEntries(REPLACED.map((name) => [name, ""])) });
   } catch (error) {
     tell(box, "", messageOf(error));
-    state.unsaved = true; // nothing is shown over it before it was saved
+    state.unsaved = true; // do not overwrite the rows before they are saved
   } finally {
     state.saving = false;
   }
 }
 
 /**
- * The form's own values that say the same as the rows, where one folder needs no dataset file.
+ * The form's own values that mean the same as the rows, if a single folder needs no dataset file.
  * @param {Element} box
  * @param {Group[]} groups
  * @returns {Texts | null}
@@ -208,7 +229,7 @@ function simply(box, groups) {
 }
 
 /**
- * Another row at the end, or of a new data set with a resolution of its own.
+ * Append a row, or a new data set with its own resolution.
  * @param {Element} box
  * @param {string} folder
  * @param {boolean} [apart]
@@ -227,13 +248,13 @@ function add(box, folder, apart = false) {
   return row;
 }
 
-// ---- sending images
+// ---- uploading images
 
 /**
- * Send files into a folder, and show it.
+ * Upload files to a folder, and show it.
  * @param {Element} box
  * @param {File[]} files
- * @param {HTMLElement | null} row of the folder, or null for the only one or a new one
+ * @param {HTMLElement | null} row of the folder, or null for the only or a new folder
  * @param {string} [name] of the option that names the folder
  */
 async function send(box, files, row, name = "image_dir") {
@@ -246,7 +267,9 @@ async function send(box, files, row, name = "image_dir") {
     if (!folder && into && BESIDE[name]) folder = textsOf(into).image_dir + BESIDE[name];
     if (!folder) ({ folder } = await ask("upload_folder", { name: valueOf(box, "output_name") }));
     state.sending = new Sending(files, folder, (bytes, of, done, all) => {
-      one(line, "span").textContent = say("{done} of {files} files, {percent} %", { done, files: all, percent: of ? Math.floor((100 * bytes) / of) : 100 });
+      one(line, "span").textContent = say("{done} of {files} files, {percent} %", {
+        done, files: all, percent: of ? Math.floor((100 * bytes) / of) : 100,
+      });
       one(line, "i").style.width = `${of ? (100 * bytes) / of : 100}%`;
     });
     line.hidden = false;
@@ -255,8 +278,11 @@ async function send(box, files, row, name = "image_dir") {
     arrived(box, into, name, folder);
     const told = [say("Sent to {folder}: {files}.", { files: count(sent.length, "file"), folder })];
     if (there.length) told.push(say("Already there: {files}.", { files: count(there.length, "file") }));
-    const refused = wrong.slice(0, MOST_NOTES).map(([file, why]) => (why.startsWith(file) ? why : say("{file} {why}", { file, why })));
-    if (wrong.length > MOST_NOTES) refused.push(say("and {count} more like these", { count: wrong.length - MOST_NOTES }));
+    const refused = wrong
+      .slice(0, MOST_NOTES)
+      .map(([file, why]) => (why.startsWith(file) ? why : say("{file} {why}", { file, why })));
+    if (wrong.length > MOST_NOTES)
+      refused.push(say("and {count} more like these", { count: wrong.length - MOST_NOTES }));
     tell(box, told.join("\n"), refused.join("\n"));
   } catch (error) {
     tell(box, "", messageOf(error));
@@ -267,7 +293,7 @@ async function send(box, files, row, name = "image_dir") {
 }
 
 /**
- * Name the folder that images were sent into, where it is not named yet.
+ * Name the folder of uploaded images if it has no name yet.
  * @param {Element} box
  * @param {HTMLElement | null} row
  * @param {string} name
@@ -282,7 +308,7 @@ function arrived(box, row, name, folder) {
   else void look(box);
 }
 
-// ---- what happens
+// ---- events
 
 /**
  * @param {Element} box
@@ -293,7 +319,11 @@ function act(box, button) {
   if (what === "add" || what === "add-set") one(add(box, "", what === "add-set"), "[data-set=image_dir]").focus();
   else if (what === "stop") stateOf(box).sending?.stop();
   else if (what === "send" && row) {
-    const input = make("input", { type: "file", multiple: true, accept: one(box, "input[type=file]", HTMLInputElement).accept });
+    const input = make("input", {
+      type: "file",
+      multiple: true,
+      accept: one(box, "input[type=file]", HTMLInputElement).accept,
+    });
     const { set } = one(around(button, ".of"), "[data-set]").dataset;
     input.onchange = () => void send(box, [...(input.files ?? [])], row, set);
     input.click();
@@ -311,7 +341,8 @@ document.addEventListener("click", (event) => {
 for (const type of ["input", "change"]) {
   document.addEventListener(type, ({ target }) => {
     const field = target instanceof Element ? target.closest(".datasets [data-set]") : null;
-    if (field && (type === "change" || !field.closest(".wide"))) soon(around(field, ".datasets"), type === "input" ? PAUSE : 0); // a path is none before it is whole
+    if (field && (type === "change" || !field.closest(".wide")))
+      soon(around(field, ".datasets"), type === "input" ? PAUSE : 0); // wait for the whole path
   });
 }
 document.addEventListener("change", ({ target }) => {
@@ -337,10 +368,10 @@ form.onSettled((where) => {
     if (watched === state.watched) continue;
     if (state.watched && !state.telling) tell(box, "");
     const named = JSON.stringify([FILE, ...REPLACED].map((name) => held.values[name]));
-    if (named !== state.named) { // other images: what could not be saved is of no use for them
+    if (named !== state.named) { // other images: unsaved rows do not belong to them
       clearTimeout(state.timer);
       state.unsaved = false;
-      if (state.named) form.store(key(box), "null");
+      if (state.named) store(key(box), "null");
     }
     Object.assign(state, { watched, named, telling: false });
     clearTimeout(state.looking);

@@ -1,10 +1,9 @@
-"""The images of a training as rows of its form, a row for each folder: found by their names, or in a dataset file.
+"""The images of a training as rows of its form, one for each folder: found by name, or listed in a dataset file.
 
-A folder with images, one with folders named <repeats>_<words>, and a dataset file are shown alike. What a folder's
-name cannot say is written into a dataset file, which the form names from then on.
+A folder with images, one with folders named <repeats>_<words>, and a dataset file are shown in the same way. Settings
+that a folder's name cannot express go to a dataset file, which the form names from then on.
 """
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,7 +12,7 @@ from pathlib import Path
 from kohya_gui.form import kept_file
 from kohya_gui.form.form import SettingsForm, Submission, sentence
 from kohya_gui.server import paths, picker
-from kohya_gui.server.json_api import DEEPEST, ApiRequest
+from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest
 from library.config.dataset import DatasetConfig, drafted
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
@@ -25,9 +24,9 @@ from library.files import clear_errors, write_atomic
 
 OPTION = "dataset_config"
 READ = (".toml", ".json")
-MOST = 500  # folders
+MAX_FOLDERS = 500  # folders
 PATHS = ("image_dir", "conditioning_data_dir", "control_directory", "metadata_file")
-SECTIONS = ("data", "captions", "validation", "steps")  # what decides about images and steps
+SECTIONS = ("data", "captions", "validation", "steps")  # sections that affect images and steps
 LABELS = {
     "resolution": "Resolution",
     "batch_size": "Batch size",
@@ -56,11 +55,11 @@ LABELS = {
     "control_directory": "Reference folder",
     "metadata_file": "Metadata file",
 }
-PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # into which images can be sent
+PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # folders that images can be uploaded to
 
 
-def section(configs: Mapping[str, type]) -> str:
-    """What shows the images of a training; datasets.js fills it."""
+def datasets_section(configs: Mapping[str, type]) -> str:
+    """The part of the form that shows the images of a training; datasets.js fills it."""
     watched = sorted(
         {name for config in configs.values() for name, option in options(config).items() if option.section in SECTIONS}
     )
@@ -105,11 +104,11 @@ def _field(name: str) -> str:
     )
 
 
-# ---- what is shown
+# ---- showing
 
 
 def look(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
-    """The data sets of a form, with their folders, as far as one may look at them; no image is opened."""
+    """The data sets of a form with their folders, as far as the page may read them. No image is opened."""
     config = form.lenient_config(given)
     data = config.data
     if not (data.dataset_config or data.train_data_dir or data.reg_data_dir):
@@ -134,7 +133,7 @@ def _of_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
 
 
 def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[Path]) -> JsonObject:
-    """A data set for the page: its own texts, and what holds where they say nothing."""
+    """A data set for the page: its own values, and the defaults of its empty fields."""
     known = {sources.source(subset): subset for subset in dataset.subsets} if dataset else {}
     rows = []
     for one in table.folders:
@@ -155,15 +154,15 @@ def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[P
 
 
 def _images(folder: str, roots: Sequence[Path]) -> int | None:
-    """How many images lie in a folder; None where one may not look, or there is none."""
+    """The number of images in a folder; None if the page may not read it, or it does not exist."""
     try:
         return image_folders.count(paths.folder(folder, roots))
     except (ConfigError, OSError):
         return None
 
 
-def count(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
-    """What the training would see of each folder, and how many steps that makes."""
+def count_images(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+    """How a training counts the images of each folder, and the number of steps."""
     config = form.lenient_config(given)
     _check_places(config, roots)
     outside: list[Problem] = []
@@ -176,7 +175,7 @@ def count(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonO
 
 
 def _check_places(config: RunConfig, roots: Sequence[Path]) -> None:
-    """Raise ConfigError for images that lie where one may not look."""
+    """Raise ConfigError for images in folders that the page may not read."""
     for name in ("train_data_dir", "reg_data_dir", "in_json", OPTION):
         if text := getattr(config.data, name):
             paths.inside(str(text), roots, name)
@@ -191,13 +190,13 @@ def _may(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
     return True
 
 
-# ---- what is written
+# ---- saving
 
 
-def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
-    """Write data sets into the dataset file that the form names, or into a new one.
+def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+    """Save data sets to the dataset file that the form names, or to a new one.
 
-    A file that was changed since it was read is not written over. Raises ConfigError, also for folders outside of the
+    A file that was changed since it was loaded is not overwritten. Raises ConfigError, also for folders outside of the
     roots that the file did not name before.
     """
     named = sent.text("file").strip()
@@ -227,14 +226,14 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
 
 
 def _tables(sent: object) -> list[DatasetTable]:
-    """What the page sent, as far as it has the shape of tables."""
-    if not isinstance(sent, list) or len(sent) > MOST:
-        raise ConfigError(DEEPEST)
+    """The tables that the page sent, without anything of another shape."""
+    if not isinstance(sent, list) or len(sent) > MAX_FOLDERS:
+        raise ConfigError(NOT_OF_THE_PAGE)
     made = []
     for one in sent:
         rows = one.get("rows") if isinstance(one, dict) else None
-        if not isinstance(rows, list) or len(rows) > MOST or not all(isinstance(row, dict) for row in rows):
-            raise ConfigError(DEEPEST)
+        if not isinstance(rows, list) or len(rows) > MAX_FOLDERS or not all(isinstance(row, dict) for row in rows):
+            raise ConfigError(NOT_OF_THE_PAGE)
         inner = [FolderTable(_texts(row, dataset_file.OF_FOLDER), _place(row)) for row in rows]
         made.append(DatasetTable(_texts(one, dataset_file.OF_DATASET), inner, _place(one)))
     return made
@@ -243,23 +242,22 @@ def _tables(sent: object) -> list[DatasetTable]:
 def _texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
     found = sent.get("texts")
     if not isinstance(found, dict) or not all(
-        name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.LONGEST
+        name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.MAX_PATH_LENGTH
         for name, text in found.items()
     ):
-        raise ConfigError(DEEPEST)
+        raise ConfigError(NOT_OF_THE_PAGE)
     return found
 
 
 def _place(sent: JsonObject) -> int | None:
     at = sent.get("at")
-    if at is not None and (not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < MOST):
-        raise ConfigError(DEEPEST)
+    if at is not None and (not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < MAX_FOLDERS):
+        raise ConfigError(NOT_OF_THE_PAGE)
     return at
 
 
 def place_of(config: RunConfig, roots: Sequence[Path], is_at_home: bool = False) -> Path:
-    """Where the dataset file of a training is kept: beside its result, or in a folder of the user's home."""
-    home = next((root for root in roots if root.is_dir()), roots[0])
-    folder = "" if is_at_home else config.save.output_dir
+    """The default place of a training's dataset file: beside its result, or in a folder of the user's home."""
+    folder = kept_file.at_home(roots) if is_at_home else kept_file.beside_result(config, roots)
     name = f"{config.save.output_name or 'images'}-dataset.toml"
-    return paths.file(os.path.join(folder or str(home / "kohya"), name), roots, READ, "output_dir")
+    return paths.file(str(folder / name), roots, READ, "output_dir")

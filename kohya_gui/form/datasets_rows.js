@@ -1,12 +1,20 @@
-// Rows of image folders: made of what the server says of them, read back, and with what a training would see of each.
+// Rows of image folders: built from the server's description, parsed back, each with its count for a training.
 import { count, say } from "../i18n/sentences.js";
 import { all, isField, make, one, setValue } from "../server/elements.js";
 
 /** @typedef {Record<string, string>} Texts by option */
-/** @typedef {{ at: number | null, texts: Texts, shown?: Texts, source?: string, images?: number | null }} Row a folder */
+/**
+ * @typedef {{ at: number | null, texts: Texts, shown?: Texts, source?: string, images?: number | null }} Row a folder
+ */
 /** @typedef {{ at: number | null, texts: Texts, shown?: Texts, rows: Row[] }} Group a data set */
-/** @typedef {{ dataset: number, source: string, images: number, seen: number, captioned: number, held: number }} Counted of a folder */
-/** @typedef {{ rows: Counted[], images: number, seen: number, buckets: number, steps_per_epoch: number, learned: number, steps: number, epochs: number, problems: string[], warnings: string[] }} Count */
+/**
+ * @typedef {{ dataset: number, source: string, images: number, seen: number, captioned: number, held: number }} Counted
+ *   of a folder
+ */
+/**
+ * @typedef {{ rows: Counted[], images: number, seen: number, buckets: number, steps_per_epoch: number, learned: number,
+ *   steps: number, epochs: number, problems: string[], warnings: string[] }} Count
+ */
 
 export const MOST_NOTES = 5;
 
@@ -21,7 +29,10 @@ export function groupOf(box, group, number, groups) {
   made.dataset.at = JSON.stringify(group.at);
   one(made, "summary b").textContent = groups > 1 ? say("Data set {number}", { number: number + 1 }) : "";
   const of = (/** @type {string} */ name) => group.texts[name] || group.shown?.[name] || "";
-  one(made, "summary span").textContent = say("{resolution} px, batches of {batch}", { resolution: of("resolution").replaceAll(",", " × ").replaceAll(";", ", "), batch: of("batch_size") });
+  one(made, "summary span").textContent = say("{resolution} px, batches of {batch}", {
+    resolution: of("resolution").replaceAll(",", " × ").replaceAll(";", ", "),
+    batch: of("batch_size"),
+  });
   one(made, ".of-set").hidden = !of("resolution");
   fillIn(one(made, ".of-set"), group.texts, group.shown);
   one(made, "ol").replaceChildren(...group.rows.map((row) => rowOf(box, row)));
@@ -53,7 +64,7 @@ function copyOf(box, name, selector) {
 }
 
 /**
- * Texts into fields; what holds where nothing is said stands in them as a hint.
+ * Fill in fields, with the values that apply when they are empty as placeholders.
  * @param {Element} where
  * @param {Texts} texts
  * @param {Texts} [shown]
@@ -62,7 +73,8 @@ function fillIn(where, texts, shown = {}) {
   for (const field of all(where, "[data-set]").filter(isField)) {
     const name = field.dataset.set ?? "";
     setValue(field, texts[name] ?? "");
-    if (field instanceof HTMLSelectElement) field.options[0].textContent = shown[name] === "true" ? "inherited: yes" : "inherited: no";
+    if (field instanceof HTMLSelectElement)
+      field.options[0].textContent = shown[name] === "true" ? "inherited: yes" : "inherited: no";
     else if (field instanceof HTMLInputElement) field.placeholder = shown[name] ?? "";
   }
 }
@@ -71,19 +83,28 @@ function fillIn(where, texts, shown = {}) {
  * @param {Element} where
  * @returns {Texts}
  */
-export const textsOf = (where) => Object.fromEntries(all(where, "[data-set]").filter(isField).map((field) => [field.dataset.set ?? "", field.value.trim()]).filter(([, text]) => text));
+export const textsOf = (where) =>
+  Object.fromEntries(
+    all(where, "[data-set]")
+      .filter(isField)
+      .map((field) => [field.dataset.set ?? "", field.value.trim()])
+      .filter(([, text]) => text));
 
 /**
- * What the rows say; folders that have no name yet are left out.
+ * The contents of the rows, without folders that have no name yet.
  * @param {Element} box
  * @returns {Group[]}
  */
 export function groupsOf(box) {
-  return all(box, ".groups > .group").map((group) => ({
-    at: JSON.parse(group.dataset.at ?? "null"),
-    texts: textsOf(one(group, ".of-set")),
-    rows: all(group, "li").map((row) => ({ at: JSON.parse(row.dataset.at ?? "null"), texts: textsOf(row) })).filter(({ texts }) => texts.image_dir || texts.metadata_file),
-  })).filter(({ rows }) => rows.length);
+  return all(box, ".groups > .group")
+    .map((group) => ({
+      at: JSON.parse(group.dataset.at ?? "null"),
+      texts: textsOf(one(group, ".of-set")),
+      rows: all(group, "li")
+        .map((row) => ({ at: JSON.parse(row.dataset.at ?? "null"), texts: textsOf(row) }))
+        .filter(({ texts }) => texts.image_dir || texts.metadata_file),
+    }))
+    .filter(({ rows }) => rows.length);
 }
 
 /**
@@ -92,8 +113,14 @@ export function groupsOf(box) {
  */
 export function showCount(box, counted) {
   const sum = one(box, ".sum"), notes = one(box, ".notes");
-  sum.textContent = counted?.seen ? say("{pictures} per epoch, {each}; {steps} are {epochs}", {
-    pictures: count(counted.seen, "image"), each: count(counted.steps_per_epoch, "step"), steps: count(counted.steps, "step"), epochs: count(counted.epochs, "epoch") }) : "";
+  sum.textContent = counted?.seen
+    ? say("{pictures} per epoch, {each}; {steps} are {epochs}", {
+        pictures: count(counted.seen, "image"),
+        each: count(counted.steps_per_epoch, "step"),
+        steps: count(counted.steps, "step"),
+        epochs: count(counted.epochs, "epoch"),
+      })
+    : "";
   box.setAttribute("data-images", String(counted?.learned ?? 0));
   document.dispatchEvent(new CustomEvent("kohya:counted", { detail: box }));
   const told = counted ? [...counted.problems, ...counted.warnings] : [];
@@ -104,7 +131,11 @@ export function showCount(box, counted) {
       const found = counted.rows.find((each) => each.dataset === dataset && each.source === row.dataset.source);
       if (!found) continue;
       const { images, seen, captioned, held } = found, percent = counted.seen ? (100 * seen) / counted.seen : 0;
-      const said = [count(images, "image"), say("{captioned} with a caption", { captioned: captioned.toLocaleString("en") }), say("{percent} % of an epoch", { percent: percent >= 10 ? Math.round(percent) : percent.toFixed(1) })];
+      const said = [
+        count(images, "image"),
+        say("{captioned} with a caption", { captioned: captioned.toLocaleString("en") }),
+        say("{percent} % of an epoch", { percent: percent >= 10 ? Math.round(percent) : percent.toFixed(1) }),
+      ];
       if (held) said.push(say("{count} held out for validation", { count: held.toLocaleString("en") }));
       one(row, ".numbers").replaceChildren(...said.map((text) => make("span", {}, text)));
       one(row, ".share").hidden = false;

@@ -26,7 +26,7 @@ class DemoApi:
         return {"demo": self.begin, "demo_state": self.state}
 
     def begin(self, sent: ApiRequest) -> JsonObject:
-        """Make the demo's model and images for a tab and a family, in a process of its own."""
+        """Create the demo's model and images for a tab and a family, in a separate process."""
         script = self._script(sent)
         folder = paths.inside(str(self.roots[0].joinpath(*FOLDER)), self.roots, "folder")
         if busy := next((job for job in jobs.every(KIND) if job.active), None):
@@ -36,7 +36,7 @@ class DemoApi:
         return {"id": job.id, "script": script}
 
     def state(self, sent: ApiRequest) -> JsonObject:
-        """How far it is, and, once it is made, where the config is."""
+        """The progress, and finally the path of the config."""
         job, script = jobs.find(sent.text("id")), self._script(sent)
         if job.active:
             return {"state": "running"}

@@ -1,23 +1,29 @@
-// What the fields that several families share hold for each of them. A look at another family changes nothing: a family
-// that is chosen again has what it was left with, and what was typed or loaded goes along to one that is new.
+// The values, for each family, of fields that several families share. Looking at another family changes nothing: a
+// family
+// chosen again has its old values, and typed or loaded values carry over to a family chosen for the first time.
 
 /** @typedef {string | boolean} Value */
 /** @typedef {Record<string, Value>} Held by a field's id */
-/** @typedef {{ id: string, value: Value, first: Value, isTouched: boolean, isProposed: boolean }} Shared a field that several families have; `first` is what it begins with, and what the form itself proposes for a family (a name) is for no other */
+/**
+ * @typedef {{ id: string, value: Value, first: Value, isTouched: boolean, isProposed: boolean }} Shared a field that
+ *   several families have. `first` is its initial value; a value that the form proposes for a family (a name) does
+ *   not carry over
+ */
 /**
  * @typedef {object} Memory of one form
- * @property {Record<string, Held>} left what the fields of each family held when another was chosen
- * @property {Record<string, string[]>} own the fields of each family that were typed or loaded there, whatever they hold
- * @property {Record<string, Held>} brought what came along from another family
- * @property {Held} carried what goes along to the next family
- * @property {string[]} loaded the families whose form is a config: all that it holds is of that config
+ * @property {Record<string, Held>} left the values of each family's fields when another was chosen
+ * @property {Record<string, string[]>} own the fields of each family that were typed or loaded there, whatever
+ *   their values
+ * @property {Record<string, Held>} brought the values carried over from another family
+ * @property {Held} carried the values to carry over to the next family
+ * @property {string[]} loaded the families whose form is a loaded config: all of its values belong to that config
  */
 
 /** @returns {Memory} */
 export const nothing = () => ({ left: {}, own: {}, brought: {}, carried: {}, loaded: [] });
 
 /**
- * Keep what a family's fields hold before another is chosen.
+ * Keep the values of a family's fields before another family is chosen.
  * @param {Memory} memory
  * @param {string} family
  * @param {Shared[]} fields
@@ -37,24 +43,25 @@ export function leave(memory, family, fields) {
 }
 
 /**
- * What the fields of a family hold when it is chosen.
+ * The values of a family's fields when it is chosen.
  * @param {Memory} memory
  * @param {string} family
  * @param {Shared[]} fields
  * @returns {Held}
  */
 export function arrive(memory, family, fields) {
-  const left = memory.left[family] ?? {}, own = new Set(memory.loaded.includes(family) ? Object.keys(left) : memory.own[family]);
+  const left = memory.left[family] ?? {};
+  const own = new Set(memory.loaded.includes(family) ? Object.keys(left) : memory.own[family]);
   const coming = fields.filter(({ id }) => !(own.has(id) && id in left) && id in memory.carried);
   memory.brought[family] = Object.fromEntries(coming.map(({ id }) => [id, memory.carried[id]]));
   return Object.fromEntries(fields.map(({ id, first }) => [id, memory.brought[family][id] ?? left[id] ?? first]));
 }
 
 /**
- * A family's form begins anew, with a preset or a config.
+ * Start a family's form over, with a preset or a config.
  * @param {Memory} memory
  * @param {string} family
- * @param {string[]} [loaded] the fields that the config names; without them it begins with a preset
+ * @param {string[]} [loaded] the fields that the config names; without them it starts with a preset
  */
 export function beginAnew(memory, family, loaded) {
   memory.own[family] = loaded ?? [];
@@ -64,7 +71,7 @@ export function beginAnew(memory, family, loaded) {
 }
 
 /**
- * A value was chosen for a family, also where it is what the form begins with.
+ * Record that a value was chosen for a family, even if it is the initial one.
  * @param {Memory} memory
  * @param {string} family
  * @param {string} id of the field
@@ -74,7 +81,7 @@ export function choose(memory, family, id) {
 }
 
 /**
- * A field is back at what the form begins with.
+ * Record that a field is back at its initial value.
  * @param {Memory} memory
  * @param {string} family
  * @param {string} id

@@ -1,11 +1,11 @@
 """Options -> a form, a form -> a config, a config -> the form's values. The only file that knows both sides.
 
-The form is plain HTML, made here from the options, and read and filled in the browser by page.js. Gradio's own widgets
-would be one component each, and three tabs of two hundred options then take seconds to show (docs/decisions).
+The form is plain HTML, generated from the options, and collected and filled in the browser by page.js. Gradio's own
+widgets would be one component each, and three tabs of two hundred options would take seconds to show (docs/decisions).
 
 One form serves several families. An option that looks the same in all of them has one field, so that switching the
-family keeps what was typed; one that differs, or that a family does not have, has a field per family. Which fields
-show is decided by style rules alone (classes `only-<family>`), so the switch costs nothing.
+family keeps its value; one that differs, or that a family does not have, has a field per family. Style rules alone
+decide which fields are visible (classes `only-<family>`), so switching costs nothing.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ from library.config.values import Option
 from library.runs import gpu_slots
 
 NOT_SET = "not set"
-STANDS = "dataset_config"  # describes the data in place of fields that must be filled in otherwise
+STANDS = "dataset_config"  # replaces fields that are required without it
 LAUNCH = {name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"}
 
 
 @dataclass(frozen=True)
 class FormField:
-    """One field to be: an option, and the families that it serves."""
+    """A field of the form: an option, and the families that it serves."""
 
     option: Option
-    families: tuple[str, ...]  # all of those in which the option looks like this
-    ineffective: tuple[str, ...] = ()  # of these, the families in which it has no effect
+    families: tuple[str, ...]  # the families in which the option looks like this
+    ineffective: tuple[str, ...] = ()  # families among them in which it has no effect
     pending: str = ""  # why it cannot be used yet
 
     @property
@@ -51,13 +51,13 @@ class FormField:
 
 @dataclass(frozen=True)
 class Submission:
-    """What a form holds: the family that is chosen, its options, and how the processes are started."""
+    """The contents of a form: the chosen family, its options, and the launch settings."""
 
     family: str
     values: JsonMapping
     launch: JsonMapping
-    typed: frozenset[str] = frozenset()  # the options that are other than the form began with
-    anyway: bool = False  # whether it was said that images without captions are meant
+    typed: frozenset[str] = frozenset()  # options that differ from the form's start
+    anyway: bool = False  # whether images without captions were confirmed
 
 
 # Why: docs/decisions/2026-11-20-form-is-plain-html.md
@@ -74,8 +74,8 @@ class SettingsForm:
         below: Mapping[str, str] = {},
     ) -> None:
         """`families` and `configs` give each family its title and config class; `basics` are the options on top, with
-        the sixths of a row that each takes; `extra` is HTML that comes first in a section, or below all these options
-        ("images"), or last among them ("basics"), and `below` what comes below an option."""
+        their widths in sixths of a row; `extra` is HTML that comes first in a section, or below all these options
+        ("images"), or last among them ("basics"), and `below` is HTML below an option."""
         self.tab, self.families, self.configs, self.basics, self.extra = tab, families, configs, basics, extra
         self.below = below
         self.fields = fields(configs)
@@ -84,14 +84,14 @@ class SettingsForm:
         self.replaced = set().union(*self.required.values()) - set().union(
             *(_wanted(c, {STANDS: "a file"}) for c in every)
         )
-        # The files that a family's base model is incomplete without stand beside it.
+        # Files that a family's base model needs come right after it.
         beside = [f for f in self.fields if f.option.section == "model" and f.option.name not in basics]
         self.parts = [field for field in beside if self._is_required(field)]
 
-    # ---- what comes back from the browser
+    # ---- from the browser
 
     def parse_submission(self, sent: Any) -> Submission:
-        """What the browser sent, as far as it has the shape of a form. Raises ConfigError for anything else."""
+        """Parse what the browser sent. Raises ConfigError for anything that is not shaped like a form."""
         try:
             found = json.loads(sent)
             launch, anyway = dict(found["launch"]), found.get("anyway") is True
@@ -111,23 +111,24 @@ class SettingsForm:
         return build(self.configs[given.family], given.values, notes=notes), notes
 
     def ready(self, given: Submission) -> tuple[Any, list[Problem]]:
-        """Like `collect`, for a training that is to start: what is not filled in but must be is a problem too."""
+        """Like `collect`, for a training about to start: missing required fields are problems, too."""
         reading = self.reading(given)
         if reading.problems:
             raise ConfigError(*reading.problems)
         return reading.config, reading.notes
 
     def reading(self, given: Submission) -> Reading[Any]:
-        """What came of reading the form for a training that is to start, with all that is wrong with it."""
+        """The reading of a form for a training about to start, with all its problems."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
         problems = [*reading.problems, *gpu_slots.problems(given.launch)]
-        # What is filled in wrongly is not missing as well.
+        # A field with a mistake is not missing as well.
         named = reading.wrong.union(*(problem.options for problem in problems))
         problems += [problem for problem in missing(reading.config) if problem.option not in named]
         return replace(reading, problems=problems)
 
     def lenient_config(self, given: Submission) -> Any:
-        """The config of all that is right by itself, whether or not it goes together; the rest is not set."""
+        """The config of all values that are valid by themselves, even if they contradict each other; others are not
+        set."""
         known, read = options(self.configs[given.family]), {}
         for name, value in given.values.items():
             if name in known:
@@ -136,22 +137,22 @@ class SettingsForm:
         return draft(self.configs[given.family], read)
 
     def wrong(self, given: Submission) -> list[Problem]:
-        """Everything that is wrong with what is filled in; what is not filled in yet is no mistake."""
+        """All mistakes in filled-in fields; empty fields are no mistakes yet."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
         return [*reading.problems, *gpu_slots.problems(given.launch)]
 
-    # ---- what goes to the browser
+    # ---- to the browser
 
     def fill(self, config: RunConfig, start: JsonMapping | None = None, named: Iterable[str] = ()) -> str:
-        """A config -> a value for every field of its family, as page.js takes it. `start` says what it is called, and
-        from which values the form marks what is changed later; without it that stays as it is. `named` are options that
-        the config's file sets, be it to their defaults: other families are given these, too."""
+        """A config -> a value for every field of its family, in the shape that page.js expects. `start` names it and
+        has the values from which the form marks changes; without it the form's start stays. `named` are options that
+        the config's file sets, possibly to their defaults: they carry over to other families."""
         filled: JsonObject = {"family": config.family, "values": self.shown(config.family, values(config))}
         given = sorted({*named, *flat(changed(config))} & filled["values"].keys())
         return json.dumps({**filled, "start": dict(start), "given": given} if start else filled, default=str)
 
     def shown(self, family: str, given: JsonMapping) -> dict[str, bool | str]:
-        """Values by option name as fields hold them."""
+        """Values by option name, as fields hold them."""
         known = options(self.configs[family])
         return {name: shown_value(known[name], value) for name, value in given.items() if name in known}
 
@@ -160,12 +161,12 @@ class SettingsForm:
         return {name: shown_value(LAUNCH[name], value) for name, value in given.items()}
 
     def places(self, family: str) -> dict[str, tuple[str, str]]:
-        """Where each option is on the page: its label and its element's id."""
+        """The place of each option on the page: its label and its element's id."""
         placed = {f.option.name: (f.option.label, self._id(f)) for f in self.fields if family in f.families}
         return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH.items()}
 
     def markup(self, starts: Mapping[str, Any] = {}) -> str:
-        """The whole form as HTML; `starts` are what it opens with, by family."""
+        """The whole form as HTML; `starts` are its initial values by family."""
         first = next(iter(self.configs))
         scripts = {family: config.script for family, config in self.configs.items()}
         radios = "".join(
@@ -234,7 +235,7 @@ class SettingsForm:
         )
 
     def _classes(self, members: list[FormField]) -> list[str]:
-        """The style classes that say when these fields, or the section around them, can be seen."""
+        """The style classes that control when these fields, or the section around them, are visible."""
         seen = [name for name in self.configs if any(name in m.families and name not in m.ineffective for m in members)]
         rare = all(field.is_advanced for field in members)
         only = [f"only-{name}" for name in seen or ("none",)] if len(seen) < len(self.configs) else []
@@ -282,22 +283,21 @@ class SettingsForm:
 
 
 def defaults_title(family: str) -> str:
-    """What the values are called that a family's options have where nothing is said."""
+    """The title of a family's defaults."""
     return "sd-scripts' defaults" if families.facts(family).has_sd_scripts_defaults else "Defaults"
 
 
 def condition(shown_with: Mapping[str, Iterable[str]]) -> str:
-    """Other options, and the values with one of which an element is shown, as page.js reads it."""
+    """Other options, and the values with one of which an element is shown, as page.js parses it."""
     return ";".join(f"{name}={' '.join(wanted)}" for name, wanted in shown_with.items())
 
 
 def _wanted(config: type, given: Mapping[str, Any] = {}) -> set[str]:
-    """The options that must be filled in besides those that are given."""
     return {problem.option for problem in missing(build(config, given))}
 
 
 def fields(configs: Mapping[str, type]) -> list[FormField]:
-    """The fields that these families need, in the order of declaration."""
+    """The fields for these families, in the order of declaration."""
     faces: dict[Any, FormField] = {}
     names = dict.fromkeys(name for config in configs.values() for name in options(config))
     for name in names:
@@ -315,11 +315,11 @@ def fields(configs: Mapping[str, type]) -> list[FormField]:
 
 # Why: docs/decisions/2026-11-20-numbers-are-text-fields.md
 def control(option: Option, facts: Mapping[str, str]) -> str:
-    """What one types or chooses in.
+    """The input element of a field.
 
-    Numbers are text boxes on purpose. A browser's number box swallows letters, so that "abc" arrives as nothing and
-    the default runs instead of what is on screen; it also changes its value under the mouse wheel. As text, a number
-    is read and refused by the same rules, in the same words, as in the shell.
+    Numbers are text boxes on purpose. A browser's number box swallows letters, so that "abc" arrives as nothing and the
+    default runs instead of what is on screen; it also changes its value under the mouse wheel. As text, a number is
+    parsed and refused by the same rules, in the same words, as in the shell.
     """
     value = as_text(shown_value(option, option.default))
     if option.choices and not option.many and not option.open:
@@ -352,7 +352,7 @@ def attributes(given: Mapping[str, str]) -> str:
 
 
 def shown_value(option: Option, value: Any) -> bool | str:
-    """An option's value as its field holds it: a truth value for a checkbox, else text; "" where nothing is set."""
+    """An option's value as its field holds it: a boolean for a checkbox, otherwise text; "" if it is not set."""
     return bool(value) if option.type is bool else option.text(value)
 
 
@@ -362,13 +362,13 @@ def as_text(value: bool | str) -> str:
 
 
 def sentence(text: str, names: Iterable[Any] = ()) -> str:
-    """A help text with a capital letter in front and a full stop at the end, unless it begins with a sign or name."""
+    """A help text with a capital first letter and a final full stop, unless it begins with a sign or name."""
     first = text.split(" ", 1)[0].rstrip(",:")
     start = text[:1].upper() + text[1:] if first.isalpha() and first.islower() and first not in names else text
     return start if start.endswith((".", ")")) else start + "."
 
 
 def visibility(families: Iterable[str]) -> str:
-    """The style rules by which a family's form hides what it has not, or what has no effect there."""
+    """The style rules by which a family's form hides fields that it does not have, or that have no effect there."""
     rules = (f'.settings:has(input[value="{name}"]:checked) [class*="only-"]:not(.only-{name})' for name in families)
     return f"<style>{', '.join(rules)} {{ display: none; }}</style>"

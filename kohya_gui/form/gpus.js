@@ -1,11 +1,15 @@
-// Which GPUs a training gets: a button for each, in step with the field for their numbers. Shown where there are several.
+// Choose the GPUs of a training: a button for each, in step with the field of their numbers. Shown if there are
+// several.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, isField, make, makeButton, one, setValue } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { onSettled } from "./page.js";
 
-/** @typedef {{ index: string, name: string, free: number, total: number, user: string }} Gpu memory in GiB; `user` is the run that has it */
+/**
+ * @typedef {{ index: string, name: string, free: number, total: number, user: string }} Gpu memory in GiB; `user` is
+ *   the run that uses it
+ */
 
 const PERIOD = 10_000;
 /** @type {Promise<void> | null} */
@@ -29,7 +33,7 @@ function field(box, name) {
 const chosen = (box) => field(box, "gpu_ids").value.split(",").map((part) => part.trim()).filter(Boolean);
 
 /**
- * Train on these GPUs, with one process on each; on one that is free where none is named.
+ * Train on these GPUs, one process on each; with none, on any free GPU.
  * @param {Element} box
  * @param {string[]} names
  */
@@ -47,29 +51,48 @@ function show(box) {
   const names = chosen(box), cpu = field(box, "cpu"), off = cpu instanceof HTMLInputElement && cpu.checked;
   const every = names.join() === "all";
   /** @type {[string, string, string, boolean][]} */
-  const choices = [["", "Any free GPU", "", !names.length], ...known.map(({ index, name, free, total, user }) => {
-    const memory = total ? say("{free} of {total} GB free", { free: free.toFixed(1), total: total.toFixed(1) }) : "";
-    /** @type {[string, string, string, boolean]} */
-    const choice = [index, `${index} · ${name}`, [memory, user && say("used by {user}", { user: translated(user) })].filter(Boolean).map(translated).join(" · "), every || names.includes(index)];
-    return choice;
-  })];
+  const choices = [
+    ["", "Any free GPU", "", !names.length],
+    ...known.map(({ index, name, free, total, user }) => {
+      const memory = total ? say("{free} of {total} GB free", { free: free.toFixed(1), total: total.toFixed(1) }) : "";
+      /** @type {[string, string, string, boolean]} */
+      const choice = [
+        index,
+        `${index} · ${name}`,
+        [memory, user && say("used by {user}", { user: translated(user) })]
+          .filter(Boolean)
+          .map(translated)
+          .join(" · "),
+        every || names.includes(index),
+      ];
+      return choice;
+    }),
+  ];
   const place = one(box, ".choices"), now = JSON.stringify([choices, off]);
   if (place.dataset.shown === now) return;
   place.dataset.shown = now;
-  const focus = place.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.gpu : null;
-  place.replaceChildren(...choices.map(([index, title, about, pressed]) => {
-    const press = () => {
-      const before = every ? known.map((gpu) => gpu.index) : chosen(box);
-      choose(box, index ? (pressed ? before.filter((name) => name !== index) : [...before, index]) : []);
-    };
-    const button = makeButton("", press, { "data-gpu": index, "aria-pressed": pressed && !off, disabled: off });
-    button.append(make("span", index ? { className: "own" } : {}, title), ...(about ? [make("small", { className: "own" }, about)] : []));
-    return button;
-  }));
-  if (focus !== null) all(place, "button").find((button) => button.dataset.gpu === focus)?.focus();
+  const focus = place.contains(document.activeElement)
+    ? /** @type {HTMLElement} */ (document.activeElement).dataset.gpu
+    : null;
+  place.replaceChildren(
+    ...choices.map(([index, title, about, pressed]) => {
+      const press = () => {
+        const before = every ? known.map((gpu) => gpu.index) : chosen(box);
+        choose(box, index ? (pressed ? before.filter((name) => name !== index) : [...before, index]) : []);
+      };
+      const button = makeButton("", press, { "data-gpu": index, "aria-pressed": pressed && !off, disabled: off });
+      button.append(
+        make("span", index ? { className: "own" } : {}, title),
+        ...(about ? [make("small", { className: "own" }, about)] : []));
+      return button;
+    }));
+  if (focus !== null)
+    all(place, "button")
+      .find((button) => button.dataset.gpu === focus)
+      ?.focus();
 }
 
-/** Ask which GPUs there are and who uses them; several forms that ask at once ask once. */
+/** Fetch the GPUs and their users; forms that ask at the same time share one request. */
 const look = () => (asking ??= ask("gpus").then(({ gpus }) => {
   known = gpus;
   for (const box of all(document, ".gpus")) show(box);
@@ -82,5 +105,10 @@ onSettled((where) => {
   asked = true;
 });
 setInterval(() => {
-  if (known.length > 1 && document.visibilityState === "visible" && all(document, ".gpus").some((box) => box.checkVisibility())) void look();
+  if (
+    known.length > 1 &&
+    document.visibilityState === "visible" &&
+    all(document, ".gpus").some((box) => box.checkVisibility())
+  )
+    void look();
 }, PERIOD);

@@ -1,9 +1,9 @@
-"""The GPUs that a training may get: their names, their memory, and which run has them."""
+"""The GPUs that a training can use: their names, their memory, and the runs that use them."""
 
 from library.config.json_types import JsonObject
 from library.runs import gpu_slots, machine, reader
 
-# gpus.js fills it, where there is more than one GPU.
+# gpus.js fills it if there is more than one GPU.
 CHOOSER = (
     '<div class="gpus span-6" role="group" aria-label="GPUs" hidden><b>GPUs</b><div class="choices"></div>'
     "<small>Several GPUs share the work of a training, which waits until all of them are free.</small></div>"
@@ -11,12 +11,12 @@ CHOOSER = (
 
 
 def listing() -> list[JsonObject]:
-    """Each GPU that trainings of this computer may use, with its memory in GiB, and who has it; none without a GPU."""
+    """Each GPU that trainings on this computer may use, with its memory in GiB and its user; empty without a GPU."""
     devices = [device for device in gpu_slots.devices() if device != gpu_slots.CPU]
     known = {gpu.index: gpu for gpu in (machine.GPUS.now() or machine.GPUS.known())} if devices else {}
     users = dict.fromkeys(gpu_slots.held(), "Another job")
     for run in reader.runs():
-        if run.active and run.is_here:  # one that was started in a shell may use any of them
+        if run.active and run.is_here:  # a run started in a shell may use any of them
             users |= dict.fromkeys(run.facts.get("devices") or devices, run.facts.get("output_name") or run.id)
     found: list[JsonObject] = []
     for device in devices:

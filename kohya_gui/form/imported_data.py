@@ -1,4 +1,4 @@
-"""Data sets of another trainer's file, written as a dataset file of ours that the form then names."""
+"""Data sets from another trainer's file, converted to a dataset file that the form then names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ REPLACED = ("train_data_dir", "reg_data_dir", "in_json")  # by a dataset file
 
 @dataclass(frozen=True, slots=True)
 class ConvertedData:
-    """Data sets of another trainer: the text of a dataset file, and a sentence for each key that was left out."""
+    """Data sets of another trainer: the text of a dataset file, and a sentence for each key that was dropped."""
 
     text: str
     notes: tuple[MessageLike, ...]
 
 
 def only_data(found: JsonMapping, path: Path) -> ConvertedData | None:
-    """The data sets of a file that holds no training; None of any other file."""
+    """The data sets of a file without a training; None for any other file."""
     try:
         importers.refuse_data(found, path)
     except ConfigError:
@@ -36,9 +36,9 @@ def only_data(found: JsonMapping, path: Path) -> ConvertedData | None:
 
 
 def write_new(text: str, config: RunConfig, roots: Sequence[Path]) -> Path:
-    """Write a dataset file beside the result of a training, or below the first root where the page may not write there.
+    """Save a dataset file beside the result of a training, or below the first root if the page may not write there.
 
-    No file is overwritten; one that holds the same already is used again.
+    No file is overwritten; an existing file with the same contents is used again.
     """
     try:
         return _written(text, datasets.place_of(config, roots))

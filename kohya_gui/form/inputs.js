@@ -1,7 +1,10 @@
-// The fields of a form: which there are, and which of them are for a family.
+// The fields of a form, and the families that each is for.
 import { all, isField } from "../server/elements.js";
 
-/** @typedef {import("../server/elements.js").Field & { form: HTMLFormElement }} Field a field of one option or launch setting */
+/**
+ * @typedef {import("../server/elements.js").Field & { form: HTMLFormElement }} Field a field of one option or launch
+ *   setting
+ */
 
 /**
  * @param {ParentNode} where
@@ -13,10 +16,12 @@ export const fields = (where) => /** @type {Field[]} */ (all(where, "[data-optio
 export const families = (where) => all(where, "[name=family]", HTMLInputElement);
 
 /**
- * The chosen family. It is asked for with every field: the choices stand on top of the form, so this finds them first.
+ * The chosen family. Called for every field: the choices are at the top of the form, so the selector finds them
+ * quickly.
  * @param {HTMLFormElement} where
  */
-export const family = (where) => /** @type {HTMLInputElement | null} */ (where.querySelector("[name=family]:checked"))?.value ?? "";
+export const family = (where) =>
+  /** @type {HTMLInputElement | null} */ (where.querySelector("[name=family]:checked"))?.value ?? "";
 
 /** @param {Field} field */
 export const familiesOf = (field) => (field.dataset.families ?? "").split(" ");
@@ -35,7 +40,7 @@ export const isFor = (field, name) => familiesOf(field).includes(name);
 export const fieldOf = (where, name) => fieldsOf(where, [name])[0];
 
 /**
- * The fields of some options, of the chosen family. Found by their names: a form has hundreds of others.
+ * The fields of some options, of the chosen family. Selected by name, as a form has hundreds of others.
  * @param {HTMLFormElement} where
  * @param {string[]} names
  */
@@ -45,7 +50,7 @@ export const fieldsOf = (where, names) => {
 };
 
 /**
- * Whether two texts are one value: 1600.0 is 1600, and 0.0001 is 1e-4.
+ * Whether two texts mean the same value: 1600.0 is 1600, and 0.0001 is 1e-4.
  * @param {string} a
  * @param {string} b
  */

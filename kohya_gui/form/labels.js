@@ -1,4 +1,4 @@
-// What the fields of options are called, for sentences that name options.
+// The labels of options' fields, for sentences that name options.
 import { nameOptions } from "../i18n/labels.js";
 import { inEnglish } from "../i18n/words.js";
 import { all, isField } from "../server/elements.js";
@@ -6,7 +6,10 @@ import { family, fields, isFor } from "./inputs.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
 
-/** @type {WeakMap<Element, { family: string, count: Map<string, number> }>} how many fields of a family have a label, by form */
+/**
+ * @type {WeakMap<Element, { family: string, count: Map<string, number> }>} how many fields of a family have a label,
+ *   by form
+ */
 const counted = new WeakMap();
 
 /**
@@ -27,7 +30,10 @@ function isShared(where, label) {
   let known = counted.get(where);
   if (known?.family !== chosen) {
     const count = new Map();
-    for (const text of fields(where).filter((field) => isFor(field, chosen)).map(labelOf)) count.set(text, (count.get(text) ?? 0) + 1);
+    for (const text of fields(where)
+      .filter((field) => isFor(field, chosen))
+      .map(labelOf))
+      count.set(text, (count.get(text) ?? 0) + 1);
     known = { family: chosen, count };
     counted.set(where, known);
   }
@@ -35,7 +41,7 @@ function isShared(where, label) {
 }
 
 /**
- * The form that a sentence is about: the one around it, or the one that is seen.
+ * The form that a sentence is about: the one around it, or the visible one.
  * @param {Element | null} near
  */
 function formOf(near) {
@@ -47,7 +53,10 @@ function formOf(near) {
 nameOptions((name, near) => {
   const selector = `[data-option="${name}"], [data-launch="${name}"]`, where = formOf(near);
   const own = where ? /** @type {Field[]} */ (all(where, selector).filter(isField)) : [];
-  const field = own.find((one) => isFor(one, family(where))) ?? own[0] ?? /** @type {Field[]} */ (all(document, selector).filter(isField))[0];
+  const field =
+    own.find((one) => isFor(one, family(where))) ??
+    own[0] ??
+    /** @type {Field[]} */ (all(document, selector).filter(isField))[0];
   const text = field ? labelOf(field) : "";
   return text ? { text, isShared: isShared(field.form, text) } : null;
 });

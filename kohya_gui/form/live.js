@@ -1,7 +1,7 @@
-// Around the form: what is wrong or has no effect while one types, presets, undo, fixes, keys of other services.
+// Around the form: checks while the user types, presets, undo, fixes, and keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
-import { all, around, fieldValue, hit, make, one, pieces, setValue, withAllowButton } from "../server/elements.js";
+import { all, around, hit, make, one, pieces, withAllowButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { pick } from "../server/picker.js";
 import { openTab } from "../server/tabs.js";
@@ -12,27 +12,29 @@ import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 import { probe } from "./probe.js";
 import { chosenPurpose } from "./recipes.js";
+import { MODEL, recognise } from "./recognition.js";
 import { several } from "./several.js";
 import { onOpened } from "./tab.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
-/** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values, proposed?: form.Values }} Model what the base model's file is; empty where it is not known. It needs `options`, and by its name `proposed` */
-/** @typedef {{ wrong: Record<string, string>, ineffective: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string, chosen: string, adapter: import("./adapter.js").Adapter | null }} Judgement
- * `wrong` and `ineffective` have a sentence by a field's id, `kept` the ids of fields whose key is stored; `chosen` is the base model, where it is one with all its parts */
-
-const MODEL = "pretrained_model_name_or_path";
+/** @typedef {import("./recognition.js").Model} Model */
+/**
+ * @typedef {{ wrong: Record<string, string>, ineffective: Record<string, string>, outlook: string, kept: string[],
+ *   model: Model, profile: string, chosen: string, adapter: import("./adapter.js").Adapter | null }} Judgement
+ * `wrong` and `ineffective` have a sentence by field id, `kept` the ids of fields whose key is stored; `chosen` is the
+ * base model, if all of its parts are there */
 
 /** @param {Element} element in a training tab */
 const tabOf = (element) => one(around(element, ".training"), "form.settings").id.replace(/-form$/, "");
 
-// ---- while one types
+// ---- while the user types
 
 /** @type {Record<string, ReturnType<typeof setTimeout>>} */
 const timers = {};
-/** @type {Record<string, number>} how often each form was asked about: older answers are not shown */
+/** @type {Record<string, number>} number of the last request for each form: older answers are ignored */
 const newest = {};
 
-/** @type {Set<string>} tabs that nobody has opened since their forms changed: they are asked about then */
+/** @type {Set<string>} tabs whose forms have changed while hidden: checked when opened */
 const later = new Set();
 
 form.onSettled((where) => {
@@ -45,7 +47,7 @@ onOpened((where) => {
   if (later.delete(tab)) judge(tab);
 });
 
-/** The option in whose field somebody types: the beginning of a path is no mistake there. */
+/** The option whose field is being typed in: an incomplete path is no mistake there. */
 function typedOption() {
   const field = document.activeElement;
   return field instanceof HTMLElement && field.dataset.dirty === "true" ? field.dataset.option : "";
@@ -57,10 +59,13 @@ async function judge(tab) {
   newest[tab] = mine;
   try {
     const sent = sentOf(tab), typing = typedOption(), judgement = await ask("judge", { tab, sent, typing });
-    if (mine !== newest[tab] || sent !== sentOf(tab)) return; // a form that has changed since is asked about again
+    if (mine !== newest[tab] || sent !== sentOf(tab)) return; // a newer request follows
     show(form.formOf(tab), judgement);
-    document.dispatchEvent(new CustomEvent("kohya:judged", { detail: { where: form.formOf(tab), adapter: judgement.adapter, chosen: judgement.chosen } }));
-  } catch {} // the server's absence is said by whatever the user asks for next
+    document.dispatchEvent(
+      new CustomEvent("kohya:judged", {
+        detail: { where: form.formOf(tab), adapter: judgement.adapter, chosen: judgement.chosen },
+      }));
+  } catch {} // the user's next action reports a missing server
 }
 
 /**
@@ -73,22 +78,27 @@ function show(where, judgement) {
     if (!inputs.isFor(field, name)) continue;
     const wrong = judgement.wrong[field.id] ?? "", reason = judgement.ineffective[field.id] ?? "";
     const isModel = field.dataset.option === MODEL && judgement.model.path === field.value;
-    explain(field, wrong || (isModel && say("The file is {kind}.", { kind: judgement.model.words ?? "" })) || "", !wrong && reason ? say("No effect: {reason}", { reason }) : "");
+    explain(
+      field,
+      wrong || (isModel && say("The file is {kind}.", { kind: judgement.model.words ?? "" })) || "",
+      !wrong && reason ? say("No effect: {reason}", { reason }) : "");
     const box = around(field, ".field");
     box.classList.toggle("wrong", Boolean(wrong));
     box.classList.toggle("ineffective", Boolean(reason) && !wrong);
     if (wrong) field.setAttribute("aria-invalid", "true");
     else field.removeAttribute("aria-invalid");
-    if (field instanceof HTMLInputElement && field.type === "password") showKey(field, judgement.kept.includes(field.id));
+    if (field instanceof HTMLInputElement && field.type === "password")
+      showKey(field, judgement.kept.includes(field.id));
   }
-  for (const card of all(where, ".profile")) card.setAttribute("aria-pressed", String(card.dataset.preset === judgement.profile));
+  for (const card of all(where, ".profile"))
+    card.setAttribute("aria-pressed", String(card.dataset.preset === judgement.profile));
   const outlook = where.querySelector(".outlook");
   if (outlook && outlook.textContent !== judgement.outlook) outlook.textContent = judgement.outlook;
   recognise(where, judgement.model);
 }
 
 /**
- * Below a field: its help, or what is to be said `instead` of it, and then why it does nothing at the moment.
+ * Show below a field its help, or a text `instead` of it, and then why the field has no effect at the moment.
  * @param {Field} field
  * @param {string} instead
  * @param {string} reason
@@ -103,7 +113,7 @@ function explain(field, instead, reason) {
   help.replaceChildren(...withAllowButton(text), ...(reason ? [make("em", {}, reason)] : []));
 }
 
-/** What the running job has compiled, while someone looks at these settings. */
+/** Show what the running training has compiled, while these settings are visible. */
 setInterval(async () => {
   const line = all(document, ".compiling .compile-log").find((one) => one.parentElement?.checkVisibility());
   const works = document.querySelector(".run:is([data-state=starting], [data-state=running], [data-state=stopping])");
@@ -112,13 +122,14 @@ setInterval(async () => {
     const { text } = works ? await ask("compile_log") : { text: "" };
     if (line.textContent !== text) line.textContent = text;
     line.hidden = !text;
-  } catch {} // it asks again
+  } catch {} // the next request may succeed
 }, 3000);
 
 document.addEventListener("kohya:allowed", ({ target }) => {
-  if (target instanceof Element && target.closest("form.settings")) form.settle(/** @type {HTMLFormElement} */ (around(target, "form.settings")));
+  if (target instanceof Element && target.closest("form.settings"))
+    form.settle(/** @type {HTMLFormElement} */ (around(target, "form.settings")));
 });
-// A path is whole when its field is left.
+// A path is complete once its field loses the focus.
 document.addEventListener("input", ({ target }) => {
   if (target instanceof HTMLElement && target.dataset.option) target.dataset.dirty = "true";
 });
@@ -128,95 +139,16 @@ document.addEventListener("change", ({ target }) => {
   judge(tabOf(target));
 });
 
-/** @type {Record<string, form.Values>} the options that the last recognised model needs, by form and family */
-const needed = {};
-
-for (const type of ["input", "change"])
-  document.addEventListener(type, ({ target, isTrusted }) => {
-    if (!(target instanceof HTMLInputElement) || target.dataset.option !== MODEL || !target.form) return;
-    if (isTrusted || type === "change") target.form.dataset.named = target.value; // typed or picked, and not filled in
-  });
-
 /**
- * The options that a model needs. What only its name asks for counts where somebody has just named it, and not where a
- * config did, or what the form held before a reload.
- * @param {HTMLFormElement} where
- * @param {Model} model
- */
-function neededBy(where, { path, options = {}, proposed = {} }) {
-  const isNamed = where.dataset.named === path;
-  delete where.dataset.named;
-  return isNamed ? proposed : options;
-}
-
-/**
- * The options that a model needs, and the defaults of those that the one before needed and that nobody has changed since.
- * @param {Field[]} mine
- * @param {form.Values} options
- * @param {form.Values} before
- */
-function valuesFor(mine, options, before) {
-  const values = { ...options };
-  for (const field of mine) {
-    const name = field.dataset.option ?? "";
-    if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";
-  }
-  return values;
-}
-
-/**
- * The family of a checkpoint and the options that it needs are in its header: choose them, once each time that the
- * file is named. Those of the model before go back to their defaults.
- * @param {HTMLFormElement} where
- * @param {Model} model
- */
-function recognise(where, model) {
-  const { path, family } = model, isNamed = where.dataset.named === path;
-  const isNew = where.dataset.seen !== path || isNamed;
-  where.dataset.seen = path ?? "";
-  if (!path || !isNew) return;
-  const options = neededBy(where, model);
-  if (!family) return;
-  if (isNamed) setTimeout(() => fillBeside(where, path)); // once the family is that of the model
-  const held = form.held(where), key = `${where.id} ${family}`, before = needed[key] ?? {};
-  needed[key] = options;
-  const mine = inputs.fields(where).filter((field) => inputs.isFor(field, family)), values = valuesFor(mine, options, before);
-  const differs = mine.some((field) => String(fieldValue(field)) !== String(values[field.dataset.option ?? ""] ?? fieldValue(field)));
-  if (family === held.family && !differs) return;
-  form.remember(where);
-  if (family !== held.family) form.chooseFamily(where, family);
-  values[MODEL] = held.values[MODEL];
-  for (const field of mine) if ((field.dataset.option ?? "") in values) setValue(field, values[field.dataset.option ?? ""]);
-  form.settle(where);
-}
-
-/**
- * Fill in the text encoders and VAE that lie beside a model which somebody has just named, where their fields are empty.
- * @param {HTMLFormElement} where
- * @param {string} path
- */
-async function fillBeside(where, path) {
-  const tab = where.id.replace(/-form$/, ""), sent = sentOf(tab);
-  /** @type {{ values: form.Values }} */
-  const { values } = await ask("models_beside", { tab, sent }).catch(() => ({ values: {} }));
-  const empty = inputs.fields(where).filter((field) => inputs.isFor(field, inputs.family(where)) && (field.dataset.option ?? "") in values && !field.value);
-  if (!empty.length || inputs.fieldOf(where, MODEL)?.value !== path) return;
-  form.remember(where);
-  for (const field of empty) setValue(field, values[field.dataset.option ?? ""]);
-  form.settle(where);
-  const names = empty.map((field) => field.value.split(/[\\/]/).at(-1)).join(", ");
-  tell(tab, "good", make("p", {}, say("Filled in what lies beside the model: {names}.", { names }), " ", make("button", { type: "button", className: "undo" }, "Undo")));
-}
-
-/**
- * Say in a field for a key whether one is stored, and let it be deleted.
+ * Show in a key's field whether a key is stored, with a button that deletes it.
  * @param {HTMLInputElement} field
  * @param {boolean} isKept
  */
 function showKey(field, isKept) {
   const box = around(field, ".field"), button = box.querySelector(".forget");
   field.placeholder = isKept ? translated("Kept; type to replace it") : "";
-  if (isKept && !button) box.append(make("button", { type: "button", className: "forget" }, translated("Delete the stored key")));
+  if (isKept && !button)
+    box.append(make("button", { type: "button", className: "forget" }, translated("Delete the stored key")));
   if (!isKept) button?.remove();
 }
 
@@ -234,14 +166,26 @@ async function forgetKey(button) {
  */
 async function preset(tab, id) {
   try {
-    const sent = sentOf(tab), purpose = chosenPurpose(form.formOf(tab)), found = await ask("preset", { tab, sent, id, purpose });
-    if (sent !== sentOf(tab)) return void preset(tab, id); // or what was typed since would be lost
+    const sent = sentOf(tab),
+      purpose = chosenPurpose(form.formOf(tab)),
+      found = await ask("preset", { tab, sent, id, purpose });
+    if (sent !== sentOf(tab)) return void preset(tab, id); // otherwise what was typed since would be lost
     form.fill(tab, found.fill);
     const rest = found.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
     /** @type {string[]} */
     const notes = found.notes ?? [];
     const about = make("span", {}, found.profile ? found.text : pieces(found.text));
-    tell(tab, "good", make("p", {}, make("b", {}, found.title), " ", about, " ", make("span", {}, rest), " ", make("button", { type: "button", className: "undo" }, "Undo")),
+    tell(
+      tab,
+      "good",
+      make("p", {},
+        make("b", {}, found.title),
+        " ",
+        about,
+        " ",
+        make("span", {}, rest),
+        " ",
+        make("button", { type: "button", className: "undo" }, "Undo")),
       ...notes.map((note) => make("p", {}, note)));
   } catch (error) {
     tellError(tab, error);
@@ -251,11 +195,17 @@ async function preset(tab, id) {
 /** @param {string} tab */
 function undo(tab) {
   const done = form.undo(tab), training = around(form.formOf(tab), ".training");
-  if (done?.opened !== undefined) { // or Save would write this form over the config that was taken back
+  if (done?.opened !== undefined) { // otherwise Save would overwrite the config that was undone
     training.dataset.opened = done.opened;
     one(training, ".begin .path", HTMLInputElement).value = done.opened.split("\n")[0];
   }
-  tell(tab, "plain", make("p", {}, done ? "The form is as it was before." : "There is nothing to undo: presets, loaded configs and fixes can be. ↺ above a field sets that one back."));
+  tell(
+    tab,
+    "plain",
+    make("p", {},
+      done
+        ? "The form is as it was before."
+        : "There is nothing to undo: presets, loaded configs and fixes can be. ↺ above a field sets that one back."));
 }
 
 /** @param {HTMLButtonElement} button */
@@ -268,13 +218,15 @@ function fix(button) {
 }
 
 /**
- * What is left to fix in a message, once some of its fixes are in the form.
+ * Update a message's count of problems once some of its fixes are in the form.
  * @param {HTMLElement} message
  */
 function countAgain(message) {
   const title = message.querySelector(".title");
   if (!title || !message.matches(".bad, .warn")) return;
-  const lines = all(message, ":scope > details > ul:not(.findings) > li:not(:has(.elsewhere)), :scope > details > .findings > li.bad");
+  const lines = all(
+    message,
+    ":scope > details > ul:not(.findings) > li:not(:has(.elsewhere)), :scope > details > .findings > li.bad");
   const left = lines.filter((line) => !line.querySelector(".fix.done")).length;
   const still = say("{count} problem to fix", { count: left }, "{count} problems to fix");
   title.textContent = left ? still : "Everything here is fixed";
@@ -282,7 +234,7 @@ function countAgain(message) {
 }
 
 /**
- * Images without captions are meant: press the button again that asked.
+ * Confirm images without captions: press the button that asked once more.
  * @param {HTMLElement} button
  */
 function anyway(button) {
@@ -292,7 +244,7 @@ function anyway(button) {
 }
 
 /**
- * Show the images of a tab's form where captions are written.
+ * Show the images of a tab's form in the data set tab.
  * @param {string} tab
  */
 export async function showImages(tab) {
@@ -304,16 +256,18 @@ export async function showImages(tab) {
 }
 
 /**
- * Where a config is saved when nobody says where, as Save config has it: beside its result.
+ * The default path of a config: beside its result.
  * @param {HTMLFormElement} where
  */
 function proposal(where) {
-  const { values } = form.held(where), folder = String(values.output_dir ?? "").trim(), name = String(values.output_name ?? "").trim();
+  const { values } = form.held(where),
+    folder = String(values.output_dir ?? "").trim(),
+    name = String(values.output_name ?? "").trim();
   return folder ? `${folder.replace(/[\\/]$/, "")}/${name || "config"}.toml` : "";
 }
 
 /**
- * Ask where to, and save there: the path field holds the answer, and Save config does the rest.
+ * Ask for a path and save there: put it into the path field and press Save config.
  * @param {HTMLElement} training
  */
 function saveAs(training) {
@@ -321,10 +275,10 @@ function saveAs(training) {
   const typed = path.value, where = form.formOf(one(training, "form.settings").id.replace(/-form$/, ""));
   const chosen = () => setTimeout(() => one(training, ".begin button.save").click(), 50);
   path.addEventListener("change", chosen, { once: true });
-  if (!typed) path.value = proposal(where); // the name and folder of the result
+  if (!typed) path.value = proposal(where); // from the name and folder of the result
   const proposed = path.value;
   pick(path, "new", ".toml");
-  // Whoever closes the picker has chosen nothing, and later changes of the path are no answer.
+  // Closing the picker chooses nothing, and a later change of the path is no answer.
   one(document, "dialog.picker").addEventListener("close", () => {
     path.removeEventListener("change", chosen);
     if (path.value === proposed) path.value = typed;
@@ -349,7 +303,10 @@ const CLICKS = [
   ["button.several", (button) => several(tabOf(button), around(button, ".field"))],
   ["button.caches", (button) => makeCaches(tabOf(button), button.dataset.kind ?? "")],
   ["button.probe", (button) => probe(tabOf(button))],
-  [".extra", (button) => button.setAttribute("aria-expanded", String(around(button, ".training").classList.toggle("more-open")))],
+  [
+    ".extra",
+    (button) => button.setAttribute("aria-expanded", String(around(button, ".training").classList.toggle("more-open"))),
+  ],
 ];
 
 document.addEventListener("click", (event) => {

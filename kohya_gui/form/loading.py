@@ -1,4 +1,4 @@
-"""A config file that is loaded into a form: its values, what has to be fixed in it, and its sample prompts."""
+"""Loading a config file into a form: its values, its problems, and its sample prompts."""
 
 import json
 import tempfile
@@ -21,17 +21,17 @@ PROMPTS = "sample_prompts"
 
 
 def loaded(form: SettingsForm, path: Path, given: Submission, roots: Sequence[Path]) -> JsonObject:
-    """A config file -> what to fill into the form, and a message with all that is wrong in the file.
+    """A config file -> values for the form, and a message with all problems of the file.
 
-    Its mistakes are no reason to refuse it: each button that mends one changes what was loaded. Data sets of another
-    trainer are written as a dataset file. Raises ConfigError for what cannot be read, and for another kind of training
-    than the form is for.
+    Mistakes do not prevent loading: each button that fixes one changes what was loaded. Data sets of another trainer
+    are saved as a dataset file. Raises ConfigError for files that cannot be parsed, and for another kind of training
+    than the form's.
     """
     source = importers.parse(path)
     if data := imported_data.only_data(source, path):
         return _data_alone(form, data, given, path.name, roots)
     made = _with_data(presets.fitting(path, form.configs, given.family, roots), roots)
-    config, found = made.config, problems(made)
+    config, found = made.config, config_problems(made)
     said = Message(
         "Loaded {name} for {family} ({changes}).",
         name=path.name,
@@ -41,22 +41,21 @@ def loaded(form: SettingsForm, path: Path, given: Submission, roots: Sequence[Pa
     places = form.places(config.family)
     shown = messages.loaded(said, found, places, lambda one: fix(form, made, one), _notes(made, found))
     base = {key: value for key, value in presets.base(path, roots).items() if key not in keys.ENVIRONMENT}
-    # Of other programs several tables may have a key, as each tensor of a LoRA has a shape.
+    # In other programs' files, several tables may have the same key, such as the shape of each tensor.
     named = [*flat(source, []), *made.texts]
     filled = json.loads(form.fill(config, start_preset.loaded(path.name), named))
     more = {"base": base, "launch": form.shown_launch(importers.launch(base)), "prompts": _prompts(made)}
     return {"message": shown, "fill": json.dumps({**filled, **more})}
 
 
-def problems(made: Imported) -> list[Problem]:
-    """What has to be fixed in a config that was loaded: rules that it breaks, keys that are no options, and values that
-    could not be read."""
+def config_problems(made: Imported) -> list[Problem]:
+    """The problems of a loaded config: broken rules, unknown keys, and values that could not be parsed."""
     return [*made.problems, *made.unknown(), *(Problem(one.key, ": {text}", text=one.text) for one in _unread(made))]
 
 
 def fix(form: SettingsForm, made: Imported, problem: Problem) -> Mapping[str, bool | str]:
-    """What would mend a problem of a loaded config, as fields hold it: a key that is no option becomes the one that was
-    probably meant, and a value that cannot be read that of the preset."""
+    """The fix for a problem of a loaded config, as values of fields: an unknown key becomes the option that was
+    probably meant, and a value that cannot be parsed becomes the preset's."""
     known = options(type(made.config))
     if problem.option in {one.key for one in _unread(made)}:
         return start_preset.value(form.tab, type(made.config), problem.option)
@@ -65,13 +64,13 @@ def fix(form: SettingsForm, made: Imported, problem: Problem) -> Mapping[str, bo
 
 
 def _unread(made: Imported) -> list[importers.KeyOutcome]:
-    """The options whose values could not be read, and are at their defaults."""
+    """The options whose values could not be parsed, and are at their defaults."""
     known = options(type(made.config))
     return [one for one in made.of("ignored") if one.key in known and known[one.key].kind != "secret"]
 
 
 def _with_data(made: Imported, roots: Sequence[Path]) -> Imported:
-    """The same with the dataset file that its config names, which is written now."""
+    """The same config with a new dataset file."""
     text = made.texts.get(imported_data.OPTION)
     if not text:
         return made
@@ -84,7 +83,7 @@ def _with_data(made: Imported, roots: Sequence[Path]) -> Imported:
 def _data_alone(
     form: SettingsForm, data: imported_data.ConvertedData, given: Submission, name: str, roots: Sequence[Path]
 ) -> JsonObject:
-    """Data sets without a training: they become those of the form, which keeps everything else."""
+    """Data sets without a training: they replace those of the form, which keeps everything else."""
     path = imported_data.write_new(data.text, form.lenient_config(given), roots)
     values = {**dict.fromkeys(imported_data.REPLACED, ""), imported_data.OPTION: str(path)}
     said = Message("The data sets of {name} are in {path} now.", name=name, path=path)
@@ -93,7 +92,7 @@ def _data_alone(
 
 
 def _notes(made: Imported, found: list[Problem]) -> list[MessageLike]:
-    """What became of the other keys."""
+    """Notes about the other keys."""
     said = {problem.option for problem in found}
     rest = tuple(one for one in made.outcomes if one.kind not in ("unknown", "ignored") or one.key not in said)
     notes = presets.report(replace(made, outcomes=rest, problems=()))
@@ -103,7 +102,7 @@ def _notes(made: Imported, found: list[Problem]) -> list[MessageLike]:
 
 
 def _prompts(made: Imported) -> list[dict[str, str]]:
-    """The sample prompts that a file of another trainer holds, as rows of the prompt form, which writes their file."""
+    """The sample prompts in another trainer's file, as rows of the prompt form, which saves them."""
     if PROMPTS not in made.texts:
         return []
     with tempfile.TemporaryDirectory() as folder:
@@ -113,5 +112,5 @@ def _prompts(made: Imported) -> list[dict[str, str]]:
 
 
 def differing(count: int) -> Message:
-    """How many settings a file holds, in words."""
+    """The number of settings in a file, in words."""
     return ngettext("{count} setting differs from the defaults", "{count} settings differ from the defaults", count)

@@ -1,9 +1,9 @@
-// Marks at a field: that it differs from what the form began with, and that it has to be filled in.
+// Marks at a field: that it was changed, and that it is required.
 import { say } from "../i18n/sentences.js";
 import { around, make, one } from "../server/elements.js";
 
 /**
- * Mark a field that differs from what the form began with, and give it a button that puts it back.
+ * Mark a field that differs from its initial value, and give it a button that resets it.
  * @param {Element} field
  * @param {boolean} differs
  */
@@ -14,11 +14,17 @@ export function markChanged(field, differs) {
   if (!differs) return;
   const label = one(box, "label");
   const text = (label.querySelector("span") ?? label).textContent;
-  label.after(make("button", { type: "button", className: "reset", title: "Back to what the form began with", "aria-label": say("Back to what the form began with: {label}", { label: text ?? "" }) }));
+  label.after(
+    make("button", {
+      type: "button",
+      className: "reset",
+      title: "Back to what the form began with",
+      "aria-label": say("Back to what the form began with: {label}", { label: text ?? "" }),
+    }));
 }
 
 /**
- * Say whether a field has to be filled in.
+ * Mark whether a field is required.
  * @param {Element} field
  * @param {boolean} wanted
  */

@@ -11,9 +11,9 @@ import * as form from "./page.js";
 export const sentOf = (tab) => JSON.stringify(form.held(form.formOf(tab)));
 
 /**
- * What the form of a tab holds, for the server. Whoever asks has a new answer coming: what was said before goes.
+ * The form of a tab as JSON, for a request whose answer replaces the last message.
  * @param {string} tab
- * @param {string} [busy] what to say meanwhile
+ * @param {string} [busy] what to show meanwhile
  */
 export function read(tab, busy = "") {
   const where = form.formOf(tab);
@@ -21,14 +21,14 @@ export function read(tab, busy = "") {
   const bar = where.closest(".training")?.querySelector(".bar");
   bar?.querySelector(".told")?.replaceChildren();
   bar?.classList.remove("own", "away");
-  bar?.classList.toggle("newer", !busy); // its answer is seen at once, while what was asked before is still checked
+  bar?.classList.toggle("newer", !busy); // show its answer at once, while an earlier check still runs
   for (const field of where.querySelectorAll(".mended")) field.classList.remove("mended");
   if (busy) rest(tab, busy);
   return sentOf(tab);
 }
 
 /**
- * Say that something is being worked on, or with no words that it is done.
+ * Show that something is in progress, or without words that it is done.
  * @param {string} tab
  * @param {string} [busy]
  */
@@ -39,7 +39,7 @@ export function rest(tab, busy = "") {
 }
 
 /**
- * Say something beside the buttons, in the place of what the server said last; with no parts, take it away.
+ * Show a message beside the buttons in place of the last one; without parts, remove it.
  * @param {string} tab
  * @param {"good" | "bad" | "plain"} kind
  * @param {(Node | string)[]} parts
@@ -51,14 +51,23 @@ export function tell(tab, kind, ...parts) {
   bar.classList.toggle("own", parts.length > 0);
   bar.classList.remove("away");
   const away = make("button", { type: "button", className: "away", "aria-label": "Close" }, "✕");
-  place.replaceChildren(...(parts.length ? [make("div", { className: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, ...parts, away)] : []));
+  place.replaceChildren(
+    ...(parts.length
+      ? [make("div", { className: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, ...parts, away)]
+      : []));
 }
 
 /**
  * @param {string} tab
  * @param {unknown} error
  */
-export const tellError = (tab, error) => tell(tab, "bad", ...messageOf(error).split("\n").map((line) => make("p", {}, ...withAllowButton(line))));
+export const tellError = (tab, error) =>
+  tell(
+    tab,
+    "bad",
+    ...messageOf(error)
+      .split("\n")
+      .map((line) => make("p", {}, ...withAllowButton(line))));
 
 /** @param {string} tab */
 export const closeButton = (tab) => makeButton("Close", () => tell(tab, "plain"), { className: "close" });

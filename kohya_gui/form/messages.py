@@ -1,4 +1,4 @@
-"""What the page says beside the buttons: done, or what is to be fixed and where. Pure HTML from plain words."""
+"""The page's messages beside the buttons: what was done, or what to fix and where. Pure HTML from plain words."""
 
 import html
 import json
@@ -13,20 +13,20 @@ from library.config.problems import FLAG, Message, MessageLike, Problem, counted
 from library.importers.result import TO_FIX
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
-Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
+Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that fix it
 
-INEFFECTIVE = "ineffective"  # the code of what is said of an option that does nothing
-OTHER_TAB = "other_tab"  # the code of what a config says that is for another tab, with the tab's id and title
+INEFFECTIVE = "ineffective"  # the code of a problem about an option without effect
+OTHER_TAB = "other_tab"  # the code of the problem of a config for another tab, with that tab's id and title
 MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
 AWAY = '<button type="button" class="away" aria-label="Close">✕</button>'
 
-_number = count()  # makes each message differ from the last, so that a repeated one is noticed as new
+_number = count()  # makes each message different, so that a repeated one counts as new
 
 
 def good(text: MessageLike, notes: Iterable[MessageLike] = (), undo: bool = False) -> str:
-    """Something was done, in one line; notes are what the user should know about it, and several of them are folded
-    where none has to be fixed. `undo` offers to take back what was filled."""
+    """A success in one line. `notes` are folded if there are several and none is a problem. `undo` offers to undo the
+    filling."""
     notes = [_sentence(note) for note in notes]
     more = counted(len(notes), "note") if len(notes) > 1 else Message("")
     shown = notes if len(notes) == 1 else [*filter(None, [more])]
@@ -40,7 +40,7 @@ def good(text: MessageLike, notes: Iterable[MessageLike] = (), undo: bool = Fals
 
 
 def loaded(text: Message, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]) -> str:
-    """A config was loaded: what has to be fixed in it, a line each with the button that does it, and then notes."""
+    """A config was loaded: its problems, one per line with the button that fixes it, and then notes."""
     if not found:
         return good(text, notes, undo=True)
     listed, marks, shown = _lines(found, places, fix)
@@ -55,15 +55,15 @@ def loaded(text: Message, found: Sequence[Problem], places: Places, fix: Fix, no
     return _message("warn", body, [text, title, more, *shown, *notes], alert=True)
 
 
-def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
-    """What must be fixed, a line each. Options that are on the page are named, marked, and reached by a click."""
+def list_problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
+    """Problems to fix, one per line. Options that are on the page are named, marked, and linked to their fields."""
     listed, marks, shown = _lines(found, places, fix)
     title = _title(sum(one.code != OTHER_TAB for one in found))
     return _box("bad", title, f"<ul>{listed}</ul>{_style(marks)}", shown, alert=True)
 
 
 def _lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
-    """Problems as lines with their buttons, the elements to mark, and the texts that are shown."""
+    """Problems as lines with their buttons, the elements to mark, and the texts shown."""
     listed, marks, shown = "", list[str](), list[Message]()
     for problem in found:
         said, element, text = _placed(problem, places)
@@ -79,7 +79,7 @@ def report(
     fix: Callable[[JsonMapping], Mapping[str, bool | str]],
     model_files: Collection[str] = (),
 ) -> str:
-    """All findings of a preflight check, topic by topic, each with its mark and its remedy, and what it will need.
+    """All findings of a preflight check by topic, each with its mark and its fix, and the estimate of memory and time.
     `model_files` are the options whose files the dialog for base models finds and downloads."""
     listed, marks, shown = [], [], []
     for one in found["findings"]:
@@ -103,7 +103,8 @@ def report(
 
 
 def without_captions(problem: Message, again: str) -> str:
-    """That no image has a caption, before a training starts or is queued; `again` is the button that was pressed."""
+    """The warning that no image has a caption, before a training is started or queued; `again` is the pressed
+    button."""
     title, words = {
         "train": ("It has not started: no image has a caption", "Train without captions"),
         "later": ("It is not in the queue: no image has a caption", "Add it without captions"),
@@ -118,7 +119,7 @@ def without_captions(problem: Message, again: str) -> str:
 
 
 def _sentence(note: MessageLike) -> MessageLike:
-    """A note as it stands by itself: with a capital letter, unless it begins with the name of an option or a file."""
+    """A note as a sentence of its own: capitalised, unless it begins with the name of an option or a file."""
     if isinstance(note, Problem) and not note.option and not note.template.startswith("{"):
         return note.capitalized()
     return note if isinstance(note, Message) else Message(note)
@@ -136,7 +137,7 @@ MODELS = (
 
 
 def button(values: Mapping[str, bool | str], code: str = "") -> str:
-    """The button that puts values into the form; an option without effect (`code`) is left out instead."""
+    """The button that puts values into the form; for an ineffective option (`code`) it resets the option."""
     if not values:
         return ""
     if code == INEFFECTIVE:
@@ -149,7 +150,7 @@ def button(values: Mapping[str, bool | str], code: str = "") -> str:
 
 
 def _allow(problem: Problem) -> str:
-    """The button that lets the page use the folder, or run the code, that a problem asks about."""
+    """The button that allows the folder or the code that a problem asks about."""
     folder = allowed_folders.asked(problem)
     words = "Allow this code" if folder.startswith(allowed_folders.CODE) else "Allow this folder"
     given = f'class="allow" data-allow="{html.escape(folder)}"'
@@ -157,7 +158,7 @@ def _allow(problem: Problem) -> str:
 
 
 def _elsewhere(problem: Problem) -> str:
-    """The button that loads a config in the tab that it is for."""
+    """The button that loads a config in the tab that it belongs to."""
     if problem.code != OTHER_TAB:
         return ""
     given = f'data-tab="{problem.arguments["tab"]}" data-title="{problem.arguments["title"]}"'
@@ -170,7 +171,7 @@ def as_word(value: bool | str) -> str:
 
 
 def _placed(problem: Problem, places: Places) -> tuple[str, str, Message]:
-    """A problem as HTML, the element that it is about, "" where it is about none, and the text that is shown of it."""
+    """A problem as HTML, the element that it is about or "", and its text."""
     place = places.get(problem.option) if problem.place in ("", FLAG) else None
     if not place:
         return html.escape(str(problem)), "", problem
@@ -189,15 +190,15 @@ def _title(wrong: int) -> Message:
 
 
 def _style(marks: list[str]) -> str:
-    """Marks the fields that are spoken of, until something is typed into them."""
+    """Mark the fields that a message is about, until they are edited."""
     chosen = ", ".join(f"{mark}:not(.mended)" for mark in marks)
     return f"<style>{chosen} {{ border-color: var(--bad) !important }}</style>" if marks else ""
 
 
 def command(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[MessageLike]) -> str:
-    """The command line and the config it needs, each with a button that copies it.
+    """The command line and the config that it needs, each with a button that copies it.
 
-    `file` is where the config is or should be, the script that reads it, and whether it is there.
+    `file` is the path of the config, the script that uses it, and whether it exists.
     """
     path, script, is_there = file
     notes = [*notes]

@@ -1,15 +1,23 @@
-// The form in the browser: read it, fill it, remember it. Everything that decides is on the server.
+// The form in the browser: collect its values, fill it, remember it. All decisions are made on the server.
 import { all, around, fieldValue, hit, isField, one, setValue } from "../server/elements.js";
 import * as memories from "./family_values.js";
 import { families, familiesOf, family, fields, fieldsOf, isFor, same } from "./inputs.js";
 import { markChanged, markRequired } from "./marks.js";
 import { jump } from "./sections.js";
+import { store } from "./storage.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
 /** @typedef {Record<string, string | boolean>} Values by option name, as fields hold them */
-/** @typedef {{ id: string, title: string, why?: string, text?: string, notes?: string[], values: Values, purpose?: string, purposes?: [string, string][], meant?: string, elsewhere?: string, sets?: [string, string][], advice?: string }} Start
- * `purpose` and the rest are of the recipe on top of the preset: `sets` are labels and values, `advice` is about images and steps */
-/** @typedef {{ family: string, starts?: Record<string, Start>, memory?: memories.Memory, kept: [string, string | boolean][], opened?: string }} Copy of one taken before a config was loaded `opened` is the config of then */
+/**
+ * @typedef {{ id: string, title: string, why?: string, text?: string, notes?: string[], values: Values,
+ *   purpose?: string, purposes?: [string, string][], meant?: string, elsewhere?: string, sets?: [string, string][],
+ *   advice?: string }} Start
+ * `purpose` and the rest belong to the recipe on top of the preset: `sets` are labels and values, `advice` is about
+ * images and steps */
+/**
+ * @typedef {{ family: string, starts?: Record<string, Start>, memory?: memories.Memory, kept:
+ *   [string, string | boolean][], opened?: string }} Copy `opened` is the config that was loaded before
+ */
 
 /**
  * @param {string} tab
@@ -17,28 +25,33 @@ import { jump } from "./sections.js";
  */
 export const formOf = (tab) => one(document, `#${tab}-form`, HTMLFormElement);
 
-// ---- what the form began with: a preset or the defaults, for each family
+// ---- the start of the form: a preset or the defaults, for each family
 
 /** @type {Record<string, Record<string, Start>>} form -> family -> start */
 const starts = {};
 /** @type {Record<string, memories.Memory>} by form */
 const memory = {};
-const NAMED = ["output_name", "output_dir"]; // what a start proposes, and leaves alone once it was typed
+const NAMED = ["output_name", "output_dir"]; // proposed by a start, but never replaced once typed
 
 /**
- * What the server found to suit this machine, by family.
+ * The starts that suit this machine, by family.
  * @param {HTMLFormElement} where
  * @returns {Record<string, Start>}
  */
 export const suited = (where) => JSON.parse(where.dataset.starts || "{}");
 
 /**
- * The defaults of a family as a start.
+ * A start from the defaults of a family.
  * @param {HTMLFormElement} where
  * @param {string} name
  * @returns {Start}
  */
-export const bare = (where, name) => ({ id: "defaults", title: families(where).find((choice) => choice.value === name)?.dataset.defaults ?? "", why: "", values: {} });
+export const bare = (where, name) => ({
+  id: "defaults",
+  title: families(where).find((choice) => choice.value === name)?.dataset.defaults ?? "",
+  why: "",
+  values: {},
+});
 
 /**
  * @param {HTMLFormElement} where
@@ -47,7 +60,7 @@ export const bare = (where, name) => ({ id: "defaults", title: families(where).f
 export const startOf = (where, name) => starts[where.id]?.[name] ?? bare(where, name);
 
 /**
- * What a field held when the form began, as text.
+ * The initial value of a field, as text.
  * @param {Field} field
  * @param {string} name of the chosen family
  */
@@ -57,7 +70,7 @@ function firstValue(field, name) {
 }
 
 /**
- * What the form proposes as the result's name or folder, which says nothing of what was typed or loaded.
+ * The result's name or folder that the form proposes, as opposed to a typed or loaded one.
  * @param {Field} field
  * @param {string} name of a family
  */
@@ -73,7 +86,7 @@ function proposed(field, name) {
 export const untouched = (field, name) => same(String(fieldValue(field)), firstValue(field, name));
 
 /**
- * Open the form as it begins: each family's own fields, and the shared ones as the chosen family has them.
+ * Fill the form with its start: each family's own fields, and the shared ones with the chosen family's values.
  * @param {HTMLFormElement} where
  */
 function open(where) {
@@ -86,7 +99,7 @@ function open(where) {
 }
 
 /**
- * Begin with other values, and leave alone what was typed.
+ * Start over with other values, and keep what was typed.
  * @param {HTMLFormElement} where
  * @param {Start} start
  */
@@ -98,8 +111,8 @@ export function restart(where, start) {
 }
 
 /**
- * Choose a family: it has what it was left with. What was typed or loaded goes along to one that is new, where the rest
- * is what the form begins with for it.
+ * Choose a family, with the values it was left with. To a family chosen for the first time, typed and loaded values
+ * carry over; the rest is its start.
  * @param {HTMLFormElement} where
  * @param {string} name
  */
@@ -117,11 +130,12 @@ export function chooseFamily(where, name) {
 }
 
 /**
- * The fields of a family that others have, too. Tokens stay as they are.
+ * The fields that a family shares with others. Tokens stay unchanged.
  * @param {HTMLFormElement} where
  * @param {string} name
  */
-const shared = (where, name) => fields(where).filter((field) => isFor(field, name) && familiesOf(field).length > 1 && field.type !== "password");
+const shared = (where, name) =>
+  fields(where).filter((field) => isFor(field, name) && familiesOf(field).length > 1 && field.type !== "password");
 
 /**
  * @param {Field} field
@@ -130,14 +144,16 @@ const shared = (where, name) => fields(where).filter((field) => isFor(field, nam
  */
 function asShared(field, name) {
   const first = firstValue(field, name), value = fieldValue(field);
-  return { id: field.id, value, first, isTouched: !same(String(value), first), isProposed: value === proposed(field, name) };
+  return {
+    id: field.id, value, first, isTouched: !same(String(value), first), isProposed: value === proposed(field, name),
+  };
 }
 
 /** @type {Record<string, number>} how often each tab was asked for something, or its form filled */
 const turns = {};
 
 /**
- * Which question or filling of a tab was the last.
+ * The number of a tab's last request or filling.
  * @param {string} tab
  */
 export const turnOf = (tab) => turns[tab] ?? 0;
@@ -146,7 +162,7 @@ export const turnOf = (tab) => turns[tab] ?? 0;
 export const nextTurn = (tab) => (turns[tab] = turnOf(tab) + 1);
 
 /**
- * What the form holds for the chosen family; `anyway` says that images without captions are meant.
+ * The form's values for the chosen family; `anyway` confirms images without captions.
  * @param {HTMLFormElement} where
  */
 export function held(where) {
@@ -165,18 +181,20 @@ export function held(where) {
 }
 
 /**
- * Which images a form names, as one text: whether they may do without captions is asked once for each.
+ * The images that a form names, as one text: missing captions have to be confirmed once for each.
  * @param {HTMLFormElement} where
  */
 export function images(where) {
-  return fieldsOf(where, ["train_data_dir", "dataset_config", "in_json", "caption_extension"]).map(fieldValue).join("\n");
+  return fieldsOf(where, ["train_data_dir", "dataset_config", "in_json", "caption_extension"])
+    .map(fieldValue)
+    .join("\n");
 }
 
 /**
- * Put what the server sent into the form of a tab. Of a config `given` are the options that its file names.
+ * Fill the form of a tab with values from the server. For a config, `given` are the options that its file names.
  * @param {string} tab
  * @param {string} sent
- * @param {string} [opened] the config that another takes the place of
+ * @param {string} [opened] the config that another one replaces
  */
 export function fill(tab, sent, opened) {
   if (!sent) return;
@@ -185,7 +203,8 @@ export function fill(tab, sent, opened) {
   const { family: name, values, base: theirs, start, given, prompts = [], launch = {} } = JSON.parse(sent);
   if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
   remember(where, opened);
-  const named = fields(where).filter((field) => NAMED.includes(field.dataset.option ?? "") && untouched(field, family(where)));
+  const named = fields(where).filter(
+    (field) => NAMED.includes(field.dataset.option ?? "") && untouched(field, family(where)));
   if (name) chooseFamily(where, name);
   if (start) starts[where.id] = { ...starts[where.id], [family(where)]: start };
   const filled = put(where, values, launch);
@@ -204,7 +223,8 @@ export function fill(tab, sent, opened) {
  * @param {Values} [launch]
  */
 function put(where, values, launch = {}) {
-  const name = family(where), sent = (/** @type {Field} */ { dataset }) => values[dataset.option ?? ""] ?? launch[dataset.launch ?? ""];
+  const name = family(where);
+  const sent = (/** @type {Field} */ { dataset }) => values[dataset.option ?? ""] ?? launch[dataset.launch ?? ""];
   const changed = fields(where).filter((field) => isFor(field, name) && sent(field) !== undefined);
   for (const field of changed) {
     setValue(field, sent(field));
@@ -216,7 +236,7 @@ function put(where, values, launch = {}) {
 }
 
 /**
- * Put single values into the form, and show the first of them.
+ * Set single values in the form, and bring the first of them into view.
  * @param {string} tab
  * @param {Values} values
  */
@@ -228,7 +248,7 @@ export function apply(tab, values) {
 }
 
 /**
- * Put options back to what the form began with.
+ * Reset options to their initial values.
  * @param {string} tab
  * @param {string[]} names
  */
@@ -243,7 +263,7 @@ export function leaveOut(tab, names) {
   settle(where);
 }
 
-/** @type {Record<string, Copy[]>} What a form held before something filled it, the newest last. Tokens are in no copy. */
+/** @type {Record<string, Copy[]>} The form's values before each filling, the newest last; without tokens. */
 const before = {};
 
 /**
@@ -257,7 +277,7 @@ export function remember(where, opened) {
 }
 
 /**
- * Take back the last filling of the form; the copy that it holds now, if there is one.
+ * Undo the last filling of the form. Returns the copy that is restored, if there is one.
  * @param {string} tab
  */
 export function undo(tab) {
@@ -296,7 +316,7 @@ function restore(where, { family: name, kept, starts: begun, memory: known = mem
 }
 
 /**
- * After any change: mark what differs from the start, which shows rare settings that do, and remember all of it.
+ * After any change: mark fields that differ from the start, which also shows rare settings, and store the form.
  * @param {HTMLFormElement} where
  */
 export function settle(where) {
@@ -312,13 +332,14 @@ export function settle(where) {
 }
 
 /**
- * Call back after every change of a form.
+ * Register a callback for every change of a form.
  * @param {(where: HTMLFormElement) => void} listener
  */
-export const onSettled = (listener) => document.addEventListener("kohya:settled", (event) => listener(/** @type {CustomEvent} */ (event).detail));
+export const onSettled = (listener) =>
+  document.addEventListener("kohya:settled", (event) => listener(/** @type {CustomEvent} */ (event).detail));
 
 /**
- * Whether a field differs from what the form began with; where it does it is marked.
+ * Mark a field that differs from its initial value. Returns whether it does.
  * @param {Field} field
  * @param {string} name of the chosen family
  */
@@ -329,7 +350,7 @@ function mark(field, name) {
 }
 
 /**
- * Ask for a field only as long as the one that may stand in its place is empty.
+ * Require a field only while its alternative is empty.
  * @param {Field} field
  * @param {string} name of the chosen family
  */
@@ -348,26 +369,7 @@ function reset(button) {
 }
 
 /**
- * What the browser keeps until the tab is closed; without `text` it is read.
- * @param {string} key
- * @param {string} [text]
- */
-export function store(key, text) {
-  try {
-    if (text === undefined) return sessionStorage.getItem(key);
-    sessionStorage.setItem(key, text);
-  } catch {} // a browser that keeps nothing only forgets the form on reload
-  return null;
-}
-
-/**
- * The file of kohya_ss that was loaded last, with the keys that have no field here.
- * @param {string} tab
- */
-export const base = (tab) => store(`${tab}-base`) ?? "{}";
-
-/**
- * A form has come onto the page: give it back what it held before a reload.
+ * Set up a form that was added to the page, with its values from before a reload.
  * @param {Element} element
  */
 export function mount(element) {
@@ -383,7 +385,7 @@ document.addEventListener("click", (event) => {
 });
 document.addEventListener("input", ({ target }) => {
   if (!(target instanceof Element)) return;
-  target.classList.add("mended"); // what the last message said of it is out of date
+  target.classList.add("mended"); // the last message about it is out of date
   if (!isField(target) || !target.form?.classList.contains("settings")) return;
   if (target.name === "family") chooseFamily(target.form, target.value);
   settle(target.form);

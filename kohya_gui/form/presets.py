@@ -21,22 +21,22 @@ from library.files import clear_errors, write_atomic
 from library.optim import names
 from library.recipes.preset_files import Preset, profiles
 
-# What a preset leaves alone: where things are, what they are and are called, and who may see them.
+# Options that presets leave alone: paths, names, and accounts.
 OWN_KINDS, OWN_SECTIONS = ("file", "folder", "secret"), ("metadata", "hub", "log")
 OWN_NAMES = ("output_name", "model_version", "token_string", "init_word")
 
 
-UNDONE = {"cpu_offload_checkpointing"}  # options besides those of compiling that one profile sets and others undo
-# Options that are reset, in this order, where a profile and the other settings exclude each other.
+UNDONE = {"cpu_offload_checkpointing"}  # options outside the compile section that one profile sets and others undo
+# Options to reset, in this order, if a profile and the other settings exclude each other.
 YIELDING = ("checkpoint_keep_attention", "compile_mode", "compile_blocks", "cpu_offload_checkpointing")
 
 
 def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLike] | None = None) -> Any:
-    """A preset on top of the defaults, with the paths and names that are filled in `now` kept.
+    """A preset on top of the defaults, with the paths and names of `now` kept.
 
-    A profile keeps more: all but the options of compiling, so that a training that fits into the GPU's memory goes on
-    to fit. What it cannot have together with the rest, it leaves out. Where the package of the preset's optimizer does
-    not work here, the nearest optimizer that does stands in for it. `notes` say so.
+    A profile keeps more: all options except those of compiling, so that a training that fits into the GPU's memory
+    still fits. What it cannot combine with the rest, it leaves out. If the package of the preset's optimizer does not
+    work here, the nearest optimizer that does replaces it. `notes` say so.
     """
     known = options(config)
     if preset.is_profile:
@@ -49,7 +49,7 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLik
 
 
 def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[MessageLike] | None) -> Any:
-    """Values with those of a profile on top. Mistakes in the former alone are no reason to refuse the profile."""
+    """Values with a profile on top. Mistakes in the values alone do not prevent applying it."""
     given, stood = {**kept, **profile}, set(read_layers(config, [Layer(kept)]).problems)
     while True:
         reading = read_layers(config, [Layer(given)])
@@ -78,7 +78,7 @@ def _that_works(found: JsonObject, notes: list[MessageLike] | None) -> JsonObjec
 
 
 def chosen_profile(config: RunConfig) -> str:
-    """The id of the profile that a config compiles by: the one that would change nothing. "" where none is, or
+    """The id of the profile that a config compiles by: the one that would change nothing. "" if there is none, or
     compiling is off."""
     if not (config.compile.compile or config.compile.compile_autotune):
         return ""
@@ -95,10 +95,10 @@ def chosen_profile(config: RunConfig) -> str:
 
 
 def fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
-    """A config file -> what `kohya import` makes of it, of one of these families.
+    """Convert a config file like `kohya import`, to one of these families.
 
-    A file that does not say what it is for is taken for the family on screen, `family`, as long as none fits better.
-    Raises ConfigError for what cannot be read, and for another kind of training.
+    A file that does not name its family gets the one on screen, `family`, unless another fits better. Raises
+    ConfigError for files that cannot be parsed, and for another kind of training.
     """
     made = imported(path, configs, family, roots)
     if type(made.config) not in configs.values():
@@ -112,7 +112,7 @@ def fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequenc
 
 
 def report(made: importers.Imported) -> list[MessageLike]:
-    """What became of the keys of a config file, and what is wrong in it."""
+    """What became of the keys of a config file, and its problems."""
     if made.program == importers.FLAT:
         return made.lines()
     template = "Imported from {trainer}: {keys} kept as they are." if made.of("kept") else "Imported from {trainer}."
@@ -120,9 +120,9 @@ def report(made: importers.Imported) -> list[MessageLike]:
 
 
 def imported(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
-    """What `kohya import` makes of a config file. Where it fits several trainings it is one of `configs`, of the family
-    on screen first. Of the files that it names only those below `roots` are read. Raises ConfigError with names of
-    files without their folders, which an upload does not have."""
+    """Convert a config file like `kohya import`. If it fits several trainings, the result is one of `configs`,
+    preferably of the family on screen. Files that it names are only read below `roots`. Raises ConfigError with file
+    names without their folders, which an upload does not have."""
     preferred = [configs[name].script for name in sorted(configs, key=lambda name: name != family)]
     try:
         runs = {script: config_class(script) for script in RUNS}
@@ -133,7 +133,7 @@ def imported(path: Path, configs: Mapping[str, type], family: str, roots: Sequen
 
 
 def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
-    """A test for the files that a config names: whether one lies where the page may look."""
+    """A test for files that a config names: whether the page may read them."""
 
     def may_read(path: Path) -> bool:
         try:
@@ -145,7 +145,7 @@ def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
 
 
 def base(path: Path, roots: Sequence[Path]) -> JsonObject:
-    """The fields of a JSON of kohya_ss, which an export keeps where they have no meaning here; of other files none."""
+    """The fields of a kohya_ss JSON, which an export keeps if they mean nothing here; {} for other files."""
     found = importers.parse(path)
     if path.suffix.lower() != ".json" or not importers.of_others(found):
         return {}
@@ -154,13 +154,13 @@ def base(path: Path, roots: Sequence[Path]) -> JsonObject:
 
 
 def seen(path: Path) -> str:
-    """A file as it is now, to be told from what another visitor or program makes of it."""
+    """A hash of a file's contents, which changes if another visitor or program edits it."""
     return f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def save(path: Path, config: RunConfig, known: str) -> int:
-    """Write a config; the number of options in it. Only the file that was opened here before is written over, and only
-    as long as it is what was `seen` then."""
+def save_config(path: Path, config: RunConfig, known: str) -> int:
+    """Save a config. Returns the number of its options. An existing file is only overwritten if it was opened here, and
+    has not changed since it was `seen`."""
     if path.exists() and known.partition("\n")[0] != str(path):
         raise ConfigError(
             "config file: {path} exists already; load it first to write over it, or choose another name", path=path
@@ -175,22 +175,22 @@ def save(path: Path, config: RunConfig, known: str) -> int:
 
 
 def comment(config: RunConfig) -> str:
-    """The first line of a config file that the page writes."""
+    """The first line of a config file that the page saves."""
     return f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
 
 
 def suggestion(config: RunConfig) -> str:
-    """Where a config is saved when nobody says where: beside its result."""
+    """The default path of a config: beside its result."""
     if not config.save.output_dir:
         raise ConfigError("config file: write where to save it, such as ~/kohya/cat.toml")
     return os.path.join(config.save.output_dir, f"{config.save.output_name or config.script}.toml")
 
 
 def is_of_compiling(option: Option) -> bool:
-    """Whether an option says how to compile."""
+    """Whether an option belongs to compiling."""
     return option.section == "compile" and option.kind != "folder"
 
 
 def is_own(option: Option) -> bool:
-    """Whether an option is the user's own affair, which presets leave alone: places, names, accounts."""
+    """Whether an option is personal, so that presets leave it alone: places, names, accounts."""
     return option.kind in OWN_KINDS or option.section in OWN_SECTIONS or option.name in OWN_NAMES

@@ -1,4 +1,4 @@
-// The buttons of a printed command: copy it, and write the config that it reads.
+// The buttons of a printed command: copy it, and save the config that it uses.
 import { around, hit, make, one, withAllowButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 
@@ -8,7 +8,7 @@ async function copy(button) {
   try {
     await navigator.clipboard.writeText(command.textContent);
   } catch {
-    // Pages reached over plain HTTP from another computer have no clipboard: select the text instead.
+    // Over plain HTTP from another computer there is no clipboard: select the text instead.
     getSelection()?.selectAllChildren(command);
     return;
   }
@@ -17,7 +17,7 @@ async function copy(button) {
 }
 
 /**
- * Write the config that a printed command reads into its file, and say so in the button's place.
+ * Save the config that a printed command uses, and confirm it in place of the button.
  * @param {HTMLButtonElement} button
  */
 async function keep(button) {

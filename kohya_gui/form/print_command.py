@@ -1,4 +1,4 @@
-"""The command that trains what is on screen: its config file says just that, or is offered to be written first."""
+"""The command for the training on screen: its config file matches the form, or the page offers to save it first."""
 
 import os
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from library.runs import keys
 
 
 class CommandPrinter:
-    """What scripts may ask about printed commands."""
+    """Handlers for printed commands."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
@@ -34,7 +34,7 @@ class CommandPrinter:
         return {"keep": self.keep}
 
     def keep(self, sent: ApiRequest) -> JsonObject:
-        """Write the config of a printed command into its file, which must not be there yet."""
+        """Save the config of a printed command to its file, which must not exist yet."""
         path = paths.config_file(sent.text("path"), self.roots)
         try:
             given = flat(parse_toml(sent.text("toml"), path.name))
@@ -42,14 +42,14 @@ class CommandPrinter:
             raise ConfigError("These settings cannot be read: press Print command again.") from None
         config = build(config_class(sent.text("script")), given, path.name, notes=[])
         if not holds(path, config):
-            presets.save(path, config, "")
+            presets.save_config(path, config, "")
         return {"said": Message("Saved {path}.", path=path)}
 
 
 def printed(
     config: RunConfig, where: str, launch: JsonMapping, notes: Sequence[MessageLike], roots: Sequence[Path]
 ) -> str:
-    """The command, its config, and whether that is in its file already, as the page shows it. Nothing is written."""
+    """The command, its config, and whether the config is in its file already. Nothing is written."""
     path, is_there = standing(config, where, roots)
     line = printable(command(path, config.script, **launch))
     remarks = [*notes, *surroundings(config)]
@@ -57,9 +57,9 @@ def printed(
 
 
 def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path, bool]:
-    """The file for a command to name, and whether it is there and says just this config; else its name is free.
+    """The file for a command to name, and whether it exists with exactly this config; otherwise its name is free.
 
-    `where` is the file that was loaded or saved last, or what was typed in its place; empty: beside the result.
+    `where` is the file that was last loaded or saved, or a typed path; if empty, the file is beside the result.
     """
     named = strip_pasted(where)
     try:
@@ -67,7 +67,7 @@ def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path
     except ConfigError:
         if named:
             raise
-        return Path(expand_home(presets.suggestion(config))).absolute(), False  # where nothing may be looked at
+        return Path(expand_home(presets.suggestion(config))).absolute(), False  # out of the page's reach
     first = path
     for number in count(2):
         if not os.path.lexists(path):
@@ -79,9 +79,9 @@ def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path
 
 
 def holds(path: Path, config: RunConfig) -> bool:
-    """Whether a script of this config that is given this file trains just what the config says. Tokens do not count."""
+    """Whether this script with this file would train exactly this config. Tokens do not count."""
     try:
-        if path.stat().st_size > paths.LARGEST:
+        if path.stat().st_size > paths.MAX_CONFIG_BYTES:
             return False
         found = build(type(config), flat(load_toml(path)), path.name, notes=[])
     except (ConfigError, OSError):
@@ -96,7 +96,7 @@ def _open(config: RunConfig) -> JsonObject:
 
 
 def surroundings(config: RunConfig) -> list[Message]:
-    """What a shell must have that Train brings along: the folder that paths start from, and tokens."""
+    """What a shell needs that Train provides: the folder that relative paths start from, and tokens."""
     known = options(type(config))
     found = [name for name, value in values(config).items() if _is_relative(known[name], value)]
     template = "Run it in {folder}: the path of {options} is relative to it."
@@ -113,7 +113,7 @@ def surroundings(config: RunConfig) -> list[Message]:
 
 
 def _is_relative(option: Option, value: Any) -> bool:
-    """Whether a path starts from the current folder; an id of Hugging Face does not."""
+    """Whether a path is relative to the current folder; an id of Hugging Face is not."""
     text = str(value or "")
     if option.kind not in ("file", "folder") or not text or os.path.isabs(expand_home(text)):
         return False

@@ -1,9 +1,12 @@
-// Probe: try out on this machine how the form's training fits, and put what works into the form.
+// Probe: find settings with which the form's training fits this machine, and put them into the form.
 import { make, makeButton } from "../server/elements.js";
 import { ask, wait } from "../server/http.js";
 import { closeButton, sentOf, tell, tellError } from "./messages.js";
 
-/** @typedef {{ state: string, doing: string, tries: { text: string }[], text: string, best: unknown, fix: Record<string, unknown> }} Progress */
+/**
+ * @typedef {{ state: string, doing: string, tries: { text: string }[], text: string, best: unknown, fix: Record<string,
+ *   unknown> }} Progress
+ */
 
 /** @param {string} tab */
 export async function probe(tab) {
@@ -37,14 +40,24 @@ export async function probe(tab) {
 /**
  * @param {string} tab
  * @param {Progress} progress
- * @param {HTMLElement} list of what was tried
+ * @param {HTMLElement} list of the settings tried
  * @param {boolean} isOther whether the form has changed since
  */
 function showEnd(tab, { state, text, best, fix }, list, isOther) {
   if (state === "failed") return tellError(tab, text);
-  if (isOther) return tell(tab, "plain", make("p", {}, text), list, make("p", {}, "The form was changed since: probe again to learn what suits it now."), closeButton(tab));
+  if (isOther)
+    return tell(
+      tab,
+      "plain",
+      make("p", {}, text),
+      list,
+      make("p", {}, "The form was changed since: probe again to learn what suits it now."),
+      closeButton(tab));
   const apply = Object.keys(fix).length
-    ? [make("button", { type: "button", className: "fix", "data-fix": JSON.stringify(fix) }, make("span", {}, "Put it into the form"))]
+    ? [
+        make("button", { type: "button", className: "fix", "data-fix": JSON.stringify(fix) },
+          make("span", {}, "Put it into the form")),
+      ]
     : [];
   return tell(tab, best ? "good" : "bad", make("p", {}, text), list, ...apply, closeButton(tab));
 }

@@ -1,4 +1,4 @@
-"""Probes from the page: jobs of their own, whose result is how far they are."""
+"""Probes from the page: separate jobs, whose result is their progress."""
 
 from library.check.isolated import environment
 from library.config.formats import to_toml
@@ -13,7 +13,7 @@ BEGUN = {"state": "running", "doing": "Preparing", "tries": [], "best": None}
 
 
 def start(config: RunConfig, launch: JsonMapping) -> str:
-    """Begin a probe of a config; what it is asked for by. Raises ConfigError while another one is at work."""
+    """Start a probe of a config, and return its id. Raises ConfigError while another one is running."""
     if any(job.active for job in jobs.every(KIND)):
         raise ConfigError("A probe is at work already: wait until it has ended, or stop it.")
     folder = jobs.new(KIND)
@@ -34,5 +34,5 @@ def state(probe_id: str) -> JsonObject:
 
 
 def stop(probe_id: str) -> None:
-    """End a probe and what it has started."""
+    """Stop a probe and the processes that it has started."""
     jobs.stop(jobs.find(probe_id), at_once=True)

@@ -1,18 +1,21 @@
-// Sample prompts as rows: read from the prompt file that the form names, and written into it while one types.
+// Sample prompts as rows: loaded from the prompt file that the form names, and saved to it while the user types.
 import { say } from "../i18n/sentences.js";
 import { all, around, hit, isField, make, makeButton, one, setValue } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
+import { store } from "./storage.js";
 import { reveal } from "./shown.js";
 
-/** @typedef {Record<string, string>} Row texts by field; `rest` is what a line says besides */
-/** @typedef {{ file: string | null, known: string, unsaved?: boolean, timer?: ReturnType<typeof setTimeout>, saving?: Promise<void>, again?: boolean }} State
- * `known` is what the file held when it was read or written last; no file was looked at yet where it is null */
+/** @typedef {Record<string, string>} Row texts by field; `rest` is the rest of the line */
+/**
+ * @typedef {{ file: string | null, known: string, unsaved?: boolean, timer?: ReturnType<typeof setTimeout>,
+ *   saving?: Promise<void>, again?: boolean }} State
+ * `known` is the file's content when it was last loaded or saved; null before any file was loaded */
 
 const FILE = "sample_prompts", PAUSE = 600;
-const NOTHING = "null"; // that is kept of rows once they are saved
+const NOTHING = "null"; // stored in place of rows that are saved
 const WHEN = ["sample_every_n_epochs", "sample_every_n_steps"];
 /** @type {WeakMap<Element, State>} */
 const states = new WeakMap();
@@ -52,7 +55,7 @@ function tell(box, text, wrong = false) {
 function add(box, row, after) {
   const template = one(box, "template", HTMLTemplateElement);
   const item = /** @type {HTMLElement} */ (document.importNode(one(template.content, "li"), true));
-  const kept = { ...row }; // what has no field stays as it is
+  const kept = { ...row }; // keep what has no field
   for (const field of all(item, "[data-prompt]").filter(isField)) {
     const name = field.dataset.prompt ?? "";
     setValue(field, row[name] ?? "");
@@ -69,7 +72,8 @@ function add(box, row, after) {
 function rowOf(item) {
   /** @type {Row} */
   const row = { prompt: "", ...JSON.parse(item.dataset.kept ?? "{}") };
-  for (const field of all(item, "[data-prompt]").filter(isField)) if (field.value.trim()) row[field.dataset.prompt ?? ""] = field.value.replace(/\s*\n\s*/g, " ").trim();
+  for (const field of all(item, "[data-prompt]").filter(isField))
+    if (field.value.trim()) row[field.dataset.prompt ?? ""] = field.value.replace(/\s*\n\s*/g, " ").trim();
   return row;
 }
 
@@ -88,8 +92,8 @@ async function load(box, file) {
   one(box, "ol").replaceChildren();
   tell(box, "");
   /** @type {{ file: string, known: string, rows: Row[] } | null} */
-  const kept = JSON.parse(form.store(key(box)) ?? NOTHING);
-  const typed = kept?.file === file ? kept.rows : []; // before a reload, and in no file yet
+  const kept = JSON.parse(store(key(box)) ?? NOTHING);
+  const typed = kept?.file === file ? kept.rows : []; // from before a reload, not in a file yet
   try {
     /** @type {{ rows: Row[], known: string }} */
     const { rows, known } = file.trim() ? await ask("prompts", { file }) : { rows: [], known: "" };
@@ -106,7 +110,7 @@ async function load(box, file) {
 }
 
 /**
- * Under which name the browser keeps rows that are in no file yet.
+ * The storage key for rows that are not in a file yet.
  * @param {Element} box
  */
 const key = (box) => `${tabOf(box)}-prompts`;
@@ -115,10 +119,11 @@ const key = (box) => `${tabOf(box)}-prompts`;
  * @param {Element} box
  * @param {State} state
  */
-const keep = (box, state) => void form.store(key(box), JSON.stringify({ file: state.file, known: state.known, rows: items(box).map(rowOf) }));
+const keep = (box, state) =>
+  void store(key(box), JSON.stringify({ file: state.file, known: state.known, rows: items(box).map(rowOf) }));
 
 /**
- * Save the rows once nothing is typed for a moment; until then the browser keeps them.
+ * Save the rows after a pause in typing; until then they are in the browser's storage.
  * @param {Element} box
  * @param {number} [pause]
  */
@@ -131,7 +136,7 @@ function soon(box, pause = PAUSE) {
 }
 
 /**
- * Write the rows into the file. While it is being written, the next one waits.
+ * Save the rows to the file. While that is in progress, the next save waits.
  * @param {Element} box
  */
 async function save(box) {
@@ -165,8 +170,8 @@ async function write(box, state, field, rows) {
     const saved = await ask("prompts_save", { tab, sent: sentOf(tab), file, known, rows });
     if (state.file !== file) return; // another file was chosen meanwhile
     Object.assign(state, { file: saved.file, known: saved.known });
-    if (state.unsaved) keep(box, state); // what was typed meanwhile is of the file as it is now
-    else form.store(key(box), NOTHING);
+    if (state.unsaved) keep(box, state); // what was typed meanwhile belongs to this version of the file
+    else store(key(box), NOTHING);
     tell(box, saved.said + (field.value ? "" : sampleAfterEpochs(box)));
     if (field.value === saved.file) return;
     setValue(field, saved.file);
@@ -178,7 +183,7 @@ async function write(box, state, field, rows) {
 }
 
 /**
- * Prompts that are never sampled would be a surprise: where nothing says when, it is after each epoch.
+ * Sample after each epoch if no other option says when: prompts that are never sampled would be a surprise.
  * @param {Element} box
  */
 function sampleAfterEpochs(box) {
@@ -231,14 +236,14 @@ function act(box, button) {
 }
 
 /**
- * No rows, no samples: the file is kept, and the form names it no longer.
+ * Without rows there are no samples: keep the file, but remove its name from the form.
  * @param {Element} box
  */
 function forget(box) {
   const field = inputs.fieldOf(formAround(box), FILE), state = stateOf(box), { file } = state;
   clearTimeout(state.timer);
   Object.assign(state, { file: "", known: "", unsaved: false });
-  form.store(key(box), NOTHING);
+  store(key(box), NOTHING);
   if (!field?.value) return;
   setValue(field, "");
   form.settle(formAround(box));
@@ -255,14 +260,14 @@ document.addEventListener("input", ({ target }) => {
   const field = target instanceof Element ? target.closest(".prompts [data-prompt]") : null;
   if (field) soon(around(field, ".prompts"));
 });
-document.addEventListener("change", ({ target }) => { // whoever presses Train next shall have it saved
+document.addEventListener("change", ({ target }) => { // saved before Train can be pressed
   const field = target instanceof Element ? target.closest(".prompts [data-prompt]") : null;
   if (field) soon(around(field, ".prompts"), 0);
 });
-document.addEventListener("kohya:prompts", (event) => { // of a config that was loaded: saved like those that are typed
+document.addEventListener("kohya:prompts", (event) => { // from a loaded config: saved like typed ones
   const { where, prompts } = /** @type {CustomEvent<{ where: HTMLFormElement, prompts: Row[] }>} */ (event).detail;
   for (const box of all(where, ".prompts")) {
-    form.store(key(box), JSON.stringify({ file: "", known: "", rows: prompts }));
+    store(key(box), JSON.stringify({ file: "", known: "", rows: prompts }));
     void load(box, "");
   }
 });
@@ -270,6 +275,6 @@ form.onSettled((where) => {
   for (const box of all(where, ".prompts")) {
     const file = inputs.fieldOf(formAround(box), FILE)?.value ?? "", state = stateOf(box);
     if (file !== state.file) void load(box, file);
-    else if (state.unsaved) soon(box); // what kept it from being saved may be mended
+    else if (state.unsaved) soon(box); // the cause of the failed save may be gone
   }
 });

@@ -1,6 +1,5 @@
-"""The rows of sample prompts in a form: read from its prompt file, written into it, begun with captions of images."""
+"""The rows of sample prompts in a form: loaded from its prompt file, saved to it, proposed from captions."""
 
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -20,8 +19,8 @@ from library.sampling.prompts import SAMPLERS
 
 OPTION = "sample_prompts"
 READ = (".txt", ".toml", ".json")
-CAPTIONS = 8  # that are proposed at once
-MOST = 200  # rows
+MAX_PROPOSED = 8  # captions proposed at once
+MAX_ROWS = 200  # rows
 # Fields of a row besides the prompts: name in the file, label, help.
 NUMBERS = (
     ("width", "Width", "Pixels; empty is the default of the model family."),
@@ -31,7 +30,7 @@ NUMBERS = (
     ("guidance_scale", "Guidance", "Of models that were distilled with guidance, such as dev: 3.5 is usual."),
     ("seed", "Seed", "The same seed gives the same noise each time; empty is another one each time."),
 )
-# Fields that name images which some models are shown: name in the file, label, help.
+# Fields that name images for models that take some: name in the file, label, help.
 IMAGES = (
     (
         "control_image_path",
@@ -40,12 +39,13 @@ IMAGES = (
     ),
     ("control_image_mask_path", "Mask", "A file: what is bright in it is painted."),
 )
-# The same of what learns to follow an image.
+# The same for trainings that learn to follow an image.
 GUIDE = "controlnet_image", "Control image", "A file that is followed. Empty: the plain model."
 
 
-def section(guided: bool = False) -> str:
-    """What comes first in the section of sample images; prompts.js fills it. `guided`: what learns follows an image."""
+def prompts_section(guided: bool = False) -> str:
+    """The start of the section of sample images, which prompts.js fills. `guided`: the training learns to follow an
+    image."""
     numbers = "".join(
         f'<label><span>{label}</span><input data-prompt="{name}" inputmode="decimal" spellcheck="false"'
         f' autocomplete="off" title="{escape(about)}"></label>'
@@ -75,7 +75,7 @@ def section(guided: bool = False) -> str:
 
 
 def _image(name: str, label: str, about: str) -> str:
-    """A field that names an image, for the families that are shown one."""
+    """A field that names an image, for the families that take one."""
     taking = [known for known in families.every() if name in known.prompt_images]
     shown_with: dict[str, tuple[str, ...]] = {}
     for option, values in (pair for known in taking for pair in known.prompt_images[name].items()):
@@ -85,7 +85,8 @@ def _image(name: str, label: str, about: str) -> str:
 
 
 def _file_field(name: str, label: str, about: str, only: str = "", shown: str = "") -> str:
-    """A field that names an image: `only` are further classes of it, `shown` an attribute that says when it shows."""
+    """A field that names an image: `only` are more of its classes, `shown` an attribute that controls when it is
+    visible."""
     return (
         f'<label class="image{only}"{shown}><span>{label}</span>'
         f'<input data-prompt="{name}" spellcheck="false" autocomplete="off" title="{escape(about)}">'
@@ -93,8 +94,8 @@ def _file_field(name: str, label: str, about: str, only: str = "", shown: str = 
     )
 
 
-def load(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
-    """The rows of a prompt file. One that is not there yet has none."""
+def load_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+    """The rows of a prompt file; none if it does not exist yet."""
     path = paths.file(sent.text("file"), roots, READ, OPTION)
     if not path.exists():
         return {"rows": [], "known": ""}
@@ -102,11 +103,11 @@ def load(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     return {"rows": prompt_rows.rows(path), "known": kept_file.state(path)}
 
 
-def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
-    """Write rows into the prompt file: the one that the form names, or a new one beside the result.
+def save_rows(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+    """Save rows to the prompt file: the one that the form names, or a new one beside the result.
 
-    A file of another format stays as it is, and a .txt file is written beside it. A file that was changed since the
-    rows were read is not written over.
+    A file of another format is left alone, and a .txt file is saved beside it. A file that was changed since the rows
+    were loaded is not overwritten.
     """
     rows = _rows(sent)
     named = sent.text("file").strip()
@@ -133,14 +134,14 @@ def captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Js
     return {
         "captions": [
             {"prompt": one.caption, "width": str(one.width), "height": str(one.height)}
-            for one in proposals(config, CAPTIONS)
+            for one in proposals(config, MAX_PROPOSED)
         ]
     }
 
 
 def _rows(sent: ApiRequest) -> list[dict[str, str]]:
     found = sent.fields.get("rows")
-    if not isinstance(found, list) or len(found) > MOST or not all(map(_is_row, found)):
+    if not isinstance(found, list) or len(found) > MAX_ROWS or not all(map(_is_row, found)):
         raise ConfigError("this is not what the page sends: load it again")
     return found
 
@@ -155,9 +156,9 @@ def _is_row(row: object) -> bool:
 
 
 def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
-    """A file that is not there yet, beside the result of the training."""
-    save_to = form.lenient_config(given).save
-    if not save_to.output_dir:
+    """A file beside the result of the training that does not exist yet."""
+    config = form.lenient_config(given)
+    if not config.save.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
-    name = f"{save_to.output_name or 'sample'}-prompts.txt"
-    return kept_file.free(paths.file(os.path.join(save_to.output_dir, name), roots, READ, "output_dir"))
+    name = f"{config.save.output_name or 'sample'}-prompts.txt"
+    return kept_file.free(paths.file(str(kept_file.beside_result(config, roots) / name), roots, READ, "output_dir"))

@@ -1,11 +1,11 @@
-// The purpose of a training: what a recipe sets on top of the preset, and how many steps suit the images.
+// The purpose of a training: the values that a recipe sets on top of the preset, and the steps that suit the images.
 import { all, around, make, one } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { family, fieldOf } from "./inputs.js";
 import { sentOf } from "./messages.js";
 import { onSettled, remember, restart, startOf } from "./page.js";
 
-/** What else decides about a recipe: which model it is, and how many images a step takes. */
+/** What else a recipe depends on: the model, and the images in a step. */
 const WATCHED = ["model_version", "model_type", "train_batch_size", "gradient_accumulation_steps"];
 /** @type {Record<string, number>} how many images each form names, where they are counted */
 const images = {};
@@ -13,7 +13,7 @@ const images = {};
 const asked = {};
 
 /**
- * Begin with the recipe for what the form holds now. Only what nobody has typed changes.
+ * Apply the recipe for the form's current values. Typed values stay.
  * @param {HTMLFormElement} where
  * @param {string} [purpose]
  */
@@ -22,23 +22,31 @@ async function update(where, purpose) {
   if (!start.advice) return;
   const wanted = purpose ?? start.purpose ?? "", counted = images[where.id] ?? 0;
   const processes = all(where, "[data-launch=num_processes]", HTMLInputElement)[0]?.value;
-  const about = JSON.stringify([name, start.id, wanted, counted, processes, ...WATCHED.map((option) => fieldOf(where, option)?.value)]);
-  const isFirst = !asked[where.id] && !counted; // the start is that of its preset
+  const about = JSON.stringify([
+    name,
+    start.id,
+    wanted,
+    counted,
+    processes,
+    ...WATCHED.map((option) => fieldOf(where, option)?.value),
+  ]);
+  const isFirst = !asked[where.id] && !counted; // the form starts with its preset's recipe
   if (asked[where.id] === about) return;
   asked[where.id] = about;
   if (isFirst && purpose === undefined) return;
   try {
     const found = await ask("purpose", { tab, sent: sentOf(tab), id: start.id, purpose: wanted, images: counted });
     if (asked[where.id] === about && family(where) === name) restart(where, { ...found, why: start.why });
-  } catch {} // the preset's own values stay
+  } catch {} // keep the preset's own values
 }
 
 /**
- * Which purposes there are, and in words what the chosen one sets.
+ * Show the purposes, and in words what the chosen one sets.
  * @param {HTMLFormElement} where
  */
 function show(where) {
-  const box = one(where, ".recipe"), { purpose, purposes = [], meant = "", elsewhere = "", sets = [], advice = "" } = startOf(where, family(where));
+  const box = one(where, ".recipe"),
+    { purpose, purposes = [], meant = "", elsewhere = "", sets = [], advice = "" } = startOf(where, family(where));
   const shown = JSON.stringify([purpose, purposes, elsewhere, sets, advice]);
   if (box.dataset.shown === shown) return;
   const hasFocus = box.contains(document.activeElement);
@@ -47,8 +55,17 @@ function show(where) {
   const radios = purposes.map(([value, title]) => make("label", {},
     make("input", { type: "radio", name: "purpose", value, checked: value === purpose }), make("span", {}, title)));
   const choice = make("fieldset", { className: "family" }, make("legend", {}, "Purpose"), ...radios);
-  const pairs = sets.map(([label, value]) => make("span", {}, make("span", {}, label), " ", make("b", { className: "own" }, value)));
-  box.replaceChildren(...(radios.length ? [make("span", { "aria-hidden": "true" }, "Purpose:"), choice, make("small", {}, meant), ...(elsewhere ? [make("small", {}, elsewhere)] : [])] : []),
+  const pairs = sets.map(([label, value]) =>
+    make("span", {}, make("span", {}, label), " ", make("b", { className: "own" }, value)));
+  box.replaceChildren(
+    ...(radios.length
+      ? [
+          make("span", { "aria-hidden": "true" }, "Purpose:"),
+          choice,
+          make("small", {}, meant),
+          ...(elsewhere ? [make("small", {}, elsewhere)] : []),
+        ]
+      : []),
     make("small", { className: "sets" }, ...pairs, make("span", {}, advice)));
   if (hasFocus) one(box, "input:checked").focus();
 }
@@ -58,7 +75,8 @@ onSettled((where) => {
   void update(where);
 });
 document.addEventListener("kohya:counted", (event) => {
-  const box = /** @type {HTMLElement} */ (/** @type {CustomEvent} */ (event).detail), where = /** @type {HTMLFormElement} */ (around(box, "form.settings"));
+  const box = /** @type {HTMLElement} */ (/** @type {CustomEvent} */ (event).detail);
+  const where = /** @type {HTMLFormElement} */ (around(box, "form.settings"));
   images[where.id] = Number(box.dataset.images ?? 0);
   void update(where);
 });
@@ -67,4 +85,5 @@ document.addEventListener("change", ({ target }) => {
   remember(target.form);
   void update(target.form, target.value);
 });
-export const chosenPurpose = (/** @type {HTMLFormElement} */ where) => all(where, ".recipe input:checked", HTMLInputElement)[0]?.value ?? "";
+export const chosenPurpose = (/** @type {HTMLFormElement} */ where) =>
+  all(where, ".recipe input:checked", HTMLInputElement)[0]?.value ?? "";

@@ -1,4 +1,4 @@
-"""The purpose of a training in a form: what a recipe sets on top of the preset that the form began with."""
+"""The purpose of a training in a form: what a recipe sets on top of the preset."""
 
 import math
 from typing import Any
@@ -13,12 +13,12 @@ from library.recipes.recipe_files import MEANT, PURPOSES, Recipe
 
 STEPS = "max_train_steps"
 AT_ONCE = ("train_batch_size", "gradient_accumulation_steps", "num_processes")
-MOST_IMAGES = 10**7
+MAX_IMAGES = 10**7
 
 
 def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int) -> tuple[Any, JsonObject]:
-    """A config of a preset with the recipe for a purpose on top, and what a form shows of it; without `purpose` it is
-    the first that fits. `model` says which model of the family is trained, and how many images are counted so far."""
+    """A preset's config with the recipe for a purpose on top, and its description for the form; without `purpose` it is
+    the first that fits. `model` says which model of the family is trained, and how many images were counted."""
     recipe = recipe_files.chosen(model, purpose)
     if recipe is None:
         return made, {}
@@ -28,7 +28,7 @@ def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int
         given[STEPS] = proposal.steps
     try:
         with_recipe = build(type(made), given, notes=[])
-    except ConfigError:  # what the user chose for the model does not go together with it
+    except ConfigError:  # the user's settings for the model contradict it
         return made, {}
     return with_recipe, {
         "purpose": recipe.purpose,
@@ -41,7 +41,7 @@ def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int
 
 
 def _elsewhere(model: RunConfig) -> Message | str:
-    """Which models of the family are for a purpose that this one cannot have; "" for none."""
+    """The family's models that offer a purpose that this model does not; "" for none."""
     offered = {one.purpose for one in recipe_files.fitting(model)}
     for one in recipe_files.of_family(model.family)[0]:
         if one.kind == model.kind and one.when and one.purpose not in offered:
@@ -55,7 +55,7 @@ def _elsewhere(model: RunConfig) -> Message | str:
 
 
 def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
-    """Label and value of the options that a recipe sets, but for the steps, which the advice explains."""
+    """Label and value of the options that a recipe sets, except the steps, which the advice explains."""
     known, now = options(type(config)), values(config)
     return [[known[name].label, _shown(now[name])] for name in recipe.options if name != STEPS]
 
@@ -78,16 +78,16 @@ def _advice(recipe: Recipe) -> Message:
 
 
 def of_model(config: type[RunConfig], given: JsonMapping) -> JsonObject:
-    """Of values by option name those that tell the models of a family apart."""
+    """The values, by option name, that distinguish a family's models."""
     return {name: given[name] for name in recipe_files.telling(config.family) & given.keys()}
 
 
 def images_in_step(given: JsonMapping) -> int:
-    """How many images a step takes by these values of a form's fields, those of the launch included."""
+    """The number of images per step, by a form's values including the launch settings."""
     numbers = [str(given.get(name) or "1") for name in AT_ONCE]
     return math.prod(map(int, numbers)) if all(n.isdecimal() and len(n) < 6 for n in numbers) else 1
 
 
 def number_of_images(sent: object) -> int:
-    """How many images a browser says that it has counted."""
-    return sent if isinstance(sent, int) and not isinstance(sent, bool) and 0 < sent <= MOST_IMAGES else 0
+    """The number of images that a browser has counted."""
+    return sent if isinstance(sent, int) and not isinstance(sent, bool) and 0 < sent <= MAX_IMAGES else 0

@@ -1,4 +1,4 @@
-"""The settings of a run or of a queue's entry as a config, to be looked at in the form, changed, or gone on with."""
+"""The settings of a run or of a queue entry as a config, to be viewed in the form, changed, or resumed."""
 
 from dataclasses import replace as replaced
 from typing import Any
@@ -13,14 +13,14 @@ from library.runs import reader, resume, start
 
 
 def config_of(run: reader.RecordedRun) -> Any:
-    """What a run was started with: its TOML, or, where it was started in a shell, what its record says."""
+    """The config that a run was started with: its TOML or, if it was started in a shell, its record."""
     text = resume.toml(run)
     script = str(run.facts.get("script") or "")
     return config_from(script, text) if text else _config(script, flat(resume.settings(run)))
 
 
 def config_from(script: str, toml: str) -> Any:
-    """A config from the text of a TOML file. Raises ConfigError when it is none."""
+    """A config from the text of a TOML file. Raises ConfigError if it is not one."""
     return _config(script, flat(parse_toml(toml, "run.toml")))
 
 
@@ -31,16 +31,16 @@ def _config(script: str, given: JsonMapping) -> Any:
         raise ConfigError(
             "This run was made by {script}, which this version does not have.", script=script or "an unknown script"
         ) from None
-    known = options(made)  # an older version may have had others
+    known = options(made)  # an older version may have had other options
     return draft(made, {name: known[name].read(value) for name, value in given.items() if name in known})
 
 
 def continuation(run: reader.RecordedRun) -> start.TrainingJob:
-    """The job that goes on where a run stopped; from the beginning, where it has saved no state."""
+    """The job that resumes a run; from the beginning if it has saved no state."""
     resume.check(run)
     state = resume.newest_state(run)
     config = replace(config_of(run), resume=str(state) if state else None)
     job = start.job(config, **resume.launch_options(run))
-    # Relative paths mean what they meant in the shell that the run was started in.
+    # Relative paths start from the folder of the shell that the run was started in.
     folder, output = str(run.facts.get("folder") or job.folder), str(run.facts.get("output_dir") or job.output)
     return replaced(job, folder=folder, output=output, resumes=run.id)

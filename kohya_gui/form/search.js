@@ -1,30 +1,55 @@
-// Search over all settings of a form: by label, by the option's own name or flag, by what kohya_ss calls it, by its help
-// and its choices. Where nothing has all of it, what is nearest is shown, letters that are missing or swapped included.
+// Search all settings of a form: by label, option name or flag, their names in kohya_ss, help and choices. If nothing
+// matches all words, the nearest settings are shown, even with missing or swapped letters.
 import { say } from "../i18n/sentences.js";
 import { all, around, hit, make, one } from "../server/elements.js";
 import { familiesOf, family, fields, isFor } from "./inputs.js";
 import { jump } from "./sections.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
-/** @typedef {{ field: Field, label: string, name: string, section: string, shown: string, help: string }} Entry a setting: `shown` is the section's title, `section` is searched */
+/**
+ * @typedef {{ field: Field, label: string, name: string, section: string, shown: string, help: string }} Entry a
+ *   setting: `shown` is the section's title, `section` is searched
+ */
 
-const MOST = 12, ENOUGH = 0.6; // of the letters that were typed
-const ROOM = 160; // pixels that some of what was found needs above the buttons at the bottom
-// What people who come from other pages look for.
+const MAX_RESULTS = 12, MIN_SHARE = 0.6; // results shown at most; share of the typed letters that a near one must have
+const MIN_ROOM = 160; // pixels needed above the bottom bar to show some results
+// Words that users of other pages search for.
 /** @type {Record<string, string>} */
 const KNOWN_AS = {
-  network_dim: "dimension", network_args: "lycoris extra arguments", network_module: "lycoris locon loha lokr dora adapter type",
-  resolution: "max size", lr_warmup_steps: "lr percent of total", sdpa: "crossattention", xformers: "crossattention",
-  flip_aug: "augmentation", color_aug: "augmentation", optimizer_args: "extra", lr_scheduler_args: "extra",
-  optimizer_type: "optimizer", text_encoder_lr: "t5xxl clip", learning_rate: "lr", unet_lr: "lr",
-  compile: "dynamo", compile_backend: "dynamo", compile_mode: "dynamo", num_processes: "multi gpu",
-  blocks_to_swap: "vram low memory offload", gradient_checkpointing: "vram low", fp8_base: "vram low",
-  train_data_dir: "dataset pictures", reg_data_dir: "images", pretrained_model_name_or_path: "checkpoint",
-  max_train_epochs: "epoch", clip_skip: "layer", keep_tokens: "n", logging_dir: "tensorboard", max_data_loader_n_workers: "number of threads",
+  network_dim: "dimension",
+  network_args: "lycoris extra arguments",
+  network_module: "lycoris locon loha lokr dora adapter type",
+  resolution: "max size",
+  lr_warmup_steps: "lr percent of total",
+  sdpa: "crossattention",
+  xformers: "crossattention",
+  flip_aug: "augmentation",
+  color_aug: "augmentation",
+  optimizer_args: "extra",
+  lr_scheduler_args: "extra",
+  optimizer_type: "optimizer",
+  text_encoder_lr: "t5xxl clip",
+  learning_rate: "lr",
+  unet_lr: "lr",
+  compile: "dynamo",
+  compile_backend: "dynamo",
+  compile_mode: "dynamo",
+  num_processes: "multi gpu",
+  blocks_to_swap: "vram low memory offload",
+  gradient_checkpointing: "vram low",
+  fp8_base: "vram low",
+  train_data_dir: "dataset pictures",
+  reg_data_dir: "images",
+  pretrained_model_name_or_path: "checkpoint",
+  max_train_epochs: "epoch",
+  clip_skip: "layer",
+  keep_tokens: "n",
+  logging_dir: "tensorboard",
+  max_data_loader_n_workers: "number of threads",
 };
 /** @type {Entry[]} */
 let hits = [];
-let at = -1; // the marked one
+let at = -1; // index of the marked result
 
 /**
  * @param {string} text
@@ -41,14 +66,21 @@ function entryOf(field) {
   const label = (box.querySelector("label span") ?? one(box, "label")).textContent.trim();
   const help = document.getElementById(`${field.id}-help`);
   const section = box.closest(".section")?.querySelector("h3")?.textContent ?? "";
-  const options = field instanceof HTMLSelectElement ? field.options : field instanceof HTMLInputElement ? field.list?.options : null;
+  const options =
+    field instanceof HTMLSelectElement ? field.options : field instanceof HTMLInputElement ? field.list?.options : null;
   const choices = [...(options ?? [])].map((choice) => choice.value).join(" ");
-  return { field, label, name: field.dataset.option ?? field.dataset.launch ?? "", section: `${section} ${choices}`, shown: section,
-    help: `${help?.dataset.help ?? ""} ${help?.textContent ?? ""}` };
+  return {
+    field,
+    label,
+    name: field.dataset.option ?? field.dataset.launch ?? "",
+    section: `${section} ${choices}`,
+    shown: section,
+    help: `${help?.dataset.help ?? ""} ${help?.textContent ?? ""}`,
+  };
 }
 
 /**
- * How well a setting has all words: 5 is its name, 1 only its help, 0 not at all.
+ * How well a setting matches all words: 5 for its name, 1 for its help only, 0 for no match.
  * @param {Entry} entry
  * @param {string[]} words
  */
@@ -64,7 +96,7 @@ function rank(entry, words) {
 }
 
 /**
- * How many letters of the words are in a setting's names or, for less, its help; as a share of all.
+ * The share of the words' letters found in a setting's names or, for less, in its help.
  * @param {Entry} entry
  * @param {string[]} words
  */
@@ -77,11 +109,11 @@ function nearness(entry, words) {
   };
   const all = words.reduce((sum, word) => sum + word.length, 0);
   const share = words.reduce((sum, word) => sum + word.length * worth(word), 0) / all;
-  return share < ENOUGH ? 0 : share;
+  return share < MIN_SHARE ? 0 : share;
 }
 
 /**
- * Whether two words differ by one letter more, less, other or swapped; by two where they are long.
+ * Whether two words differ by one letter that is added, missing, replaced or swapped; by two if they are long.
  * @param {string} one
  * @param {string} other
  */
@@ -94,7 +126,8 @@ function isNear(one, other) {
     const row = [i];
     for (let j = 1; j <= other.length; j++) {
       row[j] = Math.min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (one[i - 1] === other[j - 1] ? 0 : 1));
-      if (i > 1 && j > 1 && one[i - 1] === other[j - 2] && one[i - 2] === other[j - 1]) row[j] = Math.min(row[j], before[j - 2] + 1);
+      if (i > 1 && j > 1 && one[i - 1] === other[j - 2] && one[i - 2] === other[j - 1])
+        row[j] = Math.min(row[j], before[j - 2] + 1);
     }
     [before, last] = [last, row];
   }
@@ -108,24 +141,27 @@ function search(input) {
   const every = words.length ? fields(where).map(entryOf) : [];
   const mine = every.filter((entry) => isShown(entry.field, name));
   hits = best(mine, (entry) => rank(entry, words));
-  const others = hits.length ? [] : best(every, (entry) => (mine.includes(entry) || !titles(entry.field) ? 0 : rank(entry, words)));
+  const others = hits.length
+    ? []
+    : best(every, (entry) => (mine.includes(entry) || !titles(entry.field) ? 0 : rank(entry, words)));
   if (!hits.length) hits = best(mine, (entry) => nearness(entry, words));
   render(input, words.length > 0, others[0]);
 }
 
 /**
- * The entries with the highest ranks; what stands at the top of the form comes before its equals.
+ * The entries with the highest ranks; of equal ones, those at the top of the form first.
  * @param {Entry[]} entries
  * @param {(entry: Entry) => number} rankOf
  */
 function best(entries, rankOf) {
   const found = entries.map((entry) => ({ ...entry, rank: rankOf(entry) })).filter((entry) => entry.rank);
   const onTop = (/** @type {Entry} */ { field }) => Number(Boolean(field.closest(".basics")));
-  return found.sort((a, b) => b.rank - a.rank || onTop(b) - onTop(a) || a.label.length - b.label.length).slice(0, MOST);
+  found.sort((a, b) => b.rank - a.rank || onTop(b) - onTop(a) || a.label.length - b.label.length);
+  return found.slice(0, MAX_RESULTS);
 }
 
 /**
- * Whether a family has this setting and it means something there; else it is on the page, but hidden.
+ * Whether a family has this setting and it applies there; otherwise it is hidden.
  * @param {Field} field
  * @param {string} name
  */
@@ -134,7 +170,7 @@ const isShown = (field, name) => isFor(field, name) && [field.closest(".field"),
   .every((only) => !only.length || only.includes(`only-${name}`));
 
 /**
- * For which families a setting is, by their titles.
+ * The titles of the families that have a setting.
  * @param {Field} field
  */
 const titles = (field) => familiesOf(field).filter((name) => isShown(field, name))
@@ -145,22 +181,29 @@ const listOf = (input) => one(document, `#${input.getAttribute("aria-controls")}
 
 /**
  * @param {HTMLInputElement} input
- * @param {boolean} asked whether there are words to look for
- * @param {Entry | undefined} elsewhere what only another family has
+ * @param {boolean} asked whether there are words to search for
+ * @param {Entry | undefined} elsewhere a setting that only another family has
  */
 function render(input, asked, elsewhere) {
   const list = listOf(input);
   at = hits.length ? 0 : -1;
   list.hidden = !asked;
   input.setAttribute("aria-expanded", String(asked));
-  list.replaceChildren(...hits.map((entry, number) => make("li",
-    { id: `${list.id}-${number}`, role: "option", "data-at": number, "aria-selected": String(number === at) },
-    make("b", {}, entry.label), make("code", {}, entry.name), make("small", {}, entry.shown))));
-  if (elsewhere) list.prepend(make("li", { role: "presentation" }, say("Only found for {families}: {label}", { families: titles(elsewhere.field), label: elsewhere.label })));
+  list.replaceChildren(
+    ...hits.map((entry, number) =>
+      make("li",
+        { id: `${list.id}-${number}`, role: "option", "data-at": number, "aria-selected": String(number === at) },
+        make("b", {}, entry.label),
+        make("code", {}, entry.name),
+        make("small", {}, entry.shown))));
+  if (elsewhere)
+    list.prepend(
+      make("li", { role: "presentation" },
+        say("Only found for {families}: {label}", { families: titles(elsewhere.field), label: elsewhere.label })));
   if (asked && !hits.length && !elsewhere) list.append(make("li", { role: "presentation" }, "No setting matches."));
   input.setAttribute("aria-activedescendant", at >= 0 ? `${list.id}-${at}` : "");
   const bar = one(around(input, ".training"), ".bar").getBoundingClientRect();
-  if (asked && list.getBoundingClientRect().top + ROOM > bar.top) input.scrollIntoView({ block: "start" });
+  if (asked && list.getBoundingClientRect().top + MIN_ROOM > bar.top) input.scrollIntoView({ block: "start" });
 }
 
 /**
@@ -214,7 +257,12 @@ document.addEventListener("keydown", (event) => {
     else if (key === "Escape") close(input);
     else return;
     event.preventDefault();
-  } else if (key === "/" && !event.ctrlKey && !event.metaKey && !hit(event, "input, textarea, select, [contenteditable]")) {
+  } else if (
+    key === "/" &&
+    !event.ctrlKey &&
+    !event.metaKey &&
+    !hit(event, "input, textarea, select, [contenteditable]")
+  ) {
     const first = all(document, ".search input").find((one) => one.checkVisibility());
     if (!first) return;
     event.preventDefault();

@@ -1,9 +1,9 @@
-// The form's sections: fold them, and bring a field into view wherever it is folded away.
+// The form's sections: fold them, and bring a field into view wherever it is.
 import { around, hit, one } from "../server/elements.js";
 
 /**
  * @param {Element} button of a section
- * @param {boolean} [open] without it a section that is open is closed, and the other way round
+ * @param {boolean} [open] without it, the section is toggled
  */
 function fold(button, open = button.getAttribute("aria-expanded") !== "true") {
   const panel = one(document, `#${button.getAttribute("aria-controls")}`);
@@ -13,13 +13,13 @@ function fold(button, open = button.getAttribute("aria-expanded") !== "true") {
 }
 
 /**
- * Bring a field into view, and put the cursor there.
+ * Bring a field into view, and focus it.
  * @param {string} id
  */
 export function jump(id) {
   const field = document.getElementById(id);
   if (!field) return;
-  field.closest(".field")?.classList.add("led"); // seen, also where it is rarely used
+  field.closest(".field")?.classList.add("led"); // visible even if rarely used
   field.closest("[data-shown-with]")?.removeAttribute("hidden");
   const section = field.closest(".section");
   if (section) fold(one(section, "button"), true);
@@ -27,7 +27,7 @@ export function jump(id) {
   field.focus({ preventScroll: true });
   const box = around(field, ".field");
   box.classList.remove("found");
-  void box.offsetWidth; // or an animation that is still running would not begin again
+  void box.offsetWidth; // otherwise a running animation would not restart
   box.classList.add("found");
 }
 
@@ -37,7 +37,7 @@ document.addEventListener("click", (event) => {
   const link = hit(event, ".jump");
   if (link?.dataset.field) jump(link.dataset.field);
 });
-// The browser's own search opens what it finds.
+// The browser's own search opens the sections with its results.
 document.addEventListener("beforematch", ({ target }) => {
   const button = target instanceof Element && document.querySelector(`[aria-controls="${target.id}"]`);
   if (button) fold(button, true);

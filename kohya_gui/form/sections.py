@@ -1,4 +1,4 @@
-"""The sections of the form: their order, what a person calls them, and what each is for in one sentence."""
+"""The sections of the form: their order, titles, and purposes in one sentence each."""
 
 # heading -> (section, title, sentence)
 GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (

@@ -1,4 +1,4 @@
-// Try several values: a training for each value of one setting, into the queue.
+// Try several values: add a training for each value of one setting to the queue.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { isField, make, makeButton, one, withAllowButton } from "../server/elements.js";
@@ -13,34 +13,54 @@ export function several(tab, box) {
   const field = one(box, "[data-option]");
   if (!isField(field)) return;
   const label = one(box, "label").textContent.trim(), now = field.value.trim();
-  const values = make("input", { "aria-label": say("Values of {label}", { label }), spellcheck: false, autocomplete: "off", placeholder: examples(now) });
+  const values = make("input", {
+    "aria-label": say("Values of {label}", { label }), spellcheck: false, autocomplete: "off",
+    placeholder: examples(now),
+  });
   const answer = make("p", { role: "alert" });
-  const go = makeButton("Add them to the queue", async () => {
-    go.disabled = true;
-    answer.replaceChildren(translated("Checking the settings"));
-    try {
-      const { said, notes } = await ask("several", { tab, sent: sentOf(tab), option: field.dataset.option, values: values.value });
-      tell(tab, "good", make("p", {}, said), .../** @type {string[]} */ (notes).map((note) => make("p", {}, note)));
-    } catch (error) {
-      answer.replaceChildren(...messageOf(error).split("\n").flatMap((line) => [make("span", {}, ...withAllowButton(line)), make("br")]));
-      go.disabled = false;
-    }
-  }, { className: "go" });
+  const go = makeButton(
+    "Add them to the queue",
+    async () => {
+      go.disabled = true;
+      answer.replaceChildren(translated("Checking the settings"));
+      try {
+        const { said, notes } = await ask("several", {
+          tab, sent: sentOf(tab), option: field.dataset.option, values: values.value,
+        });
+        tell(tab, "good", make("p", {}, said), .../** @type {string[]} */ (notes).map((note) => make("p", {}, note)));
+      } catch (error) {
+        answer.replaceChildren(
+          ...messageOf(error)
+            .split("\n")
+            .flatMap((line) => [make("span", {}, ...withAllowButton(line)), make("br")]));
+        go.disabled = false;
+      }
+    },
+    { className: "go" });
   values.addEventListener("keydown", (event) => {
     if (event.key === "Enter") go.click();
   });
-  const about = make("p", {}, make("b", {}, say("Several values of {label}", { label: translated(label) })), " ",
+  const about = make("p", {},
+    make("b", {}, say("Several values of {label}", { label: translated(label) })),
+    " ",
     make("span", {}, "With blanks between them. Each is a training of its own in the queue, named after its value."));
-  tell(tab, "plain", about, make("div", { className: "sides" }, make("div", { className: "side" }, values), go, closeButton(tab)), answer);
-  values.focus({ preventScroll: true }); // it stands in the bar below, which is always in view
+  tell(
+    tab,
+    "plain",
+    about,
+    make("div", { className: "sides" }, make("div", { className: "side" }, values), go, closeButton(tab)),
+    answer);
+  values.focus({ preventScroll: true }); // it is in the bottom bar, which is always visible
 }
 
 /**
- * The half, the value and the double, as an example.
+ * Half the value, the value and its double, as an example.
  * @param {string} value
  */
 function examples(value) {
   const number = Number(value);
   if (!value || !Number.isFinite(number) || number <= 0) return "1 2 4";
-  return [number / 2, number, number * 2].map((one) => (one < 0.01 ? one.toExponential().replace("e-0", "e-") : String(one))).join(" ");
+  return [number / 2, number, number * 2]
+    .map((one) => (one < 0.01 ? one.toExponential().replace("e-0", "e-") : String(one)))
+    .join(" ");
 }

@@ -1,4 +1,4 @@
-"""One training for each of several values of an option, into the queue."""
+"""Add a training for each of several values of an option to the queue."""
 
 import json
 import re
@@ -15,15 +15,14 @@ from library.config.problems import read as read_problem
 from library.config.schema import options
 from library.runs import queue, start
 
-MOST = 12  # values at once
+MAX_VALUES = 12  # values at once
 BUTTON = '<button type="button" class="several">Try several values</button>'
 
 
 class SeveralValues:
-    """Answers for the forms of all training tabs."""
+    """Handlers for the forms of all training tabs."""
 
     def __init__(self, tabs: Mapping[str, Any]) -> None:
-        """`tabs` are the training tabs by name."""
         self.tabs = tabs
 
     @property
@@ -34,7 +33,7 @@ class SeveralValues:
     def several(self, sent: ApiRequest) -> JsonObject:
         """Check the form with each of these values of an option, and add a training for each to the queue.
 
-        Each is checked for all that a start is checked for. Nothing is added where one of them is wrong.
+        Each gets the full check of a start. Nothing is added if one of them has a problem.
         """
         tab = self.tabs.get(sent.text("tab"))
         if tab is None:
@@ -70,7 +69,7 @@ class SeveralValues:
 
 
 def _refuse(name: str, typed: Sequence[str], found: Sequence[Sequence[Problem]]) -> None:
-    """Raise ConfigError with the problems of each value; those that all of them have are said once."""
+    """Raise ConfigError with the problems of each value; those common to all are listed once."""
     every = {str(problem) for problem in found[0]}.intersection(*({str(one) for one in others} for others in found))
     shared = [problem for problem in found[0] if str(problem) in every]
     own = [
@@ -84,15 +83,15 @@ def _refuse(name: str, typed: Sequence[str], found: Sequence[Sequence[Problem]])
 
 
 def _values(text: str) -> list[str]:
-    """Values as they are typed: with blanks or commas between them."""
+    """Values as typed: separated by blanks or commas."""
     found = [value for value in re.split(r"[\s,;]+", text) if value]
-    if not 2 <= len(found) <= MOST:
-        raise ConfigError("give 2 to {most} values with blanks between them, such as 5e-5 1e-4 2e-4", most=MOST)
+    if not 2 <= len(found) <= MAX_VALUES:
+        raise ConfigError("give 2 to {most} values with blanks between them, such as 5e-5 1e-4 2e-4", most=MAX_VALUES)
     return found
 
 
 def _with(sent: str, name: str, value: str) -> str:
-    """What the form sent, with another value, and a name of its own for what is trained with it."""
+    """The form's contents with another value, and with a different name for the result."""
     try:
         form = json.loads(sent)
         held = form["values"]
@@ -105,7 +104,7 @@ def _with(sent: str, name: str, value: str) -> str:
 
 
 def _same(tab: Any, forms: list[str], name: str) -> bool:
-    """Whether two values are one, written in two ways."""
+    """Whether two texts are the same value."""
     read = []
     for form in forms:
         given = tab.form.parse_submission(form)

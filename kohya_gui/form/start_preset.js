@@ -1,4 +1,4 @@
-// The line above the form: what it began with, why, and what else it can begin with.
+// The line above the form: its start, the reason, and alternatives.
 import { remember } from "../i18n/sentences.js";
 import { all, around, make, one, pieces } from "../server/elements.js";
 import { family } from "./inputs.js";
@@ -6,18 +6,21 @@ import { bare, onSettled, startOf, suited } from "./page.js";
 
 onSettled((where) => {
   const line = one(where, ".start"), name = family(where);
-  if (where.dataset.texts) remember(JSON.parse(where.dataset.texts)); // of what it begins with
+  if (where.dataset.texts) remember(JSON.parse(where.dataset.texts)); // the sentences of its start
   delete where.dataset.texts;
   const start = startOf(where, name), best = suited(where)[name], defaults = bare(where, name);
   const shown = `${name} ${start.id} ${start.title}`;
   if (line.dataset.shown === shown) return;
   line.dataset.shown = shown;
-  // Of some dozens of presets, those of the chosen family are wanted.
+  // Of dozens of presets, show those of the chosen family.
   const sheet = one(around(where, ".training"), ".sheet");
   all(sheet, "section").filter((group) => group.dataset.family === name).forEach((group) => sheet.prepend(group));
   const others = [best, defaults].filter((other) => other && other.id !== start.id);
   line.replaceChildren(
-    make("span", {}, "Start:"), " ", make("b", {}, make("span", { className: start.id ? "" : "own" }, start.title)), " ",
+    make("span", {}, "Start:"),
+    " ",
+    make("b", {}, make("span", { className: start.id ? "" : "own" }, start.title)),
+    " ",
     make("small", {}, start.id ? (start.why ?? "") : "What differs from the defaults is marked."),
     ...(start.notes ?? []).map((note) => make("small", {}, note)),
     ...others.map(({ id, title }) => make("button", { type: "button", "data-preset": id }, make("span", {}, title))),

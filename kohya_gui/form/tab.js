@@ -1,25 +1,29 @@
-// A training tab: what is in it comes when it is opened, and its buttons ask the server.
+// A training tab: its contents are loaded when it is opened, and its buttons send requests.
 import { markAllowed } from "../server/allowed_folders.js";
 import { openTab } from "../server/tabs.js";
 import { around, hit, make, one, saveFile, showMessage } from "../server/elements.js";
 import { address, ask } from "../server/http.js";
 import { read, rest, sentOf, tell, tellError } from "./messages.js";
-import { base, fill, formOf, mount, turnOf } from "./page.js";
+import { fill, formOf, mount, turnOf } from "./page.js";
+import { base } from "./storage.js";
 
-/** @typedef {{ message?: string, fill?: string, path?: string, opened?: string, run?: string, file?: { name: string, text: string } }} Said what is not there stays as it is */
+/**
+ * @typedef {{ message?: string, fill?: string, path?: string, opened?: string, run?: string, file?: { name: string,
+ *   text: string } }} Said a missing part stays unchanged
+ */
 
 const STARTS = ["train", "later"];
-const CHECKS = [...STARTS, "check"]; // what takes seconds; what is wrong with the form itself is said before
-const QUIET = 1500; // milliseconds after the first tab until the others are made
-const LARGEST = 1_000_000; // bytes of a config that is sent from this computer
+const CHECKS = [...STARTS, "check"]; // take seconds; problems in the form itself are shown first
+const BUILD_DELAY = 1500; // milliseconds after the first tab until the others are built
+const MAX_CONFIG_BYTES = 1_000_000; // bytes of an uploaded config
 
 /** @type {Record<string, Promise<string>>} what is in each tab, once it was asked for */
 const contents = {};
 
 /**
- * What is in a tab, as HTML.
+ * The contents of a tab, as HTML.
  * @param {string} tab
- * @param {string} mark of what the server has there
+ * @param {string} mark of the server's version
  */
 function contentOf(tab, mark) {
   contents[tab] ??= fetch(address("form", { tab, of: mark })).then((answer) => {
@@ -36,12 +40,12 @@ const ready = {};
 let planned;
 
 /**
- * A training tab has come onto the page: put into it what it has, and what its form held before a reload.
+ * Set up a training tab that was added to the page, with its form's values from before a reload.
  * @param {Element} element
  */
 export async function mountTraining(element) {
   const place = one(element, ".training"), { tab = "", mark = "", others = "" } = place.dataset;
-  planned ??= setTimeout(() => makeOthers(others.split(" ").filter(Boolean), mark), QUIET);
+  planned ??= setTimeout(() => makeOthers(others.split(" ").filter(Boolean), mark), BUILD_DELAY);
   if (ready[tab]) {
     place.replaceWith(ready[tab]);
     document.dispatchEvent(new CustomEvent("kohya:opened", { detail: formOf(tab) }));
@@ -59,9 +63,9 @@ export async function mountTraining(element) {
 }
 
 /**
- * Make the other tabs while nothing else happens, so that each opens at once.
+ * Build the other tabs while the browser is idle, so that each opens at once.
  * @param {string[]} tabs
- * @param {string} mark of what the server has there
+ * @param {string} mark of the server's version
  */
 async function makeOthers(tabs, mark) {
   const place = make("div", { hidden: true });
@@ -78,29 +82,31 @@ async function makeOthers(tabs, mark) {
 }
 
 /**
- * Call back when a training tab is opened whose form was made before.
+ * Register a callback for each time a built training tab is opened.
  * @param {(where: HTMLFormElement) => void} listener
  */
-export const onOpened = (listener) => document.addEventListener("kohya:opened", (event) => listener(/** @type {CustomEvent} */ (event).detail));
+export const onOpened = (listener) =>
+  document.addEventListener("kohya:opened", (event) => listener(/** @type {CustomEvent} */ (event).detail));
 
-/** Until the browser has nothing else to do; Safari does not tell. */
-const idle = () => new Promise((done) => ("requestIdleCallback" in window ? requestIdleCallback(done) : setTimeout(done, 200)));
+/** Wait until the browser is idle; Safari has no event for that. */
+const idle = () =>
+  new Promise((done) => ("requestIdleCallback" in window ? requestIdleCallback(done) : setTimeout(done, 200)));
 
 /** @type {{ act: string, path: string, more: Record<string, unknown> }} the config that was asked for last */
 let loaded = { act: "load", path: "", more: {} };
 
 /**
- * What was asked for and is not answered yet, with what the form held when its button was pressed last: pressing it again
- * does not ask twice, unless something was changed meanwhile.
+ * Unanswered requests, with the form's values when the button was last pressed: pressing it again sends no second
+ * request unless something has changed meanwhile.
  * @type {Map<string, string>}
  */
 const asked = new Map();
 
 /**
- * A button whose answer has not come: what is known of a form that was changed since is out of date.
+ * Handle a button that is pressed again before its answer: the check of a form that has changed since is out of date.
  * @param {HTMLElement} training
  * @param {string} doing
- * @param {string} now what the form holds, and the config's path
+ * @param {string} now the form's values, and the config's path
  */
 function pressAgain(training, doing, now) {
   if (asked.get(doing) === now) return;
@@ -108,11 +114,11 @@ function pressAgain(training, doing, now) {
   one(training, ".bar > .said").replaceChildren();
 }
 
-/** How many configs were asked for: only the last one is put into its form. */
+/** The number of configs requested: only the last one is put into its form. */
 let loads = 0;
 
 /**
- * Whether a training has begun or is in the queue, which is said whatever the form holds by now.
+ * Whether a training was started or queued, which is shown even if the form has changed since.
  * @param {string} act
  * @param {Said} said
  */
@@ -122,7 +128,7 @@ const hasBegun = (act, { message = "" }) => STARTS.includes(act) && message.star
  * Do what a button does.
  * @param {HTMLElement} training
  * @param {string} act
- * @param {Record<string, unknown>} [more] to send besides
+ * @param {Record<string, unknown>} [more] to send in addition
  */
 async function press(training, act, more = {}) {
   const { tab = "" } = training.dataset, isCheck = CHECKS.includes(act), isLoad = act === "load" || act === "upload";
@@ -140,7 +146,7 @@ async function press(training, act, more = {}) {
     if (!isOutdated) show(training, said, path);
   };
   try {
-    if (isCheck) take(await ask("press", { ...question, act: "first" }));
+    if (isCheck) take(await ask("press", { ...question, act: "first", then: act }));
     take(await ask("press", question));
   } catch (error) {
     tellError(tab, error);
@@ -153,18 +159,21 @@ async function press(training, act, more = {}) {
 }
 
 /**
- * The form was changed while it was checked: check what it holds now, and let a training be started by whoever sees that.
+ * Check a form again that was changed during its check. The user starts the training after seeing the result.
  * @param {HTMLElement} training
  * @param {string} act
  */
 function checkAnew(training, act) {
   if (act === "check") return void press(training, act);
   one(training, ".bar > .said").replaceChildren();
-  tell(training.dataset.tab ?? "", "plain", make("p", {}, "The form was changed during the check, so nothing has started: press the button again."));
+  tell(
+    training.dataset.tab ?? "",
+    "plain",
+    make("p", {}, "The form was changed during the check, so nothing has started: press the button again."));
 }
 
 /**
- * A config that is for another tab: open that, and load it there.
+ * Open the tab that a config belongs to, and load it there.
  * @param {HTMLElement} button
  */
 async function loadElsewhere(button) {
@@ -179,7 +188,7 @@ async function loadElsewhere(button) {
 /**
  * @param {HTMLElement} training
  * @param {Said} said
- * @param {string} asked the path that was sent: another one that is being typed stays
+ * @param {string} asked the path that was sent; a path typed since stays
  */
 function show(training, said, asked) {
   const { tab = "" } = training.dataset, path = one(training, ".begin .path", HTMLInputElement);
@@ -188,11 +197,14 @@ function show(training, said, asked) {
   if (said.fill) fill(tab, said.fill, said.opened === undefined ? undefined : (training.dataset.opened ?? ""));
   if (said.run) document.dispatchEvent(new CustomEvent("kohya:begun", { detail: said.run }));
   if (said.opened !== undefined) training.dataset.opened = said.opened;
-  if (said.file) saveFile(new Blob([said.file.text], { type: said.file.name.endsWith(".json") ? "application/json" : "application/toml" }), said.file.name);
+  if (said.file)
+    saveFile(
+      new Blob([said.file.text], { type: said.file.name.endsWith(".json") ? "application/json" : "application/toml" }),
+      said.file.name);
 }
 
 /**
- * Windows' editor marks UTF-16 at the beginning of a file; all else is UTF-8.
+ * The encoding by a file's first bytes: Notepad marks UTF-16, everything else is UTF-8.
  * @param {Uint8Array} file
  */
 function encodingOf([first, second]) {
@@ -201,7 +213,7 @@ function encodingOf([first, second]) {
 }
 
 /**
- * The header of a LoRA file, which is JSON: its metadata says how it was trained.
+ * The JSON header of a LoRA file, whose metadata has its training settings.
  * @param {Blob} file
  * @returns {Promise<Blob>}
  */
@@ -211,7 +223,7 @@ async function headerOf(file) {
 }
 
 /**
- * Send a config that was chosen on this computer.
+ * Upload a config chosen on this computer.
  * @param {HTMLInputElement} input
  */
 async function upload(input) {
@@ -220,14 +232,17 @@ async function upload(input) {
   try {
     const weights = file.name.toLowerCase().endsWith(".safetensors");
     const part = weights ? await headerOf(file) : file;
-    if (part.size > LARGEST) throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
+    if (part.size > MAX_CONFIG_BYTES)
+      throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
     const sent = await part.arrayBuffer();
     const text = new TextDecoder(encodingOf(new Uint8Array(sent)), { fatal: true }).decode(sent);
     await press(training, "upload", { name: file.name, text });
   } catch (error) {
-    tellError(tab, error instanceof TypeError ? new Error("This is not a text file in UTF-8: save it with that encoding.") : error);
+    tellError(
+      tab,
+      error instanceof TypeError ? new Error("This is not a text file in UTF-8: save it with that encoding.") : error);
   }
-  input.value = ""; // or the same file could not be chosen again
+  input.value = ""; // otherwise the same file could not be chosen again
 }
 
 document.addEventListener("click", (event) => {

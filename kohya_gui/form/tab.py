@@ -1,11 +1,11 @@
-"""A training tab: a form, its buttons, and what they do."""
+"""A training tab: a form, its buttons, and their actions."""
 
 import contextlib
 import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from kohya_gui.form import (
     start_preset,
 )
 from kohya_gui.form.form import SettingsForm, Submission
+from kohya_gui.form.tabs import FAMILIES, TABS, Tab
 from kohya_gui.models import models
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
@@ -44,74 +45,31 @@ from library.families import RUNS, config_class
 from library.files import RESERVED
 from library.runs import keys, queue, start
 
-FAMILIES = {family.name: family.title for family in families.every()}
-BASE = {finding.BASE: 6}
 FOLDER = Path(__file__).parent
-# What came of a button: a "message" as HTML; besides, what to "fill" into the form, the "path" of its config file with
-# a mark of its contents ("opened"), a "run" that has begun, or a "file" for the downloads. What is not there stays.
+# The answer to a button: a "message" as HTML, and optionally values to "fill" into the form, the "path" of its config
+# file with a hash of its contents ("opened"), the "run" that was started, or a "file" to download. The rest stays.
 Said = JsonObject
 
 
-@dataclass(frozen=True)
-class Tab:
-    """What tells the training tabs apart."""
-
-    id: str
-    title: str
-    kind: str  # of the configs that it trains
-    basics: Mapping[str, int]  # the options on top, and the sixths of a row that each takes
-
-    @property
-    def configs(self) -> dict[str, type]:
-        """The config class of each family in this tab."""
-        made = (config_class(script) for script in RUNS)
-        return {config.family: config for config in made if config.kind == self.kind}
-
-
-TABS = (
-    Tab("lora", "LoRA", "lora", {
-        **BASE, "train_data_dir": 3, "output_dir": 3, "output_name": 2,
-        "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "network_dim": 2, "learning_rate": 2,
-        "sample_images": 6,
-    }),
-    Tab("dreambooth", "DreamBooth", "finetune", {
-        **BASE, "train_data_dir": 3, "reg_data_dir": 3, "output_dir": 4, "output_name": 2,
-        "resolution": 2, "max_train_steps": 2, "learning_rate": 2, "sample_images": 6,
-    }),
-    Tab("finetune", "Finetune", "finetune", {
-        **BASE, "in_json": 3, "train_data_dir": 3, "dataset_config": 3, "output_dir": 3, "output_name": 2,
-        "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "learning_rate": 2, "mixed_precision": 2,
-        "sample_images": 6,
-    }),
-    Tab("textual-inversion", "Textual inversion", "textual-inversion", {
-        **BASE, "train_data_dir": 3, "output_dir": 3, "token_string": 2, "init_word": 2, "num_vectors_per_token": 2,
-        "output_name": 2, "resolution": 2, "train_batch_size": 2, "max_train_steps": 3, "learning_rate": 3,
-        "sample_images": 6,
-    }),
-    Tab("lllite", "LLLite", "lllite", {
-        **BASE, "train_data_dir": 3, "conditioning_data_dir": 3, "output_dir": 4, "output_name": 2,
-        "network_dim": 3, "cond_emb_dim": 3, "resolution": 2, "max_train_steps": 2, "learning_rate": 2,
-        "sample_images": 6,
-    }),
-)  # fmt: skip
-
-
 class TrainingTab:
-    """One training tab: what it shows, and what its buttons do. All that it remembers between clicks is on screen."""
+    """A training tab: its contents, and the actions of its buttons. Everything it remembers between clicks is on
+    screen."""
 
     def __init__(self, tab: Tab, roots: Sequence[Path]) -> None:
         self.tab, self.roots = tab, roots
 
-    # Made when they are first asked for: five forms of ten families are a third of a second of a start.
+    # Built on first use: five forms for ten families take a third of a second of the start.
     @cached_property
     def form(self) -> SettingsForm:
-        """The form, which reads and fills."""
+        """The form, which parses and fills."""
         extra = {
-            "compile": compile_summary.section(),
-            "sample": prompts.section(any(config().control_images.guided for config in self.tab.configs.values())),
-            "images": datasets.section(self.tab.configs),
+            "compile": compile_summary.compile_section(),
+            "sample": prompts.prompts_section(
+                any(config().control_images.guided for config in self.tab.configs.values())
+            ),
+            "images": datasets.datasets_section(self.tab.configs),
             "basics": gpus.CHOOSER,
-            "network": adapter.section(),
+            "network": adapter.adapter_section(),
         }
         below = {
             finding.BASE: models.button("Base model"),
@@ -122,7 +80,7 @@ class TrainingTab:
 
     @cached_property
     def markup(self) -> str:
-        """All that is in the tab, as HTML."""
+        """The contents of the tab as HTML."""
         starts = start_preset.starts(self.tab.id, self.tab.configs, start_preset.results(self.roots))
         parts = {
             "menu": api.menu(self.tab.id, FAMILIES),
@@ -137,10 +95,10 @@ class TrainingTab:
         return made
 
     def press(self, asked: ApiRequest) -> Said:
-        """What a button does. What it refuses for the user to fix is said beside the buttons."""
+        """Perform the action of a button. Problems for the user to fix are shown beside the buttons."""
         sent, where = asked.text("sent"), asked.text("path")
         buttons: dict[str, Callable[[], Said]] = {
-            "first": lambda: self.on_first(sent),
+            "first": lambda: self.on_first(sent, asked.text("then")),
             "train": lambda: self.on_train(sent),
             "later": lambda: self.on_queue(sent),
             "check": lambda: self.on_check(sent),
@@ -156,7 +114,9 @@ class TrainingTab:
         try:
             return buttons[asked.text("act")]()
         except ConfigError as error:
-            return {"message": messages.problems(error.problems, self._places(sent), lambda one: self._fix(sent, one))}
+            return {
+                "message": messages.list_problems(error.problems, self._places(sent), lambda one: self._fix(sent, one))
+            }
 
     def _places(self, sent: str) -> messages.Places:
         try:
@@ -165,35 +125,38 @@ class TrainingTab:
             return {}
 
     def _fix(self, sent: str, problem: Problem) -> Mapping[str, bool | str]:
-        """What would mend a problem, as fields hold it."""
+        """The fix for a problem, as values of fields."""
         given = self.form.parse_submission(sent)
         wanted = self.form.shown(given.family, working_fix(problem, self.form.lenient_config(given)))
         return {**wanted, **self._of_preset(given.family, problem.option)} if problem.code == LIMITS else wanted
 
     def _shown_fix(self, family: str, finding: JsonMapping) -> Mapping[str, bool | str]:
-        """What would mend a finding, as fields hold it; a number beyond its limits becomes that of the preset."""
+        """The fix for a finding, as values of fields; a number beyond its limits becomes the preset's."""
         if finding["code"] == LIMITS:
             return {**self.form.shown(family, finding["fix"]), **self._of_preset(family, finding["option"])}
         return self.form.shown(family, finding["fix"])
 
     def _of_preset(self, family: str, name: str) -> Mapping[str, bool | str]:
-        """The value of an option in what the form begins with; nothing where that leaves it open."""
+        """The initial value of an option; nothing if the preset leaves it open."""
         return start_preset.value(self.tab.id, self.tab.configs[family], name)
 
-    # ---- what the buttons do
+    # ---- the actions of the buttons
 
-    def on_first(self, sent: str) -> Said:
-        """Say at once what is wrong with the form in itself: the whole check, which follows, takes seconds."""
-        with contextlib.suppress(ConfigError):  # which the whole check says
+    def on_first(self, sent: str, then: str) -> Said:
+        """Report problems in the form itself at once, as the full check for the button `then` takes seconds."""
+        with contextlib.suppress(ConfigError):  # the full check reports it
             given = self.form.parse_submission(sent)
             reading = paths.allowed(self.form.reading(given), self.roots)
-            if reading.problems:
-                report: isolated.Report = {"findings": isolated.known(reading), "fit": None, "early": True}
+            findings = isolated.known(reading)
+            if then == "later" and (twin := queue.twin_problem(queue.read(), *start.result_of(reading.config))):
+                findings.append(isolated.finding(twin, "settings", "bad"))
+            if findings:
+                report: isolated.Report = {"findings": findings, "fit": None, "early": True}
                 return {"message": self._report(report, given.family)}
         return {}
 
     def on_train(self, sent: str) -> Said:
-        """Check the form and all that it names, and start the training in processes of its own."""
+        """Check the form and all that it names, and start the training in separate processes."""
         given, config, notes, report = self.checked(sent)
         if isolated.problems(report):
             return {"message": self._report(report, given.family)}
@@ -205,7 +168,7 @@ class TrainingTab:
         return {"message": messages.good(said, [*notes, *hints]), "run": run_id}
 
     def on_queue(self, sent: str) -> Said:
-        """Check the form and all that it names, and let its training wait for its turn."""
+        """Check the form and all that it names, and add its training to the queue."""
         given, config, notes, report = self.checked(sent)
         if isolated.problems(report):
             return {"message": self._report(report, given.family)}
@@ -215,23 +178,24 @@ class TrainingTab:
         return {"message": messages.good(queue.queued_sentence(entry), notes)}
 
     def on_check(self, sent: str) -> Said:
-        """Say all that can be known about this training before it starts."""
+        """Report everything that can be known about this training before it starts."""
         given, _, notes, report = self.checked(sent)
         known = [isolated.finding(note, "settings", "hint") for note in notes]
         return {"message": self._report({**report, "findings": [*known, *report["findings"]]}, given.family)}
 
     def checked(self, sent: str) -> tuple[Submission, Any, list[MessageLike], isolated.Report]:
-        """A form -> it, its config, notes about it, and the preflight report. To be asked before any start or queueing.
+        """A form -> its contents, its config, notes about it, and the preflight report. Call this before any start or
+        queueing.
 
-        The report has everything that is wrong, with the form itself as well as with what it names; that an option has
-        no effect only where somebody typed it. Tokens that the form holds are kept in their own file.
+        The report has all problems, of the form itself as well as of what it names; ineffective options only if the
+        user has typed them. Tokens in the form are stored in their own file.
         """
         given, reading, notes = self.read(sent)
         report = isolated.check(replace(reading, notes=[]), given.launch)
         return given, reading.config, notes, isolated.without_ineffective(report, given.typed)
 
     def read(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:
-        """A form -> it, what came of reading it for a training, and notes; its tokens are kept in their own file."""
+        """A form -> its contents, its reading for a training, and notes; tokens are stored in their own file."""
         given = self.form.parse_submission(sent)
         reading = paths.allowed(self.form.reading(given), self.roots)
         return given, reading, [*reading.notes, *self._keep(reading.config)]
@@ -249,30 +213,30 @@ class TrainingTab:
         return messages.report(report, places, lambda one: self._shown_fix(family, one), files)
 
     def on_print(self, sent: str, where: str) -> Said:
-        """Show the command that trains what the form says, and its TOML. Nothing is written."""
+        """Show the command that runs the form's training, and its TOML. Nothing is written."""
         given = self.form.parse_submission(sent)
         config, notes = self.form.ready(given)
         how = self.launch_of(config, given.launch)
         return {"message": print_command.printed(config, where, how, notes, self.roots)}
 
     def on_save(self, sent: str, where: str, known: str) -> Said:
-        """Write the form into the config file that is named."""
+        """Save the form to the named config file."""
         config, notes = self.form.collect(self.form.parse_submission(sent))
         notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
-        count = presets.save(path, config, known)
+        count = presets.save_config(path, config, known)
         said = messages.good(Message("Saved {path} ({changes}).", path=path, changes=loading.differing(count)), notes)
         return {"message": said, "path": str(path), "opened": presets.seen(path)}
 
     def on_download(self, sent: str) -> Said:
-        """Hand the form to the browser as a file."""
+        """Offer the form as a download."""
         config, notes = self.form.collect(self.form.parse_submission(sent))
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".toml"
         file = {"name": name, "text": to_toml(config, presets.comment(config))}
         return {"message": messages.good(Message("{name} is among your downloads.", name=name), notes), "file": file}
 
     def on_export(self, sent: str, base: str) -> Said:
-        """Hand the form to the browser as the JSON of kohya_ss, with the other keys of the one that was loaded."""
+        """Offer the form as a kohya_ss JSON for download, with the other keys of the one that was loaded."""
         given = self.form.parse_submission(sent)
         config, notes = self.form.collect(given)
         text = self._prompts(config.sample.sample_prompts)
@@ -288,30 +252,30 @@ class TrainingTab:
         return {"message": messages.good(said, [*notes, *lost]), "file": file}
 
     def _prompts(self, name: str | None) -> str:
-        """The text of a prompt file, which kohya_ss has in its JSON; none of a file where the page may not look."""
+        """The text of a prompt file, which kohya_ss stores in its JSON; "" if the page may not read the file."""
         try:
             return read_text(paths.readable(name, self.roots, (".txt",)))
         except ConfigError:
             return ""
 
     def on_load(self, sent: str, where: str) -> Said:
-        """Read the config file that is named into the form."""
+        """Load the named config file into the form."""
         path = paths.readable(where, self.roots, importers.SUFFIXES)
         filled = self._filled(path, sent)
-        # A file of another trainer stays as it is: Save writes a TOML of its own.
+        # A file of another trainer is left alone: Save creates a TOML.
         is_ours = path.suffix.lower() == ".toml" and not importers.of_others(importers.parse(path))
         ours = str(path) if is_ours else ""
         return filled | {"path": ours, "opened": presets.seen(path) if is_ours else ""}
 
     def on_upload(self, sent: str, name: str, text: str) -> Said:
-        """Read a config that the browser sent into the form; where it was saved last is forgotten."""
+        """Load an uploaded config into the form, and forget where the form was saved last."""
         named = re.sub(r"[^\w.+-]+", "_", re.split(r"[\\/]", name)[-1])[-100:].lstrip(".")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / (f"_{named}" if RESERVED.fullmatch(named) else named or "config")
             if path.suffix.lower() in paths.WEIGHTS:
                 path.write_bytes(importers.with_header(text))
             else:
-                path.write_text(text, encoding="utf-8", newline="")  # line ends stay, on Windows too
+                path.write_text(text, encoding="utf-8", newline="")  # keep line ends, on Windows too
             return self._filled(path, sent) | {"path": "", "opened": ""}
 
     def _filled(self, path: Path, sent: str) -> Said:
@@ -322,7 +286,7 @@ class TrainingTab:
             raise ConfigError(*error.problems, *self._other_tab(path, given.family)) from None
 
     def _other_tab(self, path: Path, family: str) -> Iterator[Problem]:
-        """A hint when a file that does not fit here would fit in another tab."""
+        """A hint that a file that does not fit here would fit in another tab."""
         for tab in TABS:
             if tab.kind != self.tab.kind:
                 try:
@@ -334,12 +298,12 @@ class TrainingTab:
                 return
 
     def launch_of(self, config: RunConfig, launch: JsonMapping) -> JsonObject:
-        """How a training of the form is started."""
+        """The launch settings of a form's training."""
         return {**launch, "mixed_precision": config.precision.mixed_precision}
 
 
 def _theirs(sent: Any) -> JsonObject | None:
-    """The JSON of kohya_ss that a browser has kept, if it is one."""
+    """The kohya_ss JSON that a browser has kept, if it is valid."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         found = json.loads(sent)
         if isinstance(found, dict) and importers.of_others(found):

@@ -1,4 +1,4 @@
-"""Files and folders that a form names, judged while one types."""
+"""Checks of the files and folders that a form names, while the user types."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,15 @@ from kohya_gui.server.allowed_folders import ABSENT
 from library.config.problems import ConfigError, Problem
 from library.config.values import Option
 
-MODEL = "pretrained_model_name_or_path"  # which is judged by what is in it
-IN_PLACE = "data:"  # the beginning of an image that is written out instead of named
+MODEL = "pretrained_model_name_or_path"  # checked by its contents
+IN_PLACE = "data:"  # the beginning of an inlined image
 
 
 def wrong(
     known: Mapping[str, Option], given: Mapping[str, object], roots: Sequence[Path], typing: str
 ) -> dict[str, Problem]:
-    """What is wrong with the paths among a form's values, by option. `typing` is the option in whose field somebody
-    is: the beginning of a path that is there is no mistake yet."""
+    """The problems of the paths among a form's values, by option. `typing` is the option whose field is being edited:
+    the beginning of an existing path is no mistake there."""
     found: dict[str, Problem] = {}
     for name, option in known.items():
         text = str(given.get(name) or "").strip()
@@ -38,7 +38,7 @@ def _problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -
     except ConfigError as error:
         problem = error.problems[0]
         return None if is_typed and may_become_right(text, problem, roots) else problem
-    if option.name in named_paths.MADE:
+    if option.name in named_paths.CREATED_BY_TRAINING:
         return _unwritable(option, path)
     if not path.exists():
         return None if is_typed and is_begun(path) else Problem(option.name, ": {path} does not exist", path=path)
@@ -48,7 +48,7 @@ def _problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -
 
 
 def may_become_right(text: str, problem: Problem, roots: Sequence[Path]) -> bool:
-    """Whether a text that is refused may be the beginning of a path that is not."""
+    """Whether a refused text may be the beginning of an allowed path."""
     return leads_to(text, roots) or (problem.code == ABSENT and is_begun(Path(os.path.expanduser(text))))
 
 
@@ -59,7 +59,7 @@ def leads_to(text: str, roots: Sequence[Path]) -> bool:
 
 
 def is_begun(path: Path) -> bool:
-    """Whether there is something whose name begins like that of a path."""
+    """Whether something exists whose name begins like the path."""
     try:
         return any(name.startswith(path.name) for name in os.listdir(path.parent))
     except OSError:
@@ -67,7 +67,7 @@ def is_begun(path: Path) -> bool:
 
 
 def _unwritable(option: Option, path: Path) -> Problem | None:
-    """Why a training cannot make a folder or file there; None where it can."""
+    """Why a training cannot create a folder or file there; None if it can."""
     nearest = next((one for one in (path, *path.parents) if one.exists()), path)
     is_file = option.kind == "file" and nearest == path
     if not nearest.is_dir() and not is_file:

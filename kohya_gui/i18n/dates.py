@@ -1,4 +1,4 @@
-"""Moments as the page says them: what comes first, and what months are called, is up to a language's catalogue."""
+"""Dates and times on the page: their order and the names of months depend on the language's catalogue."""
 
 import time
 
@@ -8,7 +8,7 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 
 
 def moment(at: float, clock: str = "%H:%M") -> Message:
-    """Day and time: 23 Nov 21:40. `clock` is how the time of day is written."""
+    """Day and time: 23 Nov 21:40. `clock` is the format of the time of day."""
     then = time.localtime(at)
     month = Message(MONTHS[then.tm_mon - 1])
     return Message("{day} {month} {clock}", day=then.tm_mday, month=month, clock=time.strftime(clock, then))

@@ -1,29 +1,37 @@
-// Names of options in sentences. Where the page has a field for an option, the field's label takes the place of the name.
+// Names of options in sentences, replaced by the labels of their fields where the page has one.
 
-/** @typedef {{ text: string, isShared: boolean }} Label in English; `isShared` says that another field is called the same */
-/** @typedef {{ element: Element | null, used: string[] }} Near where a sentence is shown, and the names that were replaced in it */
+/**
+ * @typedef {{ text: string, isShared: boolean }} Label in English; `isShared` if another field has the same
+ *   label
+ */
+/**
+ * @typedef {{ element: Element | null, used: string[] }} Near where a sentence is shown, and the names
+ *   replaced in it
+ */
 
-// With a sign for flags in front, or without. A part of a path, of a file's name or of a longer word is no option.
-// Names without underscores are recognised only where they are no words of a language.
-const NAME = /(?<![\w{./-])(?:--)?([a-z][a-z0-9]*(?:_[a-z0-9]+)+|fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)(?![\w}/]|\.\w)/g;
-const WORD = /^([a-z][a-z0-9]*)(?=[:：])/; // a name that may be any word, where nothing but an option can stand
-const CODE = /(`[^`]*`)/; // a command, which is typed as it stands
+// With or without the dashes of a flag. A part of a path, a file name or a longer word is no option. Names without
+// underscores are recognised only if they are not ordinary words.
+const NAME =
+  /(?<![\w{./-])(?:--)?([a-z][a-z0-9]*(?:_[a-z0-9]+)+|fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)(?![\w}/]|\.\w)/g;
+// An option name that may be an ordinary word, in a place where only an option can be.
+const WORD = /^([a-z][a-z0-9]*)(?=[:：])/;
+const CODE = /(`[^`]*`)/; // a command, which stays as it is
 
 /** @type {(name: string, near: Element | null) => Label | null} */
 let find = () => null;
 
 /**
- * Let a form say what it calls an option.
+ * Register the function that finds an option's label.
  * @param {(name: string, near: Element | null) => Label | null} finder
  */
 export const nameOptions = (finder) => void (find = finder);
 
 /**
- * What the page calls an option, with the option's name behind a label that several have.
+ * The page's label of an option, followed by the option's name if several fields have that label.
  * @param {string} name
  * @param {Near} near
  * @param {(text: string) => string} translated
- * @param {boolean} [isOfFile] whether the name stands in a file, where one has to find it
+ * @param {boolean} [isOfFile] whether the name is in a file, where the user has to find it
  */
 export function labelOf(name, near, translated, isOfFile = false) {
   const label = find(name, near.element);
@@ -33,7 +41,7 @@ export function labelOf(name, near, translated, isOfFile = false) {
 }
 
 /**
- * A template in which options are called as the page does.
+ * A template with option names replaced by labels.
  * @param {string} template
  * @param {Near} near
  * @param {(text: string) => string} translated
@@ -43,5 +51,8 @@ export function labelled(template, near, translated) {
     const before = near.used.length, label = labelOf(name, near, translated);
     return near.used.length > before ? label : whole;
   };
-  return template.split(CODE).map((part, at) => (at % 2 ? part : part.replace(NAME, put).replace(at ? /$^/ : WORD, put))).join("");
+  return template
+    .split(CODE)
+    .map((part, at) => (at % 2 ? part : part.replace(NAME, put).replace(at ? /$^/ : WORD, put)))
+    .join("");
 }

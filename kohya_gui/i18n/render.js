@@ -1,15 +1,19 @@
-// Sentences in the reader's language: the line of a template, filled with what was put into it, options by their labels.
+// Sentences in the user's language: the translated template, filled with its arguments, with labels for options.
 import { labelled, labelOf } from "./labels.js";
 import { form, sentenceOf } from "./sentences.js";
 
 /** @typedef {import("./sentences.js").Sentence} Sentence */
 /** @typedef {import("./labels.js").Near} Near */
-/** @typedef {{ words: Record<string, string>, language: string }} Catalogue the lines of a language, by English template */
+/**
+ * @typedef {{ words: Record<string, string>, language: string }} Catalogue the translations of a language, by English
+ * template
+ */
 
-const FLAG = "--"; // the place of an option of a command line
+const FLAG = "--"; // the `place` of an option on a command line
+const KEYS = new Set(["key", "keys"]); // arguments that are names in a file, which no language has other words for
 
 /**
- * A text in a language: a sentence that is known by how it was made, another by its own line. What has none stays.
+ * Translate a text: a known sentence by its template, any other text by its own entry. Others stay in English.
  * @param {string} text
  * @param {Catalogue} catalogue
  * @param {Near} near
@@ -21,7 +25,7 @@ export function translate(text, catalogue, near) {
 }
 
 /**
- * The line of a template; one with a capital letter in front is that without, where there is no other.
+ * The translation of a template; a capitalised one falls back to its lower-case entry.
  * @param {string} template
  * @param {Record<string, string>} words
  */
@@ -32,13 +36,13 @@ function line(template, words) {
 }
 
 /**
- * A list without words of its own, with the signs between its parts that Chinese and Japanese have.
+ * A list without words of its own, with the punctuation of Chinese and Japanese.
  * @param {string} template
  */
 const withSigns = (template) => template.replaceAll(", ", "、").replaceAll("; ", "；");
 
 /**
- * The line of a sentence in a language, null where it has none.
+ * The translation of a sentence's template, or null.
  * @param {string} template
  * @param {Catalogue} catalogue
  */
@@ -49,7 +53,7 @@ function lineOf(template, { words, language }) {
 }
 
 /**
- * A sentence with all that is put into it, and the option that a problem begins with. Options are called as their fields.
+ * Render a sentence with its arguments, and with the option that a problem starts with. Options get their labels.
  * @param {Sentence} sentence
  * @param {Catalogue} catalogue
  * @param {Near} near
@@ -63,7 +67,8 @@ export function render(sentence, catalogue, near) {
   const said = labelled(other ?? template, near, label).replace(/\{(\w+)\}/g, (as, name) => {
     const value = given[name] ?? as;
     if (typeof value !== "string") return render(value, catalogue, near);
-    return value.trim() === text.trim() ? value : label(value); // of a sentence that is its argument alone
+    if (KEYS.has(name)) return value;
+    return value.trim() === text.trim() ? value : label(value); // the sentence consists of its argument only
   });
   const name = option && (place === FLAG ? option : labelOf(option, near, label, place !== ""));
   if (other === null || catalogue.language === "en")
@@ -72,9 +77,9 @@ export function render(sentence, catalogue, near) {
 }
 
 /**
- * A sentence as problems.py makes it.
+ * A sentence in the form that problems.py gives it.
  * @param {Pick<Sentence, "text" | "template" | "place">} sentence
- * @param {string} name of the option that it begins with
+ * @param {string} name of the option that it starts with
  * @param {string} said
  */
 function inEnglishForm({ text, template, place }, name, said) {

@@ -1,15 +1,19 @@
-// How sentences were made that something is put into: by their template, the key of their translations, and arguments.
+// The templates and arguments of sentences, by which they are translated.
 
-/** @typedef {{ text: string, template: string, plural?: string, arguments: Record<string, string | Sentence>, option?: string, place?: string, isOption?: boolean }} Sentence as Message.as_json, OptionName.as_json and Problem.as_json in problems.py */
+/**
+ * @typedef {{ text: string, template: string, plural?: string, arguments: Record<string, string | Sentence>,
+ *   option?: string, place?: string, isOption?: boolean }} Sentence
+ *   as Message.as_json, OptionName.as_json and Problem.as_json in problems.py
+ */
 
-const MOST = 4000; // sentences that are remembered, the newest
+const MAX_SENTENCES = 4000; // sentences remembered at most, the newest
 /** @type {Map<string, Sentence>} by what they say in English */
 const known = new Map();
 
 const key = (/** @type {string} */ text) => text.trim().replace(/\s+/g, " ");
 
 /**
- * Remember sentences that the server has made.
+ * Remember sentences from the server.
  * @param {Sentence[]} sentences
  */
 export function remember(sentences) {
@@ -17,14 +21,14 @@ export function remember(sentences) {
     known.delete(key(sentence.text));
     known.set(key(sentence.text), sentence);
   }
-  for (const text of [...known.keys()].slice(0, Math.max(0, known.size - MOST))) known.delete(text);
+  for (const text of [...known.keys()].slice(0, Math.max(0, known.size - MAX_SENTENCES))) known.delete(text);
 }
 
 /**
- * A sentence in English, of which is remembered how it was made.
+ * Make a sentence in English, and remember its template and arguments.
  * @param {string} template with {name} for the argument of that name
  * @param {Record<string, string | number>} given
- * @param {string} plural the template for any `count` but one
+ * @param {string} plural the template for every `count` except one
  */
 export function say(template, given, plural = "") {
   const filled = Object.fromEntries(Object.entries(given).map(([name, value]) => [name, String(value)]));
@@ -41,7 +45,7 @@ export function say(template, given, plural = "") {
 export const form = ({ template, plural, arguments: given }) => (plural && given.count !== "1" ? plural : template);
 
 /**
- * How far a piece of work is: "captioning 3 / 8".
+ * The progress of a job: "captioning 3 / 8".
  * @param {string} work
  * @param {number | string} done
  * @param {number | string} total
@@ -49,7 +53,7 @@ export const form = ({ template, plural, arguments: given }) => (plural && given
 export const progressOf = (work, done, total) => say("{work} {done} / {total}", { work, done, total });
 
 /**
- * How a sentence was made, if that is known.
+ * The template and arguments of a sentence, if known.
  * @param {string} text
  */
 export const sentenceOf = (text) => known.get(key(text));

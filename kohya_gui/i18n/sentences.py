@@ -1,16 +1,16 @@
-"""How the sentences that a browser is sent were made: by templates, the keys of their translations, and arguments.
+"""Templates and arguments of the sentences sent to a browser, by which it translates them.
 
-`data` says it beside what is shown as HTML; every answer to a script has it along.
+`data` puts them beside texts in HTML; JSON answers have them in `texts`.
 """
 
 import json
 from html import escape
 from typing import Any
 
-from library.config.problems import how_made
+from library.config.stored_messages import how_made
 
 
 def data(*shown: Any) -> str:
-    """The attribute of an HTML element in which these texts are shown, or "" where they are templates as they stand."""
+    """The attribute of an HTML element that shows these texts, or "" if they are plain templates."""
     known = list(how_made(shown))
     return f' data-texts="{escape(json.dumps(known))}"' if known else ""

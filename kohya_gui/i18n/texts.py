@@ -1,11 +1,11 @@
 """Translations of the page: a gettext catalogue for each language, keyed by English templates.
 
-The page is made in English once, for all visitors. Each browser asks for the words of its language and puts them over
-what it shows (words.js); so whoever adds a text writes it in English, and its line into each catalogue. What stands in
-none stays English: logs, and what only other programs and files say.
+The page is rendered in English once, for all visitors. Each browser requests the catalogue of its language and
+translates what it shows (words.js); so new texts are written in English, with an entry in each catalogue. Texts without
+an entry stay in English: logs, and texts of other programs and files.
 
-A sentence with something put into it is looked up by its template, such as `{count} images`; sentences.py tells the
-browser how those were made that it shows.
+A sentence with arguments is looked up by its template, such as `{count} images`; sentences.py sends the browser the
+templates of the sentences that it shows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ FOLDER = Path(__file__).parent / "words"
 # Why: docs/decisions/2026-11-20-english-in-the-sources.md
 @cache
 def table(language: str) -> Mapping[str, str]:
-    """The catalogue of a language: English templates -> its own. Raises ConfigError where there is none."""
-    from babel.messages.pofile import read_po  # only needed where the page is not read in English
+    """The catalogue of a language: English templates -> translations. Raises ConfigError if there is none."""
+    from babel.messages.pofile import read_po  # only needed for languages other than English
 
     if language not in LANGUAGES or language == "en":
         raise ConfigError("there are no words for {language}", language=language)

@@ -1,24 +1,26 @@
-// The page in the reader's language: English is what the page is made in, and a catalogue from the server is put over it.
+// The page in the user's language: it is written in English and translated in the browser, by the server's catalogue.
 import { ask } from "../server/http.js";
 import { translate } from "./render.js";
 import { remember, sentenceOf } from "./sentences.js";
 
 /** @typedef {import("./labels.js").Near} Near */
-/** @typedef {{ from: string, shown: string }} Original what a node said in English, and what it was made to say */
+/** @typedef {{ from: string, shown: string }} Original a node's text in English, and its translation */
 
 /** @type {Record<string, string>} */
 const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
-// Code, and names of the user's folders, files and trainings, which may well be words of the catalogues.
-const SKIPPED = "code, pre, style, script, textarea, datalist, .differences td, .who b, .about > b, .name, .preview small, .picker li > span, span.own";
+// Code, and names of the user's folders, files and trainings, which may match entries of a catalogue.
+const SKIPPED =
+  "code, pre, style, script, textarea, datalist, .differences td, .who b, .about > b, .name, .preview small, " +
+  ".picker li > span, span.own";
 const ATTRIBUTES = ["placeholder", "aria-label", "title"];
-const TEXTS = "data-texts"; // how the sentences in an element were made
+const TEXTS = "data-texts"; // templates and arguments of the sentences in an element
 
-/** @param {string} [value] without it what was kept is read */
+/** @param {string} [value] without it, the stored language is returned */
 const store = (value) => {
   try {
     if (value === undefined) return localStorage.getItem("kohya-language");
     localStorage.setItem("kohya-language", value);
-  } catch {} // a browser that keeps nothing asks for its own language each time
+  } catch {} // without storage the browser's own language is used each time
   return null;
 };
 const asked = [store() ?? "", ...navigator.languages].map((name) => name.slice(0, 2).toLowerCase());
@@ -28,12 +30,12 @@ let words = {};
 /** @type {WeakMap<Node, Record<string, Original>>} by attribute, or "data" */
 const originals = new WeakMap();
 
-const MOST = 4000; // translations that scripts wrote, the newest
-/** @type {Map<string, string>} what a script wrote in the reader's language -> English, for when another is chosen */
+const MAX_WRITTEN = 4000; // translations by scripts remembered at most, the newest
+/** @type {Map<string, string>} a translation written by a script -> English, for a change of language */
 const written = new Map();
 
 /**
- * A text in the reader's language, for a script that writes it; what no catalogue has stays as it is.
+ * Translate a text that a script writes; a text without a translation stays in English.
  * @param {string} text
  * @returns {string}
  */
@@ -42,7 +44,7 @@ export function translated(text) {
   if (shown === text) return shown;
   written.delete(shown);
   written.set(shown, text);
-  for (const oldest of [...written.keys()].slice(0, Math.max(0, written.size - MOST))) written.delete(oldest);
+  for (const oldest of [...written.keys()].slice(0, Math.max(0, written.size - MAX_WRITTEN))) written.delete(oldest);
   return shown;
 }
 
@@ -53,7 +55,7 @@ export function translated(text) {
 const translation = (text, near) => translate(text, { words, language }, near);
 
 /**
- * What an element of one text says in English.
+ * The English text of an element with a single text.
  * @param {Element} element
  */
 export function inEnglish(element) {
@@ -62,22 +64,30 @@ export function inEnglish(element) {
 }
 
 /**
- * Show a text of a node in the reader's language.
+ * Show a node's text in the user's language.
  * @param {Element | Text} node
  * @param {string} key an attribute, or "data" for a text node's own
- * @param {string} now what it says
+ * @param {string} now its current text
  * @param {(text: string) => void} write
  */
 function put(node, key, now, write) {
   const known = originals.get(node) ?? {};
   const bare = now.trim();
   if (!bare) return;
-  const from = known[key] && known[key].shown === now ? known[key].from : now.replace(bare, () => written.get(bare) ?? bare);
+  const from =
+    known[key] && known[key].shown === now ? known[key].from : now.replace(bare, () => written.get(bare) ?? bare);
   const core = from.trim();
-  const element = node instanceof Element ? node : node.parentElement, near = { element, used: /** @type {string[]} */ ([]) };
+  const element = node instanceof Element ? node : node.parentElement;
+  const near = { element, used: /** @type {string[]} */ ([]) };
   const other = translation(core.replace(/\s+/g, " "), near);
-  if (key === "data" && element instanceof HTMLElement && near.used.length && !element.title) element.title = [...new Set(near.used)].join(", ");
-  const behind = key === "data" && language !== "en" && other !== core && node.previousSibling?.nodeName === "CODE" && !/^[：（=]/.test(other);
+  if (key === "data" && element instanceof HTMLElement && near.used.length && !element.title)
+    element.title = [...new Set(near.used)].join(", ");
+  const behind =
+    key === "data" &&
+    language !== "en" &&
+    other !== core &&
+    node.previousSibling?.nodeName === "CODE" &&
+    !/^[：（=]/.test(other);
   const shown = behind ? `：${other}` : from.replace(core, () => other);
   originals.set(node, { ...known, [key]: { from, shown } });
   if (shown !== now) write(shown);
@@ -87,8 +97,11 @@ function put(node, key, now, write) {
 function translateAll(root) {
   if (root instanceof Text) return void translateText(root);
   if (!(root instanceof Element) || root.closest("script, style")) return;
-  for (const element of [root, ...root.querySelectorAll(`[${TEXTS}]`)]) remember(JSON.parse(element.getAttribute(TEXTS) ?? "[]"));
-  if (!isPlain()) for (const element of [root, ...root.querySelectorAll("[placeholder], [aria-label], [title]")]) translateAttributes(element);
+  for (const element of [root, ...root.querySelectorAll(`[${TEXTS}]`)])
+    remember(JSON.parse(element.getAttribute(TEXTS) ?? "[]"));
+  if (!isPlain())
+    for (const element of [root, ...root.querySelectorAll("[placeholder], [aria-label], [title]")])
+      translateAttributes(element);
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) translateText(/** @type {Text} */ (walker.currentNode));
 }
@@ -97,7 +110,7 @@ function translateAll(root) {
 function translateText(node) {
   const box = node.parentElement;
   if (isPlain() && !sentenceOf(node.data)) return;
-  // A choice that is a value stays as it is.
+  // A choice whose text is its value is not translated.
   if (box instanceof HTMLOptionElement && (box.value.endsWith(node.data.trim()) || !box.hasAttribute("value"))) return;
   if (box && !box.closest(SKIPPED)) put(node, "data", node.data, (to) => (node.data = to));
 }
@@ -105,21 +118,22 @@ function translateText(node) {
 /** @param {Element} element */
 function translateAttributes(element) {
   for (const name of ATTRIBUTES)
-    if (element.hasAttribute(name)) put(element, name, element.getAttribute(name) ?? "", (to) => element.setAttribute(name, to));
+    if (element.hasAttribute(name))
+      put(element, name, element.getAttribute(name) ?? "", (to) => element.setAttribute(name, to));
 }
 
 const observer = new MutationObserver((changes) => {
   addSwitch();
   for (const { type, target, attributeName, addedNodes } of changes) {
     if (type === "characterData") translateText(/** @type {Text} */ (target));
-    else if (attributeName === TEXTS) translateAll(target); // its text node may have been changed before
+    else if (attributeName === TEXTS) translateAll(target); // its text node may have changed before it
     else if (type === "attributes" && !isPlain()) translateAttributes(/** @type {Element} */ (target));
     else if (type === "childList") addedNodes.forEach(translateAll);
   }
 });
 let started = false;
 
-/** Whether the page is in English and always was: only names of options in its sentences are replaced then. */
+/** Whether the page has been in English since it was loaded: then only option names in sentences are replaced. */
 const isPlain = () => language === "en" && !started;
 
 /** @param {string} name */
@@ -144,6 +158,12 @@ function addSwitch() {
   header.append(list);
 }
 
-observer.observe(document.body, { childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: [...ATTRIBUTES, TEXTS] });
+observer.observe(document.body, {
+  childList: true,
+  subtree: true,
+  characterData: true,
+  attributes: true,
+  attributeFilter: [...ATTRIBUTES, TEXTS],
+});
 addSwitch();
-if (language !== "en") use(language).catch(() => {}); // without a table the page stays English
+if (language !== "en") use(language).catch(() => {}); // without a catalogue the page stays in English

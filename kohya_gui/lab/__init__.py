@@ -1,1 +1,1 @@
-"""The tab that measures ways to train on this machine."""
+"""The tab that measures training settings on this machine."""

@@ -1,4 +1,4 @@
-// The Compile Lab tab: starts measurements, and shows what the server says of them.
+// The Compile Lab tab: starts measurements and shows their results.
 import { read } from "../form/messages.js";
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
@@ -6,8 +6,15 @@ import { all, make, makeButton, one, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { openTab } from "../server/tabs.js";
 
-/** @typedef {{ id: string, kind: string, title: string, state: string, mood: string, busy: boolean, took: string, folder: string, error: string, log: string, doing: { text: string, done: number, total: number }, body: any }} Job a measurement; its body's shape depends on its kind */
-/** @typedef {{ name: string, share: number, far: number, best: boolean, p50: string, p90: string, speed: string, memory: string, mfu: string, compiled: string }} Row */
+/**
+ * @typedef {{ id: string, kind: string, title: string, state: string, mood: string, busy: boolean, took: string,
+ *   folder: string, error: string, log: string, doing: { text: string, done: number, total: number }, body: any }} Job
+ *   a measurement; the shape of its body depends on its kind
+ */
+/**
+ * @typedef {{ name: string, share: number, far: number, best: boolean, p50: string, p90: string, speed: string,
+ *   memory: string, mfu: string, compiled: string }} Row
+ */
 
 const PERIOD = 1200, RESTING = 6000;
 /** @type {HTMLElement | undefined} */
@@ -30,7 +37,8 @@ export function mount(element) {
   place = one(element, ".lab");
   shown = "";
   part("form").addEventListener("submit", (event) => event.preventDefault());
-  for (const button of all(place, "[data-lab]")) button.addEventListener("click", () => start(button.dataset.lab ?? ""));
+  for (const button of all(place, "[data-lab]"))
+    button.addEventListener("click", () => start(button.dataset.lab ?? ""));
   const picker = part("#lab-job", HTMLSelectElement);
   picker.addEventListener("change", () => {
     wanted = picker.value;
@@ -46,7 +54,7 @@ setInterval(() => {
   if (visible && Date.now() - looked >= (busy ? PERIOD : RESTING)) look();
 }, 400);
 
-/** A form has a batch size of its own. */
+/** Hide the batch size if a form is measured, which has its own. */
 function settle() {
   part("#lab-batch", HTMLInputElement).disabled = tabs.some(([tab]) => tab === chosen());
 }
@@ -64,8 +72,11 @@ async function look() {
 async function start(kind) {
   const model = chosen(), size = part("#lab-batch", HTMLInputElement), batch = Number(size.value);
   const value = (/** @type {string} */ id) => /** @type {HTMLInputElement | HTMLSelectElement} */ (part(id)).value;
-  await act("lab-start", { kind, model, sizes: value("#lab-sizes"), extent: value("#lab-extent"), ways: value("#lab-ways"),
-    batch: Number.isInteger(batch) && batch > 0 ? batch : 0, clean: kind === "cache", ...(size.disabled ? { form: read(model) } : {}) });
+  await act("lab-start", {
+    kind, model, sizes: value("#lab-sizes"), extent: value("#lab-extent"), ways: value("#lab-ways"),
+    batch: Number.isInteger(batch) && batch > 0 ? batch : 0, clean: kind === "cache",
+    ...(size.disabled ? { form: read(model) } : {}),
+  });
 }
 
 /**
@@ -84,9 +95,9 @@ async function act(name, question) {
 }
 
 /**
- * Put what was found best into the form of a training tab, and go there.
+ * Put the best settings found into the form of a training tab, and open it.
  * @param {string} job
- * @param {number} [number] of its findings
+ * @param {number} [number] of the finding
  */
 async function apply(job, number = 0) {
   const tab = target, title = tabs.find(([id]) => id === tab)?.[1] ?? "";
@@ -115,7 +126,8 @@ function show({ jobs, tabs: known, shown: job }) {
   for (const button of all(place ?? document, "[data-lab]", HTMLButtonElement)) button.disabled = busy;
   if (!job) return;
   const picker = part("#lab-job");
-  picker.replaceChildren(...jobs.map((one) => make("option", { value: one.id, selected: one.id === job.id }, one.title)));
+  picker.replaceChildren(
+    ...jobs.map((one) => make("option", { value: one.id, selected: one.id === job.id }, one.title)));
   part(".which").hidden = jobs.length < 2;
   part(".now").replaceChildren(...head(job));
   part(".body").replaceChildren(...(job.body ? (RENDERERS[job.kind]?.(job.body, job) ?? []) : []));
@@ -128,17 +140,25 @@ function head(job) {
     showMessage(answer(), "plain", translated("Stopping"));
     act("lab-stop", { job: job.id });
   };
-  const line = make("div", { className: "who" }, make("span", { className: "state" }, translated(job.state)), make("b", {}, translated(job.title)),
-    make("small", {}, job.took), job.busy && makeButton(translated("Stop"), stop, { className: "stop" }));
+  const line = make("div", { className: "who" },
+    make("span", { className: "state" }, translated(job.state)),
+    make("b", {}, translated(job.title)),
+    make("small", {}, job.took),
+    job.busy && makeButton(translated("Stop"), stop, { className: "stop" }));
   /** @type {HTMLElement[]} */
   const made = [make("div", { className: `run ${job.mood}` }, line)];
   if (job.busy) {
     const share = total ? (100 * done) / total : 0;
     const bar = make("i");
     bar.style.width = `${share}%`;
-    made.push(make("div", { className: "line" }, make("span", {}, text), make("span", {}, total ? `${done} / ${total}` : "")),
-      make("div", { className: `track${total ? "" : " waiting"}`, role: "progressbar", "aria-label": "Progress",
-        "aria-valuemin": "0", "aria-valuemax": "100", "aria-valuenow": String(Math.round(share)) }, bar));
+    made.push(
+      make("div", { className: "line" }, make("span", {}, text), make("span", {}, total ? `${done} / ${total}` : "")),
+      make("div",
+        {
+          className: `track${total ? "" : " waiting"}`, role: "progressbar", "aria-label": "Progress",
+          "aria-valuemin": "0", "aria-valuemax": "100", "aria-valuenow": String(Math.round(share)),
+        },
+        bar));
   }
   if (job.error) made.push(make("div", { className: "cause", role: "alert" }, make("ul", {}, lines(job.error))));
   if (job.log) made.push(make("details", {}, make("summary", {}, translated("Log")), make("pre", {}, job.log)));
@@ -148,18 +168,23 @@ function head(job) {
 /** @param {string} text */
 const lines = (text) => text.split("\n").filter(Boolean).map((line) => make("li", {}, line));
 
-/** Into which form to apply; chosen once for all measurements. */
+/** The list of forms to apply results to; chosen once for all measurements. */
 function targets() {
-  const choices = make("select", { id: "lab-tab" }, tabs.map(([id, title]) => make("option", { value: id, selected: id === target }, title)));
-  choices.addEventListener("change", () => { target = choices.value; });
+  const choices = make("select", { id: "lab-tab" },
+    tabs.map(([id, title]) => make("option", { value: id, selected: id === target }, title)));
+  choices.addEventListener("change", () => {
+    target = choices.value;
+  });
   return make("div", { className: "target" }, make("label", { for: "lab-tab" }, translated("Form")), choices);
 }
 
 /** @param {string[]} texts */
-const heading = (texts) => make("p", { className: "heading" }, texts.flatMap((text, i) => /** @type {(Node | string)[]} */ (i ? [make("br"), text] : [make("b", {}, text)])));
+const heading = (texts) =>
+  make("p", { className: "heading" },
+    texts.flatMap((text, i) => /** @type {(Node | string)[]} */ (i ? [make("br"), text] : [make("b", {}, text)])));
 
 /**
- * What was found, and what puts it into a form.
+ * The verdict, and buttons that apply it to a form.
  * @param {string} verdict
  * @param {string} label
  * @param {Job} job
@@ -168,14 +193,16 @@ const advice = (verdict, label, job) => make("div", { className: "advice" }, mak
   ...(job.body.apply ? [targets(), makeButton(translated(label), () => apply(job.id), { className: "primary" })] : []));
 
 /**
- * @param {{ heading: string[], verdict: string, groups: { title: string, rows: Row[] }[], notes: string[], about: [string, string][] }} body
+ * @param {{ heading: string[], verdict: string, groups: { title: string, rows: Row[] }[], notes: string[],
+ *   about: [string, string][] }} body
  * @param {Job} job
  */
 function bench(body, job) {
   /** @type {HTMLElement[]} */
   const made = [heading(body.heading)];
   if (body.verdict) made.push(advice(body.verdict, "Apply the best to my config", job));
-  const columns = ["Speed", "Memory", "MFU", "Compiling"].filter((name) => body.groups.some((group) => group.rows.some((row) => cell(row, name))));
+  const columns = ["Speed", "Memory", "MFU", "Compiling"].filter((name) =>
+    body.groups.some((group) => group.rows.some((row) => cell(row, name))));
   for (const group of body.groups) made.push(chart(group, ["Way", "Time", ...columns]));
   if (body.notes.length) made.push(make("ul", { className: "notes" }, body.notes.map((note) => make("li", {}, note))));
   made.push(make("details", {}, make("summary", {}, translated("What is compared")),
@@ -189,12 +216,21 @@ function bench(body, job) {
  * @param {string[]} columns
  */
 function chart({ title, rows }, columns) {
-  const body = rows.map((row) => make("tr", { className: row.best ? "best" : "" }, columns.map((name, i) => {
-    if (i === 1) return make("td", { className: "timed" }, bar(row), make("span", { className: "time", title: row.p90 && `p90 ${row.p90}` }, row.p50));
-    return make(i ? "td" : "th", { "data-name": name, title: i ? "" : row.name }, cell(row, name));
-  })));
-  return make("table", { className: "bars" }, make("caption", {}, title),
-    make("thead", {}, make("tr", {}, columns.map((name) => make("th", { scope: "col", "data-of": name }, translated(name))))), make("tbody", {}, body));
+  const body = rows.map((row) =>
+    make("tr", { className: row.best ? "best" : "" },
+      columns.map((name, i) => {
+        if (i === 1)
+          return make("td", { className: "timed" },
+            bar(row),
+            make("span", { className: "time", title: row.p90 && `p90 ${row.p90}` }, row.p50));
+        return make(i ? "td" : "th", { "data-name": name, title: i ? "" : row.name }, cell(row, name));
+      })));
+  return make("table", { className: "bars" },
+    make("caption", {}, title),
+    make("thead", {},
+      make("tr", {},
+        columns.map((name) => make("th", { scope: "col", "data-of": name }, translated(name))))),
+    make("tbody", {}, body));
 }
 
 /**
@@ -216,19 +252,29 @@ function bar(row) {
 }
 
 /**
- * @param {{ heading: string[], verdict: { text: string, options: string }[], kinds: { name: string, share: number }[], step: string, operations: string[][] }} body
+ * @param {{ heading: string[], verdict: { text: string, options: string }[], kinds: { name: string, share: number }[],
+ *   step: string, operations: string[][] }} body
  * @param {Job} job
  */
 function profile(body, job) {
-  const found = body.verdict.map((one, i) => make("li", {}, make("p", {}, one.text),
-    one.options && makeButton(`${translated("Apply")}: ${one.options}`, () => apply(job.id, i))));
-  const rows = body.kinds.map((kind) => ({ name: kind.name, share: kind.share, far: kind.share, best: false, p50: `${(100 * kind.share).toFixed(1)} %`, p90: "",
-    speed: "", memory: "", mfu: "", compiled: "" }));
+  const found = body.verdict.map((one, i) =>
+    make("li", {},
+      make("p", {}, one.text),
+      one.options && makeButton(`${translated("Apply")}: ${one.options}`, () => apply(job.id, i))));
+  const rows = body.kinds.map((kind) => ({
+    name: kind.name, share: kind.share, far: kind.share, best: false, p50: `${(100 * kind.share).toFixed(1)} %`,
+    p90: "", speed: "", memory: "", mfu: "", compiled: "",
+  }));
   const choice = body.verdict.some((one) => one.options) ? targets() : null;
   return [heading(body.heading), make("p", { className: "step" }, body.step),
     make("ol", { className: "advice" }, found), ...(choice ? [choice] : []),
     chart({ title: translated("Where the time goes"), rows }, ["Kind", "Share"]),
-    table(translated("The longest operations of a step"), ["Operation", "Kind", "Calls", "ms", "Share"], body.operations), files(job)];
+    table(
+      translated("The longest operations of a step"),
+      ["Operation", "Kind", "Calls", "ms", "Share"],
+      body.operations),
+    files(job),
+  ];
 }
 
 /**
@@ -237,9 +283,16 @@ function profile(body, job) {
  * @param {string[][]} rows
  */
 function table(title, columns, rows) {
-  return make("div", { className: "wide" }, make("table", { className: "plain" }, make("caption", {}, title),
-    make("thead", {}, make("tr", {}, columns.map((name) => make("th", { scope: "col" }, translated(name))))),
-    make("tbody", {}, rows.map((row) => make("tr", {}, row.map((text, i) => make("td", { className: i > 1 ? "number" : "" }, text)))))));
+  return make("div", { className: "wide" },
+    make("table", { className: "plain" },
+      make("caption", {}, title),
+      make("thead", {},
+        make("tr", {},
+          columns.map((name) => make("th", { scope: "col" }, translated(name))))),
+      make("tbody", {},
+        rows.map((row) =>
+          make("tr", {},
+            row.map((text, i) => make("td", { className: i > 1 ? "number" : "" }, text)))))));
 }
 
 /** @param {Job} job */
@@ -253,8 +306,12 @@ const MARKS = { ok: "✓", hint: "·", bad: "✗" };
  * @param {Job} job
  */
 function doctor(body, job) {
-  const found = body.findings.map((one) => make("div", { className: one.verdict },
-    make("dt", {}, make("span", { className: "mark", "aria-label": one.verdict }, MARKS[one.verdict] ?? "·"), one.topic), make("dd", {}, one.text)));
+  const found = body.findings.map((one) =>
+    make("div", { className: one.verdict },
+      make("dt", {},
+        make("span", { className: "mark", "aria-label": one.verdict }, MARKS[one.verdict] ?? "·"),
+        one.topic),
+      make("dd", {}, one.text)));
   const list = make("dl", { className: "findings" }, found);
   return body.verdict ? [advice(translated(body.verdict), "Apply these settings to my config", job), list] : [list];
 }

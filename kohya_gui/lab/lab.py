@@ -1,6 +1,7 @@
 """The Compile Lab tab: what this machine can do, how fast a model trains on it, and where the time goes.
 
-Each button runs a command in a process of its own; lab.js shows what its files say, also after the page was reloaded.
+Each button runs a command in a separate process; lab.js shows the results in its files, even after a reload of the
+page.
 """
 
 import re
@@ -40,7 +41,7 @@ EXTENTS = {
 }
 WAYS = {"usual": ("The usual settings", []), "every": ("All settings", ["--candidate", "all"])}
 KINDS = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
-LISTED = 12
+MAX_LISTED = 12
 SIZES = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
 
 
@@ -48,7 +49,8 @@ class LabTab:
     """The tab, and the handlers of its script's requests."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
-        """`forms` and their `titles` by tab; files that a form names lie below `roots`. Made inside `gr.Blocks`."""
+        """`forms` and their `titles` by tab; files that a form names are below `roots`. Create it inside
+        `gr.Blocks`."""
         self.forms, self.titles, self.roots = forms, titles, roots
         gr.HTML(self._markup(), js_on_load="window.kohya.mountLab(element)", apply_default_css=False)
 
@@ -57,18 +59,18 @@ class LabTab:
         """What the script may ask."""
         return {"lab": self.look, "lab-start": self.start, "lab-stop": self.stop, "lab-apply": self.apply}
 
-    # ---- what the script asks
+    # ---- requests of the script
 
     def look(self, sent: ApiRequest) -> JsonObject:
-        """The measurements there are, and the one that is looked at: the newest, if none is named."""
-        known = jobs.every(*KINDS)[:LISTED]
+        """The list of measurements, and the selected one: the newest if none is named."""
+        known = jobs.every(*KINDS)[:MAX_LISTED]
         chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
         listed = [{"id": job.id, "title": title(job), "busy": job.active} for job in known]
         tabs = [[tab, name] for tab, name in self.titles.items()]
         return {"jobs": listed, "tabs": tabs, "shown": view(chosen) if chosen else None}
 
     def start(self, sent: ApiRequest) -> JsonObject:
-        """Begin a measurement."""
+        """Start a measurement."""
         kind = sent.text("kind")
         if kind not in KINDS:
             raise ConfigError("There is no such button: load the page again.")
@@ -76,11 +78,11 @@ class LabTab:
         return {"job": begun(kind, plain.get(kind) or self._command(kind, sent))}
 
     def stop(self, sent: ApiRequest) -> JsonObject:
-        """End a measurement; what it has measured is kept."""
+        """Stop a measurement; its results so far are kept."""
         return {"job": jobs.stop(jobs.find(sent.text("job")), at_once=True).id}
 
     def apply(self, sent: ApiRequest) -> JsonObject:
-        """The options that a measurement found best, as the fields of a tab's form hold them."""
+        """The best options of a measurement, as values of a tab's fields."""
         tab, job = sent.text("tab"), jobs.find(sent.text("job"))
         if tab not in self.forms:
             raise ConfigError("There is no such tab: load the page again.")
@@ -97,7 +99,7 @@ class LabTab:
         }
 
     def _command(self, kind: str, sent: ApiRequest) -> list[str]:
-        """The command line of a bench or a profile. Whatever the browser sends is chosen from what is known."""
+        """The command line of a bench or a profile. Values from the browser only select among known ones."""
         model, sizes, batch = sent.text("model"), sent.text("sizes").strip(), sent.number("batch", 1, 64)
         extent, ways = sent.text("extent", "step"), sent.text("ways", "usual")
         if extent not in EXTENTS or ways not in WAYS or not (model in MODELS or model in self.forms):
@@ -110,13 +112,13 @@ class LabTab:
         if batch < 1:
             raise ConfigError("Batch size: this must be at least 1.")
         given = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, sent))]
-        wanted = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile is of one size
+        wanted = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile takes one size
         given += ["--resolution", ",".join(wanted)] if sizes else []
         given += ["--batch", str(batch)] if model in MODELS else []
         return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *WAYS[ways][1]]
 
     def _written(self, tab: str, sent: ApiRequest) -> list[str]:
-        """A form as a TOML for the command; its model has to be there, its images need not."""
+        """A form as a TOML file for the command; its model has to exist, its images need not."""
         config, _ = self.forms[tab].collect(self.forms[tab].parse_submission(sent.text("form")))
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError("The form of {titles} names no base model: fill that in first.", titles=self.titles[tab])
@@ -143,9 +145,9 @@ class LabTab:
 
 
 def begun(kind: str, arguments: Sequence[str]) -> str:
-    """Start a command; the job's id.
+    """Start a command, and return the job's id.
 
-    Raises ConfigError while another measurement or a training is at work, for both would be slower than they are.
+    Raises ConfigError while another measurement or a training is running, as both would slow each other down.
     """
     if busy := next((job for job in jobs.every(*KINDS) if job.active), None):
         raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.kind)
@@ -156,18 +158,18 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
     return jobs.start(kind, arguments).id
 
 
-# ---- a measurement, ready to be shown
+# ---- a measurement, prepared for display
 
 
 def title(job: jobs.BackgroundJob) -> Message:
-    """Kind, moment and subject, for the list."""
+    """Kind, time and subject, for the list."""
     when = dates.moment(job.started)
     subject = job.result.get("subject", {}).get("title", "")
     return listed([piece for piece in (KINDS.get(job.kind, job.kind), when, subject) if piece], " · ")
 
 
 def view(job: jobs.BackgroundJob) -> JsonObject:
-    """All that is shown of a measurement: words and shares, so that the script only has to show it."""
+    """A measurement for display: words and shares, so that the script only has to show them."""
     word, mood = STATES.get(job.state, (job.state, "calm"))
     end = job.facts.get("ended") or (time.time() if job.active else 0)
     shown = {
@@ -188,7 +190,7 @@ def view(job: jobs.BackgroundJob) -> JsonObject:
 
 
 def bench(result: JsonMapping) -> JsonObject:
-    """Bars for each part and size, the whole step first, and which way is best."""
+    """Bars for each part and size, the whole step first, and the verdict."""
     best = result.get("best") or {}
     failed = [row for row in result["results"] if row["status"] != "ok"]
     return {
@@ -256,7 +258,7 @@ def doctor(result: JsonMapping) -> JsonObject:
 
 
 def cache(result: JsonMapping) -> JsonObject:
-    """What is kept of compiled code."""
+    """The contents of the compile cache."""
     total = sum(folder["bytes"] for folder in result["kept"])
     template = "{size} GB of compiled code in {folder}"
     sizes = {"size": f"{total / 1e9:.2f}", "folder": result["folder"]}
@@ -270,11 +272,11 @@ def cache(result: JsonMapping) -> JsonObject:
 
 
 def advised(job: jobs.BackgroundJob, number: int) -> JsonObject:
-    """The options that a measurement advises; of a profile, those of its finding with this number."""
+    """The options that a measurement recommends; for a profile, those of the finding with this number."""
     result = job.result
     if result.get("kind") == "bench":
         best = (result.get("best") or {}).get("candidate", "")
-        # By name, and not as the file has them: only known ways of training go into a form.
+        # Look them up by name instead of trusting the file: only known settings go into a form.
         return candidates.NAMED[best].chosen() if best in candidates.NAMED else {}
     if result.get("kind") == "profile":
         found = result["verdict"][number]["options"] if number < len(result["verdict"]) else {}

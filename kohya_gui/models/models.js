@@ -1,4 +1,4 @@
-// The dialog for base models: what is on this computer, and what is downloaded with all parts that it needs.
+// The dialog for base models: those on this computer, and downloads with all required parts.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { around, hit, make, makeButton, one, showMessage, sizeOf } from "../server/elements.js";
@@ -7,24 +7,39 @@ import { family, fields, isFor } from "../form/inputs.js";
 import { apply, formOf } from "../form/page.js";
 import { watcher } from "../tools/commands.js";
 
-/** @typedef {{ path: string, name: string, size: number, words: string, options?: Record<string, string | boolean> }} Found */
+/**
+ * @typedef {{ path: string, name: string, size: number, words: string, options?: Record<string, string | boolean> }}
+ *   Found
+ */
 /** @typedef {{ option: string, what: string, name: string, size: number }} Wanted */
 /** @typedef {{ title: string, options: Record<string, string | boolean>, files: Wanted[] }} Offer */
-/** @typedef {{ title: string, folder: string, free: number, bases: Found[], parts: Record<string, Found[]>, offers: Offer[], labels: Record<string, string>, busy: string }} Known */
-/** @typedef {{ files: { what: string, size: number, left: number, path: string }[], closed: string[], free: number, token: boolean }} Plan */
+/**
+ * @typedef {{ title: string, folder: string, free: number, bases: Found[], parts: Record<string, Found[]>,
+ *   offers: Offer[], labels: Record<string, string>, busy: string }} Known
+ */
+/**
+ * @typedef {{ files: { what: string, size: number, left: number, path: string }[], closed: string[], free: number,
+ *   token: boolean }} Plan
+ */
 
 const BASE = "pretrained_model_name_or_path", OTHER = "other", GET = "get:";
 
-/** The dialog; there is one for the whole page, built when it is first needed. */
+/** The dialog; one for the whole page, built on first use. */
 class Models {
   title = make("h2", { id: "models-title" });
   model = make("select", { id: "models-model" });
-  repository = make("input", { id: "models-repository", placeholder: "owner/name", spellcheck: false, autocomplete: "off" });
+  repository = make("input", {
+    id: "models-repository", placeholder: "owner/name", spellcheck: false, autocomplete: "off",
+  });
   file = make("select", { id: "models-file" });
-  // Beside its field, since what is said below is cleared whenever models or files are looked up again.
+  // Beside its field, as the message below is cleared at every new look-up of models or files.
   lookUpSaid = make("div", { className: "answer", "aria-live": "polite" });
   other = make("div", { className: "field", hidden: true },
-    make("label", { for: "models-repository" }, "Hugging Face id"), this.repository, makeButton("Look", () => this.lookUp(), { className: "look" }), this.lookUpSaid, this.file);
+    make("label", { for: "models-repository" }, "Hugging Face id"),
+    this.repository,
+    makeButton("Look", () => this.lookUp(), { className: "look" }),
+    this.lookUpSaid,
+    this.file);
   parts = make("div", { className: "parts" });
   folder = make("input", { id: "models-folder", spellcheck: false, autocomplete: "off" });
   room = make("p", { className: "room", role: "status" });
@@ -33,15 +48,28 @@ class Models {
   said = make("div", { className: "answer", "aria-live": "polite" });
   jobs = make("div", { className: "jobs" });
   go = makeButton("", () => this.act(), { className: "take", disabled: true });
-  into = make("div", { className: "field into" }, make("label", { for: "models-folder" }, "Download into"), this.folder,
-    make("button", { type: "button", className: "pick", "data-pick": "folder", "data-endings": "", title: "Browse", "aria-label": "Browse" }));
+  into = make("div", { className: "field into" },
+    make("label", { for: "models-folder" }, "Download into"),
+    this.folder,
+    make("button", {
+      type: "button", className: "pick", "data-pick": "folder", "data-endings": "", title: "Browse",
+      "aria-label": "Browse",
+    }));
   /** @type {HTMLDialogElement} */
   dialog = make("dialog", { className: "picker models", "aria-labelledby": "models-title" },
     this.title,
     make("div", { className: "inside" },
       make("div", { className: "field" }, make("label", { for: "models-model" }, "Model"), this.model),
-      this.other, this.parts, this.into, this.room, this.gate, this.said, this.jobs),
-    make("div", { className: "foot" }, this.go, makeButton("Close", () => this.dialog.close(), { className: "cancel" })));
+      this.other,
+      this.parts,
+      this.into,
+      this.room,
+      this.gate,
+      this.said,
+      this.jobs),
+    make("div", { className: "foot" },
+      this.go,
+      makeButton("Close", () => this.dialog.close(), { className: "cancel" })));
 
   tab = "";
   family = "";
@@ -84,7 +112,7 @@ class Models {
   }
 
   /**
-   * Look which models there are; what was chosen stays chosen.
+   * Fetch the list of models, and keep the choice.
    * @param {string} folder
    */
   async load(folder) {
@@ -93,16 +121,20 @@ class Models {
     try {
       /** @type {Known} */
       const known = await ask("models", { tab: this.tab, family: this.family, folder, named });
-      const chosen = this.model.value; // also what was chosen while the answer was on its way
+      const chosen = this.model.value; // including a choice made during the request
       this.known = known;
       showMessage(this.said, "", "");
       this.title.textContent = say("Base model: {title}", { title: known.title });
       this.folder.value = known.folder;
-      const here = known.bases.map((one) => make("option", { value: one.path, title: one.path }, `${one.name} (${sizeOf(one.size)})`));
-      const there = known.offers.map((one, at) => make("option", { value: GET + at }, `${one.title} (${sizeOf(one.files[0].size)})`));
+      const here = known.bases.map((one) =>
+        make("option", { value: one.path, title: one.path }, `${one.name} (${sizeOf(one.size)})`));
+      const there = known.offers.map((one, at) =>
+        make("option", { value: GET + at }, `${one.title} (${sizeOf(one.files[0].size)})`));
       this.model.replaceChildren(
         here.length ? make("optgroup", { label: translated("On this computer") }, here) : "",
-        make("optgroup", { label: translated("Download") }, there, make("option", { value: OTHER }, "Another model on Hugging Face")));
+        make("optgroup", { label: translated("Download") },
+          there,
+          make("option", { value: OTHER }, "Another model on Hugging Face")));
       const first = [chosen, named].find((one) => one && [...this.model.options].some(({ value }) => value === one));
       this.model.value = first ?? this.model.options[0].value;
       this.choose();
@@ -116,7 +148,7 @@ class Models {
     return fields(formOf(this.tab)).find((field) => field.dataset.option === option && isFor(field, this.family));
   }
 
-  /** The offer that belongs to the chosen model: its own, or for one that is there the one with the same options. */
+  /** The offer of the chosen model: its own, or for a model on this computer the one with the same options. */
   offer() {
     if (!this.known) return null;
     const { offers } = this.known, chosen = this.model.value;
@@ -125,30 +157,35 @@ class Models {
     return offers.find((one) => base && JSON.stringify(one.options) === same) ?? offers[0] ?? null;
   }
 
-  /** The model that is on this computer, if one is chosen. */
+  /** The chosen model, if it is on this computer. */
   base() {
     return this.known?.bases.find((one) => one.path === this.model.value);
   }
 
-  /** Show the parts of the chosen model: those that are there first, and each as a download. */
+  /** Show the parts of the chosen model: files on this computer first, then the download of each. */
   choose() {
     this.other.hidden = this.model.value !== OTHER;
     this.file.hidden = !this.typed.length;
     const offer = this.offer(), { parts = {}, labels = {} } = this.known ?? {};
     const rows = (offer?.files ?? []).filter(({ option }) => option !== BASE);
-    this.parts.replaceChildren(...rows.map((wanted) => {
-      const found = parts[wanted.option] ?? [], id = `models-part-${wanted.option}`;
-      const list = make("select", { id, "data-part": wanted.option },
-        found.map((one) => make("option", { value: one.path, title: one.path }, `✓ ${one.name} (${sizeOf(one.size)})`)),
-        make("option", { value: GET + wanted.what }, say("Download {name} ({size})", { name: wanted.name, size: sizeOf(wanted.size) })));
-      const now = String(this.field(wanted.option)?.value ?? "");
-      if (found.some((one) => one.path === now)) list.value = now;
-      return make("div", { className: "field" }, make("label", { for: id }, labels[wanted.option] ?? wanted.option), list);
-    }));
+    this.parts.replaceChildren(
+      ...rows.map((wanted) => {
+        const found = parts[wanted.option] ?? [], id = `models-part-${wanted.option}`;
+        const list = make("select", { id, "data-part": wanted.option },
+          found.map((one) =>
+            make("option", { value: one.path, title: one.path }, `✓ ${one.name} (${sizeOf(one.size)})`)),
+          make("option", { value: GET + wanted.what },
+            say("Download {name} ({size})", { name: wanted.name, size: sizeOf(wanted.size) })));
+        const now = String(this.field(wanted.option)?.value ?? "");
+        if (found.some((one) => one.path === now)) list.value = now;
+        return make("div", { className: "field" },
+          make("label", { for: id }, labels[wanted.option] ?? wanted.option),
+          list);
+      }));
     this.settle();
   }
 
-  /** What is to be downloaded, by option. */
+  /** The files to download, by option. */
   wanted() {
     /** @type {Wanted[]} */
     const found = [];
@@ -156,16 +193,17 @@ class Models {
     if (this.model.value === OTHER) found.push(...this.typed.filter((one) => one.what === this.file.value));
     else if (!this.base()) found.push(...(offer?.files ?? []).filter(({ option }) => option === BASE));
     for (const list of this.parts.querySelectorAll("select"))
-      if (list.value.startsWith(GET)) found.push(...(offer?.files ?? []).filter(({ option }) => option === list.dataset.part));
+      if (list.value.startsWith(GET))
+        found.push(...(offer?.files ?? []).filter(({ option }) => option === list.dataset.part));
     return found;
   }
 
-  /** Say what is downloaded and whether there is room; then ask the hub, which knows better. */
+  /** Show what will be downloaded and whether there is room; then ask the hub for exact sizes. */
   async settle() {
     const mine = ++this.turn, wanted = this.wanted();
     this.plan = null;
     this.gate.hidden = true;
-    showMessage(this.said, "", ""); // what was said of another model
+    showMessage(this.said, "", ""); // a message about another model
     this.show(wanted);
     if (!wanted.length) return;
     try {
@@ -184,10 +222,15 @@ class Models {
     const sizes = wanted.map(({ what, size }) => this.plan?.files.find((one) => one.what === what)?.left ?? size);
     const total = sizes.reduce((sum, size) => sum + size, 0), free = this.plan?.free ?? this.known?.free ?? 0;
     const complete = this.model.value !== OTHER || wanted.some(({ option }) => option === BASE);
-    const parts = sizes.filter(Boolean).map(sizeOf), sum = parts.length > 1 ? `${parts.join(" + ")} = ${sizeOf(total)}` : sizeOf(total);
+    const parts = sizes.filter(Boolean).map(sizeOf);
+    const sum = parts.length > 1 ? `${parts.join(" + ")} = ${sizeOf(total)}` : sizeOf(total);
     const facts = { sizes: sum, total: sizeOf(total), free: sizeOf(free) };
-    const template = total > free ? "{sizes} to download, and only {free} free: choose another folder" : "{sizes} to download, {free} free";
-    this.room.textContent = wanted.length && total ? say(template, facts) : complete ? "All files are on this computer." : "";
+    const template =
+      total > free
+        ? "{sizes} to download, and only {free} free: choose another folder"
+        : "{sizes} to download, {free} free";
+    this.room.textContent =
+      wanted.length && total ? say(template, facts) : complete ? "All files are on this computer." : "";
     this.room.classList.toggle("bad", total > free);
     this.into.hidden = complete && !wanted.length;
     this.go.textContent = total ? say("Download {total}", facts) : "Use these files";
@@ -201,9 +244,21 @@ class Models {
     this.gate.replaceChildren(
       make("h3", {}, "This model asks for its licence to be accepted"),
       make("ol", {},
-        ...closed.map((name) => make("li", {}, make("span", {}, "Sign in, read the licence and press Agree:"), " ", link(`https://huggingface.co/${name}`))),
-        make("li", {}, make("span", {}, "Make a token with the right to read, and copy it:"), " ", link("https://huggingface.co/settings/tokens")),
-        make("li", {}, make("label", { for: "models-token" }, token ? "Paste another token here, or check again:" : "Paste it here:"), this.token,
+        ...closed.map((name) =>
+          make("li", {},
+            make("span", {}, "Sign in, read the licence and press Agree:"),
+            " ",
+            link(`https://huggingface.co/${name}`),
+          )),
+        make("li", {},
+          make("span", {}, "Make a token with the right to read, and copy it:"),
+          " ",
+          link("https://huggingface.co/settings/tokens"),
+        ),
+        make("li", {},
+          make("label", { for: "models-token" },
+            token ? "Paste another token here, or check again:" : "Paste it here:"),
+          this.token,
           makeButton("Keep and check again", () => this.keep(), { className: "look" }))));
     this.gate.hidden = false;
     this.go.disabled = true;
@@ -225,10 +280,11 @@ class Models {
     try {
       /** @type {{ files: { what: string, name: string, size: number }[] }} */
       const { files } = await ask("models_hub", { repository, folder: this.folder.value });
-      if (repository !== this.repository.value) return; // another one is being typed
+      if (repository !== this.repository.value) return; // the user is typing another one
       showMessage(this.lookUpSaid, "", "");
       this.typed = files.map((one) => ({ ...one, option: BASE }));
-      this.file.replaceChildren(...files.map((one) => make("option", { value: one.what }, `${one.name} (${sizeOf(one.size)})`)));
+      this.file.replaceChildren(
+        ...files.map((one) => make("option", { value: one.what }, `${one.name} (${sizeOf(one.size)})`)));
       this.choose();
     } catch (error) {
       if (repository !== this.repository.value) return;
@@ -238,12 +294,14 @@ class Models {
     }
   }
 
-  /** What the form is to hold, with the places of files that are still to be downloaded. */
+  /** The values for the form, with the paths of files that are still to be downloaded. */
   values() {
     /** @type {Record<string, string | boolean>} */
     const values = { ...(this.base()?.options ?? this.offer()?.options) };
-    if (!this.base()) // its title says all that tells it from the others
-      for (const name of (this.known?.offers ?? []).flatMap(({ options }) => Object.keys(options))) values[name] ??= this.field(name)?.dataset.default ?? "";
+    if (!this.base())
+      // its title says everything that distinguishes it
+      for (const name of (this.known?.offers ?? []).flatMap(({ options }) => Object.keys(options)))
+        values[name] ??= this.field(name)?.dataset.default ?? "";
     const place = (/** @type {string} */ what) => this.plan?.files.find((one) => one.what === what)?.path ?? "";
     if (this.model.value === OTHER) for (const name of Object.keys(values)) delete values[name];
     values[BASE] = this.base()?.path ?? place(this.wanted()[0]?.what ?? "");
@@ -258,8 +316,14 @@ class Models {
     this.go.disabled = true;
     try {
       this.after = values;
-      const { job } = await ask("models_get", { files: plan.files.filter(({ left }) => left).map(({ what }) => what), folder: this.folder.value });
-      showMessage(this.said, "plain", "The download goes on when this window or the page is closed, and can be started again.");
+      const { job } = await ask("models_get", {
+        files: plan.files.filter(({ left }) => left).map(({ what }) => what),
+        folder: this.folder.value,
+      });
+      showMessage(
+        this.said,
+        "plain",
+        "The download goes on when this window or the page is closed, and can be started again.");
       void this.look(job);
     } catch (error) {
       this.after = null;

@@ -11,6 +11,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status
 from library import families
 from library.config.building import missing
+from library.config.hub_names import repository_of
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
 from library.downloads import finding, hub
@@ -20,7 +21,7 @@ from library.jobs import job as jobs
 from library.runs import keys
 
 FOLDER = ("kohya", "models")  # below the first root, unless another folder is chosen
-MOST = 12  # files that are downloaded at once
+MAX_FILES = 12  # files in one download
 
 
 def button(label: str) -> str:
@@ -33,7 +34,7 @@ def button(label: str) -> str:
 
 
 class ModelsApi:
-    """Answers for the dialog."""
+    """Handlers for the dialog."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], roots: Sequence[Path]) -> None:
         self.forms, self.roots = forms, roots
@@ -50,7 +51,7 @@ class ModelsApi:
         }
 
     def look(self, sent: ApiRequest) -> JsonObject:
-        """What of a family is on this computer, and what is offered for download; nobody else is asked."""
+        """The models of a family on this computer, and the downloads offered. No request leaves this computer."""
         form, family = self.forms.get(sent.text("tab")), sent.text("family")
         if form is None or family not in form.configs:
             raise ConfigError("There is no such choice: load the page again.")
@@ -77,7 +78,7 @@ class ModelsApi:
         }
 
     def beside(self, sent: ApiRequest) -> JsonObject:
-        """The text encoders and VAE that lie beside a base model, for the fields of them that are empty."""
+        """The text encoders and VAE beside a base model, for the empty fields among them."""
         form = self.forms.get(sent.text("tab"))
         if form is None:
             raise ConfigError("There is no such choice: load the page again.")
@@ -89,7 +90,7 @@ class ModelsApi:
         return {"values": {name: str(path) for name, path in found.items()}}
 
     def _parts(self, model: Path, family: str, wanted: list[str]) -> dict[str, Path]:
-        """The files that these options take: in the model's folder, or else in those beside it, as programs that sort
+        """The files for these options: in the model's folder, or else in the folders beside it, as programs that sort
         models by kind have them."""
         found: dict[str, Path] = {}
         named = [file.path.rpartition("/")[2] for offer in families.facts(family).hub_models for file in offer.files]
@@ -102,13 +103,13 @@ class ModelsApi:
             near = self._readable(finding.find([here], deepest=int(folder != model.parent))) if left else []
             for name in left:
                 fitting = [one.path for one in near if name in one.uses.get(family, ())]
-                # Of several it is the one that is offered for download, by its name.
+                # If there are several, the one named like the offered download.
                 fitting.sort(key=lambda path: (path.name not in named, path.name))
                 found |= {name: fitting[0]} if fitting else {}
         return found
 
     def ask(self, sent: ApiRequest) -> JsonObject:
-        """What the hub says of a repository, or of files in some: sizes, places, and licences to be accepted."""
+        """The hub's answer about a repository, or about files: sizes, paths, and licences to accept."""
         folder = self._folder(sent)
         if name := sent.text("repository").strip():
             wanted = [*hub.repository(_name(name)).files.values()]
@@ -132,7 +133,7 @@ class ModelsApi:
         return {"files": files, "closed": closed, "free": free_space(folder), "token": bool(hub.token())}
 
     def get(self, sent: ApiRequest) -> JsonObject:
-        """Start a download. Where its files go is looked at before, and where they are is known after."""
+        """Start a download. The target folder is checked before, and the paths of the files are known afterwards."""
         if busy := next((job for job in jobs.every("models") if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         folder, names = self._folder(sent), self._names(sent)
@@ -144,7 +145,7 @@ class ModelsApi:
         return {"job": job_status(jobs.start("models", words, environment=environment))["id"]}
 
     def token(self, sent: ApiRequest) -> JsonObject:
-        """Keep the token for the hub, in the file for tokens."""
+        """Store the token for the hub in the token file."""
         given = sent.text("token").strip()
         if not given.isascii() or not given.isprintable() or " " in given or not 8 <= len(given) <= 200:
             raise ConfigError("This is no token: copy it from https://huggingface.co/settings/tokens")
@@ -153,7 +154,7 @@ class ModelsApi:
         return {"said": Message(template, name="huggingface_token", folder=keys.place())}
 
     def _folder(self, sent: ApiRequest) -> Path:
-        """The folder for models: as it was sent, or the usual one. It need not be there yet."""
+        """The folder for models: the one sent, or the default. It need not exist yet."""
         text = sent.text("folder").strip() or str(self.roots[0].joinpath(*FOLDER))
         path = paths.inside(text, self.roots, "folder", is_new=True)
         if path.exists() and not path.is_dir():
@@ -161,17 +162,17 @@ class ModelsApi:
         return path
 
     def _place(self, folder: Path, file: hub.RemoteFile) -> Path:
-        """Where a file goes, links followed: inside the roots as well."""
+        """The path of a file with links resolved, which has to be inside the roots as well."""
         return paths.inside(str(hub.place(folder, file)), self.roots, "folder")
 
     def _names(self, sent: ApiRequest) -> list[str]:
         names = list(dict.fromkeys(sent.texts("files")))
-        if not 0 < len(names) <= MOST or any(name.count("/") < 2 or name.startswith("-") for name in names):
+        if not 0 < len(names) <= MAX_FILES or any(name.count("/") < 2 or name.startswith("-") for name in names):
             raise ConfigError("This is not what the page sends: load it again")
         return names
 
     def _found(self, folder: Path, named: str) -> list[finding.FoundModel]:
-        """The models in the usual folders, in this one and beside the model that is named, as far as the page may read
+        """The models in the usual folders, in this folder and beside the named model, as far as the page may read
         them."""
         try:
             beside = finding.find([paths.inside(named, self.roots).parent], deepest=0)
@@ -204,11 +205,9 @@ class ModelsApi:
 
 
 def _owner(text: str) -> str:
-    """The repository of owner/name/path."""
     return "/".join(text.split("/", 2)[:2])
 
 
 def _name(text: str) -> str:
-    """The repository that is meant by its name or by the address of its page."""
-    found = paths.HUB_PAGE.match(text)
-    return found[1] if found else text
+    """A repository's name, from the name itself or the address of its page."""
+    return repository_of(text) or text

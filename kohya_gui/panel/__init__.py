@@ -1,1 +1,1 @@
-"""What runs, waits and ran: the panel beside the tabs, and the queue."""
+"""Running, queued and finished trainings: the panel beside the tabs, and the queue."""

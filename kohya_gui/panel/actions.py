@@ -1,4 +1,4 @@
-"""What can be done with a run or with the queue: the buttons, and what each does when it is asked for."""
+"""The actions on a run and on the queue: their buttons, and what each one does."""
 
 import html
 import subprocess
@@ -24,8 +24,8 @@ from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resu
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCTOR = [sys.executable, "-m", "library.cli.main", "doctor", "--json", "--quick"]
-MUCH = 60.0  # seconds of work that are not discarded without confirmation
-DOCTOR_PATIENCE = 120  # seconds; it imports PyTorch
+CONFIRM_FROM = 60.0  # seconds; discarding more work needs a confirmation
+DOCTOR_TIMEOUT = 120  # seconds; it imports PyTorch
 WORDS = {
     "after_step": "It stops after this step and saves a state to resume from.",
     "now": "It ends this step early, saves what it has learned with a state to resume from, and stops.",
@@ -36,7 +36,7 @@ WORDS = {
 
 
 def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
-    """What can be done with a run as it stands; of one that was asked to stop, how it does."""
+    """The buttons for a run in its present state; for a run that was asked to stop, how it stops."""
     said: MessageLike = ""
     if run.active:
         asked = layout.stop_asked(run.folder)
@@ -67,7 +67,7 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
 
 
 def _question(run: reader.RecordedRun, how: str) -> MessageLike:
-    """What has to be known before a run is stopped like that; "" where that costs next to nothing."""
+    """The question to confirm before stopping a run in this way; "" if next to nothing is lost."""
     if how == "kill":
         step, seconds = stop.lost_by_kill(run)
         if step is None:
@@ -80,7 +80,7 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
             time=duration(seconds),
         )
     what, seconds = stop.lost_now(run) if how == "now" else ("", 0.0)
-    if seconds <= MUCH:
+    if seconds <= CONFIRM_FROM:
         return ""
     lost = {
         "start": "No step is done yet: {time} of loading, caching and compiling are lost. Stop it?",
@@ -91,7 +91,7 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
 
 
 def _samples(told: JsonMapping) -> bool:
-    """Whether a run has prompts to sample, by what its section of samples says."""
+    """Whether a run has prompts to sample, according to its section of samples."""
     return told.get("sample_images", True) is not False and bool(
         told.get("sample_prompts") or told.get("sample_from_captions")
     )
@@ -103,20 +103,20 @@ def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> boo
 
 
 def _can_be_tried(run: reader.RecordedRun) -> bool:
-    """Whether what a run has trained can be sampled with in the tab Try it."""
+    """Whether the result of a run can be sampled in the tab Try it."""
     script = str(run.facts.get("script"))
     return script in RUNS and config_class(script).kind in ("lora", "textual-inversion", "lllite")
 
 
 class RunActions:
-    """Answers what the scripts of the panel and of the Queue tab ask. Nothing that they send is believed."""
+    """Handlers for the panel and the Queue tab. Nothing that they are sent is trusted."""
 
     def __init__(self, forms: Mapping[str, SettingsForm]) -> None:
         self.forms = forms
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """What may be asked for, and changes something."""
+        """Handlers of requests that change something."""
         return {
             "act": self.act,
             "queue": self.queue,
@@ -126,11 +126,11 @@ class RunActions:
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        """What may be looked at."""
+        """Handlers of GET requests."""
         return {"picture": samples.show, "learned": samples.show_learned, "bundle": self.bundle}
 
     def act(self, sent: ApiRequest) -> JsonObject:
-        """Do something with a run."""
+        """Perform an action on a run."""
         what, run = sent.text("act"), _run(sent.text("run"))
         if what in layout.STOPS[1:]:
             if what == "kill" and not stop.hangs(run):
@@ -150,10 +150,9 @@ class RunActions:
         return {"said": _with_next(WORDS[what]) if what in layout.STOPS else WORDS[what]}
 
     def resumed(self, run: reader.RecordedRun) -> tuple[MessageLike, str]:
-        """Resume a run now, or queue it until devices are free: a sentence about that, and the id of what has begun."""
-        if not run.active and not _is_wanted(
-            run, reader.runs()
-        ):  # another browser was faster, or nothing is left to do
+        """Resume a run now, or queue it until devices are free: a sentence about that, and the id of the new run or
+        ""."""
+        if not run.active and not _is_wanted(run, reader.runs()):  # another browser was faster, or the run is complete
             raise ConfigError("{run} has finished, or was resumed already.", run=run.id)
         job, state = reopen.continuation(run), resume.newest_state(run)
         active = [other.facts for other in reader.runs() if other.active and other.is_here]
@@ -166,7 +165,7 @@ class RunActions:
         return "Another training is running: this one resumes when that has ended (see the Queue tab).", ""
 
     def bundle(self, query: Mapping[str, str]) -> Response:
-        """The support bundle of a run, for the downloads."""
+        """The support bundle of a run, as a download."""
         run = _run(query.get("run", ""))
         made = bundle.bundle(run, _doctor())
         name = f"support-{time.strftime('%Y%m%d-%H%M%S')}.zip"
@@ -176,7 +175,7 @@ class RunActions:
     # ---- the queue
 
     def queue(self, sent: ApiRequest) -> JsonObject:
-        """The queue as it stands, for the tab to show."""
+        """The current queue, for the tab."""
         found = queue.read()
         return {
             "entries": [_entry(entry) for entry in found.entries],
@@ -188,7 +187,7 @@ class RunActions:
         }
 
     def queue_act(self, sent: ApiRequest) -> JsonObject:
-        """Change the queue, and answer with what it is then."""
+        """Change the queue, and return its new state."""
         what, which = sent.text("act"), sent.text("id")
         changes: JsonObject = {
             "up": lambda: queue.move(which, -1),
@@ -208,14 +207,14 @@ class RunActions:
         return self.queue(sent)
 
     def _opened(self, config: RunConfig, how: JsonMapping, name: str) -> JsonObject:
-        """A config for the form of its tab; `how` it was launched goes along, and the name of what it is from."""
+        """A config for the form of its tab, with the launch settings `how`, and the name of its source."""
         tab = _tab(config)
         filled = self.forms[tab].fill(config, start_preset.loaded(name))
         return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in how.items()}}
 
 
 def _with_next(said: str) -> MessageLike:
-    """What was done to a run, and what the queue starts when it has ended."""
+    """The answer to an action, and the training that the queue starts when the run has ended."""
     found = queue.read()
     if found.paused or found.halted or not found.waiting:
         return said
@@ -230,7 +229,7 @@ def _run(run_id: str) -> reader.RecordedRun:
 
 
 def _tab(config: RunConfig) -> str:
-    """The tab that a config belongs into."""
+    """The tab that a config belongs to."""
     if config.kind != "finetune":
         return config.kind
     return "finetune" if config.data.in_json or config.data.dataset_config else "dreambooth"
@@ -260,10 +259,10 @@ def _entry(entry: queue.QueueEntry) -> JsonObject:
 
 
 def _doctor() -> str:
-    """What `kohya doctor` says of this machine."""
+    """The output of `kohya doctor` on this machine."""
     try:
         return subprocess.run(
-            DOCTOR, capture_output=True, text=True, errors="replace", timeout=DOCTOR_PATIENCE, check=False, cwd=ROOT
+            DOCTOR, capture_output=True, text=True, errors="replace", timeout=DOCTOR_TIMEOUT, check=False, cwd=ROOT
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return f"kohya doctor could not be asked: {type(error).__name__}\n"

@@ -10,22 +10,12 @@ from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject
 from library.config.problems import Message
 
-WIDTH, HEIGHT, MOST_POINTS = 600, 150, 300  # units of a chart, and points of a line at most
-NAMES = 3  # learning rates that are shown
-
-
-def curves(
-    points: Sequence[tuple[int, float, float]],
-    rates: Sequence[tuple[int, dict[str, float]]] = (),
-    resumed: Sequence[int] = (),
-    gpus: Iterable[JsonObject] = (),
-) -> str:
-    """Loss and learning rates over the steps, with a mark where a run went on with another, and its GPUs over time."""
-    return chart(points, resumed) + rate_chart(rates, resumed) + gpu_charts(gpus)
+WIDTH, HEIGHT, MAX_POINTS = 600, 150, 300  # units of a chart, and the most points of a line
+MAX_RATES = 3  # learning rates shown at most
 
 
 def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()) -> str:
-    """The loss, as it came and smoothed."""
+    """The loss of each step, and smoothed."""
     if len(curve) < 2:
         return ""
     points = _thinned(curve)
@@ -50,12 +40,12 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
 
 
 def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[int] = ()) -> str:
-    """The learning rates, of which those that are always equal are one line."""
+    """The learning rates; those that are always equal are one line."""
     rows = _thinned([row for row in rates if row[1]])
     if len(rows) < 2:
         return ""
     one = all(len(set(known.values())) == 1 for _, known in rows)
-    names = list(dict.fromkeys(name for _, known in rows for name in known))[: 1 if one else NAMES]
+    names = list(dict.fromkeys(name for _, known in rows for name in known))[: 1 if one else MAX_RATES]
     frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(rate for _, known in rows for rate in known.values()) or 1.0)
     polylines = "".join(
         f'<polyline class="r{at}" points="{frame.line((s, known[name]) for s, known in rows if name in known)}"/>'
@@ -67,7 +57,7 @@ def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[
     return f'<figure class="chart low"><figcaption>Learning rate <small>{key}</small></figcaption>{inside}</figure>'
 
 
-# What is shown of a GPU: its name in an event, what it is called, its unit, and to where it reaches at least.
+# Measurements of a GPU: name in an event, title, unit, and the least upper end of the axis.
 MEASURES = (
     ("used", "GPU memory", "GB", 0),
     ("utilization", "GPU load", "%", 100),
@@ -77,7 +67,7 @@ MEASURES = (
 
 
 def gpu_charts(events: Iterable[JsonObject]) -> str:
-    """Memory, load, temperature and power of each GPU of a run over its time, from its events; a line for each."""
+    """Memory, load, temperature and power of a run's GPUs over time, from its events; one line for each GPU."""
     seen = [event for event in events if isinstance(event.get("t"), int | float)]
     rows = [(int(event["t"]), gpu) for event in _thinned(seen) for gpu in event.get("gpus") or () if "index" in gpu]
     if not rows or rows[0][0] == rows[-1][0]:
@@ -98,7 +88,7 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
     highest = max(value for line in lines.values() for _, value in line)
     frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(most, highest), ends)
     polylines = "".join(
-        f'<polyline class="r{at % NAMES}" points="{frame.line(line)}"/>' for at, line in enumerate(lines.values())
+        f'<polyline class="r{at % MAX_RATES}" points="{frame.line(line)}"/>' for at, line in enumerate(lines.values())
     )
     now = [f"{line[-1][1]:.4g} {unit}" for line in lines.values()]
     about = Message(
@@ -108,7 +98,7 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
         last=ends[1],
         value=", ".join(now),
     )
-    names = [f'<i class="r{at % NAMES}"></i>{html.escape(name)} ' for at, name in enumerate(lines)]
+    names = [f'<i class="r{at % MAX_RATES}"></i>{html.escape(name)} ' for at, name in enumerate(lines)]
     return (
         f'<figure class="chart low"><figcaption>{title} <small>{"".join(names if len(names) > 1 else now)}</small>'
         f"</figcaption>{frame.around(polylines, about, ())}</figure>"
@@ -116,7 +106,7 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
 
 
 class _Frame(NamedTuple):
-    """The steps (or seconds, then with their names at both `ends`) and values that a chart spans."""
+    """The range of steps (or seconds, then with labels for both `ends`) and values of a chart."""
 
     first: int
     last: int
@@ -136,11 +126,11 @@ class _Frame(NamedTuple):
         )
 
     def seen(self, steps: Sequence[int]) -> list[int]:
-        """Those of these steps that the chart spans."""
+        """The steps that are in the chart's range."""
         return [step for step in steps if self.first <= step <= self.last]
 
     def around(self, polylines: str, about: Message, marks: Sequence[int], below: str = "") -> str:
-        """Lines with their axes, and a mark at each of some steps."""
+        """Lines with their axes, and a mark at some steps."""
         grid = "".join(f'<line x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>' for y in (0, HEIGHT / 2, HEIGHT))
         for x in map(self.across, marks):
             grid += f'<line class="resumed" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT}"/>'
@@ -154,7 +144,7 @@ class _Frame(NamedTuple):
 
 
 def _short(value: float) -> str:
-    """A number in the six characters that there is room for beside an axis."""
+    """A number in six characters, which is the room beside an axis."""
     said = f"{value:.3g}"
     return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if "e" in said else said
 
@@ -162,7 +152,7 @@ def _short(value: float) -> str:
 def _thinned(rows: Sequence[Any]) -> Sequence[Any]:
     if not rows:
         return rows
-    points = rows[:: math.ceil(len(rows) / MOST_POINTS)]
+    points = rows[:: math.ceil(len(rows) / MAX_POINTS)]
     return [*points, rows[-1]] if points[-1] != rows[-1] else points
 
 

@@ -1,4 +1,4 @@
-// The four steps to a first training, in the panel as long as there was none: each leads to where it is done.
+// The four steps to a first training, shown in the panel until there is a run: each leads to its place on the page.
 import { family } from "../form/inputs.js";
 import { formOf, onSettled } from "../form/page.js";
 import { onOpened } from "../form/tab.js";
@@ -12,34 +12,38 @@ const IMAGES = ["train_data_dir", "dataset_config", "in_json"];
 
 const shown = () => all(document, ".training").find((training) => training.checkVisibility());
 
-/** The training tab that is open, or else the first one, opened. */
+/** The open training tab; if there is none, open the first one. */
 async function training() {
   if (!shown()) one(document, 'button[role="tab"]').click();
   for (let i = 0; i < 100 && !shown(); i++) await wait(50);
   return shown();
 }
 
-let looked = ""; // the images that were looked at
-/** @type {WeakMap<HTMLElement, string>} the base model of a form that can be trained, as the server found */
+let looked = ""; // the images that the user has looked at
+/** @type {WeakMap<HTMLElement, string>} the trainable base model of each form, as judged by the server */
 const chosen = new WeakMap();
 
 /**
- * What a form's fields of some options hold, as one text.
+ * The values of some options in a form, as one text.
  * @param {HTMLElement} where
  * @param {string[]} names
  */
-const held = (where, names) => all(where, names.map((name) => `[data-option=${name}]`).join()).filter(isField).map((field) => field.value.trim()).join("");
+const held = (where, names) =>
+  all(where, names.map((name) => `[data-option=${name}]`).join())
+    .filter(isField)
+    .map((field) => field.value.trim())
+    .join("");
 
 /** @param {HTMLElement} where */
 const imagesOf = (where) => held(where, IMAGES);
 
 /**
- * Mark the steps that are done, and the one that is next.
+ * Mark the steps that are done, and the next one.
  * @param {HTMLElement} where a form
  */
 function progress(where) {
   const model = held(where, [MODEL]), isModel = model && chosen.get(where) === model;
-  const images = one(where, ".datasets .sum").textContent && imagesOf(where); // there are none before they are counted
+  const images = one(where, ".datasets .sum").textContent && imagesOf(where); // none before they are counted
   const done = { model: isModel, images, look: images === looked && images, train: "" };
   const side = one(document, "#side"), steps = Object.entries(done);
   side.dataset.done = steps.filter(([, is]) => is).map(([name]) => name).join(" ");
@@ -62,7 +66,7 @@ const STEPS = {
 };
 
 /**
- * Make the demo's model and images for the form that is open, and load its config.
+ * Create the demo's model and images for the open form, and load its config.
  * @param {HTMLButtonElement} button
  */
 async function tryDemo(button) {
@@ -98,9 +102,12 @@ document.addEventListener("click", async (event) => {
   const where = button && (await training());
   if (where) STEPS[button.dataset.step ?? ""](where);
 });
-onSettled((where) => requestAnimationFrame(() => { // before it, asking what can be seen would lay out the page once more
-  if (where.checkVisibility()) progress(where);
-}));
+onSettled((where) =>
+  requestAnimationFrame(() => {
+    // asking what is visible any earlier would cost a layout of the page
+    if (where.checkVisibility()) progress(where);
+  }),
+);
 onOpened(progress);
 document.addEventListener("kohya:judged", (event) => {
   const { where, chosen: model } = /** @type {CustomEvent<{ where: HTMLElement, chosen: string }>} */ (event).detail;

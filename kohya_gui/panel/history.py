@@ -1,4 +1,4 @@
-"""What happened in a run: what was saved and whether it loads, warnings, the compiler's log."""
+"""What happened in a run: saved files and whether they load, warnings, the compiler's log."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,11 @@ from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, counted, listed
 from library.runs.reader import RecordedRun, RunProgress
 
-SHOWN = 8  # of a kind, the newest
+MAX_SHOWN = 8  # newest events of each kind
 
 
 def history_html(run: RecordedRun, progress: RunProgress) -> str:
-    """All of it, a section each."""
+    """All of it, one section for each kind of event."""
     seen = progress.events
     compiles = list(seen.get("compile", ()))
     folder = run.facts.get("output_dir")
@@ -28,18 +28,19 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
         _list("Warnings", map(text, seen.get("warning", ())), "warn"),
         _list("Compiled", map(compiled, compiles), "compiled", compile_totals(run, progress, compiles)),
     ]
-    return "".join(parts)
+    inside = "".join(parts)
+    return f'<div class="facts">{inside}</div>' if inside else ""
 
 
 def _kept(events: Iterable[JsonObject]) -> list[JsonObject]:
-    """What was saved, less the states by time that a newer one has replaced."""
+    """The saved files, without states by time that were replaced by newer ones."""
     every = list(events)
     newest = next((event for event in reversed(every) if event.get("backup")), None)
     return [event for event in every if not event.get("backup") or event is newest]
 
 
 def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[JsonObject]) -> MessageLike:
-    """The compiler's work so far in one line: graphs, time, hits of the cache, and what it has saved."""
+    """The compiler's work so far in one line: graphs, time, cache hits, and time saved."""
     total = run.facts.get("compile") or {}
     good = [event for event in events if not event.get("failed")]
     graphs = total.get("num_graphs") or sum(bool(event.get("forward", True)) for event in good)
@@ -68,7 +69,7 @@ def _number(value: JsonValue) -> float:
 
 def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLike = "") -> str:
     every = [line for line in lines if line]
-    shown = every[-SHOWN:]
+    shown = every[-MAX_SHOWN:]
     if not shown:
         return ""
     more = sum_up or (
@@ -82,13 +83,13 @@ def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLi
 
 
 def text(event: JsonObject) -> MessageLike:
-    """The words of an event, whatever its writer called them."""
+    """The text of an event, whatever key it is stored under."""
     found = next((event[key] for key in ("text", "message", "reason") if event.get(key)), "")
     return found if isinstance(found, str | Message) else str(found)
 
 
 def compiled(event: JsonObject) -> MessageLike:
-    """One line of the log: which block made a graph, in which time, and why again."""
+    """One line of the log: the block, the time, and the reason of a recompilation."""
     if not event.get("block"):
         return text(event)
     template = "{block}: forward graph" if event.get("forward", True) else "{block}: backward graph"
@@ -106,7 +107,7 @@ def _size(count: float) -> str:
 
 
 def saved(event: JsonObject) -> str:
-    """A file or a state: its name, its size, and whether it loads into its model. HTML."""
+    """A saved file or state as HTML: its name, its size, and whether it loads into its model."""
     name = str(event.get("file") or event.get("path") or "")
     if not name:
         return ""

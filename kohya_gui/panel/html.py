@@ -1,4 +1,4 @@
-"""The live panel as HTML: functions from what a run's files say to what is seen."""
+"""The live panel as HTML: functions from a run's record to what is shown."""
 
 import html
 import re
@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from kohya_gui.i18n.sentences import data
-from kohya_gui.panel import history
 from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, counted
 from library.runs import explain, layout, machine
@@ -41,18 +40,18 @@ EMPTY = (
     '<p class="demo"><button type="button" class="try-demo">Try it with the demo</button> '
     "<span>Fills in the form with a small model and pictures of a character that it has never seen.</span></p></div>"
 )
-# What the page opens with, until the panel has looked; and how that is shown where runs are known, as tall as a run is.
+# The panel before its first request; if runs exist, it stays hidden, as tall as a run.
 UNREAD = EMPTY.replace('"empty"', '"empty unread"')
 RUNS_TO_COME = (
     "<style>.live .empty.unread { visibility: hidden } @media (max-width: 880px) "
     "{ .live .empty.unread { box-sizing: border-box; height: 31px; overflow: hidden } }</style>"
 )
-SILENT = 300.0  # seconds without an event of a running training, after which the panel says so
-FULL = 0.95  # of a memory or a disk, from which on it is marked
+SILENCE_SHOWN_FROM = 300.0  # seconds without an event, after which the panel reports no progress
+FULL_SHARE = 0.95  # the share of memory or disk in use from which it is marked
 
 
-def choices(runs: Iterable[tuple[str, str]], picked: str) -> str:
-    """The list of runs to look at, where there is more than one: (label, id), newest first."""
+def choices(runs: Iterable[tuple[MessageLike, str]], picked: str) -> str:
+    """The list of runs to choose from, if there is more than one: (label, id), newest first."""
     given = [("Newest run", ""), *runs]
     made = "".join(
         f'<option value="{html.escape(run)}"{" selected" * (run == picked)}{data(label)}>'
@@ -75,7 +74,7 @@ def head(run: RecordedRun, progress: RunProgress, now: float) -> str:
 
 
 def waiting(found: Queue) -> str:
-    """A line about the queue, while something waits in it; with a button, where it waits for its user."""
+    """A line about the queue while it has waiting entries, with a button if it waits for the user."""
     names = [entry.name for entry in found.waiting]
     if not names:
         return ""
@@ -92,7 +91,7 @@ def waiting(found: Queue) -> str:
 
 
 def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
-    """A line about the run that works, while one that has ended is looked at."""
+    """A line about the active run, while another one is shown that has ended."""
     other = None if run.active else next((one for one in others if one.active and one.id != run.id), None)
     if other is None:
         return ""
@@ -101,16 +100,14 @@ def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
     return f'<div class="next halted calm"{data(said)}><p>{html.escape(str(said))}</p>{look}</div>'
 
 
-def facts(run: RecordedRun, progress: RunProgress, now: float) -> str:
-    """The numbers of the last step, where its time goes, how busy the machine is, and what happened on the way."""
+def numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
+    """The numbers of the last step, and where its time went."""
     inside = _numbers(run, progress, now) + split(progress.last)
-    inside += usage(run) if run.active else ""
-    inside += history.history_html(run, progress)
     return f'<div class="facts">{inside}</div>' if inside else ""
 
 
 def _deleted(run: RecordedRun) -> str:
-    """That somebody has deleted the folder of a run, while it is gone and afterwards."""
+    """The warning that the run's folder was deleted, while it is gone and afterwards."""
     where = html.escape(str(run.folder))
     if run.facts.get("lost"):
         said = "The folder of this run was deleted. The training still works; Stop now ends it."
@@ -152,18 +149,18 @@ def _bar(run: RecordedRun, progress: RunProgress, now: float) -> str:
 
 
 def _silent(progress: RunProgress, now: float) -> float:
-    """Seconds without a word since a step or within a phase, where that is unusually long; else 0."""
+    """Seconds since the last event, if unusually many; otherwise 0."""
     last = progress.phase or progress.last
     said, pace = last.get("t"), progress.last.get("s_it")
     if not isinstance(said, int | float):
         return 0.0
     silent = now - said
-    return silent if silent > max(SILENT, 20 * pace if isinstance(pace, int | float) else 0.0) else 0.0
+    return silent if silent > max(SILENCE_SHOWN_FROM, 20 * pace if isinstance(pace, int | float) else 0.0) else 0.0
 
 
 def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[MessageLike, MessageLike, int, int]:
-    """What goes on in words, what is left, and how much of how much is done (0 of 0 where that is not known)."""
-    if run.facts.get("lost"):  # what was read of it before is not true any more
+    """The current activity, what is left, and how much of how much is done (0 of 0 if unknown)."""
+    if run.facts.get("lost"):  # its earlier progress is no longer true
         return "Its progress is not known", "", 0, 0
     step, total = number(progress.last.get("step")), number(run.facts.get("total_steps"))
     phase = progress.phase if run.active else None
@@ -174,7 +171,7 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[Message
         said = Message("compiling {block}", block=block).capitalized()
         return said, Message("{done} of {of}", done=done, of=of), max(0, done - 1), of
     if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
-        # All is read and encoded, and the first step is what compiles.
+        # Everything is loaded and encoded, and the first step compiles.
         compiling = layout.section(run.facts, "compile").get("compile")
         return ("Compiling in the first step" if compiling else "Preparing the first step"), "", 0, 0
     if phase:
@@ -195,12 +192,12 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[Message
 
 
 def number(value: JsonValue) -> int:
-    """A count from a run's files, 0 where there is none."""
+    """A count from a run's files, 0 if there is none."""
     return int(value) if isinstance(value, int | float) else 0
 
 
 def _eta(run: RecordedRun, progress: RunProgress, now: float) -> MessageLike:
-    """The time that is left while it runs, the time it took afterwards."""
+    """The time left while it runs, the time it took afterwards."""
     started, eta = run.facts.get("started"), progress.last.get("eta")
     if run.active:
         if not isinstance(eta, int | float):
@@ -232,7 +229,7 @@ def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
 
 
 def rates(given: Any) -> dict[str, float]:
-    """Learning rates by name, of which equal ones are shown once; at most three."""
+    """At most three learning rates by name; equal ones are shown once."""
     if isinstance(given, int | float):
         return {"": float(given)}
     if not isinstance(given, dict):
@@ -260,7 +257,7 @@ def split(last: JsonObject) -> str:
 
 
 def usage(run: RecordedRun) -> str:
-    """GPUs, memory and disk, as far as this machine tells."""
+    """GPUs, memory and disk, as far as this machine reports them."""
     if not run.is_here:
         return ""
     own = {str(device) for device in run.facts.get("devices") or ()}
@@ -277,11 +274,11 @@ def usage(run: RecordedRun) -> str:
                 Message("{free} GB free", free=f"{disk['free']:,.0f}"),
             )
         )
-    return f'<div class="usage">{"".join(rows)}</div>'
+    return f'<div class="facts usage">{"".join(rows)}</div>'
 
 
 def _spilled(progress: RunProgress) -> str:
-    """That memory of the GPU went into the computer's memory, as far as the run has seen it last."""
+    """The warning that GPU memory was moved to the computer's memory, by the run's last report."""
     last = next(reversed(progress.events.get("gpu", ())), {}).get("spilled")
     if not isinstance(last, int | float):
         return ""
@@ -301,7 +298,7 @@ def _gpu(gpu: machine.GpuStatus) -> str:
 def _used(title: MessageLike, used: float, total: float, unit: str, words: MessageLike = "", about: str = "") -> str:
     share = min(1.0, max(0.0, used / total)) if total else 0.0
     words = words or f"{used:.1f} / {total:.1f} {unit}"
-    full = " full" if share > FULL else ""
+    full = " full" if share > FULL_SHARE else ""
     return (
         f'<div class="used{full}" title="{html.escape(str(about))}"{data(title, words)}>'
         f"<span>{html.escape(str(title))}</span>"
@@ -322,6 +319,6 @@ def duration(seconds: float) -> Message:
 
 
 def log(lines: str, run: RecordedRun | None = None) -> str:
-    """The end of the log, and on top of it, where a run has failed, the cause."""
+    """The end of the log and, if the run has failed, the cause on top."""
     cause = _failure(run) if run else ""
     return cause + (f"<pre>{html.escape(lines)}</pre>" if lines.strip() else "<p>Nothing has been written yet.</p>")

@@ -1,130 +1,125 @@
-"""The live panel: which run, how it stands, and what can be done with it. It only reads a run's files."""
+"""The live panel: which run it shows, how it stands, and what can be done with it. It only reads a run's files."""
 
 import hashlib
 import json
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import gradio as gr
 
 from kohya_gui.i18n import dates
-from kohya_gui.panel import actions, charts, html, samples
+from kohya_gui.panel import actions, charts, history, html, samples
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import Message
 from library.runs import layout, queue, reader, registry
 
-KEPT = 30  # runs to choose from
+MAX_RUNS_LISTED = 30
+MARK_DIGITS = 8  # of a part's hash, in hexadecimal
+# From top to bottom. The log comes last, in a fold of its own.
+PARTS = ("runs", "queue", "head", "acts", "chart", "gpu_chart", "numbers", "usage", "history", "gallery", "log")
 # On a phone the panel is one line until it is opened.
 UNFOLD = '<button type="button" class="unfold" aria-expanded="false" aria-label="Details of the run"></button>'
-# Nothing of an event is queued or overlaid: each answers within some milliseconds.
-QUICK: JsonObject = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 
 
+@dataclass(frozen=True)
+class PanelPart:
+    """A part of the panel: the values that its HTML depends on, and the function that renders it."""
+
+    basis: Any
+    render: Callable[[], str]
+
+    @property
+    def mark(self) -> str:
+        """A hash of the basis: a browser that shows another one needs the part's new HTML."""
+        return hashlib.sha256(json.dumps(self.basis, default=str).encode()).hexdigest()[:MARK_DIGITS]
+
+
+# Why: docs/decisions/2026-11-23-panel-asks-for-news.md
 class RunPanel:
-    """The panel beside the tabs. What it shows is read anew where there is news; nothing of a run is kept in it."""
+    """The panel beside the tabs: its place on the page, and the changes that monitor.js polls for."""
 
     def __init__(self) -> None:
-        with gr.Column(elem_classes=["card", "live"]):
-            gr.HTML(UNFOLD, elem_classes=["unfolds"], apply_default_css=False)
-            self.picker = _part("")
-            self.queue = _part("")
-            self.head = gr.HTML(html.UNREAD, apply_default_css=False)
-            self.acts = _part("")
-            self.chart = _part("")
-            self.facts = _part("")
-            self.gallery = _part("")
-            with gr.Accordion("Log", open=False, visible=False, elem_classes=["log"]) as self.fold:
-                self.log = gr.HTML("", autoscroll=True, max_height=320, apply_default_css=False)
-        self.picked = gr.Textbox(visible=False)  # the chosen run on its way to the server
-        news = gr.Button(elem_classes=["news"], visible="hidden")  # pressed by monitor.js, which has no other way
-        self.seen = gr.State({})  # what this browser shows at the moment, so that only news is sent
-        self.shown = [
-            self.picker,
-            self.queue,
-            self.head,
-            self.acts,
-            self.chart,
-            self.facts,
-            self.gallery,
-            self.fold,
-            self.log,
-            self.seen,
-        ]
-        read = "(picked, seen) => [window.kohya.beginLook(), seen]"
-        # News that come while it still looks are looked at afterwards.
-        looked = news.click(
-            self.look, [self.picked, self.seen], self.shown, js=read, trigger_mode="always_last", **QUICK
-        )
-        looked.success(None, js="() => window.kohya.endLook()", show_progress="hidden")  # asks the server nothing
+        gr.HTML(_markup(), js_on_load="window.kohya.mountPanel(element)", apply_default_css=False)
 
     @property
     def handlers(self) -> dict[str, Handler]:
         """Handlers of requests from the page's scripts."""
-        return {"panel": self.mark}
+        return {"panel": self.changes}
 
-    # Why: docs/decisions/2026-11-23-panel-asks-for-news.md
-    def mark(self, asked: ApiRequest) -> JsonObject:
-        """A mark of what the panel would show: another one means that there is news."""
-        _, fresh = _read(asked.text("run"))
-        return {"mark": hashlib.sha256(json.dumps(fresh, default=str).encode()).hexdigest()[:16]}
+    # Why: docs/decisions/2026-11-27-panel-answers-with-changed-parts.md
+    def changes(self, asked: ApiRequest) -> JsonObject:
+        """The HTML of each part that the browser does not show yet, and in `shown` the marks of all parts then.
 
-    def look(self, picked: str, seen: JsonObject) -> list[Any]:
-        """What has changed since the last look, for each part of the panel; `gr.skip()` for what has not."""
-        run, fresh = _read(picked)
-        if run is None:
-            return [gr.skip()] * len(self.shown) if seen == fresh else _blank(fresh)
-        progress = reader.progress(run.folder)
-        line, gpus, now = progress.line, progress.events.get("gpu", ()), time.time()
-        same = {part: seen.get(part) == value for part, value in fresh.items()}
-        return [
-            gr.skip() if same["runs"] else html.choices(fresh["runs"], picked),
-            gr.skip() if same["queue"] else fresh["queue"],
-            gr.skip() if same["head"] else html.head(run, progress, now),
-            gr.skip() if same["acts"] else fresh["acts"],
-            gr.skip() if same["chart"] else charts.curves(line.points, line.rates, line.resumed, gpus),
-            gr.skip() if same["head"] else html.facts(run, progress, now),
-            gr.skip() if same["gallery"] else samples.gallery(run, progress),
-            gr.skip() if same["run"] else gr.update(visible=True),
-            gr.skip() if same["log"] else html.log(reader.tail(run.folder), run),
-            gr.skip() if all(same.values()) else fresh,
-        ]
+        The browser sends `shown` back with its next request, so the server remembers nothing of it.
+        """
+        parts = panel_parts(asked.text("run"), asked.flag("log"))
+        marks = {name: parts[name].mark for name in PARTS}
+        known = dict(zip_longest(PARTS, asked.text("shown").split()[: len(PARTS)], fillvalue=""))
+        changed = {name: parts[name].render() for name, mark in marks.items() if mark != known[name]}
+        return {"parts": changed, "shown": " ".join(marks.values())} if changed else {"parts": {}}
 
 
 def styles() -> str:
-    """For the page's head, as runs are at the moment: nothing that is shown first moves when the newest comes."""
+    """Styles for the page's head, which keep the place of the panel's first content where runs are known."""
     return html.RUNS_TO_COME if registry.folders() else ""
 
 
-def _part(value: str) -> gr.HTML:
-    return gr.HTML(value, elem_classes=["plot"], apply_default_css=False)
-
-
-def _read(picked: str) -> tuple[reader.RecordedRun | None, JsonObject]:
-    """The run to show, and what the look of each part of the panel follows from."""
+def panel_parts(picked: str, is_log_open: bool = True) -> dict[str, PanelPart]:
+    """All parts of the panel for the run that a user has picked, or else for the newest one."""
     every = reader.runs()
-    runs = every[:KEPT]
+    runs = every[:MAX_RUNS_LISTED]
     run = _chosen(picked, runs)
     waits = html.waiting(queue.read())
+    parts = dict.fromkeys(PARTS, _ready(""))
     if run is None:
-        return None, {"none": waits}
-    progress = reader.progress(run.folder).update()
-    line, gpus = progress.line, progress.events.get("gpu", ())
-    return run, {
-        "run": run.id,
-        "runs": [(_label(r), r.id) for r in runs],
-        "queue": html.elsewhere(run, every) + waits,
-        "head": [run.id, run.state, run.error, progress.offset, int(time.time()) if run.active else 0],
-        "acts": actions.buttons(run, every),
-        "chart": [run.id, line.points[-1] if line.points else None, line.resumed, gpus[-1].get("t") if gpus else 0],
-        "gallery": [run.id, len(progress.events.get("sample", ())), run.active],
-        "log": [run.id, run.state, _size(run)],
+        return parts | {"queue": _ready(waits), "head": _ready(html.EMPTY)}
+    progress, now = reader.progress(run.folder).update(), time.time()
+    parts |= {
+        "runs": _ready(html.choices([(_label(r), r.id) for r in runs], picked)),
+        "queue": _ready(html.elsewhere(run, every) + waits),
+        "head": _ready(html.head(run, progress, now)),
+        "acts": _ready(actions.buttons(run, every)),
+        "numbers": _ready(html.numbers(run, progress, now)),
+        "usage": _ready(html.usage(run) if run.active else ""),
+        "history": _ready(history.history_html(run, progress)),
+    }
+    parts |= _costly(run, progress)
+    if is_log_open:
+        basis = [run.id, run.state, _log_size(run)]
+        parts["log"] = PanelPart(basis, lambda: html.log(reader.tail(run.folder), run))
+    return parts
+
+
+def _costly(run: reader.RecordedRun, progress: reader.RunProgress) -> dict[str, PanelPart]:
+    """The parts that take long to render, with the values that tell whether they have changed."""
+    line, gpus, shots = progress.line, progress.events.get("gpu", ()), progress.events.get("sample", ())
+    return {
+        "chart": PanelPart(
+            [run.id, line.points[-1:], line.resumed],
+            lambda: charts.chart(line.points, line.resumed) + charts.rate_chart(line.rates, line.resumed),
+        ),
+        "gpu_chart": PanelPart([run.id, gpus[-1] if gpus else None], lambda: charts.gpu_charts(gpus)),
+        "gallery": PanelPart(
+            [run.id, shots[-1] if shots else None, run.active], lambda: samples.gallery(run, progress)
+        ),
     }
 
 
-def _blank(fresh: JsonObject) -> list[Any]:
-    hidden = gr.update(visible=False)
-    return ["", fresh["none"], html.EMPTY, "", "", "", "", hidden, "", fresh]
+def _ready(markup: str) -> PanelPart:
+    """A part that is quicker to render than to compare in any other way."""
+    return PanelPart(markup, lambda: markup)
+
+
+def _markup() -> str:
+    """The panel in its initial state: a place for each part."""
+    places = {name: f'<div data-part="{name}"></div>' for name in PARTS}
+    places["head"] = f'<div data-part="head">{html.UNREAD}</div>'
+    places["log"] = f'<details class="log"><summary>Log</summary>{places["log"]}</details>'
+    return f'<div class="card live">{UNFOLD}{"".join(places.values())}</div>'
 
 
 def _chosen(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun | None:
@@ -139,7 +134,7 @@ def _label(run: reader.RecordedRun) -> Message:
     return Message("{name} · {when} · {state}", name=run.facts.get("output_name") or run.id, when=when, state=state)
 
 
-def _size(run: reader.RecordedRun) -> int:
+def _log_size(run: reader.RecordedRun) -> int:
     try:
         return (run.folder / layout.LOG).stat().st_size
     except OSError:

@@ -1,19 +1,43 @@
-// The Queue tab: shows what the server says of the queue, and asks it to change.
+// The Queue tab: shows the queue, and sends requests that change it.
 import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, make, makeButton, one } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { lookAt, openInForm } from "./monitor.js";
+import { lookAt } from "./monitor.js";
+import { openInForm } from "./run_buttons.js";
 
-/** @typedef {{ id: string, name: string, title: string, state: string, run: string, step: number, total: number, gpus: string, processes: number, why: string, waits: boolean, again: boolean }} Entry */
-/** @typedef {{ entries: Entry[], waiting: number, paused: string, halted: boolean, gpus: import("../form/gpus.js").Gpu[], go_on: boolean }} Listing */
+/**
+ * @typedef {{ id: string, name: string, title: string, state: string, run: string, step: number, total: number,
+ *   gpus: string, processes: number, why: string, waits: boolean, again: boolean }} Entry
+ */
+/**
+ * @typedef {{ entries: Entry[], waiting: number, paused: string, halted: boolean,
+ *   gpus: import("../form/gpus.js").Gpu[], go_on: boolean }} Listing
+ */
 
 /** @type {Record<string, string>} */
-const STATES = { waiting: "Waiting", starting: "Starting", running: "Running", stopping: "Stopping", finished: "Finished",
-  stopped: "Stopped", failed: "Failed", interrupted: "Interrupted" };
+const STATES = {
+  waiting: "Waiting",
+  starting: "Starting",
+  running: "Running",
+  stopping: "Stopping",
+  finished: "Finished",
+  stopped: "Stopped",
+  failed: "Failed",
+  interrupted: "Interrupted",
+};
 /** @type {Record<string, string>} */
-const MOODS = { starting: "busy", running: "busy", stopping: "busy", finished: "good", failed: "bad", interrupted: "bad" };
-const PERIOD = 1500;
+const MOODS = {
+  starting: "busy",
+  running: "busy",
+  stopping: "busy",
+  finished: "good",
+  failed: "bad",
+  interrupted: "bad",
+};
+const EMPTY =
+  "The queue is empty. Fill in a form and press Add to queue: trainings run in turn, also while this page is closed.";
+const PERIOD = 1500; // milliseconds
 /** @type {HTMLElement | undefined} */
 let place;
 let shown = "";
@@ -87,11 +111,11 @@ function show(where, found) {
 }
 
 /**
- * Where a button had the focus, it has it again; one that is gone or cannot be pressed any more gives it to the same of
- * the entry that took its place, or to a neighbour: with the keyboard one would begin at the top of the page again.
+ * Give a button the focus back after a rebuild. If it is gone or disabled, the same button of the entry in its place or
+ * a neighbour gets it: otherwise the Tab key would start at the top of the page.
  * @param {HTMLElement} where
  * @param {string} key
- * @param {number} at the place of its entry
+ * @param {number} at the index of its entry
  */
 function focusAgain(where, key, at) {
   const same = where.querySelector(`[data-key="${key}"]`), entries = all(where, ".entry");
@@ -103,17 +127,27 @@ function focusAgain(where, key, at) {
 
 /** @param {Listing} found */
 function summary({ entries, waiting, paused, halted, gpus }) {
-  if (!entries.length) return translated("The queue is empty. Fill in a form and press Add to queue: trainings run one after the other, also while this page is closed.");
-  if (halted) return say("The queue is halted, as the computer or its process ended. {trainings} left.", { trainings: count(waiting, "training") });
-  if (paused) return paused === "by you" ? "Paused: nothing new is started." : say("Paused: nothing new is started. {why}", { why: paused });
+  if (!entries.length)
+    return translated(EMPTY);
+  if (halted)
+    return say("The queue is halted, as the computer or its process ended. {trainings} left.", {
+      trainings: count(waiting, "training"),
+    });
+  if (paused)
+    return paused === "by you"
+      ? "Paused: nothing new is started."
+      : say("Paused: nothing new is started. {why}", { why: paused });
   if (!waiting) return translated("The queue is empty.");
   const trainings = count(waiting, "training");
   if (gpus.length < 2) return say("{trainings} waiting.", { trainings });
-  return say("{trainings} waiting. One training at a time on each GPU ({gpus}).", { trainings, gpus: gpus.map(({ index }) => index).join(", ") });
+  return say("{trainings} waiting. One training at a time on each GPU ({gpus}).", {
+    trainings,
+    gpus: gpus.map(({ index }) => index).join(", "),
+  });
 }
 
 /**
- * A GPU, and what works on it.
+ * A GPU and its user.
  * @param {import("../form/gpus.js").Gpu} gpu
  */
 function device({ index, name, free, total, user }) {
@@ -145,19 +179,23 @@ function row(entry, waiting) {
   const progress = entry.total ? say("step {step} / {total}", { step: entry.step, total: entry.total }) : "";
   const several = entry.waits && entry.processes > 1 ? say("{count} GPUs", { count: entry.processes }) : "";
   const gpus = entry.gpus ? `GPU ${entry.gpus}` : several;
-  const parts = [entry.title, progress, gpus].filter(Boolean).map((part) => make("span", {}, part)); // each is translated by itself
-  return make("li", { className: `entry ${MOODS[entry.state] ?? "calm"}`, "data-id": entry.id, "data-state": entry.state },
+  // translated separately
+  const parts = [entry.title, progress, gpus].filter(Boolean).map((part) => make("span", {}, part));
+  return make("li",
+    { className: `entry ${MOODS[entry.state] ?? "calm"}`, "data-id": entry.id, "data-state": entry.state },
     make("span", { className: "state" }, translated(STATES[entry.state] ?? entry.state)),
-    make("div", { className: "about" }, make("b", {}, entry.name), make("small", {}, ...parts.flatMap((part, i) => (i ? [" · ", part] : [part]))),
+    make("div", { className: "about" },
+      make("b", {}, entry.name),
+      make("small", {}, ...parts.flatMap((part, i) => (i ? [" · ", part] : [part]))),
       entry.why && entry.state !== "finished" ? make("small", { className: "why" }, entry.why) : null),
     make("div", { className: "does" }, ...buttons(entry, at, waiting.length)));
 }
 
 /**
- * What can be done with an entry.
+ * The buttons of an entry.
  * @param {Entry} entry
- * @param {number} at its place among those that wait
- * @param {number} many of those
+ * @param {number} at its index among the waiting entries
+ * @param {number} many waiting entries
  */
 function buttons(entry, at, many) {
   const key = (/** @type {string} */ what) => `${entry.id}-${what}`;
@@ -169,22 +207,27 @@ function buttons(entry, at, many) {
     made.push(button("↑", key("up"), act("up"), "", say("Sooner: {name}", { name: entry.name }), at === 0));
     made.push(button("↓", key("down"), act("down"), "", say("Later: {name}", { name: entry.name }), at === many - 1));
   }
-  if (entry.again) made.push(button("Resume", key("resume"), actOnRun("resume"), "", say("Resume: {name}", { name: entry.name })));
-  if (MOODS[entry.state] === "busy") made.push(button("Stop", key("stop"), actOnRun("after_step"), "", say("Stop: {name}", { name: entry.name })));
+  if (entry.again)
+    made.push(button("Resume", key("resume"), actOnRun("resume"), "", say("Resume: {name}", { name: entry.name })));
+  if (MOODS[entry.state] === "busy")
+    made.push(button("Stop", key("stop"), actOnRun("after_step"), "", say("Stop: {name}", { name: entry.name })));
   const copy = button("Duplicate", key("open"), act("open"), "", say("Duplicate: {name}", { name: entry.name }));
   copy.title = translated("Open its settings in the form, to change and add them again");
   made.push(copy);
-  if (MOODS[entry.state] !== "busy") made.push(button("Remove", key("remove"), act("remove"), "", say("Remove: {name}", { name: entry.name })));
+  if (MOODS[entry.state] !== "busy")
+    made.push(button("Remove", key("remove"), act("remove"), "", say("Remove: {name}", { name: entry.name })));
   return made;
 }
 
 /**
  * @param {string} text
- * @param {string} key by which the focus is found again
+ * @param {string} key that identifies it after a rebuild
  * @param {() => unknown} press
  * @param {string} [kind]
  * @param {string} [label]
  * @param {boolean} [disabled]
  */
 const button = (text, key, press, kind = "", label = "", disabled = false) =>
-  makeButton(translated(text), press, { className: kind, "data-key": key, disabled, title: label, "aria-label": label || undefined });
+  makeButton(translated(text), press, {
+    className: kind, "data-key": key, disabled, title: label, "aria-label": label || undefined,
+  });

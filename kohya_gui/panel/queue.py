@@ -1,4 +1,4 @@
-"""The Queue tab: what waits, what works, and what has ended. All of it is in the queue's file; queue.js shows it."""
+"""The Queue tab: waiting, active and ended entries. All of it is in the queue's file; queue.js shows it."""
 
 import gradio as gr
 
@@ -8,7 +8,7 @@ MARKUP = """<div class="queue"><div class="lead"><p class="how" role="status">Re
 
 
 class QueueTab:
-    """The tab's place on the page. Made inside `gr.Blocks`."""
+    """The tab's place on the page. Create it inside `gr.Blocks`."""
 
     def __init__(self) -> None:
         gr.HTML(MARKUP, js_on_load="window.kohya.mountQueue(element)", apply_default_css=False)

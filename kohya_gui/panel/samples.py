@@ -1,4 +1,4 @@
-"""The gallery of sample images: what was generated at which step, and the images by the page's own routes."""
+"""The gallery of sample images: the step and prompt of each, and the images by the page's own routes."""
 
 import contextlib
 import html
@@ -20,14 +20,15 @@ from library.runs import reader
 from library.runs.sample_sheet import arrange_samples, draw_sheet
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
-SMALL = 192  # pixels of a thumbnail's longer side
-MOST_PIXELS, MOST_BYTES = 40_000_000, 60_000_000
-SHOWN = 60  # pictures of a prompt, the newest
-KEPT = {"cache-control": "private, max-age=86400", "content-security-policy": "default-src 'none'"}
+THUMBNAIL_SIDE = 192  # pixels of a thumbnail's longer side
+MAX_PIXELS, MAX_BYTES = 40_000_000, 60_000_000
+MAX_PICTURES = 60  # newest pictures of each prompt
+CACHE_HEADERS = {"cache-control": "private, max-age=86400", "content-security-policy": "default-src 'none'"}
 
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
-    """All samples of a run, a row for each prompt, the newest first. A click compares two of a row (monitor.js)."""
+    """All samples of a run, a row for each prompt, the newest first. A click compares two of a row
+    (compare_samples.js)."""
     rows: dict[int, list[tuple[int, JsonObject]]] = {}
     for place, event in enumerate(progress.events.get("sample", ())):
         rows.setdefault(_number(event.get("number")), []).append((place, event))
@@ -58,7 +59,7 @@ def _learned(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 
 def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
     prompt = str(events[-1][1].get("prompt") or "") or Message("Prompt {number}", number=number + 1)
-    pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
+    pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-MAX_PICTURES:]))
     said = html.escape(str(prompt))
     return f'<p title="{said}"{data(prompt)}>{said}</p><div class="strip" role="group">{pictures}</div>'
 
@@ -81,7 +82,7 @@ def _number(value: JsonValue) -> int:
 
 
 def show(query: Mapping[str, str]) -> Response:
-    """A picture by its run and its place among that run's samples; nothing else can be asked for."""
+    """A picture by its run and its index among that run's samples; nothing else can be requested."""
     try:
         run = reader.run(str(query.get("run") or ""))
         path = file_of(run, int(query.get("sample") or ""))
@@ -90,7 +91,7 @@ def show(query: Mapping[str, str]) -> Response:
     changed = path.stat().st_mtime_ns
     body = thumbnail(path, changed) if query.get("small") else whole(path)
     kind = "image/jpeg" if query.get("small") else mimetypes.guess_type(path.name)[0]
-    return Response(body, media_type=kind or "application/octet-stream", headers=KEPT)
+    return Response(body, media_type=kind or "application/octet-stream", headers=CACHE_HEADERS)
 
 
 def show_learned(query: Mapping[str, str]) -> Response:
@@ -110,11 +111,11 @@ def show_learned(query: Mapping[str, str]) -> Response:
 
     made = io.BytesIO()
     draw_sheet(sheet, opened).save(made, "PNG")
-    return Response(made.getvalue(), media_type="image/png", headers=KEPT | {"cache-control": "no-cache"})
+    return Response(made.getvalue(), media_type="image/png", headers=CACHE_HEADERS | {"cache-control": "no-cache"})
 
 
 def file_of(run: reader.RecordedRun, place: int) -> Path:
-    """The file of a sample: an image, and really below the folder that its run writes into. Else ValueError."""
+    """The file of a sample. Raises ValueError unless it is an image below the folder that its run writes to."""
     if place < 0:
         raise ValueError("no such sample")
     event = reader.progress(run.folder).update().events["sample"][place]
@@ -127,30 +128,30 @@ def file_of(run: reader.RecordedRun, place: int) -> Path:
 
 @lru_cache(maxsize=512)
 def thumbnail(path: Path, changed: int) -> bytes:
-    """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError for what is none."""
+    """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError if it is not an image."""
     made = io.BytesIO()
     with _opened(path) as picture:
-        picture.draft("RGB", (SMALL, SMALL))
+        picture.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
         small = picture.convert("RGB")
-        small.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
+        small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
         small.save(made, "JPEG", quality=82)
     return made.getvalue()
 
 
 def whole(path: Path) -> bytes:
-    """An image as it is, once it is sure to be one. Raises ConfigError for what is none."""
+    """An image file, checked to be one. Raises ConfigError otherwise."""
     with _opened(path):
         return path.read_bytes()
 
 
 def _opened(path: Path) -> Any:
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise ConfigError("This image is too large to be shown.")
         picture = Image.open(path, formats=("PNG", "JPEG", "WEBP"))
     except (OSError, ValueError, Image.DecompressionBombError):
         raise ConfigError("This image cannot be read.") from None
-    if picture.width * picture.height > MOST_PIXELS:
+    if picture.width * picture.height > MAX_PIXELS:
         picture.close()
         raise ConfigError("This image is too large to be shown.")
     return picture

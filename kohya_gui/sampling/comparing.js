@@ -1,4 +1,4 @@
-// Which file of a run is best: a part of the tab Try it, opened from the run's panel.
+// Which file of a run is best: a part of the tab Try it, which the run's panel opens.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { around, hit, make, one, showMessage } from "../server/elements.js";
@@ -7,12 +7,16 @@ import { openTab } from "../server/tabs.js";
 import { watcher } from "../tools/commands.js";
 
 /** @typedef {{ small: string, large: string, copy: string }} Picture */
-/** @typedef {{ columns: string[], saved: string[], rows: string[], cells: (Picture | null)[][], losses: string[], likeness: string[], held_out: boolean, best: number | null, reason: string, notes: string[], folder: string }} Comparison */
+/**
+ * @typedef {{ columns: string[], saved: string[], rows: string[], cells: (Picture | null)[][], losses: string[],
+ *   likeness: string[], held_out: boolean, best: number | null, reason: string, notes: string[], folder: string }}
+ *   Comparison
+ */
 
-const FEW = 16; // pictures that are shown as they are, and not as thumbnails
+const MAX_IN_FULL = 16; // up to so many pictures are shown in full, more as thumbnails
 /** @type {HTMLElement | undefined} */
 let place;
-let asked = ""; // the run that was asked for in its panel
+let asked = ""; // the run chosen in the panel
 /** @type {((begun?: string) => void) | undefined} */
 let look;
 
@@ -36,7 +40,7 @@ export function mount(element) {
   look();
 }
 
-/** Read again what can be chosen, and show the run that was asked for, if one was. */
+/** Reload the choices, and show the run chosen in the panel, if there is one. */
 async function start() {
   const run = asked || runs().value, wanted = Boolean(asked);
   asked = "";
@@ -53,7 +57,7 @@ async function start() {
   }
 }
 
-/** The folder is only there where one is chosen. */
+/** Show the folder's field only if a folder is to be chosen. */
 function settle() {
   around(part("#comparing-folder"), ".field").hidden = encoder().value !== "folder";
 }
@@ -63,7 +67,10 @@ async function begin() {
   go.disabled = true;
   try {
     const { job } = await ask("comparing_begin", {
-      run: runs().value, encoder: encoder().value, folder: part("#comparing-folder", HTMLInputElement).value, prompts: part("#comparing-prompts", HTMLTextAreaElement).value,
+      run: runs().value,
+      encoder: encoder().value,
+      folder: part("#comparing-folder", HTMLInputElement).value,
+      prompts: part("#comparing-prompts", HTMLTextAreaElement).value,
     });
     showMessage(part(".said-of"), "good", "");
     look?.(job.id);
@@ -73,7 +80,7 @@ async function begin() {
   go.disabled = false;
 }
 
-/** Show the newest comparison of the chosen run, as far as it has come. */
+/** Show the newest comparison of the chosen run so far. */
 async function render() {
   const run = runs().value;
   if (!run) return;
@@ -93,17 +100,29 @@ async function render() {
 
 /** @param {Comparison} found */
 function rows(found) {
-  const few = found.cells.flat().length <= FEW;
-  const heads = found.columns.map((title, at) => make("div", { className: at === found.best ? "head best" : "head", title: found.saved[at] ?? "" }, make("b", {}, title), at === found.best && make("span", {}, "Proposed")));
-  const numbers = /** @type {[string, string[]][]} */ ([[found.held_out ? "Held-out loss" : "Loss on trained images", found.losses], ["Likeness", found.likeness]]);
+  const few = found.cells.flat().length <= MAX_IN_FULL;
+  const heads = found.columns.map((title, at) =>
+    make("div", { className: at === found.best ? "head best" : "head", title: found.saved[at] ?? "" },
+      make("b", {}, title),
+      at === found.best && make("span", {}, "Proposed")));
+  const numbers = /** @type {[string, string[]][]} */ ([
+    [found.held_out ? "Held-out loss" : "Loss on trained images", found.losses],
+    ["Likeness", found.likeness],
+  ]);
   return [
     make("div", { className: "line-of heads" }, heads),
-    ...numbers.filter(([, values]) => values.some(Boolean)).flatMap(([title, values]) => [
-      make("p", {}, title), make("div", { className: "line-of numbers" }, values.map((value) => make("div", {}, value || "–"))),
-    ]),
+    ...numbers
+      .filter(([, values]) => values.some(Boolean))
+      .flatMap(([title, values]) => [
+        make("p", {}, title),
+        make("div", { className: "line-of numbers" },
+          values.map((value) => make("div", {}, value || "–"))),
+      ]),
     ...found.rows.flatMap((prompt, row) => [
       make("p", { className: "own", title: prompt }, make("span", { className: "own" }, prompt)),
-      make("div", { className: "line-of strip", role: "group" }, (found.cells[row] ?? []).map((cell, at) => (cell ? picture(few ? { ...cell, small: cell.large } : cell, found.columns[at], prompt) : make("span")))),
+      make("div", { className: "line-of strip", role: "group" },
+        (found.cells[row] ?? []).map((cell, at) =>
+          cell ? picture(few ? { ...cell, small: cell.large } : cell, found.columns[at], prompt) : make("span"))),
     ]),
   ];
 }
@@ -117,7 +136,14 @@ function picture({ small, large, copy }, title, prompt) {
   const shown = translated(title);
   const image = make("img", { src: small, alt: "", loading: "lazy", decoding: "async" });
   const mark = copy && make("span", { className: "copies" }, say("nearly a copy of {picture}", { picture: copy }));
-  return make("button", { type: "button", className: copy ? "sample copied" : "sample", "data-title": shown, "data-large": large, "data-prompt": prompt, "aria-label": `${shown}: ${prompt}` }, image, make("span", {}, title), mark);
+  return make("button",
+    {
+      type: "button", className: copy ? "sample copied" : "sample", "data-title": shown, "data-large": large,
+      "data-prompt": prompt, "aria-label": `${shown}: ${prompt}`,
+    },
+    image,
+    make("span", {}, title),
+    mark);
 }
 
 document.addEventListener("click", (event) => {
@@ -125,5 +151,5 @@ document.addEventListener("click", (event) => {
   if (!button) return;
   asked = button.dataset.compare ?? "";
   void openTab("Try it", () => true);
-  if (place?.isConnected) void start(); // else the tab is made now, for the first time
+  if (place?.isConnected) void start(); // otherwise the tab is being built for the first time
 });

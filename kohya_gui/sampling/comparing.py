@@ -1,4 +1,4 @@
-"""Which file of a run is best: starts `kohya compare`, and shows what it has found so far."""
+"""Which file of a run is best: starts `kohya compare`, and shows its results so far."""
 
 import mimetypes
 import re
@@ -23,14 +23,14 @@ from library.sampling import prompt_rows, prompts
 from library.sampling.plan import check_size
 
 KIND = "compare"
-LISTED = 20  # runs
+MAX_RUNS = 20  # runs
 ENCODERS = ("", "dinov2", "clip")
 RESULT = "comparison.json"
-PLACE = re.compile(r"compare-[\d-]+")  # the folder of a comparison in that of its run
+PLACE = re.compile(r"compare-[\d-]+")  # the name of a comparison's folder in its run's folder
 
 
 class FileComparison:
-    """The handlers of the part of the tab Try it that compares the files of a run."""
+    """Handlers for the part of the tab Try it that compares the files of a run."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
@@ -42,12 +42,12 @@ class FileComparison:
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        """The pictures that may be asked for."""
+        """Handlers of GET requests."""
         return {"compared": self.show}
 
     def choices(self, sent: ApiRequest) -> JsonObject:
         """The runs whose files can be compared, the newest first."""
-        known = [run for run in reader.runs() if plan.is_comparable(run)][:LISTED]
+        known = [run for run in reader.runs() if plan.is_comparable(run)][:MAX_RUNS]
         titles = [dates.moment(float(run.facts.get("started") or 0)) for run in known]
         return {
             "runs": [
@@ -57,7 +57,7 @@ class FileComparison:
         }
 
     def begin(self, sent: ApiRequest) -> JsonObject:
-        """Start comparing. What can be wrong with the form is said before."""
+        """Start comparing. Problems of the form are reported first."""
         if busy := next((job for job in jobs.every(KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         run = _run(sent.text("run"))
@@ -86,7 +86,7 @@ class FileComparison:
         return [f"--encoder={chosen}"] if chosen else []
 
     def found(self, sent: ApiRequest) -> JsonObject:
-        """The newest comparison of a run, complete or so far; no columns where there is none."""
+        """The newest comparison of a run, complete or so far; without columns if there is none."""
         run = _run(sent.text("run"))
         known = _newest(run)
         place = Path(str(known.get("folder") or "")).name
@@ -123,7 +123,7 @@ class FileComparison:
         }
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """A picture of a comparison by its place; nothing else can be asked for."""
+        """A picture of a comparison by its position; nothing else can be requested."""
         try:
             place, numbers = str(query.get("at") or ""), (int(query["row"]), int(query["column"]))
             folder = reader.run(str(query.get("run") or "")).folder.resolve()
@@ -135,7 +135,7 @@ class FileComparison:
         small = query.get("small")
         body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
         kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
-        return Response(body, media_type=kind or "application/octet-stream", headers=samples.KEPT)
+        return Response(body, media_type=kind or "application/octet-stream", headers=samples.CACHE_HEADERS)
 
 
 def markup() -> str:
@@ -152,7 +152,7 @@ def _run(name: str) -> reader.RecordedRun:
 
 
 def _newest(run: reader.RecordedRun) -> JsonObject:
-    """What a job has found last for a run, else what is stored in its folder."""
+    """The last results of a job for a run, else the ones stored in its folder."""
     for job in jobs.every(KIND):
         arguments = job.facts.get("arguments") or ()
         if run.id in arguments and job.result.get("files"):
@@ -162,19 +162,19 @@ def _newest(run: reader.RecordedRun) -> JsonObject:
 
 
 def _list(known: JsonMapping, name: str) -> list[object]:
-    """A list of a stored comparison, which others may have edited."""
+    """A list in a stored comparison, which others may have edited."""
     found = known.get(name)
     return found if isinstance(found, list) else []
 
 
 def _cells(row: object, count: int) -> list[object]:
-    """The values of a row, as many as there are columns."""
+    """The values of a row, one for each column."""
     found = row if isinstance(row, list) else []
     return [*found[:count], *[""] * (count - len(found))]
 
 
 def _text(value: object) -> MessageLike:
-    """A title or a prompt; a message stays one, so that the browser can translate it."""
+    """A title or a prompt; messages stay messages, so that the browser can translate them."""
     return value if isinstance(value, str | Message) else str(value)
 
 
@@ -183,7 +183,7 @@ def _shown(value: object, form: str) -> str:
 
 
 def _cell(query: JsonObject, copy: object) -> JsonObject:
-    """The addresses of a picture, and the name of the training picture that it nearly is."""
+    """The addresses of a picture, and the name of the training picture that it nearly copies."""
     return {
         "small": "own/compared?" + urlencode({**query, "small": 1}),
         "large": "own/compared?" + urlencode(query),

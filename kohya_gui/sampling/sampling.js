@@ -1,4 +1,4 @@
-// The tab Try it: what is filled in becomes a job, and its images are shown in rows and columns.
+// The tab Try it: starts a job with the form's values, and shows its images in rows and columns.
 import { read, sentOf } from "../form/messages.js";
 import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, one, showMessage } from "../server/elements.js";
@@ -11,12 +11,12 @@ import { grow, valueToSend, watcher } from "../tools/commands.js";
 /** @typedef {{ columns: string[], rows: string[], cells: (Picture | null)[][], folder: string }} Sheet */
 /** @typedef {[name: string, title: string]} Choice */
 
-const FEW = 16; // pictures that are shown as they are, and not as thumbnails
+const MAX_IN_FULL = 16; // up to so many pictures are shown in full, more as thumbnails
 const TAB = "tab:", RUN = "run:", JOB = "job:";
 /** @type {HTMLElement | undefined} */
 let place;
-let wanted = ""; // the sheet to show, once it is known
-let asked = ""; // the run that was asked for in its panel
+let wanted = ""; // the sheet to show, once it exists
+let asked = ""; // the run chosen in the panel
 /** @type {((begun?: string) => void) | undefined} */
 let look;
 /** @type {Promise<void> | undefined} until it is known what can be chosen */
@@ -35,7 +35,11 @@ const text = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (part
 /** @param {Element} element */
 export function mount(element) {
   place = one(element, ".sampling");
-  const found = watcher(part(".jobs"), "sample", (job) => void refresh(JOB + job.id), (job) => void renderSheet(JOB + job.id));
+  const found = watcher(
+    part(".jobs"),
+    "sample",
+    (job) => void refresh(JOB + job.id),
+    (job) => void renderSheet(JOB + job.id));
   look = found;
   part("form").addEventListener("submit", (event) => event.preventDefault());
   part("form").addEventListener("input", (event) => {
@@ -52,7 +56,7 @@ export function mount(element) {
   mountComparing(element);
 }
 
-/** Show the run that was asked for beside its samples, if one was. */
+/** Fill in the run chosen in the panel, if there is one. */
 async function start() {
   const run = asked;
   asked = "";
@@ -67,14 +71,16 @@ async function start() {
 }
 
 /**
- * Read again what can be chosen; what was chosen stays.
+ * Reload the choices, and keep the current ones.
  * @param {string} [show] the sheet to show
  */
 async function refresh(show = "") {
   try {
     /** @type {{ models: Choice[], sheets: Choice[] }} */
     const known = await ask("sampling_choices");
-    for (const [list, choices] of /** @type {[HTMLSelectElement, Choice[]][]} */ ([[model(), known.models], [sheets(), known.sheets]])) {
+    for (const [list, choices] of /** @type {[HTMLSelectElement, Choice[]][]} */ ([
+      [model(), known.models], [sheets(), known.sheets],
+    ])) {
       const before = list.value;
       list.replaceChildren(...choices.map(([value, title]) => make("option", { value }, title)));
       if (choices.some(([value]) => value === before)) list.value = before;
@@ -88,7 +94,7 @@ async function refresh(show = "") {
   }
 }
 
-/** What needs a run is there only where one is chosen, and strengths only where they are compared. */
+/** Show fields about a run only if one is chosen, and strengths only if they are compared. */
 function settle() {
   part(".epochs").hidden = !model().value.startsWith(RUN);
   around(part("#sampling-strengths"), ".field").hidden = text("compare") !== "strengths";
@@ -138,7 +144,7 @@ async function known(what, sent) {
   }
 }
 
-/** Name every file that the run has saved, and compare them. */
+/** Fill in every file that the run has saved, and compare them. */
 async function fillEpochs() {
   const { files } = await ofRun(), list = part(".files");
   for (const row of all(list, ".file").slice(1)) row.remove();
@@ -158,11 +164,22 @@ async function begin() {
   go.disabled = true;
   await started;
   const chosen = model().value;
-  const fields = Object.fromEntries(all(part("form"), "[data-prompt]").filter(isField).map((field) => [field.dataset.prompt, field.value]));
+  const fields = Object.fromEntries(
+    all(part("form"), "[data-prompt]")
+      .filter(isField)
+      .map((field) => [field.dataset.prompt, field.value]));
   try {
     const { job } = await ask("sampling_begin", {
-      model: chosen, form: chosen.startsWith(TAB) ? read(chosen.slice(TAB.length)) : "", fields, prompts: text("prompts"),
-      loras: String(valueToSend(part(".files"))).split("\n").filter(Boolean), compare: text("compare"), ...(text("compare") === "strengths" ? { strengths: text("strengths") } : {}), folder: text("folder"),
+      model: chosen,
+      form: chosen.startsWith(TAB) ? read(chosen.slice(TAB.length)) : "",
+      fields,
+      prompts: text("prompts"),
+      loras: String(valueToSend(part(".files")))
+        .split("\n")
+        .filter(Boolean),
+      compare: text("compare"),
+      ...(text("compare") === "strengths" ? { strengths: text("strengths") } : {}),
+      folder: text("folder"),
     });
     wanted = JOB + job.id;
     showMessage(part(".said-of"), "good", "");
@@ -174,7 +191,7 @@ async function begin() {
 }
 
 /**
- * Show a sheet: each row is a strip whose pictures can be compared (monitor.js).
+ * Show a sheet: each row is a strip whose pictures can be compared (compare_samples.js).
  * @param {string} name
  */
 async function renderSheet(name) {
@@ -184,10 +201,14 @@ async function renderSheet(name) {
     if (!cells.length || (sheets().value !== name && wanted !== name)) return;
     part(".board").hidden = false;
     part(".where").textContent = folder;
-    const few = cells.flat().length <= FEW;
-    part(".pictures").replaceChildren(...rows.map((prompt, row) => make("div", { className: "row-of" },
-      make("p", { title: prompt, className: "own" }, make("span", { className: "own" }, prompt)),
-      make("div", { className: "strip", role: "group" }, cells[row].map((cell, column) => (cell ? picture(few ? { ...cell, small: cell.large } : cell, columns[column], prompt) : make("span")))))));
+    const few = cells.flat().length <= MAX_IN_FULL;
+    part(".pictures").replaceChildren(
+      ...rows.map((prompt, row) =>
+        make("div", { className: "row-of" },
+          make("p", { title: prompt, className: "own" }, make("span", { className: "own" }, prompt)),
+          make("div", { className: "strip", role: "group" },
+            cells[row].map((cell, column) =>
+              cell ? picture(few ? { ...cell, small: cell.large } : cell, columns[column], prompt) : make("span"))))));
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
   }
@@ -201,7 +222,13 @@ async function renderSheet(name) {
 function picture({ small, large }, title, prompt) {
   const shown = translated(title);
   const image = make("img", { src: small, alt: "", loading: "lazy", decoding: "async" });
-  return make("button", { type: "button", className: "sample", "data-title": shown, "data-large": large, "data-prompt": prompt, "aria-label": `${shown}: ${prompt}` }, image, make("span", {}, title));
+  return make("button",
+    {
+      type: "button", className: "sample", "data-title": shown, "data-large": large, "data-prompt": prompt,
+      "aria-label": `${shown}: ${prompt}`,
+    },
+    image,
+    make("span", {}, title));
 }
 
 document.addEventListener("click", (event) => {
@@ -209,5 +236,5 @@ document.addEventListener("click", (event) => {
   if (!button) return;
   asked = RUN + button.dataset.try;
   void openTab("Try it", () => true);
-  if (place?.isConnected) void start(); // else the tab is made now, for the first time
+  if (place?.isConnected) void start(); // otherwise the tab is being built for the first time
 });

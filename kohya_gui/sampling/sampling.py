@@ -32,15 +32,15 @@ from library.runs import layout, reader, resume
 from library.sampling import plan, prompt_rows, prompts
 
 KIND = "sample"
-LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be sampled with
+LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be tried
 GUIDE = "controlnet_image"
-LISTED = 20  # runs, and as many comparisons as jobs are kept
+MAX_LISTED = 20  # runs listed; comparisons are limited by the number of stored jobs
 FOLDER = ("kohya", "generated")  # below the first root, unless another folder is chosen
-TAB, RUN, JOB = "tab:", "run:", "job:"  # what begins the name of a choice
+TAB, RUN, JOB = "tab:", "run:", "job:"  # prefixes of the names of choices
 
 
 class SamplingTab:
-    """The tab, and the handlers of its script's requests. Made inside `gr.Blocks`."""
+    """The tab, and the handlers of its script's requests. Create it inside `gr.Blocks`."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
         self.forms, self.titles, self.roots = forms, titles, roots
@@ -61,12 +61,12 @@ class SamplingTab:
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        """The pictures that may be asked for."""
+        """Handlers of GET requests."""
         return {"generated": self.show, **self.comparison.picture_handlers}
 
     def choices(self, sent: ApiRequest) -> JsonObject:
-        """Which models can be sampled with, and what can be shown; nothing of what was sent counts."""
-        runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:LISTED]
+        """The models that can be sampled, and the sheets that can be shown; the request has no parameters."""
+        runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:MAX_LISTED]
         forms = [[TAB + tab, Message("The form of {name}", name=title)] for tab, title in self.titles.items()]
         done = [job for job in jobs.every(KIND) if job.result.get("files")]
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
@@ -76,10 +76,10 @@ class SamplingTab:
         return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 
     def of_run(self, sent: ApiRequest) -> JsonObject:
-        """The files that a run has saved, in their order, the prompts of its samples, and what is the same in all."""
+        """The files that a run has saved, in order, its sample prompts, and the fields that all of these share."""
         run = _run(sent.text("run"))
         events = reader.progress(run.folder).update().events
-        folder = str(run.facts.get("folder") or ".")  # where it was started, from which its names of files begin
+        folder = str(run.facts.get("folder") or ".")  # the folder it was started in, for relative paths
         files = dict.fromkeys(Path(folder, str(event.get("file") or "")) for event in events.get("saved", ()))
         kept = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
         asked = dict.fromkeys(str(event.get("prompt") or "") for event in events.get("sample", ()))
@@ -106,7 +106,7 @@ class SamplingTab:
         return [row["prompt"] for row in rows], {name: shared[name] for name in known if name in shared}
 
     def begin(self, sent: ApiRequest) -> JsonObject:
-        """Start generating. What can be wrong with the form is said before."""
+        """Start generating. Problems of the form are reported first."""
         if busy := next((job for job in jobs.every(KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         (config, word), loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
@@ -157,7 +157,7 @@ class SamplingTab:
         }
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """A picture of a comparison by its place; nothing else can be asked for."""
+        """A picture of a comparison by its position; nothing else can be requested."""
         try:
             found = jobs.find(query.get("job")).result["files"]
             path = paths.present(found[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
@@ -166,10 +166,10 @@ class SamplingTab:
         small = query.get("small")
         body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
         kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
-        return Response(body, media_type=kind or "application/octet-stream", headers=samples.KEPT)
+        return Response(body, media_type=kind or "application/octet-stream", headers=samples.CACHE_HEADERS)
 
     def _config(self, sent: ApiRequest) -> tuple[RunConfig, str]:
-        """What of a form or a run's config a comparison needs, and the word that it teaches."""
+        """What a comparison needs of a form or a run's config, and the word that it teaches."""
         name = sent.text("model")
         if name.startswith(RUN):
             run = _run(name.removeprefix(RUN))
@@ -224,7 +224,7 @@ def _run(name: str) -> reader.RecordedRun:
 
 
 def _settings(run: reader.RecordedRun) -> JsonObject:
-    """What a run was started with; in a shell, whose paths may be relative to its folder, there is no TOML of it."""
+    """The settings that a run was started with. Runs started in a shell have no TOML, and may have relative paths."""
     if (path := run.folder / layout.TOML).is_file():
         return read_toml(path)
     there = Path(str(run.facts.get("folder") or ""))
@@ -258,12 +258,11 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
 
 
 def _cell(show: str, query: JsonObject) -> JsonObject:
-    """The addresses of a picture."""
     return {"small": f"own/{show}?" + urlencode({**query, "small": 1}), "large": f"own/{show}?" + urlencode(query)}
 
 
 def _lines(sent: ApiRequest) -> list[str]:
-    """The prompts as lines of a prompt file, each with the fields that are for all."""
+    """The prompts as lines of a prompt file, each with the fields common to all."""
     fields = sent.values("fields")
     known = {"negative_prompt", GUIDE, *(name for name, *_ in NUMBERS)}
     if fields.keys() - known or not all(isinstance(value, str) for value in fields.values()):

@@ -1,4 +1,4 @@
-"""Code of packages that are not listed: from the page it runs only after a confirmation on this computer."""
+"""Code of packages that are not listed: the page runs it only after a confirmation on this computer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +11,12 @@ from library.config.run_config import RunConfig
 ALLOWED = allowed_folders.CODE
 
 
-def problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
+def code_problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
     """A problem for each option that names code which was not allowed, with the question whether it may run."""
     asks = isinstance(roots, allowed_folders.Roots) and roots.asks
     known = allowed_folders.remembered_code() if asks else ()
     wanted = {option: name for option, name in code_names.unlisted(config).items() if name not in known}
-    # Of a package that is not installed the check says so, and nothing is started.
+    # For a missing package, the check reports that and starts nothing.
     absent = {option for option, name in wanted.items() if option != code_names.BACKEND and code_names.is_absent(name)}
     return [_problem(option, name, asks) for option, name in wanted.items() if option not in absent]
 
@@ -32,7 +32,7 @@ def _problem(option: str, name: str, asks: bool) -> Problem:
 
 
 def refusal(option: str, name: str) -> Message | str:
-    """Why code cannot be what an option expects, "" where it can; nothing of it is run."""
+    """Why code cannot be what an option expects, or ""; none of it is run."""
     if option == code_names.BACKEND:
         return ""
     if option in code_names.MODULES:

@@ -1,9 +1,10 @@
-// The button in a message that lets the page use a folder.
+// The button in a message that allows a folder.
 import { all, hit, make } from "./elements.js";
 import { ask, messageOf } from "./http.js";
 
-// What asks for something that can be refused for want of a folder.
-const ASKING = ".bar .row button, .begin button:not(.opens), .bar .keep, .bar .probe, [data-do], [data-go], .lab button";
+// Buttons whose request may be refused because a folder is not allowed.
+const ASKING =
+  ".bar .row button, .begin button:not(.opens), .bar .keep, .bar .probe, [data-do], [data-go], .lab button";
 
 /** @type {HTMLButtonElement | undefined} */
 let pressed;
@@ -12,10 +13,10 @@ let pressed;
 const allowed = new Map();
 
 /**
- * Mark in an answer what was allowed while it was on its way, which it still asks for.
+ * Mark folders in an answer that were allowed while it was on its way.
  * @param {HTMLElement} place
- * @param {number} since when the question was asked
- * @returns {boolean} whether nothing else is asked, so that the question can be asked again
+ * @param {number} since when the request was sent
+ * @returns {boolean} whether nothing else has to be allowed, so that the request can be repeated
  */
 export function markAllowed(place, since) {
   let marked = false;
@@ -29,7 +30,7 @@ export function markAllowed(place, since) {
 }
 
 /**
- * Let the page use a folder; when nothing else is asked in the same place, what was refused is done again.
+ * Allow a folder; if the same message needs nothing else, repeat the refused request.
  * @param {HTMLButtonElement} button
  */
 async function allow(button) {
@@ -40,8 +41,10 @@ async function allow(button) {
   try {
     const { said } = await ask("allow", { folder });
     allowed.set(folder, { said, when: performance.now() });
-    // An answer that came meanwhile has shown the button anew.
-    const shown = button.isConnected ? button : all(document, ".allow").find(({ dataset }) => dataset.allow === folder) ?? button;
+    // An answer that arrived meanwhile shows the button again.
+    const shown = button.isConnected
+      ? button
+      : (all(document, ".allow").find(({ dataset }) => dataset.allow === folder) ?? button);
     place = shown.closest(".message") ?? shown.parentElement;
     shown.replaceWith(make("b", { className: "allowed" }, said));
   } catch (error) {
@@ -50,7 +53,7 @@ async function allow(button) {
   }
   if (!place || place.querySelector(".allow:not(:disabled)")) return;
   if (place.matches("dialog *, .field > small")) place.dispatchEvent(new Event("kohya:allowed", { bubbles: true }));
-  // Probe is hidden behind its answer, but its bar is not.
+  // Probe's button may be hidden behind its answer; its bar is not.
   else if (pressed?.isConnected && (pressed.closest(".bar") ?? pressed).checkVisibility()) pressed.click();
 }
 

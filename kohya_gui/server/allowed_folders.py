@@ -19,13 +19,13 @@ from library.config.problems import ConfigError, Message, Problem
 from library.files import RESERVED
 from library.runs import keys, layout, registry
 
-ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folder
-MOST = 200  # folders that are kept
-CODE = "code:"  # before a name of code that the page asks to allow
-ABSENT = "absent"  # the code of the problem of a folder that does not exist
+FILE_ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # the ending of a file; v1.5 is a folder
+MAX_STORED = 200  # stored folders
+CODE = "code:"  # prefix of a name of code to allow
+ABSENT = "absent"  # the code of the problem that a folder does not exist
 NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
-# Below these lie programs, settings of the computer and devices, on any of the systems.
+# Programs, system settings and devices, on any operating system.
 SYSTEM = (
     "/bin",
     "/boot",
@@ -53,7 +53,7 @@ RESERVED_OF_WINDOWS = ("$recycle.bin", "system volume information", "recovery", 
 
 
 class Roots(Sequence[Path]):
-    """Folders that may be used: those given, and, where the page `asks`, those that are allowed at the moment."""
+    """Folders that may be used: those given and, if the page `asks`, those currently allowed."""
 
     def __init__(self, given: Sequence[Path], asks: bool = False) -> None:
         self.given, self.asks = tuple(given), asks
@@ -63,11 +63,9 @@ class Roots(Sequence[Path]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[Path]: ...
     def __getitem__(self, at: int | slice) -> Path | Sequence[Path]:
-        """One of them."""
         return self._now()[at]
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._now())
 
     def _now(self) -> tuple[Path, ...]:
@@ -75,7 +73,7 @@ class Roots(Sequence[Path]):
 
 
 class AllowedFolders:
-    """The request to allow a folder, which only browsers on this computer may send."""
+    """The request to allow a folder, accepted only from browsers on this computer."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
@@ -101,9 +99,9 @@ class AllowedFolders:
             raise ConfigError("{path} does not exist", path=folder)
         kept = list(remembered())
         if folder not in kept:
-            if len(kept) >= MOST:
+            if len(kept) >= MAX_STORED:
                 raise ConfigError(
-                    "{folder} holds {most} folders: take out those that are not used.", folder=place(), most=MOST
+                    "{folder} holds {most} folders: take out those that are not used.", folder=place(), most=MAX_STORED
                 )
             _store([*kept, folder], remembered_code())
         return {"said": Message("Allowed: {folder}", folder=folder)}
@@ -115,14 +113,14 @@ def place() -> Path:
 
 
 def _allow_code(name: str) -> JsonObject:
-    """Allow code of this name to run: a class with its module, or a module."""
+    """Allow code with this name to run: a class with its module, or a module."""
     if not NAME.fullmatch(name) or len(name) > 200:
         raise ConfigError("This is not the name of code.")
     known = remembered_code()
     if name not in known:
-        if len(known) >= MOST:
+        if len(known) >= MAX_STORED:
             raise ConfigError(
-                "{folder} holds {most} names: take out those that are not used.", folder=place(), most=MOST
+                "{folder} holds {most} names: take out those that are not used.", folder=place(), most=MAX_STORED
             )
         _store(remembered(), (*known, name))
     return {"said": Message("Allowed: {folder}", folder=name)}
@@ -133,14 +131,14 @@ def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
 
 
 def remembered_code() -> tuple[str, ...]:
-    """The names of code that may run; the file's contents are not trusted."""
+    """The names of code that may run. The file's contents are not trusted."""
     stored = layout.load(place()).get("code")
     named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
-    return tuple(text for text in named[:MOST] if NAME.fullmatch(text))
+    return tuple(text for text in named[:MAX_STORED] if NAME.fullmatch(text))
 
 
 def remembered() -> tuple[Path, ...]:
-    """The allowed folders that still may be; the file's contents are not trusted."""
+    """The allowed folders that may still be used. The file's contents are not trusted."""
     path = place()
     try:
         found = path.stat()
@@ -153,13 +151,13 @@ def remembered() -> tuple[Path, ...]:
 def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
     stored = layout.load(path).get("folders")
     named = [Path(text) for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
-    return tuple(folder for folder in named[:MOST] if folder.is_absolute() and not _forbidden(folder))
+    return tuple(folder for folder in named[:MAX_STORED] if folder.is_absolute() and not _forbidden(folder))
 
 
 def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = False) -> Problem:
-    """The problem of a path outside of the roots, with a question, a reason, or what to start the page with.
+    """The problem of a path outside of the roots, with a question, a reason, or the option to start the page with.
 
-    Only a folder that exists can be allowed. Where one may be made (`is_new`) that is the one that it will be in.
+    Only an existing folder can be allowed. If a new one may be created (`is_new`), it is the folder that will hold it.
     """
     if not isinstance(roots, Roots) or not roots.asks:
         template = ": {path} is outside of {roots}; start the page with --root FOLDER to allow more"
@@ -186,8 +184,8 @@ def asked(problem: Problem) -> str:
 
 
 def meant(path: Path) -> Path:
-    """The folder that has to be allowed for a path: it, or the one that a file is or will be in."""
-    is_file = path.is_file() or (not path.exists() and ENDING.fullmatch(path.suffix) is not None)
+    """The folder that has to be allowed for a path: the path itself, or the folder of a file."""
+    is_file = path.is_file() or (not path.exists() and FILE_ENDING.fullmatch(path.suffix) is not None)
     return path.parent if is_file else path
 
 
@@ -204,7 +202,7 @@ def refusal(folder: Path) -> str:
 
 
 def _forbidden(folder: Path) -> str:
-    """Why a folder must not be used for a training's files, whatever is in it."""
+    """Why a folder must not be used for a training's files, whatever it contains."""
     parts = folder.parts[1:]
     if not parts:
         return "the root of a disk cannot be allowed: choose a folder on it"

@@ -14,8 +14,8 @@ from starlette.types import Receive, Send
 FOLDER = Path(gradio.__file__).parent / "templates" / "frontend" / "assets"
 PREFIX = "/assets/"
 TEXT = (".js", ".css", ".svg", ".json")
-# The seconds of an event, counted anew for every frame; those of the loader go on for good after it has gone. Nothing
-# shows them on the page. Another version of Gradio, where this is written otherwise, is sent as it is.
+# Gradio counts the seconds of an event in every frame, and those of the loader forever, even after it has gone. The
+# page does not show them. A version of Gradio in which this code differs is served unchanged.
 _STOPWATCH = re.compile(rb"function ([\w$]+)\(\)\{[\w$]+\(\(\)=>\{[^{}]*performance\.now\(\)[^{}]*&&\1\(\)\}\)\}")
 
 Scope = MutableMapping[str, Any]
@@ -25,9 +25,8 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 class Assets:
     """Serve these files before Gradio does.
 
-    Gradio reads and compresses each one anew for every visitor, one after the other, which is a third of the time that
-    a first look at the page takes. Their addresses contain a hash of what is in them, so a browser may keep them for
-    good.
+    Gradio reads and compresses each file again for every visitor, one after the other, which is a third of the time of
+    a first visit. Their addresses contain a hash of their contents, so browsers may keep them forever.
     """
 
     def __init__(self, app: App, own: Mapping[str, bytes]) -> None:
@@ -60,7 +59,7 @@ class Assets:
 
 @lru_cache(maxsize=512)
 def contents(file: Path | bytes, packed: bool) -> bytes:
-    """One file or text as it is sent. It is read once, so that it matches the hash in its address."""
+    """A file or text as it is sent. It is read once, so that it matches the hash in its address."""
     if packed:
         return gzip.compress(contents(file, False), 6)
     if not isinstance(file, Path):

@@ -29,7 +29,7 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FORWARDED = b"x-forwarded-host"
 HERE = "kohya.here"  # in the scope: whether the request comes from a browser on this computer
-# What proxies and tunnels add to a request that they pass on.
+# Headers that proxies and tunnels add to forwarded requests.
 PASSED_ON = (
     "forwarded",
     "via",
@@ -44,7 +44,7 @@ PASSED_ON = (
     "cf-connecting-ip",
 )
 FRAMES = ("iframe", "frame", "object", "embed")
-SHORTEST = 8  # characters of a password that guards a page others can reach
+MIN_PASSWORD_LENGTH = 8  # characters of a password for a page that others can reach
 
 
 def is_loopback(host: str) -> bool:
@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_here(scope: Scope) -> bool:
-    """Whether a request comes from a browser on this computer, and from the page: by no proxy, under no other name."""
+    """Whether a request comes from a browser on this computer, through no proxy and under no other name."""
     headers: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -81,14 +81,14 @@ class AuthGate:
         self, app: App, host: str, token: str = "", also: Iterable[str] = (), login: str = "", ticket: str = ""
     ) -> None:
         """`host` is the address the page listens at, `token` what visitors must know ("": nothing), `also` further
-        names under which it may be asked for, such as that of a proxy; "*.example" stands for all below it. `login` is
-        user:password, which let a visitor in as the token does, and `ticket` does so once."""
+        names of the page, such as that of a proxy; "*.example" stands for all names below it. `login` is user:password,
+        which admits a visitor as the token does, and `ticket` does so once."""
         self.app, self.ticket = app, ticket
-        # Whoever has user and password is let in; the token is then only what the cookie holds.
+        # User and password admit a visitor; the token is then only the cookie's value.
         self.token, self.login = token or (new_token() if login else ""), login
         self.also = {name.lower() for name in also}
         self.names = {*LOOPBACK, *self.also, host.strip("[]").lower()}
-        # An address cannot be re-pointed as a name can, so with a token any address of this machine will do.
+        # Unlike a name, an address cannot be re-pointed, so with a token any address of this machine is accepted.
         self.any_address = not is_loopback(host)
         if self.any_address:
             self.names.add(socket.gethostname().lower())
@@ -107,14 +107,14 @@ class AuthGate:
         elif self.token and not await self._known(scope, headers, send):
             pass  # it has been answered
         else:
-            # A name that is not ours must not get into the addresses that the page is told.
+            # A foreign name must not get into the addresses that the page uses.
             headers = [pair for pair in scope["headers"] if pair[0].lower() != FORWARDED or self._is_ours_all(pair[1])]
             await self.app({**scope, "headers": headers, HERE: is_here(scope)}, receive, send)
 
     async def _known(self, scope: Scope, headers: dict[str, str], send: Send) -> bool:
-        """Whether a request may pass; if not, it gets its answer here, the later the more was guessed before."""
+        """Whether a request may pass. If not, it is answered here, with a delay that grows with wrong guesses."""
         address, guess = str((scope.get("client") or ("",))[0]), self._is_guess(scope, headers)
-        # A password may be short, so of an address that has guessed wrong none is even looked at before the pause.
+        # A password may be short, so for an address that has guessed wrong, none is compared before the pause.
         if guess and self.guesses.suspect(address) and not await self.guesses.wait(address):
             await respond(scope, send, 429, "Too many wrong guesses: wait a minute.")
             return False
@@ -147,7 +147,7 @@ class AuthGate:
         if origin is not None and not self._same(origin, headers):
             return "This request comes from another web site."
         opening = scope.get("method") in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
-        opening = opening and headers.get("sec-fetch-dest") not in FRAMES  # where clicks could be caught
+        opening = opening and headers.get("sec-fetch-dest") not in FRAMES  # a frame, where clicks could be hijacked
         if headers.get("sec-fetch-site") == "cross-site" and not opening:
             return "This request comes from another web site."
         return ""
@@ -185,12 +185,12 @@ class AuthGate:
         if not origin.startswith(("http://", "https://")):
             return False
         sent = origin.partition("://")[2].lower()
-        forwarded = headers.get(FORWARDED.decode(), "")  # which no web site can send along
+        forwarded = headers.get(FORWARDED.decode(), "")  # no web site can send this header
         own = [headers.get("host", "").lower(), *([forwarded.lower()] if self._is_ours(name_of(forwarded)) else [])]
         return sent in own or (name_of(sent) not in LOOPBACK and self._is_allowed(name_of(sent)))
 
     async def _ask(self, scope: Scope, send: Send) -> None:
-        """Move the token from the address into a cookie; without one show the form that asks for it."""
+        """Move the token from the address into a cookie; without a token, show the form for it."""
         asked = [(b"www-authenticate", b'Basic realm="Kohya Trainer", charset="UTF-8"')] if self.login else []
         missing = "Name or password is missing or wrong: load the page again." if self.login else ""
         if scope["type"] != "http" or scope.get("method") not in ("GET", "HEAD"):
@@ -203,7 +203,7 @@ class AuthGate:
             await respond(scope, send, 401, "Wrong token." if offered and not self.login else missing, asked, ask)
             return
         left = urlencode(query, doseq=True)
-        # Relative, so that it stays on this page, whatever the path is and whatever a proxy put in front of it.
+        # Relative, so that it stays on this page, whatever the path and a proxy's prefix are.
         here = quote(scope["path"].replace("\\", "/").rpartition("/")[2])
         where = f"./{here}" + (f"?{left}" if left else "")
         secure = "; Secure" if scope.get("scheme") == "https" else ""
@@ -211,7 +211,7 @@ class AuthGate:
         await send_all(send, 303, b"", [(b"location", where.encode()), (b"set-cookie", cookie.encode())])
 
     def _opens(self, offered: str, use: bool = True) -> bool:
-        """Whether this is the token, or the ticket, which is then used up."""
+        """Whether this is the token, or the ticket, which is used up by that."""
         if self.ticket and same(offered, self.ticket):
             self.ticket = "" if use else self.ticket
             return True
@@ -238,7 +238,7 @@ def decoded(credentials: str) -> str:
 
 
 def name_of(host: str) -> str:
-    """The name in a Host header, without its port and in lower case; "" for what is none."""
+    """The name in a Host header, without its port and in lower case; "" if it is invalid."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

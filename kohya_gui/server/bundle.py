@@ -10,8 +10,8 @@ _LEFT = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 
 # Why: docs/decisions/2026-11-23-scripts-are-one-file.md
 def bundle(folder: Path, first: str) -> str:
-    """`first` and all that it imports, each module as a function that returns its exports, in the order in which a
-    browser would run them. Raises ValueError for a circular import or another kind of import."""
+    """Bundle `first` and all that it imports: each module as a function that returns its exports, in the order in which
+    a browser would run them. Raises ValueError for circular imports and unsupported kinds of imports."""
     made: dict[str, str] = {}
     _add(folder, first, made, ())
     entries = ", ".join(f'"{name}": {_variable(name)}' for name in made)

@@ -1,10 +1,10 @@
-// Elements: find them, make them. What comes from files is always set as text, never as HTML.
+// Find and make elements. Contents of files are always set as text, never as HTML.
 import { folderToAllow } from "./http.js";
 
 /** @typedef {Node | string | null | undefined | false} Child */
 
 /**
- * An element with properties (data-*, aria-* and role as attributes) and children; what is null or false is left out.
+ * An element with properties (data-*, aria-* and role as attributes) and children; null and false are skipped.
  * @template {keyof HTMLElementTagNameMap} Tag
  * @param {Tag} tag
  * @param {Record<string, unknown>} [properties]
@@ -18,12 +18,13 @@ export function make(tag, properties = {}, ...children) {
     if (/^(data-|aria-|role$|for$|list$)/.test(name)) element.setAttribute(name, String(value));
     else Object.assign(element, { [name]: value });
   }
-  for (const child of children.flat()) if (child !== null && child !== undefined && child !== false) element.append(child);
+  for (const child of children.flat())
+    if (child !== null && child !== undefined && child !== false) element.append(child);
   return element;
 }
 
 /**
- * A button that does something when it is pressed.
+ * A button with its action.
  * @param {string} text
  * @param {() => unknown} press
  * @param {Record<string, unknown>} [properties]
@@ -35,7 +36,7 @@ export function makeButton(text, press, properties = {}) {
 }
 
 /**
- * The first element below `root` that matches. It has to be there, and to be a `type`.
+ * The first element below `root` that matches. Throws an error if there is none, or if it is not a `type`.
  * @template {Element} [T=HTMLElement]
  * @param {ParentNode} root
  * @param {string} selector
@@ -62,7 +63,7 @@ export function all(root, selector, type) {
 }
 
 /**
- * The element that matches and holds `inner`, or is it. It has to be there.
+ * The closest element around `inner` that matches. Throws an error if there is none.
  * @param {Element} inner
  * @param {string} selector
  * @returns {HTMLElement}
@@ -74,7 +75,7 @@ export function around(inner, selector) {
 }
 
 /**
- * The element that matches and holds what an event came from, if there is one.
+ * The closest matching element around an event's target, if there is one.
  * @template {Element} [T=HTMLElement]
  * @param {Event} event
  * @param {string} selector
@@ -92,7 +93,8 @@ export function hit({ target }, selector, type) {
  * @param {unknown} element
  * @returns {element is Field}
  */
-export const isField = (element) => element instanceof HTMLInputElement || element instanceof HTMLSelectElement || element instanceof HTMLTextAreaElement;
+export const isField = (element) =>
+  element instanceof HTMLInputElement || element instanceof HTMLSelectElement || element instanceof HTMLTextAreaElement;
 
 /**
  * @param {Field} field
@@ -101,13 +103,13 @@ export const isField = (element) => element instanceof HTMLInputElement || eleme
 export const isBox = (field) => field instanceof HTMLInputElement && field.type === "checkbox";
 
 /**
- * What a field holds.
+ * The value of a field.
  * @param {Field} field
  */
 export const fieldValue = (field) => (isBox(field) ? field.checked : field.value);
 
 /**
- * Put a value into a field, also one that was made a text.
+ * Set the value of a field; texts such as "true" work for checkboxes.
  * @param {Field} field
  * @param {unknown} value
  */
@@ -117,34 +119,46 @@ export function setValue(field, value) {
 }
 
 /**
- * A message as the rest of the page shows it.
+ * Show a message in the page's style.
  * @param {Element} place
  * @param {"good" | "bad" | "plain" | ""} kind
- * @param {string} text nothing takes the message away
+ * @param {string} text an empty one removes the message
  */
 export function showMessage(place, kind, text) {
   const lines = text.split("\n").filter(Boolean);
-  const body = lines.length > 1 ? make("ul", {}, lines.map((line) => make("li", {}, ...withAllowButton(line)))) : make("p", {}, ...withAllowButton(lines[0] ?? ""));
-  place.replaceChildren(...(text ? [make("div", { className: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, body)] : []));
+  const body =
+    lines.length > 1
+      ? make("ul", {},
+          lines.map((line) => make("li", {}, ...withAllowButton(line))))
+      : make("p", {}, ...withAllowButton(lines[0] ?? ""));
+  place.replaceChildren(
+    ...(text ? [make("div", { className: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, body)] : []));
 }
 
 /**
- * A sentence and, where it asks whether a folder may be used or code may run, the button that allows it (allowed_folders.js).
+ * A sentence and, if it asks to allow a folder or code, the button that does so (allowed_folders.js).
  * @param {string} line
  */
 export function withAllowButton(line) {
   const folder = folderToAllow(line);
-  return folder ? [line, " ", make("button", { type: "button", className: "allow", "data-allow": folder }, folder.startsWith("code:") ? "Allow this code" : "Allow this folder")] : [line];
+  return folder
+    ? [
+        line,
+        " ",
+        make("button", { type: "button", className: "allow", "data-allow": folder },
+          folder.startsWith("code:") ? "Allow this code" : "Allow this folder"),
+      ]
+    : [line];
 }
 
 /**
- * The pieces of a text that stand between commas, each by itself, as that is how they are translated.
+ * The pieces of a text between commas, as they are translated separately.
  * @param {string} text
  */
 export const pieces = (text) => text.split(/([,;] )/).map((piece) => make("span", {}, piece));
 
 /**
- * Let the browser save a file.
+ * Save a file to the downloads.
  * @param {Blob} data
  * @param {string} name
  */
@@ -155,7 +169,7 @@ export function saveFile(data, name) {
 }
 
 /**
- * 23.8 GB, 335 MB.
+ * A size in words: 23.8 GB, 335 MB.
  * @param {number} bytes
  */
 export function sizeOf(bytes) {
@@ -165,11 +179,12 @@ export function sizeOf(bytes) {
 }
 
 /**
- * The choices of a list, anew.
+ * Replace the choices of a list.
  * @param {HTMLElement} select
- * @param {string[][]} entries a key and the pieces of its text each
- * @param {string} value the key of the one that is chosen
+ * @param {string[][]} entries a key and the pieces of its text for each
+ * @param {string} value the key of the selected one
  */
 export function fillSelect(select, entries, value) {
-  select.replaceChildren(...entries.map(([key, ...texts]) => make("option", { value: key, selected: key === value }, texts)));
+  select.replaceChildren(
+    ...entries.map(([key, ...texts]) => make("option", { value: key, selected: key === value }, texts)));
 }

@@ -12,7 +12,7 @@ from library.config import environment
 
 WHOLE = "gradio"
 MODULE, WRITER = "gradio.component_meta", "create_or_modify_pyi"
-LATER = "pandas"  # what Gradio imports for components that the page has not
+LATER = "pandas"  # imported by Gradio for components that the page does not use
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -25,15 +25,15 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 class _WithoutProxies(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, which makes a client for downloads that the page never uses, as if there were no proxy."""
+        """Run the module without proxy settings, as it creates a client for downloads that the page never uses."""
         with environment.without_network_settings():
             super().exec_module(module)
 
 
 # Why: docs/decisions/2026-11-23-gradio-imports-less.md
 class LightGradio:
-    """Finds three modules: Gradio itself, imported as if there were no proxies; one in which it disables writing .pyi
-    files of components; and one that is loaded on first use."""
+    """Finds three modules: Gradio itself, imported as if there were no proxies; one whose writing of components' .pyi
+    files is disabled; and one that is loaded on first use."""
 
     def __init__(self) -> None:
         self.left = {WHOLE, MODULE, LATER}
@@ -41,7 +41,7 @@ class LightGradio:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's spec with another loader; None for all other modules, which others find."""
+        """The module's spec with another loader; None for all other modules."""
         if fullname not in self.left:
             return None
         self.left.discard(fullname)
@@ -67,7 +67,7 @@ class _NoApp:
 
 @contextmanager
 def without_apps() -> Iterator[None]:
-    """Build a page without the two server applications that Gradio makes besides the one that is mounted."""
+    """Build a page without the two server applications that Gradio creates besides the mounted one."""
     from gradio import blocks
 
     real, blocks.App = blocks.App, _NoApp  # type: ignore[misc]

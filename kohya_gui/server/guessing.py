@@ -1,18 +1,18 @@
-"""Slow down whoever guesses the token or the password: each wrong guess of an address makes its next ones slower."""
+"""Slow down guessing of the token or the password: each wrong guess from an address delays its next ones."""
 
 import asyncio
 import math
 import string
 from collections import OrderedDict
 
-PAUSE, LONGEST = 0.5, 60.0  # seconds that the first wrong guess costs, and the most that any costs
-MOST = 1024  # addresses that are remembered
-WAITING = 8  # requests of an address that may wait at once; more are refused
-BITS = 128  # of a token
+FIRST_DELAY, MAX_DELAY = 0.5, 60.0  # seconds of delay after the first wrong guess, and at most
+MAX_ADDRESSES = 1024  # addresses in memory
+MAX_WAITING = 8  # waiting requests per address; more are refused
+MIN_TOKEN_BITS = 128  # of a token, at least
 
 
 class Guesses:
-    """The wrong guesses of each address, and a lock for each so that its guesses are judged one after the other."""
+    """The wrong guesses of each address, and a lock for each, so that its guesses are judged one at a time."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[str, int] = OrderedDict()
@@ -20,17 +20,17 @@ class Guesses:
         self._waiting: dict[str, int] = {}
 
     def suspect(self, address: str) -> bool:
-        """Whether an address has guessed wrong and not right since."""
+        """Whether an address has guessed wrong, and not right since."""
         return address in self._wrong
 
     async def wait(self, address: str) -> bool:
-        """Wait as long as the wrong guesses of an address ask for; false if too many of its requests wait already."""
-        if self._waiting.get(address, 0) >= WAITING:
+        """Wait as long as an address's wrong guesses demand; false if too many of its requests are waiting already."""
+        if self._waiting.get(address, 0) >= MAX_WAITING:
             return False
         self._waiting[address] = self._waiting.get(address, 0) + 1
         try:
             async with self._locks.setdefault(address, asyncio.Lock()):
-                await asyncio.sleep(min(LONGEST, PAUSE * 2 ** min(self._wrong.get(address, 0), 20)))
+                await asyncio.sleep(min(MAX_DELAY, FIRST_DELAY * 2 ** min(self._wrong.get(address, 0), 20)))
         finally:
             self._waiting[address] -= 1
             if not self._waiting[address]:
@@ -40,7 +40,7 @@ class Guesses:
     def wrong(self, address: str) -> None:
         """Count a wrong guess."""
         self._wrong[address] = self._wrong.pop(address, 0) + 1
-        while len(self._wrong) > MOST:
+        while len(self._wrong) > MAX_ADDRESSES:
             self._wrong.popitem(last=False)
 
     def right(self, address: str) -> None:
@@ -49,7 +49,7 @@ class Guesses:
 
 
 def bits(token: str) -> float:
-    """The bits that a token has at most, if it was drawn from the kinds of characters that are in it."""
+    """The maximum entropy of a token in bits, if drawn from the kinds of characters in it."""
     kinds = ("0123456789", "abcdef", string.ascii_lowercase[6:], string.ascii_uppercase)
     size = sum(len(kind) for kind in kinds if any(one in kind for one in token))
     size += 32 * any(not one.isalnum() for one in token)

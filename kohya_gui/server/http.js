@@ -1,27 +1,28 @@
-// Questions to the page's own server.
+// Requests to the page's own server.
 import { remember } from "../i18n/sentences.js";
 
-// This file is SCRIPTS/HASH/server/http.js below the page, so it knows what a proxy put in front of the page's path.
+// This file is SCRIPTS/HASH/server/http.js below the page, so its address includes a proxy's path.
 const PAGE = new URL("../../../", import.meta.url);
 
 /**
- * The address of a question; of one by GET, such as for a picture, with what it asks.
+ * The address of a request; of a GET request, such as for a picture, with its query.
  * @param {string} name
  * @param {Record<string, string>} [query]
  */
-export const address = (name, query) => new URL(`own/${name}${query ? `?${new URLSearchParams(query)}` : ""}`, PAGE).href;
+export const address = (name, query) =>
+  new URL(`own/${name}${query ? `?${new URLSearchParams(query)}` : ""}`, PAGE).href;
 
-/** @type {Map<string, string>} a sentence of the server -> the folder that it asks to allow */
+/** @type {Map<string, string>} a sentence from the server -> the folder that it asks to allow */
 const asking = new Map();
 
 /**
- * The folder that a sentence of the server asks to allow, if it asks that.
+ * The folder that a sentence from the server asks to allow, if any.
  * @param {string} sentence
  */
 export const folderToAllow = (sentence) => asking.get(sentence);
 
 /**
- * Ask a question. The answer is JSON, which callers name the shape of.
+ * Send a request. The answer is JSON, whose shape the callers declare.
  * @param {string} name
  * @param {Record<string, unknown>} [question]
  * @returns {Promise<any>}
@@ -45,7 +46,7 @@ export async function ask(name, question = {}) {
 export const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
 /**
- * The sentence of what was thrown.
+ * The message of an error.
  * @param {unknown} error
  */
 export const messageOf = (error) => (error instanceof Error ? error.message : String(error));

@@ -15,12 +15,13 @@ from starlette.responses import JSONResponse, Response
 
 from kohya_gui.server.auth import HERE
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, how_made
+from library.config.problems import ConfigError
+from library.config.stored_messages import how_made
 
 PREFIX = "/own/"
-LONGEST = 4_500_000  # bytes of a request, or of a piece of a file
+MAX_REQUEST_BYTES = 4_500_000  # bytes of a request, or of a piece of a file
 PIECE = "application/octet-stream"  # a form on another site cannot send it without a preflight request either
-DEEPEST = "this is not what the page sends: load it again"
+NOT_OF_THE_PAGE = "this is not what the page sends: load it again"
 
 
 class ApiRequest:
@@ -28,16 +29,16 @@ class ApiRequest:
 
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
-            raise ConfigError(DEEPEST)
+            raise ConfigError(NOT_OF_THE_PAGE)
         self.fields: JsonObject = fields
 
     def text(self, name: str, default: str = "") -> str:
-        """A text; `default` when it was not sent."""
+        """A text; `default` if it was not sent."""
         found = self.fields.get(name, default)
         return found if isinstance(found, str) and _encodes(found) else self._wrong(name, "a text")
 
     def flag(self, name: str) -> bool:
-        """A truth value; false when it was not sent."""
+        """A boolean; false if it was not sent."""
         found = self.fields.get(name, False)
         return found if isinstance(found, bool) else self._wrong(name, "true or false")
 
@@ -48,13 +49,13 @@ class ApiRequest:
         return found if good else self._wrong(name, f"a whole number from 0 to {most}")
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts; empty when it was not sent."""
+        """A list of texts; empty if it was not sent."""
         found = self.fields.get(name, [])
         good = isinstance(found, list) and all(isinstance(one, str) and _encodes(one) for one in found)
         return found if good else self._wrong(name, "a list of texts")
 
     def values(self, name: str) -> JsonObject:
-        """Names with texts, truth values or numbers; empty when it was not sent."""
+        """Names with texts, booleans or numbers; empty if it was not sent."""
         found = self.fields.get(name, {})
         good = isinstance(found, dict) and all(
             value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and _encodes(value))
@@ -73,7 +74,7 @@ PieceHandler = Callable[[Mapping[str, str], bytes], JsonObject]  # the query, an
 
 # Why: docs/decisions/2026-11-22-page-asks-by-post.md
 class JsonApi:
-    """Handlers of requests by name. They return a dict; for a mistake of the user it is `{"error": sentence}`.
+    """Handlers of requests by name. They return a dict; a mistake of the user becomes `{"error": sentence}`.
 
     A file comes in pieces, each a POST of its bytes.
     """
@@ -116,7 +117,7 @@ class JsonApi:
         body = b""
         async for piece in request.stream():
             body += piece
-            if len(body) > LONGEST:
+            if len(body) > MAX_REQUEST_BYTES:
                 return JSONResponse({"error": "this is too much at once"}, 413)
         # Mistakes of the user have status 200: browsers write failures into their consoles.
         return _json(await run_in_threadpool(_handled, handle))
@@ -132,7 +133,7 @@ class JsonApi:
 
 
 def refused(error: ConfigError) -> JsonObject:
-    """The response with what is wrong, and which of its sentences offer to allow a folder."""
+    """The response to a refused request: the problems, and which of them offer to allow a folder."""
     folders = {str(problem): problem.arguments["folder"] for problem in error.problems if problem.code == "allow"}
     return {"error": str(error), "texts": list(how_made(error.problems))} | ({"allow": folders} if folders else {})
 
@@ -143,17 +144,17 @@ def _handled(handle: Callable[[], JsonObject]) -> JsonObject:
     except ConfigError as error:
         return refused(error)
     except (ValueError, RecursionError):
-        return {"error": DEEPEST}
+        return {"error": NOT_OF_THE_PAGE}
 
 
 def _json(found: JsonObject) -> Response:
     found = {**found, "texts": [*found.get("texts", ()), *how_made(found)]}
-    # File names may hold bytes that are no text at all; JSON's escapes carry them as they are.
+    # File names may contain bytes that are not text; JSON escapes preserve them.
     return Response(json.dumps(found, separators=(",", ":"), default=str), media_type="application/json")
 
 
 def _encodes(text: str) -> bool:
-    """Whether a text can stand in a file: half a character, which JSON can carry, cannot."""
+    """Whether a text can be stored in a file: half a surrogate pair, which JSON can carry, cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

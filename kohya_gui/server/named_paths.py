@@ -1,4 +1,4 @@
-"""Every path that a training names, wherever it stands: in options, their arguments, and files that these name."""
+"""Every path that a training names: in options, their arguments, and the files that these name."""
 
 import os
 import re
@@ -19,27 +19,33 @@ from library.families import network_args
 from library.sampling import prompts
 
 PATHS = ("file", "files", "folder")
-ARGUMENTS = "_args"  # what the names of options of arguments, as key=value, end in
+ARGUMENTS = "_args"  # the suffix of options that take key=value arguments
 HUB_ID = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])")
 OF_HUB_FILES = "base_weights"
-MADE = ("output_dir", "logging_dir", "compile_cache_dir", "tokenizer_cache_dir", "console_log_file")  # by a training
-# A text that can only be meant as a path; a backslash is one of Windows alone, elsewhere it is of a pattern.
+CREATED_BY_TRAINING = (
+    "output_dir",
+    "logging_dir",
+    "compile_cache_dir",
+    "tokenizer_cache_dir",
+    "console_log_file",
+)  # a training makes them
+# A text that can only be a path; a backslash counts on Windows only, elsewhere it belongs to a pattern.
 LIKE_A_PATH = re.compile(r"~|/|\.{1,2}/|.*/\.\.(?:/|$)" + (r"|[A-Za-z]:|.*\\" if os.name == "nt" else ""))
-MOST = 100_000  # folders of the images of one list; each is judged
+MAX_FOLDERS = 100_000  # folders in one image list; each is checked
 
 
 class NamedPath(NamedTuple):
-    """A path, and the option in or behind which it stands."""
+    """A path, and the option that names it, directly or through a file."""
 
     option: str
     path: str
-    folder: str | None = None  # of an image list: where its images are, if it does not say that itself
+    folder: str | None = None  # the folder of an image list's images, if the list does not name it
 
 
 def every(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
-    """Show each path to `may`; the file that it is gets opened only if it answers true.
+    """Pass each path to `may`; a file is only opened if it returns true.
 
-    Raises ConfigError for a list of images in more folders than can be judged.
+    Raises ConfigError for a list of images in more folders than can be checked.
     """
     for one in direct(config):
         if may(one) and (within := WITHIN.get(one.option)):
@@ -50,11 +56,11 @@ def every(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
 
 
 def is_hub_id(option: Option, text: str) -> bool:
-    """Whether a value is an id on the Hugging Face Hub. Only parts of the model can be one, and the base weights a file
-    there, as they are only read; in any other option, and where there is such a folder, the same text is a path."""
+    """Whether a value is an id on the Hugging Face Hub. Only parts of the model can be one, and base weights a file
+    there, as they are only read; in any other option, or if there is such a folder, the same text is a path."""
     if option.name == OF_HUB_FILES:
         return is_file_id(text)
-    may_be = option.section == "model" and option.kind in PATHS and option.name not in MADE
+    may_be = option.section == "model" and option.kind in PATHS and option.name not in CREATED_BY_TRAINING
     return may_be and bool(HUB_ID.fullmatch(text)) and not os.path.exists(text)
 
 
@@ -81,7 +87,7 @@ def _in_arguments(config: RunConfig, option: str, pairs: Iterable[str]) -> Itera
 
 
 def _in_dataset(config: RunConfig, path: Path) -> Iterator[NamedPath]:
-    """The files and folders of a data set file, at any level of it."""
+    """The files and folders of a dataset file, at any level."""
     known = {**dataset.DATASET_KEYS, **dataset.SUBSET_KEYS}
     level: list[Any] = [_tables(path)]
     while level:
@@ -100,7 +106,7 @@ def _in_dataset(config: RunConfig, path: Path) -> Iterator[NamedPath]:
 def _tables(path: Path) -> Any:
     try:
         return dataset.tables(path)
-    except ConfigError:  # whoever reads it for the training says why, and reads nothing of it either
+    except ConfigError:  # the training reports why, and cannot read it either
         return {}
 
 
@@ -118,23 +124,23 @@ def _in_prompts(config: RunConfig, path: Path) -> Iterator[NamedPath]:
 
 
 def _listed(option: str, path: Path, folder: str) -> tuple[str, ...]:
-    """The folders of the images that a list names, and of their reference images."""
+    """The folders of the images in an image list, and of their reference images."""
     try:
         about = os.stat(path)
     except OSError:
         return ()
     found = _folders(path, folder, about.st_mtime_ns, about.st_size)
-    if len(found) > MOST:
+    if len(found) > MAX_FOLDERS:
         template = ": {path} names images in {count} folders, and at most {most} can be checked; use fewer folders"
-        raise ConfigError(Problem(option, template, path=path, count=f"{len(found):,}", most=f"{MOST:,}"))
+        raise ConfigError(Problem(option, template, path=path, count=f"{len(found):,}", most=f"{MAX_FOLDERS:,}"))
     return found
 
 
 @lru_cache(maxsize=8)
 def _folders(path: Path, folder: str, modified: int, size: int) -> tuple[str, ...]:
     try:
-        entries = metadata.read(path, folder)  # as the training reads it: any format, any name of a column
-    except ConfigError:  # the training says why, and reads none of it either
+        entries = metadata.read(path, folder)  # like the training: any format, any name of a column
+    except ConfigError:  # the training reports why, and cannot read it either
         return ()
     images = (image for entry in entries for image in (entry.path, *entry.controls))
     return tuple(dict.fromkeys(os.path.dirname(image) or "." for image in images))

@@ -1,4 +1,4 @@
-"""The one guard for each path that a browser sends: files are listed, read, written, deleted in chosen folders only."""
+"""The one guard for each path from a browser: files are listed, read, written and deleted in chosen folders only."""
 
 import contextlib
 import os
@@ -12,22 +12,20 @@ from kohya_gui.server import allowed_code, named_paths
 from kohya_gui.server.allowed_folders import outside_roots
 from library.config import dataset
 from library.config.building import Reading, draft
+from library.config.hub_names import about_address
 from library.config.problems import ConfigError, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.values import strip_pasted
 from library.files import RESERVED
 
-LONGEST = 2000
-WEIGHTS = (".safetensors",)  # of which the header alone is read
-LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
+MAX_PATH_LENGTH = 2000
+WEIGHTS = (".safetensors",)  # only their headers are read
+MAX_CONFIG_BYTES = 1_000_000  # bytes of a config; a real one has a few thousand
 CONFIGS = (".toml",)
-WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x as a path has it
-HUB_PAGE = re.compile(r"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)", re.I)
-MODEL = "pretrained_model_name_or_path"  # which may be an id of the hub
 
 
-# Where people keep models and pictures besides their home: other disks, and what rented machines mount.
+# Places of models and pictures outside the home: other disks, and mounts of rented machines.
 PLACES = (
     "/workspace",
     "/data",
@@ -42,10 +40,10 @@ PLACES = (
 
 
 def roots(given: Sequence[str | Path] = ()) -> tuple[Path, ...]:
-    """The folders below which files may lie: the user's home, the current folder unless it holds the home, those given
-    at the start (or in KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
+    """The folders that files may be in: the user's home, the current folder unless it holds the home, those given at
+    the start (or in KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
     named = [*given, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
-    here = [Path.cwd()] if not Path.home().resolve().is_relative_to(Path.cwd().resolve()) else []  # as / is
+    here = [Path.cwd()] if not Path.home().resolve().is_relative_to(Path.cwd().resolve()) else []  # such as /
     wanted = [Path.home(), *here, *(Path(folder).expanduser() for folder in named), *_others()]
     return tuple(dict.fromkeys(folder.resolve() for folder in wanted))
 
@@ -59,28 +57,28 @@ def _others() -> Iterator[Path]:
 
 
 def inside(text: Any, allowed: Sequence[Path], what: str = "path", is_new: bool = False) -> Path:
-    """A path from a browser -> the place that it really means, with symbolic links followed, or ConfigError.
+    """A path from a browser -> its real path, with symbolic links resolved, or ConfigError.
 
-    It is one of `allowed` or below one, and not in a hidden folder: those hold other programs' settings and keys.
-    What lies there is not looked at. `what` names the field in the messages; `is_new` says that the folder may be one
-    that is still to be made, as that of an option whose folder a training makes.
+    It is one of `allowed` or below one, and not in a hidden folder, as those hold other programs' settings and keys.
+    Its contents are not read. `what` names the field in messages; `is_new` allows a folder that does not exist yet,
+    such as that of an option whose folder a training creates.
     """
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(Problem(what, ": write where it is"))
     text = strip_pasted(text)
     if problem := elsewhere(text, what):
         raise ConfigError(problem)
-    if len(text) > LONGEST or not text.isprintable() or _is_network(text):
+    if len(text) > MAX_PATH_LENGTH or not text.isprintable() or _is_network(text):
         raise ConfigError(Problem(what, ": this is not a path on this computer"))
     try:
         path = Path(text).expanduser().resolve()
     except (OSError, RuntimeError, ValueError):
         raise ConfigError(Problem(what, ": this is not a path on this computer")) from None
-    # Of several the innermost: a root that was named may lie in a hidden folder of another.
+    # The innermost of several: a named root may be in a hidden folder of another.
     below = [path.relative_to(root) for root in allowed if path.is_relative_to(root)]
     below = min(below, key=lambda path: len(path.parts), default=None)
     if below is None:
-        raise ConfigError(outside_roots(what, path, allowed, is_new or what in named_paths.MADE))
+        raise ConfigError(outside_roots(what, path, allowed, is_new or what in named_paths.CREATED_BY_TRAINING))
     if any(len(os.fsencode(part)) > 255 for part in below.parts):
         raise ConfigError(Problem(what, ": a name in this path is longer than file systems allow"))
     if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in below.parts):
@@ -89,7 +87,7 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path", is_new: bool 
 
 
 def folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
-    """Like `inside`, for a folder that must be there."""
+    """Like `inside`, for a folder that must exist."""
     path = inside(text, allowed, what)
     if not os.path.isdir(path):
         template = ": {path} is not a folder" if os.path.exists(path) else ": {path} does not exist"
@@ -98,7 +96,7 @@ def folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
 
 
 def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file", is_new: bool = False) -> Path:
-    """Like `inside`, for a file with one of `endings` (lower case, such as ".safetensors"), there or still to be."""
+    """Like `inside`, for a file with one of `endings` (lower case, such as ".safetensors"), existing or new."""
     path, endings = inside(text, allowed, what, is_new), tuple(endings)
     if path.suffix.lower() not in endings:
         template = ": {name} must end in {endings}"
@@ -107,7 +105,7 @@ def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str =
 
 
 def present(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file") -> Path:
-    """Like `file`, for one that must be there."""
+    """Like `file`, for one that must exist."""
     path = file(text, allowed, endings, what)
     if not os.path.isfile(path):
         template = ": {path} is not a file" if os.path.exists(path) else ": {path} does not exist"
@@ -116,17 +114,17 @@ def present(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: st
 
 
 def config_file(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIGS, is_new: bool = True) -> Path:
-    """Like `file`, for a config that is to be saved."""
+    """Like `file`, for a config to be saved."""
     if not isinstance(text, str) or not text.strip():
         raise ConfigError("config file: write where it is, such as ~/kohya/cat.toml")
     return file(text, allowed, endings, "config file", is_new)
 
 
 def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIGS) -> Path:
-    """Like `config_file`, for a file that must be there and be of a config's size."""
+    """Like `config_file`, for a file that must exist and be no larger than a config."""
     config_file(text, allowed, endings, is_new=False)
     path = present(text, allowed, endings, "config file")
-    if path.suffix.lower() not in WEIGHTS and path.stat().st_size > LARGEST:
+    if path.suffix.lower() not in WEIGHTS and path.stat().st_size > MAX_CONFIG_BYTES:
         raise ConfigError("config file: {path} is far too large to be a config", path=path)
     return path
 
@@ -134,14 +132,14 @@ def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIG
 def allow(config: RunConfig, allowed: Sequence[Path]) -> None:
     """Raise ConfigError, with a line for each, unless all files and folders that a training names may be used.
 
-    Ids of models on the hub are no paths and pass.
+    Ids of models on the hub are not paths, and pass.
     """
     if problems := _outside(config, allowed):
         raise ConfigError(*problems)
 
 
 def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
-    """A reading without the files and folders that may not be used, which nobody shall look at; it says which."""
+    """A reading without the files and folders that may not be used, with a problem for each."""
     outside = _outside(reading.config, roots)
     names = {problem.option for problem in outside}
     kept = {name: value for name, value in values(reading.config).items() if name not in names}
@@ -154,7 +152,8 @@ def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
 
 
 def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
-    """The problems of options that name files, folders and code which may not be used, or files that name such."""
+    """The problems of options that name files, folders and code that may not be used, directly or through other
+    files."""
     problems: list[Problem] = []
     known = options(type(config))
 
@@ -175,16 +174,16 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
         named_paths.every(config, may)
     except ConfigError as error:
         problems += error.problems
-    return [*problems, *allowed_code.problems(config, allowed)]
+    return [*problems, *allowed_code.code_problems(config, allowed)]
 
 
 def elsewhere(text: str, what: str = "") -> Problem | None:
-    """The problem of what was copied in a browser or on a computer with Windows, with what to give instead."""
+    """The problem of a path copied from a browser or a Windows computer, with what to write instead."""
     given = strip_pasted(text)
     drive = re.match(r"([A-Za-z]):[\\/]+(.*)", given, re.S) if os.name != "nt" else None
     if not drive or not given.isprintable():
         return web_address(text, what)
-    mounted = Path("/mnt", drive[1].lower())  # where Linux in Windows has the drive
+    mounted = Path("/mnt", drive[1].lower())  # the drive's mount in WSL
     here = mounted.joinpath(*re.split(r"[\\/]+", drive[2]))
     if not mounted.is_dir():
         template = ": {path} is a path of Windows; write where this is on the computer that the page runs on"
@@ -194,24 +193,10 @@ def elsewhere(text: str, what: str = "") -> Problem | None:
 
 
 def web_address(text: str, what: str = "") -> Problem | None:
-    """The problem of a web address in the place of a path, with what to give instead. `what` is the option."""
-    found = WEB.match(strip_pasted(text))
-    if not found:
-        return None
-    shown = strip_pasted(text)[:120]
-    if found[1].lower() == "file":
-        template = ": {address} is an address of a browser; write the path alone: /{path}"
-        return Problem(what, template, address=shown, path=found[2])
-    page = HUB_PAGE.match(strip_pasted(text))
-    if what == MODEL and page and not re.search(r"/(?:resolve|blob)/", text):
-        template = ": {address} is a web address; write {id} instead, and the model is fetched from Hugging Face"
-        return Problem(what, template, address=shown, id=page[1], fix={what: page[1]})
-    template = (
-        ": {address} is a web address, not a path; download it and give the path of the file or folder on this computer"
-    )
-    return Problem(what, template, address=shown)
+    """The problem of a web address in place of a path, with what to write instead. `what` is the option."""
+    return about_address(what, strip_pasted(text))
 
 
 def _is_network(text: str) -> bool:
-    """Whether merely looking at this path would make Windows log in somewhere."""
+    """Whether merely checking this path would make Windows log in to another computer."""
     return os.name == "nt" and text.replace("/", "\\").startswith("\\\\")

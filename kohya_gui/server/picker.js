@@ -1,13 +1,15 @@
-// The file picker: a dialog that lists what the server allows. Typing filters, arrows move, Enter opens or takes,
-// Backspace goes up, Escape closes.
+// The file picker: a dialog that lists the files and folders that the server allows. Typing filters, arrows move, Enter
+// opens or takes, Backspace goes up, Escape closes.
 import { around, hit, isField, make, makeButton, sizeOf, withAllowButton } from "./elements.js";
 import { ask, messageOf } from "./http.js";
 
 /** @typedef {import("./elements.js").Field} Field */
-/** @typedef {"file" | "folder" | "new"} Kind "new" is a file that is still to be written */
+/** @typedef {"file" | "folder" | "new"} Kind "new" is a file that does not exist yet */
 /** @typedef {{ name: string, folder: boolean, size: number }} Entry */
 /** @typedef {{ name: string, path: string }} Place */
-/** @typedef {{ folder: string, up: string, separator: string, places: Place[], entries: Entry[], more: number }} Listing */
+/**
+ * @typedef {{ folder: string, up: string, separator: string, places: Place[], entries: Entry[], more: number }} Listing
+ */
 
 const TITLES = { file: "Choose a file", folder: "Choose a folder", new: "Where to write the file" };
 const TAKES = { file: "Choose", folder: "Choose this folder", new: "Use this name" };
@@ -20,7 +22,7 @@ const NOTHING = { folder: "", up: "", separator: "/", places: [], entries: [], m
  * @param {() => unknown} act
  */
 function onEnter(input, act) {
-  // Not as onkeydown: what such a handler returns is taken for an answer, and false keeps every key from being typed.
+  // Not as onkeydown: returning false from such a handler would block every key.
   input.addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
     event.preventDefault();
@@ -28,7 +30,7 @@ function onEnter(input, act) {
   });
 }
 
-/** The dialog; there is one for the whole page, built when it is first needed. */
+/** The dialog; one for the whole page, built on first use. */
 class Picker {
   places = make("div", { className: "places" });
   path = make("input", { className: "where", spellcheck: false, "aria-label": "Folder" });
@@ -45,8 +47,14 @@ class Picker {
   /** @type {HTMLDialogElement} */
   dialog = make("dialog", { className: "picker", "aria-labelledby": "pick-title" },
     make("div", { className: "head" }, this.title, this.places),
-    make("div", { className: "path" }, this.up, this.path), this.filter, this.list, this.note,
-    make("div", { className: "foot" }, this.name, this.take, makeButton("Cancel", () => this.dialog.close(), { className: "cancel" })));
+    make("div", { className: "path" }, this.up, this.path),
+    this.filter,
+    this.list,
+    this.note,
+    make("div", { className: "foot" },
+      this.name,
+      this.take,
+      makeButton("Cancel", () => this.dialog.close(), { className: "cancel" })));
 
   /** @type {Field | null} */
   input = null;
@@ -54,9 +62,9 @@ class Picker {
   kind = "file";
   endings = "";
   listing = NOTHING;
-  at = -1; // the marked entry
-  requests = 0; // an answer to an older one is not shown
-  refused = ""; // the folder that may be allowed
+  at = -1; // index of the marked entry
+  requests = 0; // answers to older ones are ignored
+  refused = ""; // a refused folder that the user may allow
 
   constructor() {
     this.up.onclick = () => this.listing.up && this.open(this.listing.up);
@@ -99,7 +107,7 @@ class Picker {
     } else this.filter.removeAttribute("aria-activedescendant");
   }
 
-  /** @param {string} name of something in the folder that is shown */
+  /** @param {string} name of an entry in the current folder */
   pathOf(name) {
     const { folder, separator } = this.listing;
     return folder + (folder.endsWith(separator) ? "" : separator) + name;
@@ -117,7 +125,8 @@ class Picker {
   choose() {
     const ending = this.endings.split(" ")[0], name = this.name.value.trim();
     if (this.kind === "folder") this.finish(this.listing.folder);
-    else if (this.kind === "new" && name) this.finish(this.pathOf(ending && !name.includes(".") ? name + ending : name));
+    else if (this.kind === "new" && name)
+      this.finish(this.pathOf(ending && !name.includes(".") ? name + ending : name));
     else if (this.kind === "file" && this.at >= 0) this.enter(this.at);
   }
 
@@ -150,12 +159,27 @@ class Picker {
     [this.listing, this.at] = [listing, -1];
     this.path.value = listing.folder;
     this.up.disabled = !listing.up;
-    this.places.replaceChildren(...listing.places.map(({ name, path }) => makeButton(name, () => this.open(path), { title: path })));
-    this.list.replaceChildren(...listing.entries.map((entry, at) => make("li",
-      { id: `pick-${at}`, role: "option", "data-at": at, "aria-selected": "false", className: entry.folder ? "folder" : "file" },
-      make("span", {}, entry.name), entry.folder ? null : make("small", {}, sizeOf(entry.size)))));
-    const empty = this.filter.value ? "Nothing in this folder matches." : this.kind === "folder" ? "This folder contains no folders." : "This folder contains no matching files.";
-    this.note.textContent = listing.more ? `${listing.more} more: type a part of the name.` : listing.entries.length ? "" : empty;
+    this.places.replaceChildren(
+      ...listing.places.map(({ name, path }) => makeButton(name, () => this.open(path), { title: path })));
+    this.list.replaceChildren(
+      ...listing.entries.map((entry, at) =>
+        make("li",
+          {
+            id: `pick-${at}`, role: "option", "data-at": at, "aria-selected": "false",
+            className: entry.folder ? "folder" : "file",
+          },
+          make("span", {}, entry.name),
+          entry.folder ? null : make("small", {}, sizeOf(entry.size)))));
+    const empty = this.filter.value
+      ? "Nothing in this folder matches."
+      : this.kind === "folder"
+        ? "This folder contains no folders."
+        : "This folder contains no matching files.";
+    this.note.textContent = listing.more
+      ? `${listing.more} more: type a part of the name.`
+      : listing.entries.length
+        ? ""
+        : empty;
     if (listing.entries.length && (this.filter.value || this.kind === "file")) this.mark(0);
   }
 }
@@ -167,7 +191,7 @@ let picker;
  * Open the picker for a text field.
  * @param {Field} input
  * @param {Kind} [kind]
- * @param {string} [endings] of the files to list, with a blank between them
+ * @param {string} [endings] of the files to list, separated by blanks
  */
 export function pick(input, kind = "file", endings = "") {
   picker ??= new Picker();
@@ -187,6 +211,8 @@ document.addEventListener("click", (event) => {
   const button = hit(event, "button.pick");
   if (!button) return;
   const { beside, pick: kind, endings } = button.dataset;
-  const input = beside ? around(button, ".row").querySelector(beside) : button.parentElement?.querySelector("input:not([type]), input[type=text], textarea");
+  const input = beside
+    ? around(button, ".row").querySelector(beside)
+    : button.parentElement?.querySelector("input:not([type]), input[type=text], textarea");
   if (isField(input)) pick(input, /** @type {Kind} */ (kind), endings);
 });

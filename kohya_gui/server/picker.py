@@ -1,4 +1,4 @@
-"""The page's file picker: lists names in the folders that the page may use, and reads no file."""
+"""The page's file picker: lists names in the folders that the page may use, without reading files."""
 
 import os
 import re
@@ -13,10 +13,10 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
 from library.files import RESERVED
 
-MOST = 2000  # entries that are shown of a folder; the rest is found by typing
+MAX_ENTRIES = 2000  # entries of a folder shown at most; typing finds the rest
 DIGITS = re.compile(r"(\d+)")
 
-# Of the training options, those whose file is of a certain kind; all others take any file.
+# Training options whose file has a certain type; all others take any file.
 ENDINGS = {
     "dataset_config": ".toml .json",
     "in_json": ".json .jsonl .csv .tsv",
@@ -35,9 +35,10 @@ MODEL = ".safetensors"
 
 
 def button(name: str, label: str, kind: str, beside: str = "") -> str:
-    """The button beside a path field: `kind` is "file", "folder" or, for a file to be written, "new"; else none.
+    """The button beside a path field: `kind` is "file", "folder" or, for a file to be saved, "new"; otherwise there is
+    none.
 
-    It fills the field that lies in the same element; `beside` names another one of the same row, as a selector.
+    It fills the field in the same element; `beside` selects another one in the same row.
     """
     if kind not in ("file", "folder", "new"):
         return ""
@@ -63,7 +64,7 @@ class Picker:
         return {"list": self.list}
 
     def list(self, sent: ApiRequest) -> JsonObject:
-        """The folders and files of a folder; of a missing path those of its nearest existing parent."""
+        """The folders and files in a folder; for a missing path, in its nearest existing parent."""
         endings = tuple(end.lower() for end in sent.text("endings").split())
         where, part = self._nearest(sent.text("folder")), sent.text("filter").lower()
         places = [{"name": _title(root), "path": str(root)} for root in self.roots]
@@ -78,8 +79,8 @@ class Picker:
             "up": up,
             "places": places,
             "separator": os.sep,
-            "entries": [_sized(where, entry) for entry in found[:MOST]],
-            "more": max(0, len(found) - MOST),
+            "entries": [_sized(where, entry) for entry in found[:MAX_ENTRIES]],
+            "more": max(0, len(found) - MAX_ENTRIES),
         }
 
     def _nearest(self, text: str) -> Path:
@@ -99,7 +100,7 @@ class Picker:
         if not plain or not entry.name.isprintable():
             return False
         try:
-            # Asking the guard about each of twenty thousand files takes seconds; what is no link cannot lead out.
+            # Checking each of twenty thousand files with the guard takes seconds; only links can lead out.
             if entry.is_symlink() or getattr(entry, "is_junction", bool)():
                 paths.inside(entry.path, self.roots)
         except (ConfigError, OSError):
@@ -121,7 +122,7 @@ def _sized(where: Path, entry: JsonObject) -> JsonObject:
     """An entry with its bytes, if it is a file."""
     try:
         return entry if entry["folder"] else entry | {"size": (where / entry["name"]).stat().st_size}
-    except OSError:  # gone since it was listed
+    except OSError:  # deleted since it was listed
         return entry | {"size": 0}
 
 

@@ -1,8 +1,8 @@
-"""What of Gradio's scripts and styles a page needs, so that a browser can ask for all of it at once.
+"""Gradio's scripts and styles that a page needs, so that a browser can request all of them at once.
 
 Gradio's first script imports a second, this a third, and that one those of each component, with twenty small style
-sheets; each begins when the one before has been read, so a browser mostly waited. Which file needs which stands in
-them, as their bundler wrote it.
+sheets; each starts when the previous one was parsed, so a browser mostly waited. The scripts themselves list their
+imports, as their bundler wrote them.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _PART = re.compile(r"(?:base|example|component):\(\)=>\w+\(\(\)=>import\(`\./([\
 
 # Why: docs/decisions/2026-11-23-scripts-are-one-file.md
 def needed(kinds: Iterable[str]) -> list[str]:
-    """Names of files in Gradio's folder of assets, those wanted first in front; none where they are not found."""
+    """Names of files in Gradio's assets folder, the most urgent first; none if they are not found."""
     try:
         first = _FIRST.findall((FOLDER.parent / "index.html").read_text(encoding="utf-8"))
         frame = _listed(first[0])
@@ -31,10 +31,10 @@ def needed(kinds: Iterable[str]) -> list[str]:
 
 
 def head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
-    """The lines of a page's head that ask for these files, first scripts and then style sheets, whose place is behind
-    those of Gradio's own head, and what answers at addresses that the lines have besides.
+    """The lines of a page's head that request these files: first scripts, and then style sheets, which come behind
+    Gradio's own head; and the contents of additional addresses.
 
-    The style sheets are one. Gradio's scripts load none that the page has a link to: these links are switched off.
+    The style sheets are merged. Gradio's scripts load none that the page links to: these links are disabled.
     """
     scripts = [name for name in names if name.endswith(".js")]
     styles = [name for name in names if name.endswith(".css") and _stands_alone(name)]
@@ -49,7 +49,7 @@ def head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
 
 
 def _stands_alone(name: str) -> bool:
-    """Whether a style sheet names no file by where it lies, and is not in Gradio's own head."""
+    """Whether a style sheet names no other files, and is not in Gradio's own head."""
     return not name.startswith("index-") and not re.search(r"url\((?!\s*[\"']?(?:data:|#))|@import", _text(name))
 
 
@@ -58,7 +58,7 @@ def _text(name: str) -> str:
 
 
 def _listed(name: str) -> list[str]:
-    """What a script may import, by the numbers that it has for them."""
+    """The imports of a script, by the numbers that it uses for them."""
     found = _LIST.search(_text(name))
     return [part.strip('"').removeprefix("./") for part in found[1].split(",")] if found else []
 

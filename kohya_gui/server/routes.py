@@ -1,7 +1,7 @@
 """Allow only those of Gradio's routes that the page needs, and send security headers.
 
-Gradio comes with some eighty routes: a proxy, a code editor, run histories, links that store what is on screen when
-they are read. The page needs a dozen; what is not listed here does not exist.
+Gradio has some eighty routes: a proxy, a code editor, run histories, links that store what is on screen when they are
+read. The page uses its components and none of its events, so nothing below /gradio_api/ is open.
 """
 
 import re
@@ -12,11 +12,9 @@ from starlette.types import Receive, Send
 from kohya_gui.server.auth import App, Scope, respond
 
 API = "/gradio_api/"
-READ = re.compile(r"(info|theme\.css|startup-events|app_id|heartbeat/\w+|queue/data|file=(?!\w\w+:).+)/?")
-DONE = re.compile(r"(run/\w+|queue/join|cancel|reset|component_server)/?")
 NEVER = re.compile(r"/(monitoring|login|logout|pwa_icon)(/.*)?")
 
-# Nothing from elsewhere is loaded, nothing is sent elsewhere, and no other site may show the page in a frame.
+# The page loads nothing from other sites, sends nothing to them, and may not be shown in their frames.
 POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -85,13 +83,13 @@ class Routes:
 
 
 def is_visited(scope: Scope, path: str) -> bool:
-    """Whether a browser navigates to this address, and does not load a part of the page."""
+    """Whether a browser navigates to this address, rather than loading a part of the page."""
     wants = dict(scope["headers"]).get(b"accept", b"")
     return b"text/html" in wants and not path.startswith((API, "/own/", "/tensorboard/"))
 
 
 def explained(scope: Scope, send: Send) -> Send:
-    """A `send` that replaces 404 by how to start the page: most often a proxy serves it under a path that it was not
+    """A `send` that replaces 404 by how to start the page: usually a proxy serves it under a path that it was not
     started with."""
     missing = False
 
@@ -108,12 +106,5 @@ def explained(scope: Scope, send: Send) -> Send:
 
 
 def is_open(method: str, path: str) -> bool:
-    """Whether the page needs this route. Gradio reads with GET and acts with POST; other methods are refused."""
-    if NEVER.fullmatch(path):
-        return False
-    if not path.startswith(API):
-        return method in ("GET", "HEAD", "POST")
-    asked = path.removeprefix(API)
-    if method in ("GET", "HEAD"):
-        return READ.fullmatch(asked) is not None
-    return method == "POST" and DONE.fullmatch(asked) is not None
+    """Whether the page needs this route. It reads with GET and acts with POST; other methods are refused."""
+    return method in ("GET", "HEAD", "POST") and not path.startswith(API) and not NEVER.fullmatch(path)

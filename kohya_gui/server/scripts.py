@@ -21,7 +21,7 @@ def _addressed() -> tuple[str, bytes]:
 ADDRESS, SCRIPT = _addressed()
 FILES = {ADDRESS: SCRIPT}
 
-# Relative, so that it holds below any path of a proxy. What is preloaded is asked for before all that Gradio needs.
+# Relative, so that it works below a proxy's path. The preload comes before everything that Gradio needs.
 TAGS = f'<link rel="modulepreload" href=".{ADDRESS}"><script type="module" src=".{ADDRESS}"></script>'
 
 
@@ -29,13 +29,13 @@ TAGS = f'<link rel="modulepreload" href=".{ADDRESS}"><script type="module" src="
 class ScriptTags:
     """Name the script in the page's HTML.
 
-    What is given to Gradio for the head only comes there long after Gradio's own script has begun. Modules run in the
-    order of the HTML, and Gradio calls what main.js provides: so they stand in front.
+    Gradio's own `head` is only inserted long after its script has started. Modules run in the order of the HTML, and
+    Gradio calls functions of main.js: so our tags come first.
     """
 
     def __init__(self, app: App, also: str = "", last: str = "", now: Callable[[], str] = str) -> None:
-        """`also` comes after the script in the head, `last` at its end: of two style sheets, the later one wins. `now`
-        returns what to add there in each response."""
+        """`also` follows the script in the head, `last` comes at its end: of two style sheets, the later one wins.
+        `now` returns what to add there in each response."""
         self.app, self.tags, self.last, self.now = app, (TAGS + also).encode(), last.encode(), now
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -51,7 +51,7 @@ class ScriptTags:
             if message["type"] == "http.response.start":
                 start = message
                 return
-            if message["type"] != "http.response.body":  # what Starlette tells its test client besides
+            if message["type"] != "http.response.body":  # extra messages for Starlette's test client
                 await send(message)
                 return
             body += message.get("body", b"")

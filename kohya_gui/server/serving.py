@@ -17,18 +17,18 @@ from urllib.parse import urlsplit
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kohya_gui.server.auth import SHORTEST, is_loopback, new_token
-from kohya_gui.server.guessing import BITS, bits
+from kohya_gui.server.auth import MIN_PASSWORD_LENGTH, is_loopback, new_token
+from kohya_gui.server.guessing import MIN_TOKEN_BITS, bits
 from library.config.arguments import Arguments
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
 FIRST_PORT, TRIED = 7860, 20
-PATIENCE = 2.0  # seconds for answers that are worked on when the page ends
-HEADERS = 20.0  # seconds for the headers of a request
+SHUTDOWN_TIMEOUT = 2.0  # seconds for unfinished answers when the page ends
+HEADER_TIMEOUT = 20.0  # seconds for the headers of a request
 IN_USE, NOT_HERE = "in use", "this is no address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"
-WINDOWS_IN_USE = 10048  # what Windows calls EADDRINUSE
-# Options of kohya_ss's page that are not had here, each with what to do instead.
+WINDOWS_IN_USE = 10048  # EADDRINUSE on Windows
+# Options of kohya_ss's page that do not exist here, each with what to do instead.
 REFUSED = {
     "--share": "there is no public link: use ssh -L, or a proxy with TLS (docs/remote.md)",
     "--password": "others can read the command line: put it into KOHYA_PASSWORD, or leave it out and type it",
@@ -36,7 +36,7 @@ REFUSED = {
 
 
 class _Refusing(argparse.Action):
-    """An option of other programs that is refused with a reason."""
+    """An option of another program, refused with a reason."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         name = self.option_strings[0]
@@ -44,7 +44,7 @@ class _Refusing(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the page's own command."""
+    """The options of the page's command."""
     made = Arguments(prog="kohya gui", description="Show the training page in your browser.")
     made.add_argument(
         "--host",
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
         "--root_path", default="", metavar="PATH", help="path, or whole address, under which a proxy shows the page"
     )
     made.add_argument("--no-browser", "--headless", action="store_true", help="do not open the browser")
-    for name in ("--inbrowser", "--do_not_share"):  # what kohya_ss's starters say, and what happens anyway
+    for name in ("--inbrowser", "--do_not_share"):  # passed by kohya_ss's starters, and the default here
         made.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     for name in REFUSED:
         made.add_argument(name, nargs="?", action=_Refusing, help=argparse.SUPPRESS)
@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prefix_of(root_path: str) -> str:
-    """The path in --root_path, which may be a whole address: "" or with a slash in front only."""
+    """The path in --root_path, which may be a whole address: "", or with a leading slash only."""
     path = urlsplit(root_path).path if "://" in root_path else root_path
     return f"/{path.strip('/')}" if path.strip("/") else ""
 
@@ -114,11 +114,11 @@ def access_of(given: argparse.Namespace) -> JsonObject:
         access["login"] = f"{given.user}:{password()}"
     elif not access["token"] and not is_loopback(given.host):
         access["token"] = new_token()
-    if access["token"] and bits(access["token"]) < BITS:
+    if access["token"] and bits(access["token"]) < MIN_TOKEN_BITS:
         raise ConfigError(
             "the token must have {bits} bits, as {count} letters and digits drawn at random have: "
             "leave it out, and one is made",
-            bits=BITS,
+            bits=MIN_TOKEN_BITS,
             count=22,
         )
     if access["token"] or given.user:
@@ -132,7 +132,7 @@ def is_private(access: JsonObject, root_path: str) -> bool:
 
 
 def token_in(path: Path) -> str:
-    """The token in a file; a new one is written, for this user's eyes only, when there is no such file."""
+    """The token in a file; if there is no such file, a new one is written, readable by this user only."""
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,19 +144,22 @@ def token_in(path: Path) -> str:
 
 
 def password() -> str:
-    """The password from KOHYA_PASSWORD, or typed at the terminal; never from the command line, which all can read."""
+    """The password from KOHYA_PASSWORD, or typed at the terminal; never from the command line, which everyone can
+    read."""
     given = os.environ.get("KOHYA_PASSWORD", "")
     if not given and sys.stdin is not None and sys.stdin.isatty():
         given = getpass.getpass("Password for the page: ")
-    if len(given) < SHORTEST:
-        raise ConfigError("--user needs a password of {count} characters or more, in KOHYA_PASSWORD", count=SHORTEST)
+    if len(given) < MIN_PASSWORD_LENGTH:
+        raise ConfigError(
+            "--user needs a password of {count} characters or more, in KOHYA_PASSWORD", count=MIN_PASSWORD_LENGTH
+        )
     return given
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. It stays open until the server uses it, so that no other program takes the port.
 
-    Raises OSError, with a sentence, when the address or the port cannot be had.
+    Raises OSError, with a sentence, if the address or the port is not available.
     """
     why = ""
     for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + TRIED):
@@ -174,11 +177,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _bound(host: str, port: int) -> tuple[socket.socket | None, str]:
     """A listening socket, or the error."""
-    # asyncio sends at once only through sockets that say TCP of themselves. Else the second half of an answer, which
-    # begins with its headers, waits for the browser to acknowledge the first: 40 ms for each.
+    # asyncio only disables Nagle's algorithm for sockets created with IPPROTO_TCP. Otherwise the second half of each
+    # response waits 40 ms for the browser to acknowledge the first, which has the headers.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    if os.name != "nt":  # on Windows this would share a port that is in use
+    if os.name != "nt":  # on Windows this would share a port in use
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host.strip("[]"), port))
@@ -195,7 +198,7 @@ def _bound(host: str, port: int) -> tuple[socket.socket | None, str]:
 
 
 def _free(host: str, after: int) -> int:
-    """The next free port; 0 where none of the following ones is."""
+    """The next free port; 0 if none of the following ones is free."""
     for port in range(after + 1, min(after + 1 + TRIED, 65536)):
         made, _ = _bound(host, port)
         if made:
@@ -205,7 +208,7 @@ def _free(host: str, after: int) -> int:
 
 
 def announce(given: argparse.Namespace, port: int, access: JsonObject) -> None:
-    """Print the page's address, and open it in a browser where there is a screen."""
+    """Print the page's address, and open it in a browser if there is a screen."""
     token = "" if given.user else access["token"]
     print(f"Kohya Trainer is at {url(given.host, port, token)}  (Ctrl+C ends it; trainings go on)", flush=True)
     if given.user:
@@ -218,45 +221,45 @@ def announce(given: argparse.Namespace, port: int, access: JsonObject) -> None:
             flush=True,
         )
     elif not given.no_browser and has_screen():
-        # The browser's command line can be read by others, so what stands on it works once.
+        # Others can read the browser's command line, so the ticket on it works only once.
         threading.Timer(0.5, _open, [url(given.host, port, access.get("ticket", ""))]).start()
 
 
 def has_screen() -> bool:
-    """Whether a browser with a window can be opened: over SSH and on servers one would take over the terminal."""
+    """Whether a browser window can be opened: over SSH and on servers a browser would take over the terminal."""
     if sys.platform in ("win32", "darwin"):
         return "SSH_CONNECTION" not in os.environ
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 class PatientProtocol(H11Protocol):
-    """A connection that is closed if the headers of a request do not come whole in time: else anybody could hold as
+    """A connection that is closed if the headers of a request do not arrive in time: otherwise anybody could keep as
     many open as there are."""
 
     def connection_made(self, transport: Any) -> None:
-        """Start the time of the first request."""
+        """Start the timer of the first request."""
         super().connection_made(transport)
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Stop the time when the headers are whole."""
+        """Stop the timer when the headers are complete."""
         super().data_received(data)
         if self.cycle is not self.answered:
             self.limit.cancel()
 
     def on_response_complete(self) -> None:
-        """Start the time of the next request."""
+        """Start the timer of the next request."""
         super().on_response_complete()
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the time."""
+        """Stop the timer."""
         self.limit.cancel()
         super().connection_lost(exc)
 
     def _wait(self) -> None:
         self.answered = self.cycle
-        self.limit = self.loop.call_later(HEADERS, self._close)
+        self.limit = self.loop.call_later(HEADER_TIMEOUT, self._close)
 
     def _close(self) -> None:
         if self.transport.get_protocol() is self and not self.transport.is_closing():
@@ -264,7 +267,7 @@ class PatientProtocol(H11Protocol):
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn that ends without an error for each browser still connected, and with the process if that is its own."""
+    """uvicorn that ends without an error for each connected browser, and ends the process if it owns it."""
 
     is_process = False
 
@@ -272,10 +275,10 @@ class QuietServer(uvicorn.Server):
         """Close the remaining connections."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets)
-        # A thread cannot be interrupted, and the process would wait for each that still works on an answer. Nobody gets
-        # that answer any more, and files are written whole or not at all.
+        # Threads cannot be interrupted, and the process would wait for each that still computes an answer. Nobody gets
+        # that answer any more, and files are written completely or not at all.
         if self.is_process:
-            last = threading.Timer(PATIENCE, os._exit, (0,))
+            last = threading.Timer(SHUTDOWN_TIMEOUT, os._exit, (0,))
             last.daemon = True
             last.start()
 
@@ -298,5 +301,5 @@ def url(host: str, port: int, token: str) -> str:
 
 
 def _open(address: str) -> None:
-    with contextlib.suppress(Exception):  # a server without a screen has no browser, and needs none
+    with contextlib.suppress(Exception):  # a server without a screen has no browser
         webbrowser.open(address)

@@ -1,10 +1,10 @@
-// The row of tabs: opened by their titles, and on a narrow screen scrolled so that the open tab is in view.
+// The row of tabs: opens tabs by title, and keeps the open tab in view on narrow screens.
 import { translated } from "../i18n/words.js";
 import { all, hit } from "./elements.js";
 import { wait } from "./http.js";
 
 /**
- * Open a tab, and wait until what is in it is there, which comes when a tab is opened for the first time.
+ * Open a tab, and wait for its contents, which are loaded when it is first opened.
  * @param {string} title
  * @param {() => unknown} there
  */
@@ -16,13 +16,15 @@ export async function openTab(title, there) {
 
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 
-// As keyboards move between tabs everywhere.
+// The usual keys for moving between tabs.
 document.addEventListener("keydown", (event) => {
   const tab = hit(event, 'button[role="tab"]'), step = STEPS[/** @type {keyof typeof STEPS} */ (event.key)];
   if (!tab || step === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
   event.preventDefault();
-  const row = all(tab.closest('[role="tablist"]') ?? document, 'button[role="tab"]').filter((other) => other.checkVisibility());
-  const at = row.indexOf(tab), next = Number.isFinite(step) ? (at + step + row.length) % row.length : step < 0 ? 0 : row.length - 1;
+  const row = all(tab.closest('[role="tablist"]') ?? document, 'button[role="tab"]').filter((other) =>
+    other.checkVisibility());
+  const at = row.indexOf(tab);
+  const next = Number.isFinite(step) ? (at + step + row.length) % row.length : step < 0 ? 0 : row.length - 1;
   row[next]?.click();
   row[next]?.focus();
 });

@@ -1,7 +1,7 @@
 """TensorBoard as a process of the page: on loopback, refusing requests without the page's secret.
 
-A port on loopback is open to every program and, by a name that is pointed at it, to web sites; so the page alone
-knows the secret. The process ends with the page, whose end of the pipe it watches.
+A port on loopback is open to every program and, by a name that points to it, to web sites; so only the page knows the
+secret. The process ends with the page, whose end of the pipe it watches.
 """
 
 import hmac
@@ -18,7 +18,7 @@ HEADER = "HTTP_X_KOHYA_SECRET"
 
 
 def main() -> None:
-    """Serve until standard input ends. The first line there is JSON: secret, prefix, and where the curves are."""
+    """Serve until standard input ends. Its first line is JSON: secret, prefix, and the folders of curves."""
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_page, daemon=True).start()
     from tensorboard import program

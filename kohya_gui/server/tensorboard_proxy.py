@@ -1,4 +1,4 @@
-"""TensorBoard below /tensorboard/, behind the page's access checks: started on demand, on the runs' curves."""
+"""TensorBoard below /tensorboard/, behind the page's access checks: started on demand, with the runs' curves."""
 
 import asyncio
 import contextlib
@@ -17,12 +17,12 @@ from library.config.problems import Message
 from library.runs import layout, reader
 
 PREFIX = "/tensorboard"
-FONTS = "/font-roboto/"  # which TensorBoard asks for at the root, whatever its own path is
-RUNS = 50  # the newest ones, whose folders are shown
-PATIENCE = 60.0  # seconds that it may take to start
-LARGEST = 4_000_000  # bytes that a browser may send to TensorBoard at once
-PASSED = (b"accept", b"content-type", b"content-encoding")  # what TensorBoard gets to know of a request
-KEPT = ("content-type", "content-encoding", "cache-control", "expires")  # and the browser of an answer
+FONTS = "/font-roboto/"  # requested by TensorBoard at the root, whatever its own path is
+MAX_RUNS = 50  # newest runs whose curves are shown
+START_TIMEOUT = 60.0  # seconds it may take to start
+MAX_REQUEST_BYTES = 4_000_000  # bytes of a request to TensorBoard
+REQUEST_HEADERS = (b"accept", b"content-type", b"content-encoding")  # headers passed on from a request
+RESPONSE_HEADERS = ("content-type", "content-encoding", "cache-control", "expires")  # and from a response
 
 
 class TensorboardProxy:
@@ -69,13 +69,13 @@ class TensorboardProxy:
         await send_all(send, 303, b"", [(b"location", b"./")])
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        import httpx  # comes with gradio
+        import httpx  # installed with gradio
 
         body = await _body(receive)
         if body is None:
             await respond(scope, send, 413, "This is too much for TensorBoard.")
             return
-        given = [(name, value) for name, value in scope["headers"] if name.lower() in PASSED]
+        given = [(name, value) for name, value in scope["headers"] if name.lower() in REQUEST_HEADERS]
         query = scope.get("query_string", b"").decode("latin-1")
         target = self.server.address + scope["path"] + (f"?{query}" if query else "")
         try:
@@ -89,12 +89,12 @@ class TensorboardProxy:
         except httpx.HTTPError as error:
             await respond(scope, send, 502, Message("TensorBoard does not answer: {error}", error=error))
             return
-        headers = [(name.encode(), got.headers[name].encode()) for name in KEPT if name in got.headers]
+        headers = [(name.encode(), got.headers[name].encode()) for name in RESPONSE_HEADERS if name in got.headers]
         await send_all(send, got.status_code, data, headers)
 
 
 class TensorboardServer:
-    """The TensorBoard process, which ends with this one."""
+    """The TensorBoard process, which ends with this process."""
 
     def __init__(self) -> None:
         self.secret = secrets.token_urlsafe(24).encode()
@@ -108,11 +108,11 @@ class TensorboardServer:
         return self.process is not None and self.process.poll() is None
 
     def shows(self, wanted: list[Path]) -> bool:
-        """Whether it runs on all these folders."""
+        """Whether it is running on all these folders."""
         return self.running and set(wanted) <= set(self.folders)
 
     def start(self, wanted: list[Path]) -> None:
-        """Start it, or start it again, on these folders. Raises OSError when it does not start."""
+        """Start it, or restart it, on these folders. Raises OSError if it does not start."""
         self.stop()
         code = [sys.executable, "-m", "kohya_gui.server.tensorboard"]
         root = Path(__file__).resolve().parents[2]
@@ -127,7 +127,7 @@ class TensorboardServer:
         )
         if not made.stdin or not made.stdout:
             raise OSError("it has no pipes")
-        late = threading.Timer(PATIENCE, made.kill)
+        late = threading.Timer(START_TIMEOUT, made.kill)
         late.start()
         asked = {"secret": self.secret.decode(), "prefix": PREFIX, "folders": ",".join(map(str, wanted))}
         made.stdin.write(json.dumps(asked) + "\n")
@@ -142,7 +142,7 @@ class TensorboardServer:
         self.folders, self.process = wanted, made
 
     def stop(self) -> None:
-        """End it, if it runs."""
+        """Stop it, if it is running."""
         if self.process and self.process.stdin:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
@@ -154,7 +154,7 @@ class TensorboardServer:
 def folders() -> list[Path]:
     """The folders of curves of this user's runs."""
     found: dict[Path, None] = {}
-    for run in reader.runs()[:RUNS]:
+    for run in reader.runs()[:MAX_RUNS]:
         config = run.facts.get("config") or {}
         given = (layout.section(run.facts, "log") or config).get("logging_dir")
         # A comma would end the folder's name in TensorBoard's list.
@@ -164,13 +164,13 @@ def folders() -> list[Path]:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The body of a request, or None when it is too large."""
+    """The body of a request, or None if it is too large."""
     parts, size = [], 0
     while True:
         message = await receive()
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > LARGEST:
+        if size > MAX_REQUEST_BYTES:
             return None
         if not message.get("more_body"):
             return b"".join(parts)

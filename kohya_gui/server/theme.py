@@ -1,4 +1,4 @@
-"""How the page looks: Gradio's own parts take the colours of page.css. Fonts are the system's own."""
+"""The page's look: Gradio's own parts take the colours of page.css. Fonts are the system's."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from gradio.themes import Base, sizes
 PAGE = Path(__file__).parents[1]
 
 
-# All style sheets; page.css first, as those of single tabs build on it. In the head and not as Gradio's css=, which
+# All style sheets; page.css first, as those of single tabs build on it. In the head instead of Gradio's css=, which
 # rewrites selectors and sends each rule twice.
 SHEETS = sorted(PAGE.rglob("*.css"), key=lambda file: (file.stem != "page", file))
 HEAD = "".join(f"<style>{sheet.read_text(encoding='utf-8')}</style>" for sheet in SHEETS)

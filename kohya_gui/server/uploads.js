@@ -1,10 +1,16 @@
-// Send files into a folder of the server: in pieces, each again where it did not arrive, and on from where it broke off.
+// Upload files to a folder of the server in pieces: pieces are retried, and an interrupted upload resumes.
 import { say } from "../i18n/sentences.js";
 import { address, ask, messageOf, wait } from "./http.js";
 
 /** @typedef {{ name: string, size: number, modified: number, sums: Record<string, number> }} Facts of a file */
-/** @typedef {{ state: "send" | "check" | "there" | "refused", name: string, why?: string, bytes?: number, id?: string, offset?: number }} Verdict */
-/** @typedef {{ sent: string[], there: string[], wrong: [string, string][] }} Outcome names in the folder, and what is wrong with which file */
+/**
+ * @typedef {{ state: "send" | "check" | "there" | "refused", name: string, why?: string, bytes?: number, id?: string,
+ *   offset?: number }} Verdict
+ */
+/**
+ * @typedef {{ sent: string[], there: string[], wrong: [string, string][] }} Outcome names in the folder, and
+ *   the problem of each file
+ */
 /** @typedef {(bytes: number, of: number, done: number, files: number) => void} Report */
 
 const PIECE = 4_000_000, TRIES = 6, FILES = 2000;
@@ -15,7 +21,7 @@ const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
 });
 
 /**
- * CRC-32, on from what it was of the bytes before.
+ * CRC-32, continued from the checksum of the preceding bytes.
  * @param {Uint8Array} bytes
  * @param {number} [before]
  */
@@ -32,11 +38,12 @@ export function checksum(bytes, before = 0) {
  */
 async function checksumOf(file, bytes) {
   let sum = 0;
-  for (let at = 0; at < bytes; at += PIECE) sum = checksum(new Uint8Array(await file.slice(at, Math.min(bytes, at + PIECE)).arrayBuffer()), sum);
+  for (let at = 0; at < bytes; at += PIECE)
+    sum = checksum(new Uint8Array(await file.slice(at, Math.min(bytes, at + PIECE)).arrayBuffer()), sum);
   return sum;
 }
 
-/** Files on their way into one folder. */
+/** The upload of files to one folder. */
 export class Sending {
   /** @type {Outcome} */
   outcome = { sent: [], there: [], wrong: [] };
@@ -50,19 +57,24 @@ export class Sending {
    * @param {Report} report
    */
   constructor(files, folder, report) {
-    this.files = [...files].sort((a, b) => (a.name < b.name ? -1 : 1)); // so that an image and its caption are asked for together
+    // keeps an image and its caption in one request
+    this.files = [...files].sort((a, b) => (a.name < b.name ? -1 : 1));
     this.folder = folder;
     this.report = report;
     this.size = this.files.reduce((sum, file) => sum + file.size, 0);
     /** @type {Map<File, Facts>} */
-    this.facts = new Map(this.files.map((file) => [file, { name: file.name, size: file.size, modified: Math.max(0, Math.floor(file.lastModified || 0)), sums: {} }]));
+    this.facts = new Map(
+      this.files.map((file) => [
+        file,
+        { name: file.name, size: file.size, modified: Math.max(0, Math.floor(file.lastModified || 0)), sums: {} },
+      ]));
   }
 
   stop() {
     this.stopped.abort();
   }
 
-  /** Send all that is not there yet. */
+  /** Upload all files that are not there yet. */
   async run() {
     this.tell();
     for (let at = 0; at < this.files.length; at += FILES) {
@@ -83,14 +95,15 @@ export class Sending {
   }
 
   /**
-   * What is to be done with files; of those that may be there already the server first asks what they hold.
+   * The server's verdict on each file; for files that may be there already it first requests checksums.
    * @param {File[]} files
    * @returns {Promise<Verdict[]>}
    */
   async verdicts(files) {
     for (;;) {
       /** @type {{ folder: string, files: Verdict[] }} */
-      const found = await this.patiently(() => ask("upload", { folder: this.folder, files: files.map((file) => this.facts.get(file)) }));
+      const found = await this.patiently(() =>
+        ask("upload", { folder: this.folder, files: files.map((file) => this.facts.get(file)) }));
       this.folder = found.folder;
       const doubtful = files.filter((_, i) => found.files[i].state === "check");
       if (!doubtful.length) return found.files;
@@ -114,7 +127,8 @@ export class Sending {
           break;
         }
         if (this.stopped.signal.aborted) return;
-        [verdict] = await this.verdicts([file]); // somebody else sends one of the same name, or the server was started anew
+        // somebody else uploads a file of that name, or the server was restarted
+        [verdict] = await this.verdicts([file]);
       }
       if (verdict.state === "there") this.outcome.there.push(verdict.name);
       if (verdict.state === "refused") this.outcome.wrong.push([file.name, verdict.why ?? ""]);
@@ -126,7 +140,7 @@ export class Sending {
   }
 
   /**
-   * Send a file from where the server wants it; its name there, or "" where the server has to be asked anew.
+   * Upload a file from the server's offset. Returns its name there, or "" if the server needs to be asked again.
    * @param {File} file
    * @param {Verdict} verdict
    * @returns {Promise<string>}
@@ -135,7 +149,8 @@ export class Sending {
     let sum = offset ? await checksumOf(file, offset) : 0;
     for (let at = offset; at <= file.size && !this.stopped.signal.aborted;) {
       const piece = new Uint8Array(await file.slice(at, at + PIECE).arrayBuffer());
-      if (!piece.length && at < file.size) throw new Error(say("{name} was changed on its way: send it again", { name: file.name }));
+      if (!piece.length && at < file.size)
+        throw new Error(say("{name} was changed on its way: send it again", { name: file.name }));
       sum = checksum(piece, sum);
       const query = { id, offset: String(at), sum: at + piece.length === file.size ? String(sum) : "" };
       const answer = await this.patiently(() => this.send(query, piece));
@@ -153,12 +168,14 @@ export class Sending {
    * @param {Uint8Array<ArrayBuffer>} piece
    */
   async send(query, piece) {
-    const sent = { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: piece, signal: this.stopped.signal };
+    const sent = {
+      method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: piece, signal: this.stopped.signal,
+    };
     return (await fetch(address("upload", query), sent)).json();
   }
 
   /**
-   * Try again, for a while, what fails because the network is gone.
+   * Retry a request for a while if the network fails.
    * @template T
    * @param {() => Promise<T>} what
    * @returns {Promise<T>}
@@ -168,7 +185,8 @@ export class Sending {
       try {
         return await what();
       } catch (error) {
-        const isNetwork = error instanceof TypeError || messageOf(error).startsWith("The page's server does not answer");
+        const isNetwork =
+          error instanceof TypeError || messageOf(error).startsWith("The page's server does not answer");
         if (!isNetwork || tries === TRIES || this.stopped.signal.aborted) throw error;
         await wait(300 * 2 ** tries);
       }
@@ -177,12 +195,14 @@ export class Sending {
 }
 
 /**
- * The files of what was dropped; of folders, those that lie in them.
+ * The files that were dropped, including those in folders.
  * @param {DataTransfer} dropped
  * @returns {Promise<File[]>}
  */
 export async function filesOf(dropped) {
-  const entries = [...dropped.items].map((item) => item.webkitGetAsEntry?.()).filter((entry) => entry !== null && entry !== undefined);
+  const entries = [...dropped.items]
+    .map((item) => item.webkitGetAsEntry?.())
+    .filter((entry) => entry !== null && entry !== undefined);
   if (!entries.some((entry) => entry.isDirectory)) return [...dropped.files];
   return (await Promise.all(entries.map(inside))).flat();
 }
@@ -192,11 +212,12 @@ export async function filesOf(dropped) {
  * @returns {Promise<File[]>}
  */
 async function inside(entry) {
-  if (entry.isFile) return [await new Promise((done, fail) => /** @type {FileSystemFileEntry} */ (entry).file(done, fail))];
+  if (entry.isFile)
+    return [await new Promise((done, fail) => /** @type {FileSystemFileEntry} */ (entry).file(done, fail))];
   const reader = /** @type {FileSystemDirectoryEntry} */ (entry).createReader();
   /** @type {File[]} */
   const found = [];
-  for (;;) { // a reader gives some hundred at a time
+  for (;;) { // the reader returns about a hundred at a time
     /** @type {FileSystemEntry[]} */
     const some = await new Promise((done, fail) => reader.readEntries(done, fail));
     if (!some.length) return found;

@@ -1,8 +1,8 @@
 """Uploads of images and captions into a folder inside the roots: in pieces, and resumable.
 
 A browser sends the names and lengths of its files, and gets for each the offset to send from. An unfinished file has a
-hidden name; it gets its own name once it is complete and was checked. A file that exists already is not sent again, and
-none is overwritten.
+hidden name; it gets its own name once it is complete and verified. An existing file is not sent again, and none is
+overwritten.
 """
 
 import hashlib
@@ -15,24 +15,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kohya_gui.server import paths
-from kohya_gui.server.json_api import DEEPEST, ApiRequest, Handler, PieceHandler
+from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler, PieceHandler
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.curation import incoming_files
 from library.files import clear_errors, need_space
 
-MOST_FILES, MOST_KNOWN = 2000, 20_000  # of a question, and on their way
+MAX_FILES, MAX_UNFINISHED = 2000, 20_000  # files in a request, and unfinished uploads
 PART = re.compile(r"\.[0-9a-f]{24}\.part")
-WEEK = 7 * 86400.0  # for which unfinished files are kept
-ALIKE = 4  # unfinished files of one name and length that may lie in a folder
+KEEP_SECONDS = 7 * 86400.0  # seconds that unfinished files are kept
+MAX_ALIKE = 4  # unfinished files of the same name and length in a folder
 
 
 @dataclass
 class Upload:
     """An unfinished upload."""
 
-    part: Path  # what has come so far
-    name: str  # that it will get
+    part: Path  # the bytes received so far
+    name: str  # its final name
     num_bytes: int
     busy: threading.Lock = field(default_factory=threading.Lock)
 
@@ -65,20 +65,20 @@ class ImageUploads:
         }
 
     def begin(self, sent: ApiRequest) -> JsonObject:
-        """What to do with each file: send it from an offset on, send its checksum first, or nothing.
+        """What to do with each file: send it from an offset, send its checksum first, or nothing.
 
-        A file is {name, size, modified, sums}; `sums` are CRC-32 of its first so many bytes, which the browser works
-        out where it is asked to ("check"), and by which a file is known that is there already, wholly or in part.
+        A file is {name, size, modified, sums}; `sums` are CRC-32 of its first so many bytes, which the browser computes
+        on request ("check"), and by which the server recognises a file that it has, wholly or in part.
         """
         folder = paths.inside(sent.text("folder"), self.roots, "folder", is_new=True)
         files = sent.fields.get("files")
-        if not isinstance(files, list) or len(files) > MOST_FILES or not all(map(_is_file, files)):
-            raise ConfigError(DEEPEST)
+        if not isinstance(files, list) or len(files) > MAX_FILES or not all(map(_is_file, files)):
+            raise ConfigError(NOT_OF_THE_PAGE)
         try:
             with clear_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 there = {name.lower(): name for name in os.listdir(folder)}
-        except OSError as error:  # such as signs that Windows has in no name
+        except OSError as error:  # such as characters that Windows does not allow in names
             raise ConfigError("{folder} cannot be used: {why}", folder=folder, why=error.strerror or error) from None
         _clear_old(folder, there)
         names = [incoming_files.safe_name(one["name"]) for one in files]
@@ -93,25 +93,25 @@ class ImageUploads:
                 for key, one in self.known.items()
                 if one.part.parent == folder and one.part.name not in going
             }
-            # Two of one name in one question are two files: the second is numbered like one that is there.
+            # Two of the same name in one request are two files: the second gets a number, as if the first existed.
             final = _final([names[at] for at in wanted], {*there, *on_way})
             for at, name in zip(wanted, final, strict=True):
                 said[at] = self._wait_for(*parts[at], name, files[at])
         return {"folder": str(folder), "files": said}
 
     def _wait_for(self, part: Path, asked: int, name: str, one: JsonMapping) -> JsonObject:
-        """Expect the pieces of a file, or ask for the checksum of the part that is here already."""
+        """Expect the pieces of a file, or request the checksum of the part that is here already."""
         if asked:
             return {"state": "check", "bytes": asked}
         upload = self.known.setdefault(part.name, Upload(part, name, one["size"]))
-        while len(self.known) > MOST_KNOWN:  # whoever sends one that is not known any more asks anew
+        while len(self.known) > MAX_UNFINISHED:  # a browser that sends a forgotten one has to ask again
             del self.known[next(iter(self.known))]
         return {"state": "send", "id": part.name, "offset": _length(part), "name": upload.name}
 
     def _part(self, folder: Path, name: str, one: JsonMapping) -> tuple[Path, int]:
         """The partial file of an upload, and how many of its bytes have to be compared first."""
         said = f"{folder}|{name}|{one['size']}|{one['modified']}"
-        for number in range(ALIKE):
+        for number in range(MAX_ALIKE):
             key = hashlib.blake2b(f"{said}|{number}".encode(), digest_size=12).hexdigest()
             part = folder / f".{key}.part"
             if part.is_symlink():
@@ -128,7 +128,7 @@ class ImageUploads:
     def take(self, query: Mapping[str, str], body: bytes) -> JsonObject:
         """Append a piece to a file; the last one comes with the CRC-32 of the whole file (`sum`).
 
-        A piece that does not fit there changes nothing, and the browser asks anew.
+        A piece that does not fit there changes nothing, and the browser sends a new request.
         """
         upload = self.known.get(query.get("id", ""))
         if upload is None:
@@ -144,7 +144,7 @@ class ImageUploads:
                     if begin + len(body) == upload.num_bytes:
                         os.fsync(file.fileno())
             except ConfigError:
-                self._drop(upload)  # of a full disk it takes no room
+                self._drop(upload)  # do not take up space on a full disk
                 raise
             if begin + len(body) < upload.num_bytes:
                 return {"offset": begin + len(body)}
@@ -155,7 +155,7 @@ class ImageUploads:
             if str(incoming_files.checksum(upload.part, upload.num_bytes)) != expected:
                 raise ConfigError("{name} was changed on its way: send it again", name=upload.name)
             incoming_files.check_content(upload.part, upload.name)
-            paths.inside(str(upload.part.parent), self.roots, "folder")  # the folder may be another one by now
+            paths.inside(str(upload.part.parent), self.roots, "folder")  # the folder may have been replaced since
             return {"done": incoming_files.put(upload.part, upload.part.parent, upload.name).name}
         finally:
             self._drop(upload)
@@ -171,7 +171,7 @@ def _is_file(one: object) -> bool:
     name, sums = one["name"], one["sums"]
     return (
         isinstance(name, str)
-        and len(name) <= paths.LONGEST
+        and len(name) <= paths.MAX_PATH_LENGTH
         and all(isinstance(one[key], int) and 0 <= one[key] < 2**53 for key in ("size", "modified"))
         and isinstance(sums, dict)
         and all(isinstance(value, int) for value in sums.values())
@@ -192,7 +192,7 @@ def _of_existing(folder: Path, there: Mapping[str, str], name: str, one: JsonMap
 
 
 def _final(names: Sequence[str], taken: set[str]) -> list[str]:
-    """The final names of files, in their order; a name that occurs twice gets a number."""
+    """The final names of files, in order; repeated names get a number."""
     found: list[str] = [""] * len(names)
     left = list(range(len(names)))
     while left:
@@ -213,5 +213,5 @@ def _length(part: Path) -> int:
 
 def _clear_old(folder: Path, there: Mapping[str, str]) -> None:
     for name in there.values():
-        if PART.fullmatch(name) and time.time() - (folder / name).lstat().st_mtime > WEEK:
+        if PART.fullmatch(name) and time.time() - (folder / name).lstat().st_mtime > KEEP_SECONDS:
             (folder / name).unlink(missing_ok=True)

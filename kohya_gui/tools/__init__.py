@@ -1,1 +1,1 @@
-"""The tab of tools for finished files."""
+"""The tab with tools for finished files."""

@@ -1,12 +1,23 @@
-// Commands as forms: collect what is filled in, start it, and show the processes until they have ended.
+// Commands as forms: collect the values, start the command, and show its processes until they end.
 import { progressOf, say } from "../i18n/sentences.js";
 import { all, around, fieldValue, hit, isField, make, one, setValue, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
 
-/** @typedef {{ id: string, state: string, title: string, about: string, when: string, text: string, done: number, total: number, bytes: boolean, log: string, error: string, problems: string[], warnings: string[] }} Job a process of a command */
+/**
+ * @typedef {{ id: string, state: string, title: string, about: string, when: string, text: string, done: number,
+ *   total: number, bytes: boolean, log: string, error: string, problems: string[], warnings: string[] }}
+ *   Job a process of a command
+ */
 
 /** @type {Record<string, string>} */
-const STATES = { running: "Running", stopping: "Stopping", finished: "Finished", failed: "Failed", stopped: "Stopped", interrupted: "Interrupted" };
+const STATES = {
+  running: "Running",
+  stopping: "Stopping",
+  finished: "Finished",
+  failed: "Failed",
+  stopped: "Stopped",
+  interrupted: "Interrupted",
+};
 /** @type {Record<string, string>} */
 const KINDS = { finished: "good", failed: "bad", interrupted: "bad", running: "busy", stopping: "busy" };
 
@@ -14,7 +25,7 @@ const KINDS = { finished: "good", failed: "bad", interrupted: "bad", running: "b
 const busy = (job) => job.state === "running" || job.state === "stopping";
 
 /**
- * What a field holds; a list of files has a line `path=weight` each.
+ * The value of a field; a list of files as one `path=weight` per line.
  * @param {HTMLElement} field
  */
 export function valueToSend(field) {
@@ -26,10 +37,11 @@ export function valueToSend(field) {
 }
 
 /** @param {HTMLElement} form */
-const values = (form) => Object.fromEntries(all(form, "[data-field]").map((field) => [field.dataset.field, valueToSend(field)]));
+const values = (form) =>
+  Object.fromEntries(all(form, "[data-field]").map((field) => [field.dataset.field, valueToSend(field)]));
 
 /**
- * Rows of files: there is always an empty one at the end.
+ * Keep an empty row at the end of a list of files.
  * @param {HTMLElement} list
  */
 export function grow(list) {
@@ -43,37 +55,57 @@ export function grow(list) {
 
 /**
  * @param {Job} job
- * @param {number} at which one of the list, the newest first
+ * @param {number} at its index in the list, the newest first
  */
 function card(job, at) {
   const shown = job.bytes ? sizeOf : String;
   const share = job.total ? job.done / job.total : 0;
-  const lines = job.log.trim().split("\n").filter((line) => line && !/^\S.* \(\d+\)$/.test(line) && !job.problems.some((text) => line === `error: ${text}`) && !job.warnings.some((text) => line === `warning: ${text}`));
+  const lines = job.log
+    .trim()
+    .split("\n")
+    .filter(
+      (line) =>
+        line &&
+        !/^\S.* \(\d+\)$/.test(line) &&
+        !job.problems.some((text) => line === `error: ${text}`) &&
+        !job.warnings.some((text) => line === `warning: ${text}`));
   const last = job.error ? job.error.split("\n") : [];
   const kind = KINDS[job.state] ?? "";
   return make("div", { className: `card job ${kind}`, "data-job": job.id, "data-state": job.state },
-    make("div", { className: "line" }, make("b", {}, job.title), make("small", {}, job.about ? say("{name} · {when}", { name: job.about, when: job.when }) : job.when), make("span", { className: "state" }, STATES[job.state] ?? job.state),
-      busy(job) && make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End now" : "Stop")),
-    busy(job) && make("p", { className: "quiet" }, job.total ? progressOf(job.text, shown(job.done), shown(job.total)) : job.text || "Starting"),
-    busy(job) && make("div", { className: `track ${job.total ? "" : "waiting"}` }, make("i", { style: `width:${share * 100}%` })),
+    make("div", { className: "line" },
+      make("b", {}, job.title),
+      make("small", {}, job.about ? say("{name} · {when}", { name: job.about, when: job.when }) : job.when),
+      make("span", { className: "state" }, STATES[job.state] ?? job.state),
+      busy(job) &&
+        make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End now" : "Stop")),
+    busy(job) &&
+      make("p", { className: "quiet" },
+        job.total ? progressOf(job.text, shown(job.done), shown(job.total)) : job.text || "Starting"),
+    busy(job) &&
+      make("div", { className: `track ${job.total ? "" : "waiting"}` }, make("i", { style: `width:${share * 100}%` })),
     last.length ? make("p", { className: "cause" }, last.join(" ")) : null,
-    ...job.problems.map((text) => make("p", { className: "cause" }, text)), ...job.warnings.map((text) => make("p", { className: "quiet" }, text)),
-    lines.some((line) => !line.startsWith("error:")) ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "Output"), make("pre", {}, lines.join("\n"))) : null);
+    ...job.problems.map((text) => make("p", { className: "cause" }, text)),
+    ...job.warnings.map((text) => make("p", { className: "quiet" }, text)),
+    lines.some((line) => !line.startsWith("error:"))
+      ? make("details", { open: at === 0 && !busy(job) },
+          make("summary", {}, "Output"),
+          make("pre", {}, lines.join("\n")))
+      : null);
 }
 
 /**
- * Show the last processes of a command, and follow those that work.
+ * Show the last processes of a command, and follow the active ones.
  * @param {HTMLElement} where
  * @param {string} command
- * @param {(job: Job) => void} ended called with each that ends
- * @param {(job: Job) => void} [changed] called with each that works, at every look
+ * @param {(job: Job) => void} ended called for each process that ends
+ * @param {(job: Job) => void} [changed] called for each active process at every poll
  */
 export function watcher(where, command, ended, changed = () => {}) {
   let turn = 0;
   /** @type {Set<string>} */
   const working = new Set();
   async function look(begun = "") {
-    if (begun) working.add(begun); // it may have ended before the first look
+    if (begun) working.add(begun); // it may have ended before the first poll
     const mine = ++turn;
     for (;;) {
       /** @type {Job[]} */
@@ -114,20 +146,21 @@ export function watcher(where, command, ended, changed = () => {}) {
 }
 
 /**
- * A list of ready texts that fills a field, which may be changed then.
+ * Let a list of ready texts fill an editable field.
  * @param {HTMLSelectElement} list
  * @param {HTMLInputElement} field
  */
 function bindTexts(list, field) {
   list.prepend(make("option", { value: "", hidden: true }, "Your own"));
-  const choose = () => void (list.value = [...list.options].some(({ value }) => value === field.value) ? field.value : "");
+  const choose = () =>
+    void (list.value = [...list.options].some(({ value }) => value === field.value) ? field.value : "");
   list.addEventListener("change", () => setValue(field, list.value));
   field.addEventListener("input", choose);
   choose();
 }
 
 /**
- * What was filled in is there again the next time the page is opened in this browser.
+ * Restore the values the next time the page is opened in this browser.
  * @param {HTMLElement} block
  * @param {HTMLElement[]} forms
  */
@@ -137,13 +170,18 @@ function keep(block, forms) {
   let kept = {};
   try {
     kept = JSON.parse(localStorage.getItem(key) ?? "{}");
-  } catch {} // a browser that keeps nothing only forgets
-  for (const form of forms) for (const field of all(form, "[data-field]").filter(isField)) if (field.id in kept) setValue(field, kept[field.id]);
+  } catch {} // without storage the browser only forgets
+  for (const form of forms)
+    for (const field of all(form, "[data-field]").filter(isField))
+      if (field.id in kept) setValue(field, kept[field.id]);
   const which = all(block, "input[type=radio]", HTMLInputElement).find(({ value }) => value === kept.which);
   which?.click();
-  for (const list of all(block, "[data-fills]", HTMLSelectElement)) one(block, `#${list.dataset.fills}`, HTMLInputElement).dispatchEvent(new Event("input"));
+  for (const list of all(block, "[data-fills]", HTMLSelectElement))
+    one(block, `#${list.dataset.fills}`, HTMLInputElement).dispatchEvent(new Event("input"));
   block.addEventListener("change", () => {
-    const found = forms.flatMap((form) => all(form, "[data-field]").filter(isField)).map((field) => [field.id, fieldValue(field)]);
+    const found = forms
+      .flatMap((form) => all(form, "[data-field]").filter(isField))
+      .map((field) => [field.id, fieldValue(field)]);
     const chosen = all(block, "input[type=radio]", HTMLInputElement).find(({ checked }) => checked);
     try {
       localStorage.setItem(key, JSON.stringify({ ...Object.fromEntries(found), which: chosen?.value ?? "" }));
@@ -152,10 +190,10 @@ function keep(block, forms) {
 }
 
 /**
- * Bring a block of forms to life.
+ * Set up a block of forms.
  * @param {Element} element
- * @param {() => Record<string, unknown>} [more] values that are not on screen
- * @param {(job: Job) => void} [ended] hears of each process's end
+ * @param {() => Record<string, unknown>} [more] values without a field
+ * @param {(job: Job) => void} [ended] called for each process that ends
  */
 export function mount(element, more = () => ({}), ended = () => {}) {
   const block = one(element, ".commands"), command = block.dataset.command ?? "";
@@ -164,20 +202,24 @@ export function mount(element, more = () => ({}), ended = () => {}) {
   const look = watcher(one(scope, ".jobs"), command, ended);
   const forms = all(block, ".command");
   block.addEventListener("change", ({ target }) => {
-    if (isField(target) && target.name === `${command}-which`) for (const form of forms) form.hidden = form.dataset.name !== target.value;
+    if (isField(target) && target.name === `${command}-which`)
+      for (const form of forms) form.hidden = form.dataset.name !== target.value;
   });
   block.addEventListener("input", (event) => {
     const list = hit(event, ".files");
     if (list) grow(list);
   });
-  for (const list of all(block, "[data-fills]", HTMLSelectElement)) bindTexts(list, one(block, `#${list.dataset.fills}`, HTMLInputElement));
+  for (const list of all(block, "[data-fills]", HTMLSelectElement))
+    bindTexts(list, one(block, `#${list.dataset.fills}`, HTMLInputElement));
   if ("keeps" in block.dataset) keep(block, forms);
   const go = one(scope, "[data-go]", HTMLButtonElement);
   go.addEventListener("click", async () => {
     const form = forms.find((one) => !one.hidden) ?? forms[0];
     go.disabled = true;
     try {
-      const { id } = await ask("command_begin", { command, name: form.dataset.name, values: { ...values(form), ...more() } });
+      const { id } = await ask("command_begin", {
+        command, name: form.dataset.name, values: { ...values(form), ...more() },
+      });
       showMessage(answer, "good", "");
       look(id);
     } catch (error) {

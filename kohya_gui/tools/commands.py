@@ -1,4 +1,4 @@
-"""Commands of the shell as forms of the page: filled in, started as processes, watched, stopped."""
+"""Shell commands as forms of the page: filled in, started as processes, watched, stopped."""
 
 from collections.abc import Sequence
 from html import escape
@@ -18,8 +18,8 @@ from library.masking.forms import FORMS as MASK
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
-AT_ONCE = {"tools": 3, "caption": 1, "mask": 1}  # processes; captions of one folder by two models would mix
-LISTED = 6
+AT_ONCE = {"tools": 3, "caption": 1, "mask": 1}  # processes; two models captioning one folder would mix
+MAX_LISTED = 6
 TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
     "models": {"get": "Download"},
     "sample": {},
@@ -31,7 +31,7 @@ ENDING = ".safetensors"
 
 
 class ToolCommands:
-    """What scripts may ask about commands and the processes that were made of them."""
+    """Handlers for commands and their processes."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
@@ -47,10 +47,10 @@ class ToolCommands:
         }
 
     def begin(self, sent: ApiRequest) -> JsonObject:
-        """Start what a form says."""
+        """Start the command of a form."""
         forms, name = _forms(sent), sent.text("name")
         words = forms.words(name, sent.values("values"), self.guard)
-        if forms is MASK:  # which writes beside the folder that is named
+        if forms is MASK:  # writes beside the named folder
             paths.inside(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
         working = [job.id for job in jobs.every(forms.command) if job.active]
         if len(working) >= AT_ONCE[forms.command]:
@@ -58,21 +58,21 @@ class ToolCommands:
         return job_status(jobs.start(forms.command, words))
 
     def read(self, sent: ApiRequest) -> JsonObject:
-        """How a process stands."""
+        """The state of a process."""
         return job_status(jobs.find(sent.text("id")))
 
     def stop(self, sent: ApiRequest) -> JsonObject:
-        """Ask a process to stop; asked again, end it."""
+        """Ask a process to stop; the second time, kill it."""
         return job_status(jobs.stop(jobs.find(sent.text("id"))))
 
     def list(self, sent: ApiRequest) -> JsonObject:
         """The last processes of a command, the newest first."""
         command = sent.text("command")
         kind = command if command in TITLES else _forms(sent).command
-        return {"jobs": [job_status(job) for job in jobs.every(kind)[:LISTED]]}
+        return {"jobs": [job_status(job) for job in jobs.every(kind)[:MAX_LISTED]]}
 
     def guard(self, text: str, kind: str, label: str) -> Path | str:
-        """A path of a form, as the page may use it; the id of a model on the hub as it is."""
+        """A path of a form, checked by the guard; an id of a model on the hub unchanged."""
         if kind == "model" and model_folder.is_id(text):
             return text
         if kind in ("folder", "model"):
@@ -110,7 +110,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
         "total": 0,
         **job.doing,
         "out": out,
-        "bytes": job.kind == "models" or "." in str(job.doing.get("text", "")),  # it names a file that is downloaded
+        "bytes": job.kind == "models" or "." in str(job.doing.get("text", "")),  # it names a file being downloaded
         "problems": result.get("problems", []),
         "warnings": result.get("warnings", []),
         "about": Path(about).name,
@@ -130,7 +130,7 @@ def _forms(sent: ApiRequest) -> CommandForms:
 
 def markup(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = False) -> str:
     """Every form of a command; all but the first are hidden, and a row of choices switches. With `keeps` the browser
-    keeps what was filled in."""
+    stores the values."""
     every = forms.all()
     radios = "".join(
         f'<label><input type="radio" name="{forms.command}-which" value="{name}"{" checked" * (at == 0)}>'
@@ -185,7 +185,7 @@ WIDE = ("file", "folder", "model", "new", "files", "lines")
 
 
 def lora_row(element: str, name: str = "lora", label: str = "LoRA file") -> str:
-    """A LoRA file, or one that `name` and `label` are of, and its weight, the first of a list that grows."""
+    """A LoRA file, or one described by `name` and `label`, and its weight: the first row of a list that grows."""
     return (
         f'<div class="file"><input id="{element}-first" aria-label="{label}" spellcheck="false" autocomplete="off">'
         + picker.button(name, label, "file")

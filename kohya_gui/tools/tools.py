@@ -1,4 +1,4 @@
-"""The LoRA tools tab: the commands of `kohya tools` as forms, each run as a process of its own."""
+"""The LoRA tools tab: the commands of `kohya tools` as forms, each run in a separate process."""
 
 import gradio as gr
 
@@ -10,7 +10,7 @@ from library.tools.forms import FORMS
 
 
 class ToolsTab:
-    """The tab. Made inside `gr.Blocks`; all that it does is in commands.py and commands.js."""
+    """The tab. Create it inside `gr.Blocks`; commands.py and commands.js do all the work."""
 
     def __init__(self) -> None:
         gr.HTML(markup(), js_on_load="window.kohya.mountCommands(element)", apply_default_css=False)

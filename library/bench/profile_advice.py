@@ -3,9 +3,7 @@
 Plain tables in, words out. No torch in here, so that the rules can be tried on tables that are made up.
 """
 
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from library.bench import report
@@ -15,59 +13,28 @@ from library.config.run_config import RunConfig
 from library.config.schema import values
 from library.measuring.candidates import shown
 
-SHOWN = 25  # operations in the result
-# Kinds of operations by name, of the host's (aten::) and of the device's kernels; the first that fits counts.
-KINDS: tuple[tuple[str, str], ...] = (
-    ("bookkeeping", r"^autograd::|AccumulateGrad|Backward\d+$"),
-    ("matrix products", r"triton_(tem|mm)"),
-    ("compiled kernels", r"triton_|compiled|inductor|cpp_fused|graph_\d"),
-    (
-        "copies",
-        r"memcpy|memset|aten::(copy_|_to_copy|clone|contiguous|pin_memory)|copy_kernel|nchwtonhwc|nhwctonchw",
-    ),
-    ("attention", r"scaled_dot_product|sdpa|flash|fmha|attention|attn"),
-    ("convolution", r"conv(?!ert)|winograd|implicit_gemm|fprop|dgrad|wgrad"),
-    ("optimizer", r"optimizer|multi_tensor|_fused_adam|_foreach|fused_adam"),
-    (
-        "matrix products",
-        r"gemm|gemv|aten::(add|b|badd)?b?mm\b|aten::(linear|matmul|dot|mv|addmv)\b|mkl\w*::_?\w*linear|cutlass|cublas|"
-        r"nvjet|scaled_mm|splitk",
-    ),
-    (
-        "norms and reductions",
-        r"norm|reduce|softmax|rowwisemoments|gammabeta|fusedparams|internalgradients|aten::(sum|mean|var|std|amax|max\b)",
-    ),
-    (
-        "elementwise",
-        r"elementwise|catarray|upsample|aten::(add|mul|sub|rsub|div|silu|gelu|neg|exp|erf|sigmoid|tanh|relu|leaky_relu|"
-        r"threshold|cat|stack|where|fill_|zero_|sqrt|pow|cos|sin|abs|sign|log|reciprocal|round|floor|maximum|minimum|(eq|ne|lt|le|gt|ge)\b|"
-        r"rsqrt|square|clamp|lerp|index|gather|scatter|roll|flip|normal_|randn?|upsample)",
-    ),
-    ("bookkeeping", r"aten::"),
-)
-LAUNCHES = r"cu(da)?LaunchKernel|cudaGraphLaunch"
-SYNCS = r"cuda(Stream|Device|Event)Synchronize|cuStreamSynchronize"
-READS = r"aten::_local_scalar_dense"
-NOT_WORK = r"^(ProfilerStep|cudaDeviceGetAttribute|Activity Buffer|Lazy Function)|\[memory\]"
-CASTS = r"aten::_to_copy"
 SMALL = ("elementwise", "norms and reductions", "copies", "bookkeeping")
 IDLE = 0.15  # of a step: less is what any step has at its edges
 SETTINGS = (
-    "compile", "compile_mode", "gradient_checkpointing", "checkpoint_keep_attention", "cpu_offload_checkpointing",
-    "blocks_to_swap", "cuda_cudnn_benchmark", "cuda_allow_tf32", "fp8_base", "fp8_compute", "mixed_precision",
-    "train_batch_size", "optimizer_type", "compile_activation_budget", "compile_scope", "compile_blocks",
-    "network_module", "int8_base",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ProfileRow:
-    """One operation of the profiler's table: calls and microseconds over all steps, on the device or on the host."""
-
-    name: str
-    count: int
-    us: float
-    on_device: bool = False
+    "compile",
+    "compile_mode",
+    "gradient_checkpointing",
+    "checkpoint_keep_attention",
+    "cpu_offload_checkpointing",
+    "blocks_to_swap",
+    "cuda_cudnn_benchmark",
+    "cuda_allow_tf32",
+    "fp8_base",
+    "fp8_compute",
+    "mixed_precision",
+    "train_batch_size",
+    "optimizer_type",
+    "compile_activation_budget",
+    "compile_scope",
+    "compile_blocks",
+    "network_module",
+    "int8_base",
+)
 
 
 @dataclass(frozen=True)
@@ -78,50 +45,6 @@ class Advice:
     share: float
     text: Message
     options: JsonMapping = field(default_factory=dict)
-
-
-def kind(name: str) -> str:
-    """The kind of an operation or kernel."""
-    return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.I)), "other")
-
-
-def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str) -> JsonObject:
-    """A profiler's table, per step: shares by kind, the longest operations, launches, syncs, copies and casts.
-
-    `step_ms` is the time of a step without the profiler. On a GPU shares are of the time in which it works, and the
-    rest of the step is idle; on a CPU they are of the host's time.
-    """
-    all_rows = [row for row in rows if not re.search(NOT_WORK, row.name)]
-    seen = device == "cuda" and any(row.on_device for row in all_rows)
-    working = [row for row in all_rows if row.on_device == seen]
-    total = sum(row.us for row in working) or 1.0
-    kinds: dict[str, float] = defaultdict(float)
-    for row in working:
-        kinds[kind(row.name)] += row.us
-    busy = total / 1000 / steps
-    # The profiler's own waiting at its end is not a step's.
-    syncs = max(_count(all_rows, SYNCS) - 1, 0) // steps
-    operations = [
-        {"name": row.name[:120], "kind": kind(row.name), "calls": round(row.count / steps, 1),
-         "ms": round(row.us / 1000 / steps, 4), "share": round(row.us / total, 4)}
-        for row in sorted(working, key=lambda r: -r.us)[:SHOWN]
-    ]  # fmt: skip
-    return {
-        "steps": steps,
-        "step_ms": round(step_ms, 3),
-        "busy_ms": round(busy, 3),
-        "idle": round(max(0.0, 1 - busy / step_ms), 4) if seen and step_ms else None,
-        "blind": device == "cuda" and not seen,  # the profiler was not allowed to look at the GPU
-        "kinds": {name: round(us / total, 4) for name, us in sorted(kinds.items(), key=lambda k: -k[1])},
-        "operations": operations,
-        "launches": _count(all_rows, LAUNCHES) // steps,
-        "syncs": syncs,
-        # Each waits for the GPU; others read what the host has itself, such as an optimizer's number of steps.
-        "reads": min(_count(all_rows, READS) // steps, syncs),
-        "casts": _count(all_rows, CASTS) // steps,
-        "copies": {way: _copies(working, pattern, steps, total) for way, pattern in
-                   (("to device", "HtoD"), ("to host", "DtoH"), ("within", "DtoD|aten::copy_|copy_kernel"))},
-    }  # fmt: skip
 
 
 def settings(config: RunConfig) -> JsonObject:
@@ -366,28 +289,29 @@ def text(facts: JsonMapping) -> str:
         counts = f"{facts['launches']:,} kernel launches, {facts['syncs']} waits, {facts['reads']} reads, {counts}"
     kinds = [["kind", "share"], *([name, f"{share:.1%}"] for name, share in facts["kinds"].items())]
     titles = ["operation", "kind", "calls", "ms", "share"]
-    operations = [[o["name"][:60], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
-                  for o in facts["operations"][:15]]  # fmt: skip
-    return "\n".join([
-        f"{title}, {at}", str(where), "",
-        f"A step takes {report.milliseconds(facts['step_ms'])}{idle}; {counts} in each", "",
-        *report.columns(kinds), "", *report.columns([titles, *operations]), "",
-        *(f"{number}. {finding['text']}{change(finding['options'])}" for number, finding in
-          enumerate(facts["verdict"], start=1)),
-    ])  # fmt: skip
+    operations = [
+        [o["name"][:60], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
+        for o in facts["operations"][:15]
+    ]
+    return "\n".join(
+        [
+            f"{title}, {at}",
+            str(where),
+            "",
+            f"A step takes {report.milliseconds(facts['step_ms'])}{idle}; {counts} in each",
+            "",
+            *report.columns(kinds),
+            "",
+            *report.columns([titles, *operations]),
+            "",
+            *(
+                f"{number}. {finding['text']}{change(finding['options'])}"
+                for number, finding in enumerate(facts["verdict"], start=1)
+            ),
+        ]
+    )
 
 
 def change(options: JsonMapping) -> str:
     """Options to set, as flags read."""
     return f" ({shown(options)})" if options else ""
-
-
-def _count(rows: Iterable[ProfileRow], pattern: str) -> int:
-    return sum(row.count for row in rows if re.search(pattern, row.name))
-
-
-def _copies(rows: Iterable[ProfileRow], pattern: str, steps: int, total: float) -> dict[str, float]:
-    of = [row for row in rows if re.search(pattern, row.name)]
-    spent = sum(row.us for row in of)
-    return {"calls": sum(row.count for row in of) // steps, "ms": round(spent / 1000 / steps, 4),
-            "share": round(spent / total, 4)}  # fmt: skip

@@ -7,7 +7,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from library.bench import machine, prepared_model, profile_advice
+from library.bench import machine, prepared_model, profile_advice, profile_summary
+from library.bench.profile_summary import ProfileRow
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, counted
@@ -40,7 +41,7 @@ def run(
             "out of memory at {resolution}: choose a smaller --resolution or --batch", resolution=resolution
         ) from error
     on = machine.facts(device)
-    facts = profile_advice.summary(rows(found), steps, plain.p50, device.type)
+    facts = profile_summary.summary(rows(found), steps, plain.p50, device.type)
     facts |= {"way": {"name": way.name, "options": way.chosen()}, "resolution": resolution, **compiled}
     facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}
     facts |= {"subject": {"title": subject.title, "batch": subject.batch, **subject.about}}
@@ -73,7 +74,7 @@ def _profiled(ready: prepared_model.PreparedModel, device: torch.device, steps: 
     return found
 
 
-def rows(found: profile) -> list[profile_advice.ProfileRow]:
+def rows(found: profile) -> list[ProfileRow]:
     """What the profiler saw, by name: how often, and microseconds on the host or on the device itself."""
     made = []
     for event in found.key_averages():
@@ -83,5 +84,5 @@ def rows(found: profile) -> list[profile_advice.ProfileRow]:
         ):  # a span around kernels, which have rows of their own
             continue
         spent = event.self_device_time_total if on_device else event.self_cpu_time_total
-        made.append(profile_advice.ProfileRow(event.key, event.count, float(spent), on_device))
+        made.append(ProfileRow(event.key, event.count, float(spent), on_device))
     return made

@@ -13,7 +13,7 @@ from library.config.sections import AdapterRun
 from library.families import recognition
 from library.families.shared.weights import entries
 from library.methods import small_files
-from library.train.saving import resume_state
+from library.train.saving import resume_check
 
 UNPICKLED = (".pt", ".pth", ".ckpt", ".bin")  # which have no header: their tensors are read
 
@@ -84,7 +84,7 @@ def _other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
     own = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)
     if own or network.dim_from_weights or not network.module.startswith("networks."):
         return
-    rank, down = network.network_dim or resume_state.RANK, "lora_down.weight"
+    rank, down = network.network_dim or resume_check.RANK, "lora_down.weight"
     # A fused layer of another tree has the ranks of its parts, or one for all of them.
     own_tree = (
         item for item in stored.items() if item[0].endswith(down) and not names.of_other_tree(item[:1], config.family)

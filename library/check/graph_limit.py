@@ -9,7 +9,7 @@ from library.config.problems import Message, Problem
 from library.config.run_config import RunConfig
 from library.data.images import ImageSet
 from library.data.loading import Batches
-from library.memory.prepare import graphs_per_block
+from library.memory.compile_targets import graphs_per_block
 
 
 def problems(config: RunConfig, images: ImageSet | None, device: torch.device) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from library.families.base import Family, ModelComponents
 from library.families.shared import weights
 from library.methods import snapshot
 from library.optim import lr_schedule
-from library.train.saving import resume_state
+from library.train.saving import resume_check
 from library.train.saving.state_files import WEIGHTS
 
 
@@ -95,12 +95,12 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
 
 def _misfits(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
     """A state of other networks, or of another optimizer over the same."""
-    changes = resume_state.shaping_changes(folder, config)
+    changes = resume_check.shaping_changes(folder, config)
     here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
     if problem := snapshot.differing(here, weights.header(folder / WEIGHTS), changes):
         yield problem
         return
     with contextlib.suppress(ConfigError):  # a damaged file is not looked into here
-        saved, now = resume_state.saved_groups(folder), resume_state.group_sizes(method.groups())
-        if problem := resume_state.other_groups(saved, now, changes):
+        saved, now = resume_check.saved_groups(folder), resume_check.group_sizes(method.groups())
+        if problem := resume_check.other_groups(saved, now, changes):
             yield problem

@@ -28,7 +28,7 @@ from library.outputs import paths as save
 from library.runs import reader, registry
 from library.runs.record import Record
 from library.train.journal import Progress
-from library.train.saving import base_files, resume_state
+from library.train.saving import base_files, resume_check
 
 # What rules of the options have spoken of already, where a look at the files says the same in other words.
 RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}
@@ -280,7 +280,7 @@ def _cut_captions(family: Family, images: data.Check) -> Iterator[Problem]:
 def _resumed(config: RunConfig) -> Iterator[Problem]:
     """A state on the hub is looked at when it has been downloaded."""
     if config.steps.resume and not config.steps.resume_from_huggingface:
-        yield from resume_state.problems(Path(config.steps.resume), config)
+        yield from resume_check.problems(Path(config.steps.resume), config)
 
 
 def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
@@ -289,7 +289,7 @@ def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
         return []
     steps = training_length.expected_length(config, images)
     alone = processes() == 1  # of several, each takes a share of an epoch
-    return resume_state.changes(config, steps.total if steps and alone else None)
+    return resume_check.changes(config, steps.total if steps and alone else None)
 
 
 def _space(config: RunConfig) -> Iterator[Problem]:

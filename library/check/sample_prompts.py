@@ -6,13 +6,13 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family
-from library.sampling import prompts
+from library.sampling import prompt_checks
 
 
 def idle_prompts(config: RunConfig, family: Family) -> list[Problem]:
     """What of the sample prompts has no effect, or is not generated as it is written."""
     path, about = config.sample.sample_prompts, (config.control_images, config.shifts_samples, family.sample_multiple)
-    read = prompts.notes(path, *about) if path and config.sample.sample_images else ()
+    read = prompt_checks.notes(path, *about) if path and config.sample.sample_images else ()
     return [*_unscheduled(config), *read]
 
 
@@ -39,6 +39,6 @@ def unusable_prompts(config: RunConfig) -> Iterator[Problem]:
         )
     if sample.sample_prompts and sample.sample_images:
         try:
-            yield from prompts.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)
+            yield from prompt_checks.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)
         except ConfigError as e:
             yield from e.problems

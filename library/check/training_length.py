@@ -1,5 +1,6 @@
 """What does not fit the length of a training: no end, a beginning behind the end, and what the end comes before."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
 from library.data.length import Length, length
 from library.optim import lr_schedule
-from library.train.saving import resume_state
+from library.train.saving import resume_check
 from library.train.step.clock import Clock
 
 
@@ -52,7 +53,7 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
             fix={"early_stop_patience": None},
         )
     if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
-        yield from resume_state.problems(Path(config.steps.resume), config, whole.total)
+        yield from resume_check.problems(Path(config.steps.resume), config, whole.total)
 
 
 def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
@@ -61,7 +62,7 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     if not whole:
         return
     yield from _late_saves(config, images)
-    yield from _too_patient(config, whole)
+    yield from _unused_held_out(config, images, whole)
     given = schema.values(config)
     for end, unit in ((whole.total, "step"), (whole.epochs, "epoch")):
         for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate", "save")):
@@ -86,15 +87,48 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         )
 
 
-def _too_patient(config: RunConfig, whole: Length) -> Iterator[Problem]:
-    """A patience that the training ends before."""
-    given, patience = schema.values(config), config.steps.early_stop_patience
-    steps, epochs = given.get("validate_every_n_steps"), given.get("validate_every_n_epochs") or 1
-    most = whole.epochs // epochs + (whole.total // steps if steps else 0)
-    if patience and patience >= most:
+def _validations(config: RunConfig, whole: Length) -> tuple[int, int]:
+    """The number of validations, and the step of the first; an epoch that is cut short has none at its end."""
+    given = schema.values(config)
+    steps = given.get("validate_every_n_steps")
+    at_epochs = (given.get("validate_every_n_epochs") or 1) * whole.per_epoch
+    if not steps:
+        return whole.total // at_epochs, at_epochs
+    both = whole.total // math.lcm(steps, at_epochs)  # steps at which both are due, and one validation is done
+    return whole.total // steps + whole.total // at_epochs - both, min(steps, at_epochs)
+
+
+def _unused_held_out(config: RunConfig, images: data.Check, whole: Length) -> Iterator[Problem]:
+    """Held-out images that the training ends before measuring, and a patience that it ends before."""
+    if not images.images or not images.images.validation:
+        return
+    patience, known = config.steps.early_stop_patience, schema.options(type(config))
+    number, first = _validations(config, whole)
+    if number and patience and patience >= number:
         yield ineffective.remark(
-            "early_stop_patience", "this training has only {count}", count=counted(most, "validation")
+            "early_stop_patience", "this training has only {count}", count=counted(number, "validation")
         )
+    if number:
+        return
+    share = "dataset_config" if config.data.dataset_config else "validation_split"
+    has_interval = "validate_every_n_steps" in known
+    template = (
+        ": the held-out images are never measured, as the training ends after {steps} and the first validation is due "
+        "after {first}; train longer"
+    )
+    if has_interval:
+        template = (
+            ": the held-out images are never measured, as the training ends after {steps} and the first validation is "
+            "due after {first}; set validate_every_n_steps to fewer, or train longer"
+        )
+    yield Problem(
+        "early_stop_patience" if patience else share,
+        template,
+        steps=counted(whole.total, "step"),
+        first=f"{first:,}",
+        also=f"{share} validate_every_n_steps validate_every_n_epochs max_train_steps max_train_epochs",
+        fix={"validate_every_n_steps": max(1, whole.total // 4)} if has_interval else {},
+    )
 
 
 def _late_saves(config: RunConfig, images: data.Check) -> Iterator[Problem]:

@@ -2,15 +2,15 @@
 
 import argparse
 import contextlib
-import sys
 import time
 from pathlib import Path
 
 from library.comparing import compute, encoder, plan
 from library.comparing.compute import Comparison
-from library.config.problems import ConfigError, Message, Report
+from library.config.problems import ConfigError, Report
 from library.families.shared import tokenizers
 from library.files import clear_errors
+from library.jobs.terminal import progress_line
 from library.jobs.work import JobRecord
 from library.runs import reader
 from library.sampling import generate
@@ -22,7 +22,7 @@ FOLDER = "compare"
 
 def compare(run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prompt], work: JobRecord) -> Comparison:
     """Compare the files of a run as the command line asks. What can be wrong is found before the model is loaded."""
-    report: Report = work.phase if work.folder else _printed
+    report: Report = work.phase if work.folder else progress_line()
     config = plan.config_of(run)
     plan.files_of(run, asked.files)  # before an encoder is downloaded
     place = encoder.folder_of(asked.encoder, asked.into, report) if asked.encoder else None
@@ -42,11 +42,6 @@ def compare(run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prom
             work.store(one.as_json())
 
         return compute.FileComparer(config, images, prompts, made, report, store)(eye)
-
-
-def _printed(text: Message, done: int, total: int) -> None:
-    """What is done now, in a shell: beside the result, which goes to stdout."""
-    print(f"{text} {done} / {total}" if total > 1 else str(text), file=sys.stderr, flush=True)
 
 
 def _started_in(run: reader.RecordedRun) -> contextlib.AbstractContextManager[object]:

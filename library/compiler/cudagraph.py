@@ -27,7 +27,7 @@ from library.compiler import torch_private
 from library.compiler.graph_memory import GraphMemory
 from library.compiler.graph_recording import Call, Recording
 from library.compiler.log import CompileLog
-from library.compiler.subclass import keep_class_name
+from library.compiler.subclass import RECORDED_AS_GRAPHS, keep_class_name
 from library.compiler.torch_private import pytree
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
             with _casts_included():
                 return recorder(super().__call__, args, kwargs)
 
-    return keep_class_name(Recorded, cls, "recorded as CUDA graphs")
+    return keep_class_name(Recorded, cls, RECORDED_AS_GRAPHS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from library.compiler import torch_private
-from library.compiler.subclass import clone_code, keep_class_name
+from library.compiler.subclass import COMPILED, clone_code, keep_class_name
 from library.compiler.torch_settings import SETTINGS
 
 Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
@@ -93,7 +93,7 @@ def with_canonical_inputs(
                 return super().__call__(*given, **kwargs)
 
     CanonicalEntry.forward = clone_code(cls.forward)
-    return keep_class_name(CanonicalEntry, cls, "compiled")
+    return keep_class_name(CanonicalEntry, cls, COMPILED)
 
 
 def _like_inner_block(stream: Tensor, in_graph: bool) -> Tensor:

@@ -13,6 +13,26 @@ import torch
 from torch import Tensor, nn
 
 EIGHT_BIT = "8-bit weights"
+CHECKPOINTED = "checkpointed"
+CHECKPOINTED_KEEPING_ATTENTION = "checkpointed, attention kept"
+CHECKPOINTED_OUTSIDE = "checkpointed from outside"
+INPUTS_ON_HOST = "inputs on the host"
+COMPILED = "compiled"
+SWAPPED = "swapped"
+SHARDED = "sharded"
+RECORDED_AS_GRAPHS = "recorded as CUDA graphs"
+# All that may be put around a module's own class, from the inside out. `keep_class_name` refuses any other order: a
+# checkpoint around a compiled block would recompute outside its graph, and a block compiled around its swapping would
+# have the fetching of weights in its graph.
+INSIDE_OUT = (
+    EIGHT_BIT,
+    *(CHECKPOINTED, CHECKPOINTED_KEEPING_ATTENTION, CHECKPOINTED_OUTSIDE),
+    INPUTS_ON_HOST,
+    COMPILED,
+    SWAPPED,
+    SHARDED,
+    RECORDED_AS_GRAPHS,
+)
 _BEHAVIOURS: dict[type[nn.Module], str] = {}  # of subclasses, which live as long as the process
 
 
@@ -21,9 +41,13 @@ def keep_class_name(made: type[nn.Module], cls: type[nn.Module], behaviour: str 
     """Give a subclass the name of the block's class, by which families, adapters and the compiler identify it.
 
     Its `forward`, if it has one, becomes code of its own: subclasses made by one function share their code, and blocks
-    of different classes would look like recompilations of each other. `behaviours_of` tells its `behaviour`.
+    of different classes would look like recompilations of each other. `behaviours_of` tells its `behaviour`, one of
+    INSIDE_OUT.
     """
     if behaviour:
+        inner = {_BEHAVIOURS[one] for one in cls.__mro__ if one in _BEHAVIOURS}
+        later = sorted(inner & {*INSIDE_OUT[INSIDE_OUT.index(behaviour) + 1 :]})
+        assert not later, f"{cls.__name__} is {', '.join(later)} already and cannot be {behaviour} inside that"
         _BEHAVIOURS[made] = behaviour
     if "forward" in vars(made):
         made.forward = clone_code(vars(made)["forward"])

@@ -1,9 +1,23 @@
-"""Names of files on the Hugging Face Hub as values of options, without asking the hub."""
+"""Names of files on the Hugging Face Hub as values of options, and web addresses, without asking the hub."""
 
 import re
 from pathlib import Path
 
+from library.config.problems import Problem
+
 PART = re.compile(r"(?![.-])[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of the name of a file in a repository
+REPOSITORY = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])", re.ASCII)
+WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x as a path has it
+# Addresses of pages, of downloads and of huggingface_hub's own file system: the repository, and the path in it.
+ON_THE_HUB = re.compile(
+    r"(?:https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/|hf:/+)(?:models/)?(?!datasets/|spaces/)([\w.-]+/[\w.-]+)"
+    r"(?:@[^/]+)?(?:/(?:resolve|blob|raw|tree)/[^/?#]+)?((?:/[^/?#]+)*)/?(?:[?#].*)?",
+    re.ASCII | re.IGNORECASE,
+)
+SHOWN = 120  # characters of an address in a message
+# What options may name on the hub, and how: their other values are paths.
+FILE, FOLDER = "file", "repository"
+NAMES_ON_THE_HUB = {"base_weights": FILE, "pretrained_model_name_or_path": FOLDER}
 
 
 def is_file_id(name: str) -> bool:
@@ -11,3 +25,59 @@ def is_file_id(name: str) -> bool:
     parts = name.split("/")
     is_plain = all(PART.fullmatch(part) for part in parts) and "--" not in "/".join(parts[:2])
     return len(parts) > 2 and is_plain and name.endswith(".safetensors") and not Path(parts[0]).exists()
+
+
+def repository_of(address: str) -> str:
+    """The owner/name that an address on the hub is of, "" for any other text."""
+    found = ON_THE_HUB.fullmatch(address)
+    return found[1] if found else ""
+
+
+def about_address(option: str, text: str, takes: str | None = None) -> Problem | None:
+    """The problem of a web address in the place of a path, with what to give instead; None for anything else.
+
+    `takes` is what the option may name on the hub: FILE, FOLDER, or "" for nothing; None: as NAMES_ON_THE_HUB says.
+    """
+    found = WEB.match(text)
+    if not found:
+        return None
+    takes, shown = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes, text[:SHOWN]
+    if found[1].lower() == "file":
+        template = ": {address} is an address of a browser; write the path alone: /{path}"
+        return Problem(option, template, address=shown, path=found[2])
+    there = ON_THE_HUB.fullmatch(text)
+    repository, file = (there[1], (there[2] or "").strip("/")) if there else ("", "")
+    name = f"{repository}/{file}" if file else repository
+    if repository and not file and takes == FOLDER:
+        template = ": {address} is a web address; write {id} instead, and the model is fetched from Hugging Face"
+        return Problem(option, template, address=shown, id=name, fix={option: name})
+    if repository and not file and takes == FILE:
+        return _about_repository(option, shown, repository)
+    if is_file_id(name) and takes == FILE:
+        template = ": {address} is a web address; write {id} instead, and the file is fetched from Hugging Face"
+        return Problem(option, template, address=shown, id=name)
+    if is_file_id(name):
+        template = ": {address} is a web address, not a path; fetch it with {command}, and give the path of the file"
+        return Problem(option, template, address=shown, command=f"kohya models get {name}")
+    template = (
+        ": {address} is a web address, not a path; download it and give the path of the file or folder on this computer"
+    )
+    return Problem(option, template, address=shown)
+
+
+def about_absent(option: str, path: str, takes: str | None = None) -> Problem:
+    """The problem of a file that is not on this computer, with the form to write where it is on the hub."""
+    if problem := about_address(option, path, takes):
+        return problem
+    takes = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes
+    if takes == FILE and REPOSITORY.fullmatch(path) and not Path(path).parent.exists():
+        return _about_repository(option, path, path)
+    if takes != FILE and is_file_id(path):
+        template = ": {path} does not exist here; fetch it with {command}, and give the path of the file"
+        return Problem(option, template, path=path, command=f"kohya models get {path}")
+    return Problem(option, ": {path} does not exist", path=path)
+
+
+def _about_repository(option: str, shown: str, repository: str) -> Problem:
+    template = ": {name} is a whole repository of Hugging Face; name one file in it: {example}"
+    return Problem(option, template, name=shown, example=f"{repository}/<name>.safetensors")

@@ -31,6 +31,7 @@ TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 # What an East Asian keyboard writes for ASCII, and the minus sign of typeset pages.
 CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, a module or a backend
 LONGEST_CODE = 200  # characters of it
+MAX_WRONG = 10  # values of one option that are named as wrong; more are counted
 LARGEST = 10**12  # no number of a training means anything beyond; in half precision it would be infinite
 LIMITS = "limits"  # the code of the problem of a number beyond its limits
 WIDE = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
@@ -95,7 +96,7 @@ class Option:
         if value is None or (isinstance(value, str) and not value.strip() and not (value and self.type is str)):
             return self._unset()
         if self.many:
-            return tuple(self._one(v) for v in self._items(value))
+            return self._several(self._items(value))
         if isinstance(value, list | tuple) and not self.hints.get("parse"):
             if len(value) != 1:
                 raise ConfigError("takes one value, got {count}: {value}", count=len(value), value=quoted(value))
@@ -121,6 +122,23 @@ class Option:
         raise ConfigError(
             Problem("", "needs {expects}; the default is {default}", expects=self.expects, default=default, fix=fix)
         )
+
+    def _several(self, items: list[Any]) -> tuple[Any, ...]:
+        """Each item as a value. Raises ConfigError with a problem for every one that is none."""
+        found, wrong = [], []
+        for item in items:
+            try:
+                found.append(self._one(item))
+            except ConfigError as e:
+                # A fix is one value, which would replace the right ones, too.
+                said = [problem.replaced(fix={}) if len(items) > 1 else problem for problem in e.problems]
+                wrong += [problem for problem in said if problem not in wrong[:MAX_WRONG]]
+        if len(wrong) > MAX_WRONG:
+            more = Problem("", ": and {count} more like these", count=len(wrong) - MAX_WRONG)
+            raise ConfigError(*wrong[:MAX_WRONG], more)
+        if wrong:
+            raise ConfigError(*wrong)
+        return tuple(found)
 
     def _items(self, value: Any) -> list[Any]:
         if isinstance(value, list | tuple):  # of a command line, whose words may have commas

@@ -8,6 +8,7 @@ from library.config.run_config import RunConfig
 from library.curation.dataset_file import FolderTable
 from library.data import finding, folders
 from library.data.images import ImageSet
+from library.data.survey import Survey
 
 
 def found(config: RunConfig) -> tuple[DatasetConfig, list[Problem]]:
@@ -16,7 +17,7 @@ def found(config: RunConfig) -> tuple[DatasetConfig, list[Problem]]:
     No image is opened.
     """
     (dataset, *_), problems = drafted(config)
-    survey = finding.Survey(ImageSet([], ()), problems=list(problems))
+    survey = Survey(ImageSet([], ()), problems=list(problems))
     return finding.with_folders(survey, dataset), survey.problems
 
 

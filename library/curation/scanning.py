@@ -8,7 +8,7 @@ from pathlib import Path
 from library.config.problems import ConfigError, Message, MessageLike, Report, counted
 from library.config.run_config import RunConfig
 from library.curation.collection import ImageCollection, ImageFolder, May, Picture
-from library.data import folders
+from library.data import folder_problems, folders
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_odd_files, odd_files, read_caption
 from library.data.folders import Listing
@@ -162,7 +162,7 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
             where = place.folder or "The folder"
             template = "{where} has {many}, which are not read: set the caption files' ending to {other}."
             collection.notes.append(Message(template, where=where, many=many, other=other))
-    collection.notes += [*about_odd_files(listing, odd, ending), *folders.about_labels(listing, is_masked)]
+    collection.notes += [*about_odd_files(listing, odd, ending), *folder_problems.about_labels(listing, is_masked)]
 
 
 def sharing(collection: ImageCollection) -> list[MessageLike]:

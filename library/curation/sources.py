@@ -13,9 +13,9 @@ from library.config.sections import AdapterRun
 from library.curation import scanning
 from library.curation.collection import ImageCollection, ImageFolder, May, Picture
 from library.data import finding, metadata
-from library.data.finding import Survey
 from library.data.folders import Listing, some
 from library.data.images import Image
+from library.data.survey import Survey
 
 LEFT_OVER = Message("there are more than needed")
 HELD_OUT = Message("the same file or a copy of it is held out for validation")

@@ -15,7 +15,7 @@ from library.data.images import ControlImage, Image
 from library.data.pixels import header_size
 
 if TYPE_CHECKING:
-    from library.data.finding import Survey
+    from library.data.survey import Survey
 
 STEP = 16  # pixels that sides of reference images are multiples of: one token of all models that take them
 UNLIMITED = (1 << 16, 1 << 16)

@@ -1,74 +1,22 @@
 """Find the images that a config names: files, sizes, captions, buckets. No image is decoded, no torch is needed."""
 
-import io
 import os
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from library.config.dataset import DatasetConfig, SubsetConfig, drafted
-from library.config.problems import ConfigError, Message, Problem, Report, counted
-from library.config.run_config import ControlUse, RunConfig
-from library.data import captions, folders, held_out, metadata
-from library.data.buckets import Buckets, Size
-from library.data.caption_files import about_missing, caption_file, read_caption
-from library.data.controls import NUMBERED, controls_of, mask_of, without_images, without_pictures
-from library.data.folders import SHOWN, Listing, about_images, capped, some
+from library.config.dataset import DatasetConfig, drafted
+from library.config.problems import ConfigError, Problem, Report, counted
+from library.config.run_config import RunConfig
+from library.data import folder_problems, folders, held_out
+from library.data.controls import without_images, without_pictures
+from library.data.folders import about_images, some
 from library.data.images import Image, ImageSet, balance, bucket_rules
-from library.data.pixels import AS_STORED, Decoding, decoding, header_size
-from library.data.threads import spread
+from library.data.pixels import decoding
+from library.data.subset_images import bucketed_image, find_images, read_sizes
+from library.data.survey import Survey
 
 PLACEHOLDER = (1024, 1024)  # for a resolution that is not set
-
-
-@dataclass(slots=True)
-class Survey:
-    """The result of scanning the data: images, problems that stop the training, and warnings."""
-
-    images: ImageSet
-    report: Report | None = None
-    keep: bool = True  # whether a folder's metadata_cache.json may be written
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[Problem] = field(default_factory=list)
-    other_captions: list[Problem] = field(default_factory=list)  # folders whose captions have another extension
-    unused: list[str] = field(default_factory=list)
-    copies: list[Image] = field(default_factory=list)  # of images that are held out for validation
-    unread: dict[str, int] = field(default_factory=dict)  # caption file, or image -> unused lines of its caption
-    listings: dict[str, Listing] = field(default_factory=dict)
-    control_use: ControlUse = ControlUse()
-    how: Decoding = AS_STORED
-    # folder of reference images -> by the name of their image (with _ where they are numbered): number, file
-    control_names: dict[str, dict[str, list[tuple[int, str]]]] = field(default_factory=dict)
-    # (conditioning_data_dir, expected place of the mask or control image in it) -> images without one
-    unpaired: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    # folder of reference images, or metadata file that should name them -> images without one
-    unreferenced: dict[str, list[str]] = field(default_factory=dict)
-    takes_masks: bool = False  # whether masks of the loss, or of what is to be painted, have a use
-    beside: dict[str, set[str]] = field(default_factory=dict)  # folder of masks or control images -> names in use
-    unmasked: list[str] = field(default_factory=list)  # images without a mask of the region to inpaint
-    # by id of a subset: its images, with their sizes and captions
-    facts: "dict[int, list[tuple[FoundImage, Size, str]]]" = field(default_factory=dict)
-
-    def files(self, folder: str | Path) -> Listing:
-        """The files of a folder, listed once; an empty listing when there is no such folder."""
-        key = os.fspath(folder)
-        if key not in self.listings:
-            exists = os.path.isdir(folder)
-            self.listings[key] = folders.looked_into(key) if exists else Listing(key)
-        return self.listings[key]
-
-
-class FoundImage(NamedTuple):
-    """An image before its size, caption and bucket are determined."""
-
-    path: str
-    size: Size | None
-    caption: str | None  # None: of the caption file, or else the class tokens
-    caption_file: str
-    controls: tuple[str, ...] = ()
 
 
 def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
@@ -123,10 +71,13 @@ def _why_none(config: RunConfig, validation: ImageSet) -> Problem:
     """Why there is nothing to train on though folders hold images."""
     if not validation.items:
         return about_images("there are no images to train on")
-    return Problem("validation_split",
+    return Problem(
+        "validation_split",
         "holds out every image ({count}), so none is left to train on; write a share below 1, such as 0.1",
-        count=counted(len(validation.items), "image"), topic="images",
-        fix={} if config.data.dataset_config else {"validation_split": 0.1})  # fmt: skip
+        count=counted(len(validation.items), "image"),
+        topic="images",
+        fix={} if config.data.dataset_config else {"validation_split": 0.1},
+    )
 
 
 def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> Iterator[Problem]:
@@ -135,9 +86,13 @@ def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> 
     learned = {folders.place_of(subset.image_dir or "") for subset in subsets if not subset.is_reg}
     regular = dict.fromkeys(s.image_dir for s in subsets if s.is_reg and folders.place_of(s.image_dir or "") in learned)
     if regular:
-        yield Problem("is_reg" if config.data.dataset_config else "reg_data_dir",
+        yield Problem(
+            "is_reg" if config.data.dataset_config else "reg_data_dir",
             ": {folders} cannot be training images and regularisation images at once; name another folder for one of "
-            "them, or leave the regularisation images out", folders=some([*regular]), topic="images")  # fmt: skip
+            "them, or leave the regularisation images out",
+            folders=some([*regular]),
+            topic="images",
+        )
 
 
 def _sized(dataset: DatasetConfig) -> DatasetConfig:
@@ -166,10 +121,10 @@ def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
     for option, repeats in (("train_data_dir", dataset.template.num_repeats), ("reg_data_dir", 1)):
         if not (parent := getattr(dataset, option)):
             continue
-        if problems := list(folders.problems_of_parent(option, parent)):
+        if problems := list(folder_problems.problems_of_parent(option, parent)):
             result.problems += problems
             continue
-        result.warnings += folders.warnings_of_parent(option, Path(parent), repeats)
+        result.warnings += folder_problems.warnings_of_parent(option, Path(parent), repeats)
         if option == "train_data_dir" and repeats > 1 and not folders.is_flat(Path(parent)):
             result.warnings.append(
                 Problem("dataset_repeats", "has no effect: the folders of images say their repeats in their names")
@@ -197,11 +152,11 @@ def _images_of(result: Survey, position: int, dataset: DatasetConfig) -> list[Im
             result.warnings.append(about_images("{value} has 0 repeats and is not used", value=unused))
             continue
         if id(subset) not in result.facts:  # it is trained at several sizes otherwise
-            result.facts[id(subset)] = _read_sizes(result, subset, _find(result, subset))
+            result.facts[id(subset)] = read_sizes(result, subset, find_images(result, subset))
         found += (
             image
             for one, size, words in result.facts[id(subset)]
-            if (image := _image(result, rules, (position, subset), one._replace(size=size, caption=words)))
+            if (image := bucketed_image(result, rules, (position, subset), one._replace(size=size, caption=words)))
         )
     return found
 
@@ -211,180 +166,12 @@ def _balanced(result: Survey, regular: list[Image], learned: list[Image]) -> lis
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:
         result.unused += unused
-        result.warnings.append(about_images(
-            "{count} not used: there are more than needed", count=counted(len(unused), "regularisation image")
-            ))  # fmt: skip
+        result.warnings.append(
+            about_images(
+                "{count} not used: there are more than needed", count=counted(len(unused), "regularisation image")
+            )
+        )
     return used
 
 
 # ---- one subset: files, then sizes and captions, then buckets
-
-
-def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
-    if subset.metadata_file:
-        return _from_metadata(result, subset)
-    folder = Path(subset.image_dir or "")
-    here = result.files(folder)
-    if not folder.is_dir():
-        result.problems.append(about_images("image folder {folder} does not exist", folder=folder))
-    elif not here.images:
-        result.problems.append(folders.why_empty(folder, here, result.files))
-    result.warnings += folders.about_labels(here, result.takes_masks)
-    deeper = [name for name in here.folders if result.files(folder / name).images]
-    if deeper and here.images:
-        result.warnings.append(about_images(
-            "images in {deeper} inside {folder} are not used: sub-folders are not read",
-            deeper=some(deeper), folder=folder))  # fmt: skip
-    if here.undecodable:
-        template = "{folder}: {files} are in formats that are not read here, and not used; convert them to PNG or WebP"
-        result.warnings.append(about_images(template, folder=folder, files=some(here.undecodable)))
-    names = [name for name in here.images if _is_trained(subset, name)]
-    if here.images and not names:
-        result.problems.append(about_images(
-            "image folder {folder}: none of {count} is one to train on with image_suffix = '{suffix}' and "
-            "control_suffix = '{other}'; correct these, or rename the images", folder=folder,
-            count=counted(len(here.images), "image"), suffix=subset.image_suffix or "",
-            other=subset.control_suffix or ""))  # fmt: skip
-    files = [caption_file(here, name, subset.caption_extension) for name in names]
-    missing = about_missing(subset, here, names, files)
-    result.other_captions += [missing.whole_folder] if missing.whole_folder else []
-    result.warnings += missing.others
-    return [
-        FoundImage(here.path(name), here.known_size(name), None, file) for name, file in zip(names, files, strict=True)
-    ]
-
-
-def _is_trained(subset: SubsetConfig, name: str) -> bool:
-    """Whether an image of a folder is one to train on, where suffixes tell images and reference images apart."""
-    stem, inside = os.path.splitext(name)[0], subset.image_dir or ""
-    if not stem.endswith(subset.image_suffix or ""):
-        return False
-    beside = any(folders.same_place(folder, inside) for folder in subset.control_directories)
-    numbered = NUMBERED.fullmatch(stem)
-    named = (stem, numbered[1]) if numbered else (stem,)
-    return not (subset.control_suffix and beside and any(one.endswith(subset.control_suffix) for one in named))
-
-
-def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
-    try:
-        entries = metadata.read(subset.metadata_file or "", subset.image_dir, subset.caption_separator)
-    except ConfigError as e:
-        result.problems += capped([problem.replaced(topic="images") for problem in e.problems])
-        return []
-    found, absent = [], []
-    for entry in entries:
-        folder, name = os.path.split(entry.path)
-        here = result.files(folder)
-        if (written := here.find(name)) and written != name:
-            name, entry = written, entry._replace(path=here.path(written))
-        size = entry.size or here.known_size(name)
-        if name not in here.images and (os.path.splitext(name)[0], False) not in here.sizes:
-            absent.append(entry.path)
-            continue
-        words = captions.with_tags(entry.caption, entry.tags, subset)
-        _count_unread(result, subset, entry.path, words)
-        found.append(FoundImage(entry.path, size, words, "", entry.controls))
-    if absent:
-        result.problems.append(about_images("{metadata_file} lists images that are not there: {absent}",
-            metadata_file=subset.metadata_file, absent=some(absent)))  # fmt: skip
-    elif twice := sorted(path for path, times in Counter(one.path for one in found).items() if times > 1):
-        result.warnings.append(about_images("{metadata_file} lists {count} more than once, and each is trained as "
-            "often: {names}", metadata_file=subset.metadata_file, count=counted(len(twice), "image"),
-            names=some(twice)))  # fmt: skip
-    elif not found:
-        result.problems.append(about_images("{metadata_file} lists no images", metadata_file=subset.metadata_file))
-    return sorted(found, key=lambda one: one.path)
-
-
-def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -> list[tuple[FoundImage, Size, str]]:
-    """Read image headers and caption files that are not known yet."""
-    remembers = subset.cache_info and not subset.metadata_file
-    known = metadata.RememberedFacts(Path(subset.image_dir or "") if remembers else None)
-    phase = Message("reading image sizes" if any(one.size is None for one in found) else "reading captions")
-    facts = spread(partial(_facts, result, subset, known), found, result.report, phase)
-    good, broken, bad_words = [], [], []
-    for one, (size, words) in zip(found, facts, strict=True):
-        if isinstance(words, Exception):
-            template = "{caption_file} cannot be read ({why})"
-            if isinstance(words, UnicodeError):
-                template = "{caption_file} is not text in UTF-8: save it with that encoding"
-            why = words.strerror or words if isinstance(words, OSError) else words
-            said = [about_images(template, caption_file=one.caption_file, why=why)]
-            named = words.problems if isinstance(words, ConfigError) else said
-            bad_words += [problem.replaced(topic="images") for problem in named]
-        elif min(size) < 1:
-            broken.append(one.path)
-        else:
-            good.append((one, size, words))
-    result.problems += capped(bad_words)
-    if broken:
-        result.problems.append(about_images("{count} cannot be read as images: {broken}",
-            count=counted(len(broken), "file"), broken=some(broken, SHOWN)))  # fmt: skip
-    if empty := [one.caption_file for one, _, words in good if one.caption_file and not words]:
-        result.warnings.append(
-            about_images("{count} without words: {empty}", count=counted(len(empty), "caption file"), empty=some(empty))
-        )
-    if remembers and result.keep and good and not broken:
-        about = {
-            one.path: metadata.Remembered(
-                result.how.size(one.path, size),
-                words,
-                os.path.basename(one.caption_file),
-                result.unread.get(one.caption_file, 0),
-            )
-            for one, size, words in good
-        }
-        metadata.write_cache(Path(subset.image_dir or ""), about)
-    return good
-
-
-def _facts(
-    result: Survey, subset: SubsetConfig, known: metadata.RememberedFacts, one: FoundImage
-) -> tuple[Size, str | Exception]:
-    folder, name = os.path.split(one.path)
-    file = result.files(folder).images.get(name)
-    # What names of caches and files of metadata state may be the size as it is stored, or the upright one.
-    is_turned = file is not None and result.how.turns(one.path)
-    size = None if is_turned else one.size or (known.size(one.path, file.changed) if file else None)
-    if size is None:
-        size = header_size(one.path, file.modified, file.num_bytes) if file else (0, 0)
-        size = result.how.size(one.path, size)
-    if one.caption is not None:
-        return size, one.caption
-    if (words := known.caption(one.path, one.caption_file, subset.enable_wildcard)) is not None:
-        _count_unread(result, subset, one.caption_file, words, known.unread(one.path))
-        return size, words
-    if not one.caption_file:
-        return size, subset.class_tokens or ""
-    try:
-        text = io.StringIO(read_caption(one.caption_file), newline=None).read()  # all line ends become "\n"
-    except (OSError, UnicodeError, ConfigError) as e:
-        return size, e
-    if subset.enable_wildcard:
-        return size, captions.lines(text)
-    _count_unread(result, subset, one.caption_file, text)
-    return size, captions.first_line(text)
-
-
-def _count_unread(result: Survey, subset: SubsetConfig, name: str, text: str, others: int = 0) -> None:
-    """Count the unused lines of a caption, in addition to `others`."""
-    if more := 0 if subset.enable_wildcard else captions.lines(text).count("\n") + others:
-        result.unread[name] = more
-
-
-def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundImage) -> Image | None:
-    position, subset = where
-    size, words = one.size or (0, 0), one.caption or ""
-    fit = rules.fit(size)
-    if fit is None:
-        result.problems.append(about_images(
-            "{path} is {size}x{size2}, too thin for bucket_reso_steps = {step}: remove or enlarge it",
-            path=one.path, size=size[0], size2=size[1], step=rules.step))  # fmt: skip
-        return None
-    # An inpainting model is shown what transparency hides: that is what it learns to paint.
-    is_painted = result.control_use.inpaints and subset.alpha_mask
-    how = replace(result.how, ground="") if is_painted else result.how
-    image = Image(one.path, size, words, subset.num_repeats, subset, position, fit, one.caption_file, how=how)
-    image.mask_file = mask_of(result, subset, image)
-    image.controls = controls_of(result, subset, image, one.controls, result.control_use)
-    return image

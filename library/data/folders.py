@@ -4,12 +4,12 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from library.config.problems import SURROGATES, Message, MessageLike, Problem, counted
+from library.config.problems import Message, MessageLike, Problem
 from library.data.pixels import ALWAYS, PLUGINS, extensions
 
 # Formats that sd-scripts does not read either: a warning names these files.
@@ -18,10 +18,7 @@ UPRIGHT = "_upright"  # in names of caches of images that are turned by their EX
 CACHED_SIZE = re.compile(rf"(.+)_(\d{{2,}})x(\d{{2,}})({UPRIGHT})?_\w+\.(?:npz|safetensors)")
 LABELS = MASK_LABEL, CONDITION_LABEL = ("-masklabel", "-condlabel")  # of equal length
 SHOWN = 20  # messages of one kind; the rest is counted
-USUAL_REPEATS = 10  # of a folder whose name has none, as in guides for sd-scripts
-MOST_REPEATS = 100_000  # as in a data set file
 MANY_REPEATS = 500  # a folder called 2024_holiday is a year, not a number of repeats
-DEEPEST, MOST_FOLDERS = 6, 2000  # how far down, and in how many folders, misplaced images are looked for
 
 
 class File(NamedTuple):
@@ -181,18 +178,6 @@ def trained(parent: Path, repeats: int) -> list[Concept]:
     return [Concept(parent, repeats, "")] if is_flat(parent) else concepts(parent)
 
 
-def about_labels(here: Listing, is_masked: bool) -> Iterator[Problem]:
-    """What becomes of OneTrainer's masks and conditioning images, which are no training images."""
-    masks = sorted(name for name in here.labels if MASK_LABEL in name)
-    if masks and not is_masked:
-        yield about_images(
-            "{folder}: masks of OneTrainer, which are not trained on: {names}; set masked_loss to use them as masks",
-            folder=here.folder, names=some(masks), fix={"masked_loss": True})  # fmt: skip
-    if others := sorted(name for name in here.labels if MASK_LABEL not in name):
-        yield about_images("{folder}: conditioning images of OneTrainer, which are not used: {names}",
-            folder=here.folder, names=some(others))  # fmt: skip
-
-
 def same_place(one: str | Path, other: str | Path) -> bool:
     """Whether two paths lead to the same file or folder."""
     return place_of(one) == place_of(other)
@@ -201,124 +186,6 @@ def same_place(one: str | Path, other: str | Path) -> bool:
 def place_of(path: str | Path) -> str:
     """Where a path leads, the same for all ways to write it."""
     return os.path.normcase(os.path.realpath(path))
-
-
-def _too_often(option: str, one: Concept) -> Problem:
-    facts = {"folder": one.folder, "repeats": f"{one.repeats:,}", "words": one.words}
-    template = ": {folder} asks for {repeats} repeats, which is no training; rename it to 1_{words}"
-    return Problem(option, template, **facts)
-
-
-def _unusable(option: str, parent: Path) -> Problem | None:
-    if SURROGATES.search(str(parent)):
-        return Problem(option, ": {parent} is no name in UTF-8, which a config needs; rename the folder", parent=parent)
-    if not parent.exists():
-        return Problem(option, ": {parent} does not exist", parent=parent)
-    if not parent.is_dir():
-        return Problem(option, ": {parent} is a file; give the folder that holds your images", parent=parent)
-    if why := looked_into(parent).unreadable:
-        return Problem(option, ": {path} cannot be read: {why}", path=parent, why=why)
-    return None
-
-
-def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
-    """Why a folder cannot be used as the images of a training, and the fix."""
-    parent = Path(parent)
-    if why_not := _unusable(option, parent):
-        yield why_not
-        return
-    found = concepts(parent)
-    yield from (_too_often(option, one) for one in found if one.repeats > MOST_REPEATS)
-    if found or is_flat(parent):
-        return
-    here = looked_into(parent)
-    with_images = [name for name in here.folders if looked_into(parent / name).images]
-    if here.images:
-        yield Problem(option, ": {parent} holds the images themselves; give the folder above it: {above}",
-            parent=parent, above=parent.absolute().parent, fix={option: str(parent.absolute().parent)})  # fmt: skip
-    elif with_images and (idle := [name for name in with_images if concept(parent / name)]):
-        yield Problem(option,
-            ": {parent} has 0 repeats, and there is no other folder; rename it to begin with 1_",
-            parent=parent / idle[0])  # fmt: skip
-    elif len(with_images) == 1:
-        name = with_images[0]
-        yield Problem(option,
-            ": no folder in {parent} is named <repeats>_<words>; rename '{name}' to '1_{name}', "
-            "or give that folder: {folder}", parent=parent, name=name, folder=(parent / name).absolute(),
-            fix={option: str((parent / name).absolute())})  # fmt: skip
-    elif with_images:
-        name = with_images[0]
-        yield Problem(option,
-            ": no folder in {parent} is named <repeats>_<words>; rename '{name}' to '1_{name}' "
-            "and so on, or give one of them", parent=parent, name=name)  # fmt: skip
-    elif here.undecodable:
-        yield Problem(option,
-            ": {undecodable} in {parent} are in formats that are not read here; convert them to PNG or WebP",
-            undecodable=some(here.undecodable), parent=parent)  # fmt: skip
-    elif deeper := next(_with_images(parent), None):
-        yield Problem(option,
-            ": {parent} holds images only further down, and folders inside folders are not read; "
-            "give the folder that holds them: {folder}", parent=parent, folder=deeper.absolute(),
-            fix={option: str(deeper.absolute())})  # fmt: skip
-    elif here.folders:
-        yield Problem(option, ": neither {parent} nor a folder in it holds images (png, jpg, webp, bmp)", parent=parent)
-    else:
-        yield Problem(
-            option, ": {parent} is empty; it should hold images, or folders named 10_words with images", parent=parent
-        )
-
-
-def _with_images(parent: Path) -> Iterator[Path]:
-    """Folders below `parent` that hold images, the nearest first; links are not followed."""
-    level, looked = [parent], 0
-    for _ in range(DEEPEST):
-        below = [folder / name for folder in level for name in looked_into(folder).folders]
-        level = [folder for folder in below if not folder.is_symlink()][: MOST_FOLDERS - looked]
-        looked += len(level)
-        yield from (folder for folder in level if looked_into(folder).images)
-
-
-def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
-    """What in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
-    here, flat = looked_into(parent), is_flat(parent)
-    skipped = [name for name in here.folders if concept(parent / name) is None and looked_into(parent / name).images]
-    if skipped and not flat:
-        yield Problem(option,
-            ": images in {skipped} are not used, since the names do not start with a number of "
-            "repeats; rename them like '1_{first}' to use them", skipped=some(skipped), first=skipped[0])  # fmt: skip
-    count = counted(len(here.images), "image")
-    if flat and option == "train_data_dir" and repeats > 1:
-        yield Problem(option, ": {count} directly in {parent}, each seen {repeats} times per epoch",
-            count=count, parent=parent, repeats=repeats)  # fmt: skip
-    elif flat and option == "train_data_dir":
-        yield Problem(option,
-            ": {count} directly in {parent}, each seen once per epoch; set dataset_repeats to see them more often",
-            count=count, parent=parent, fix={"dataset_repeats": USUAL_REPEATS})  # fmt: skip
-    elif here.images and not flat:
-        yield Problem(option,
-            ": images directly in {parent} are not used ({count}); move them one folder deeper",
-            parent=parent, count=len(here.images))  # fmt: skip
-    for found in map(concept, (parent / name for name in here.folders)):
-        if found and found.repeats == 0:
-            yield about_images("{folder} has 0 repeats and is not used", folder=found.folder)
-        elif found and found.repeats >= MANY_REPEATS:
-            yield about_images(
-                "{folder} is read as {repeats} repeats of '{words}'; rename it if not meant so",
-                folder=found.folder, repeats=found.repeats, words=found.words)  # fmt: skip
-
-
-def why_empty(folder: Path, here: Listing, list_folder: Callable[[Path], Listing]) -> Problem:
-    """Why a folder of images holds none."""
-    if here.unreadable:
-        return about_images("{path} cannot be read: {why}", path=folder, why=here.unreadable)
-    if here.undecodable:
-        template = "image folder {folder}: {files} are in formats that are not read here; convert them to PNG or WebP"
-        return about_images(template, folder=folder, files=some(here.undecodable))
-    deeper = [name for name in here.folders if list_folder(folder / name).images]
-    if deeper:
-        template = "image folder {folder} holds no images, but its folder {inner} does; name that one"
-        return about_images(template, folder=folder, inner=folder / deeper[0])
-    return about_images("image folder {folder} holds no images (png, jpg, webp, bmp)", folder=folder)
 
 
 def some(names: Sequence[Any], most: int = 5) -> MessageLike:

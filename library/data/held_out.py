@@ -17,12 +17,12 @@ from library.config.problems import ConfigError, Message, Problem, counted, list
 from library.config.run_config import RunConfig
 from library.data.folders import about_images, some
 from library.data.threads import spread
+from library.files import STATE_FACTS
 
 if TYPE_CHECKING:
     from library.data.images import Image, ImageSet
 
 IN_STATE = "held_out"  # the key of a state's facts
-PROGRESS = "train_state.json"  # the file of a state folder that holds its facts
 LARGEST = 1 << 26  # bytes of a state's facts, which have the losses of an epoch
 PIECE = 1 << 14  # bytes
 MOST_SHOWN = 20  # folders
@@ -57,7 +57,7 @@ def earlier(config: RunConfig) -> Earlier | None:
     if not config.steps.resume:
         return None
     try:
-        facts = load_json(Path(config.steps.resume) / PROGRESS, LARGEST)
+        facts = load_json(Path(config.steps.resume) / STATE_FACTS, LARGEST)
     except ConfigError:
         return None  # whoever resumes it reports that
     if not isinstance(facts, dict) or "version" not in facts:

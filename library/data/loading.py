@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
@@ -33,7 +33,7 @@ from library.data.ordering import Draw, draws
 from library.data.threads import ahead, num_workers
 
 if TYPE_CHECKING:
-    from library.data.images import Image, ImageSet
+    from library.data.images import ControlImage, Image, ImageSet
 
 
 Longer = Callable[[Sequence[Size]], int]  # (width, height) of reference images -> tokens
@@ -198,37 +198,43 @@ class Batches:
         known = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}
         return {**known, "number of processes": self.place[1]}
 
-    def _sample(self, part: "ImageChoices") -> "BatchSample":
-        image, words, flip, weight, random, drawn, encoded = part
-        shown = dict(enumerate(image.controls)) if drawn is None else {drawn: image.controls[drawn]}
-        text = self.images.text.load(image, encoded) if self.images.text else None
-        masked = bool(image.mask_file) and self.config.data.masked_loss
-        controls: list[Tensor] = []
+    def _sample(self, chosen: "ImageChoices") -> "BatchSample":
+        """The tensors of one image: its latents from the cache, or else its pixels, and what belongs to these."""
+        image, flip = chosen.image, chosen.flip
+        text = self.images.text.load(image, chosen.encoded) if self.images.text else None
+        latents: Tensor | None = None
+        pixel: Tensor | None = None
         if self.images.latents:
-            view = augment.middle(image.fit, flip)
-            arrays = self.images.latents.load(image)
-            latents, mask = _from_cache(image, arrays, flip)
-            pixel = None
-            names = (f"control_{number}{'_flipped' * flip}" for number in shown)
+            view, arrays = augment.middle(image.fit, flip), self.images.latents.load(image)
+            latents, alpha = _from_cache(image, arrays, flip)
+            names = (f"control_{number}{'_flipped' * flip}" for number in chosen.controls)
             controls = [torch.from_numpy(arrays[name]).float() for name in names]
         else:
-            view = view_of(image, self.images.datasets[image.dataset].enable_bucket, random, flip)
-            pixel, mask = _from_file(image, view, random)
-            latents = None
-        if masked:
-            seen = pixels.look(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
-            mask = torch.from_numpy(seen.astype(np.float32) / 255)
-        paint = None
-        if shown and (control := next(iter(shown.values()))).is_masked:
-            paint = control_pixels.paint_mask(control, view, image.interpolation)
-            mask = mask if self.config.data.masked_loss else None
-        if pixel is not None and image.controls:
-            pictures = (control_pixels.shown(one, image.interpolation, flip) for one in shown.values())
-            controls = [pixel * (1 - paint)] if paint is not None else list(pictures)
+            view = view_of(image, self.images.datasets[image.dataset].enable_bucket, chosen.random, flip)
+            pixel, alpha = _from_file(image, view, chosen.random)
+            controls = []
+        paint = _region_to_paint(chosen, view)
+        if pixel is not None and paint is not None:
+            controls = [pixel * (1 - paint)]
+        elif pixel is not None:
+            shown = chosen.controls.values()
+            controls = [control_pixels.shown(one, image.interpolation, flip) for one in shown]
         if self.config.control_images.guided:
             seen = pixels.look(pixels.read(image.mask_file, image.how), view, image.interpolation)
             controls = [pixels.to_tensor(seen)]
-        return BatchSample(words, size_of(image, flip), weight, latents, pixel, text, mask, controls, paint)
+        mask = self._loss_mask(image, view, alpha, is_painted=paint is not None)
+        size = size_of(image, flip)
+        return BatchSample(chosen.caption, size, chosen.weight, latents, pixel, text, mask, controls, paint)
+
+    def _loss_mask(self, image: "Image", view: augment.View, alpha: Tensor | None, is_painted: bool) -> Tensor | None:
+        """What of an image counts in the loss: its mask file, or else its transparency (`alpha`), which in an image to
+        inpaint is the region to paint unless masked_loss is on."""
+        if not self.config.data.masked_loss:
+            return None if is_painted else alpha
+        if not image.mask_file:
+            return alpha
+        seen = pixels.look(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
+        return torch.from_numpy(seen.astype(np.float32) / 255)
 
 
 class ImageChoices(NamedTuple):
@@ -241,6 +247,20 @@ class ImageChoices(NamedTuple):
     random: Random
     mask: int | None = None  # the index of its mask, if it is drawn from several
     encoded: str = ""  # the caption whose encoding is used, where captions are encoded once; "": none at all
+
+    @property
+    def controls(self) -> "Mapping[int, ControlImage]":
+        """The control and reference images to load by their index: all of them, or the mask that was drawn."""
+        every = self.image.controls
+        return dict(enumerate(every)) if self.mask is None else {self.mask: every[self.mask]}
+
+
+def _region_to_paint(chosen: ImageChoices, view: augment.View) -> Tensor | None:
+    """[H,W], 1 in the region that an inpainting model is to paint; None for an image without such a mask."""
+    first = next(iter(chosen.controls.values()), None)
+    if first is None or not first.is_masked:
+        return None
+    return control_pixels.paint_mask(first, view, chosen.image.interpolation)
 
 
 def latent_area(kind: Kind) -> int:

@@ -11,9 +11,9 @@ import numpy as np
 from library.config.problems import ConfigError, Message, Problem, Report, counted
 from library.config.run_config import RunConfig
 from library.data import pixels
-from library.data.finding import Survey
 from library.data.folders import about_images, same_place, some
 from library.data.images import Image
+from library.data.survey import Survey
 from library.data.threads import spread
 
 MOST = 500  # masks that are decoded; of more, this many at equal distances

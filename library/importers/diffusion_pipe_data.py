@@ -36,7 +36,9 @@ def read(builder: ImportBuilder, data: Any) -> None:
             settings["cached_caption_variants"] = count
         builder.change(key, told_datasets(text), settings)
     elif builder.get(key):
-        builder.ignore(key, "this file was not found; name the images with train_data_dir or dataset_config")
+        builder.ignore(
+            key, "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
+        )
 
 
 def _settings(data: JsonMapping) -> JsonObject:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name, option_values
-from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch
+from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch, kohya_learning
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import ONLY, chooses_chroma, load_tables, nearest, said_of, set_by
 
@@ -45,7 +45,10 @@ def tab_of(found: JsonMapping) -> str:
         if found.keys() & set(other["keys"]):
             raise ConfigError(
                 "this file of {trainer} is for {what}, which is not trained here: use {trainer}; {advice}",
-                trainer=TRAINER, what=other["title"], advice=ONLY)  # fmt: skip
+                trainer=TRAINER,
+                what=other["title"],
+                advice=ONLY,
+            )
     if found.keys() & set(TABLES["only_textual_inversion"]):
         return "textual-inversion"
     if {"LoRA_type", "network_dim", "unet_lr"} & found.keys():
@@ -76,8 +79,11 @@ def script_of(found: JsonMapping) -> str:
         none = "" if family or is_on(found.get("v2")) else " (no box for another model is ticked in it)"
         raise ConfigError(
             "this file of {trainer} is for {title}{none}, which is not trained here: use {trainer}, or import it with "
-            "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1", trainer=TRAINER,
-            title=title, none=none)  # fmt: skip
+            "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1",
+            trainer=TRAINER,
+            title=title,
+            none=none,
+        )
     return f"{family}_{ENDINGS.get(tab, 'train')}"
 
 
@@ -135,94 +141,6 @@ def _switches(builder: ImportBuilder, tab: str) -> None:
             builder.empty(key)
 
 
-def _length(builder: ImportBuilder, tab: str) -> None:
-    """Epochs take precedence over steps; kohya_ss's own field for epochs applies where no steps are set."""
-    steps, epochs, epoch = (builder.number(k) for k in ("max_train_steps", "max_train_epochs", "epoch"))
-    if epochs and epochs > 0:
-        builder.keep("max_train_epochs", int(epochs))
-        for key in ("max_train_steps", "epoch"):
-            if key in builder.source:
-                builder.ignore(key, "max_train_epochs is set, and wins")
-    elif steps and steps > 0:
-        builder.keep("max_train_steps")
-        if "epoch" in builder.source:
-            builder.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only where it is 0")
-    else:
-        count = max(1, int(epoch or 1))
-        said = "{count} is max_train_epochs: kohya_ss counts the images for it and computes steps"
-        if builder.get("dataset_config"):
-            said = (
-                "{count} is max_train_epochs; kohya_ss itself would train 1600 steps with a dataset_config and no "
-                "max_train_steps"
-            )
-        key = "epoch" if "epoch" in builder.source else "max_train_steps"
-        builder.change(key, Message(said, count=count), {"max_train_epochs": count})
-    builder.empty("max_train_epochs", "max_train_steps")
-    if tab == "finetune" and is_on(builder.get("flip_aug")) and (steps or 0) > 1 and not epochs:
-        builder.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
-
-
-def _warmup(builder: ImportBuilder, tab: str) -> None:
-    percent, steps = builder.number("lr_warmup"), builder.number("lr_warmup_steps")
-    total = builder.number("max_train_steps")
-    schedule = str(builder.get("lr_scheduler_type") or builder.get("lr_scheduler") or "constant")
-    none = schedule.split(":")[0] in ("constant", "adafactor") or builder.get("lr_scheduler_type")
-    used = "lr_warmup_steps" if steps else "lr_warmup"
-    if (percent or steps) and none:
-        builder.change(
-            used, Message("{schedule} has no warm-up, so there is none", schedule=said_of({"lr_scheduler": schedule}))
-        )
-    elif steps and steps > 0:
-        builder.keep("lr_warmup_steps", int(steps))
-        builder.ignore("lr_warmup", "lr_warmup_steps is set, and wins")
-    elif percent and percent > 0:
-        share: float | int = percent / 100
-        if share >= 1:  # a share of 1 would mean one step
-            share = int(total) if total else 0.9999
-        elif tab == "lora" and builder.get("dataset_config") and total:
-            share = round(percent * total / 100)
-        said = Message(
-            "{percent} % of all steps is {option}",
-            percent=f"{percent:g}",
-            option=option_values({"lr_warmup_steps": str(share)}),
-        )
-        builder.change("lr_warmup", said, {"lr_warmup_steps": share})
-    builder.empty("lr_warmup", "lr_warmup_steps")
-
-
-def _rates(builder: ImportBuilder, tab: str) -> None:
-    """The learning rates of the parts; 0 means that a part is not trained."""
-    if tab == "lora":
-        _adapter_rates(builder)
-    rates = [builder.number(key) for key in ("learning_rate_te1", "learning_rate_te2")]
-    if tab == "dreambooth" and builder.family == "sdxl" and any(rate is not None for rate in rates):
-        learns = any((rate or 0) > 0 for rate in rates)
-        for key, rate in zip(("learning_rate_te1", "learning_rate_te2"), rates, strict=True):
-            if rate is not None:
-                template = "{rate}, and both rates are 0: train_text_encoder = false"
-                said = f"{rate:g}, train_text_encoder = true" if learns else Message(template, rate=f"{rate:g}")
-                builder.change(key, said, {key: rate, "train_text_encoder": learns})
-
-
-def _adapter_rates(builder: ImportBuilder) -> None:
-    unet, text, t5 = (builder.number(key) for key in ("unet_lr", "text_encoder_lr", "t5xxl_lr"))
-    if unet:
-        builder.keep("unet_lr")
-    if text:
-        both = [text, t5] if t5 else [text]
-        builder.keep("text_encoder_lr", both)
-        if t5:
-            builder.change("t5xxl_lr", Message("is the second of text_encoder_lr: {rates}", rates=f"{text:g} {t5:g}"))
-    elif t5:
-        builder.ignore("t5xxl_lr", "text_encoder_lr is 0, and kohya_ss refuses a rate for T5 alone")
-    if text == 0 and (unet or 0) > 0:
-        builder.change("text_encoder_lr", "0 means network_train_unet_only", {"network_train_unet_only": True})
-    if unet == 0 and (text or 0) > 0:
-        only = {"network_train_text_encoder_only": True}
-        builder.change("unet_lr", "0 means network_train_text_encoder_only", only)
-    builder.empty("unet_lr", "text_encoder_lr", "t5xxl_lr")
-
-
 def _old_names(builder: ImportBuilder, tab: str) -> None:
     old = builder.source.get("use_8bit_adam")
     if "use_8bit_adam" in builder.source:
@@ -248,28 +166,6 @@ def _attention(builder: ImportBuilder, tab: str) -> None:
     elif value == "sdpa":
         builder.change("xformers", "sdpa is used instead", {"sdpa": True})
     builder.empty("xformers")
-
-
-def _noise(builder: ImportBuilder, tab: str) -> None:
-    """In a LoRA file one switch selects one of two kinds of noise."""
-    kind = str(builder.get("noise_offset_type") or "Original")
-    if tab == "lora":
-        original = ["noise_offset", "noise_offset_random_strength", "adaptive_noise_scale"]
-        multires = ["multires_noise_iterations", "multires_noise_discount"]
-        for key in original if kind == "Multires" else multires:
-            if key in builder.source:
-                if key == "multires_noise_discount" and not builder.number("multires_noise_iterations"):
-                    builder.empty(key)
-                else:
-                    builder.ignore(key, said_of({"noise_offset_type": kind}))
-        builder.explain(Message("{kind}: only the settings of that noise are taken", kind=kind), "noise_offset_type")
-    elif "noise_offset_type" in builder.source:
-        said = "it does nothing in this tab: noise_offset and multires_noise_* both count"
-        builder.ignore("noise_offset_type", said)
-    if "noise_offset" not in builder.outcomes and not builder.number("noise_offset"):
-        builder.empty("noise_offset")
-        if "adaptive_noise_scale" in builder.source and "adaptive_noise_scale" not in builder.outcomes:
-            builder.ignore("adaptive_noise_scale", "it needs a noise_offset, which is 0")
 
 
 def _precision(builder: ImportBuilder, tab: str) -> None:
@@ -339,9 +235,20 @@ def _adapter(builder: ImportBuilder, tab: str) -> None:
 
 
 PARTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
-    _switches, _length, _warmup, _rates, _old_names, _attention, _noise, _precision, _files, _folders, _word,
-    _adapter, kohya_launch.read,
-)  # fmt: skip
+    _switches,
+    kohya_learning.read_length,
+    kohya_learning.read_warmup,
+    kohya_learning.read_rates,
+    _old_names,
+    _attention,
+    kohya_learning.read_noise,
+    _precision,
+    _files,
+    _folders,
+    _word,
+    _adapter,
+    kohya_launch.read,
+)
 
 
 # ---- all other keys

@@ -9,7 +9,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError
-from library.importers import diffusion_pipe, diffusion_pipe_data, musubi, onetrainer, simpletuner, simpletuner_data
+from library.importers import diffusion_pipe, diffusion_pipe_data, musubi, onetrainer, simpletuner
 
 MayRead = Callable[[Path], bool]
 
@@ -54,8 +54,7 @@ def _of_simpletuner(found: JsonObject, origin: Origin) -> JsonObject:
     for key in ("data_backend_config", "user_prompt_library", "lycoris_config"):
         name = key if key in found else f"--{key}"
         data = _beside(found, name, origin, ".json")
-        is_list = key == "data_backend_config"
-        if simpletuner_data.is_datasets(data) if is_list else isinstance(data, dict):
+        if isinstance(data, list if key == "data_backend_config" else dict):
             read[name] = data
     return read
 

@@ -107,7 +107,7 @@ def _images(builder: ImportBuilder) -> None:
         _dataset(builder, concepts, sizes or [(512, 512)], buckets)
         builder.empty("concept_file_name")
     elif builder.get("concept_file_name"):
-        missing = "this file was not found; name the images with train_data_dir or dataset_config"
+        missing = "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
         builder.ignore("concept_file_name", missing)
     if sizes:
         text = resolution(joined_sizes(sizes))
@@ -243,7 +243,8 @@ def _samples(builder: ImportBuilder) -> None:
     if not found:
         if builder.get("sample_definition_file_name"):
             builder.ignore(
-                "sample_definition_file_name", "this file was not found; name the prompts with sample_prompts"
+                "sample_definition_file_name",
+                "this file was not found, or cannot be read; name the prompts with sample_prompts",
             )
         for key in keys:
             builder.change(key, "there are no prompts to sample")

@@ -61,7 +61,7 @@ class Imported:
         template = "not in the file, so {trainer} has: {values}"
         defaults = [Message(template, trainer=self.program, values=every)] if every else []
         grouped = _grouped(self.of("ignored"))
-        ignored = [Message("ignored: {names}: {reason}", names=names, reason=said(reason)) for reason, names in grouped]
+        ignored = [Message("ignored: {keys}: {reason}", keys=keys, reason=said(reason)) for reason, keys in grouped]
         guessed = [self.guess] if self.guess else []
         first = [*to_fix, *guessed, *self.unknown(), *changed, *renamed, *defaults]
         return [*first, *self._idle(), *ignored, *self.notes]
@@ -74,8 +74,8 @@ class Imported:
     def _idle(self) -> list[Message]:
         """A text for each reason why options have no effect."""
         grouped = _grouped(self.of("ineffective"))
-        template = "without effect: {names}: {reason}"
-        return [Message(template, names=names, reason=said(reason)) for reason, names in grouped]
+        template = "without effect: {keys}: {reason}"
+        return [Message(template, keys=keys, reason=said(reason)) for reason, keys in grouped]
 
     @property
     def program(self) -> str:

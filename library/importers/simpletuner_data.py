@@ -32,20 +32,7 @@ def is_datasets(found: JsonValue) -> bool:
 def _datasets(builder: ImportBuilder) -> None:
     key, listed = "data_backend_config", builder.get("data_backend_config")
     if not is_datasets(listed):
-        if listed:
-            said = "this file was not found; name the images with train_data_dir or dataset_config"
-            builder.ignore(key, said)
-        size = _side(builder.source)
-        builder.change("resolution", said_of({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
-        builder.explain(
-            "is part of resolution",
-            "resolution_type",
-            "aspect_bucket_alignment",
-            "caption_strategy",
-            "instance_prompt",
-            "prepend_instance_prompt",
-            "only_instance_prompt",
-        )
+        _without_datasets(builder, key)
         return
     used = [
         one
@@ -85,6 +72,29 @@ def _datasets(builder: ImportBuilder) -> None:
     values = {"masked_loss": True} if masked else {}
     builder.change(key, Message("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED), values)
     builder.explain(PREPARED, *shared, "aspect_bucket_alignment")
+
+
+def _without_datasets(builder: ImportBuilder, key: str) -> None:
+    """Say why there are no data sets, and take the size of the images from the settings alone."""
+    listed = builder.get(key)
+    if unnamed := [str(at) for at, table in enumerate(tables(listed), 1) if "id" not in table]:
+        template = "data sets in it have no id, by which others name them ({numbers}): give each one, and import again"
+        builder.ignore(key, Message(template, numbers=", ".join(unnamed)))
+    elif listed:
+        builder.ignore(
+            key, "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
+        )
+    size = _side(builder.source)
+    builder.change("resolution", said_of({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
+    builder.explain(
+        "is part of resolution",
+        "resolution_type",
+        "aspect_bucket_alignment",
+        "caption_strategy",
+        "instance_prompt",
+        "prepend_instance_prompt",
+        "only_instance_prompt",
+    )
 
 
 def _is_left_out(builder: ImportBuilder, table: JsonMapping) -> bool:
@@ -182,7 +192,9 @@ def _samples(builder: ImportBuilder) -> None:
     prompts = [str(text) for text in library.values() if not is_empty(text)] if isinstance(library, Mapping) else []
     prompts = [*([str(one)] if one else []), *prompts]
     if "user_prompt_library" in builder.source and not isinstance(library, Mapping):
-        builder.ignore("user_prompt_library", "this file was not found; name the prompts with sample_prompts")
+        builder.ignore(
+            "user_prompt_library", "this file was not found, or cannot be read; name the prompts with sample_prompts"
+        )
     keys = (
         "validation_prompt",
         "validation_negative_prompt",

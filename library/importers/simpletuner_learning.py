@@ -44,7 +44,7 @@ def _network(builder: ImportBuilder) -> None:
             equal(kind, "lycoris.kohya"),
             {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", *bypass]},
         )
-        builder.ignore("lycoris_config", "this file was not found; say what it says in network_args")
+        builder.ignore("lycoris_config", "this file was not found, or cannot be read; say what it says in network_args")
     elif is_on(builder.get("use_dora")):
         values = {"network_module": "lycoris.kohya", "network_args": ["algo=lora", "dora_wd=True", *bypass]}
         builder.change("use_dora", equal("DoRA", f"lycoris.kohya {' '.join(values['network_args'])}"), values)

@@ -13,6 +13,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Report
 from library.jobs.job import FOLDER, JOB, RESULT, STOP, new
+from library.jobs.terminal import progress_line
 from library.runs import layout, process
 
 MISUSED = 2  # the exit code of a command that was not told what to do
@@ -108,11 +109,7 @@ def run_command(
         return MISUSED
     asked = known.parse_args(argv)
     with joined(kind) as record:
-        return work(asked, record.phase if record.folder else _print_phase)
-
-
-def _print_phase(text: Message, done: int, total: int) -> None:
-    print(f"{text} {done} / {total}", flush=True)
+        return work(asked, record.phase if record.folder else progress_line())
 
 
 def begin(kind: str, folder: Path | None = None) -> JobRecord:

@@ -10,7 +10,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from library.compiler import torch_private
 from library.compiler.recompute import RecomputeStates
-from library.compiler.subclass import keep_class_name
+from library.compiler.subclass import (
+    CHECKPOINTED,
+    CHECKPOINTED_KEEPING_ATTENTION,
+    CHECKPOINTED_OUTSIDE,
+    keep_class_name,
+)
 from library.compiler.torch_settings import version
 from library.memory import host_inputs
 
@@ -93,7 +98,7 @@ def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradie
                 return checkpoint(super().forward, *args, **states.options(how), **kwargs)
             return checkpoint(super().forward, *args, **how, **kwargs)
 
-    return keep_class_name(Checkpointed, cls, "checkpointed, attention kept" if keep_attention else "checkpointed")
+    return keep_class_name(Checkpointed, cls, CHECKPOINTED_KEEPING_ATTENTION if keep_attention else CHECKPOINTED)
 
 
 @functools.cache
@@ -106,4 +111,4 @@ def _checkpointed_outside(cls: type[nn.Module]) -> type[nn.Module]:
             states = RecomputeStates.recording
             return checkpoint(super().__call__, *args, **states.options(how) if states else how, **kwargs)
 
-    return keep_class_name(CheckpointedOutside, cls, "checkpointed from outside")
+    return keep_class_name(CheckpointedOutside, cls, CHECKPOINTED_OUTSIDE)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.compiler.subclass import keep_class_name
+from library.compiler.subclass import INPUTS_ON_HOST, keep_class_name
 
 PENDING_CALLS = 1  # calls whose copies to the host may be unfinished when the next block begins
 
@@ -145,7 +145,7 @@ def _offloading(cls: type[nn.Module]) -> type[nn.Module]:
             with self.__dict__["_host_inputs"].offloading([x for x in args if _is_stream(x)]):
                 return super().__call__(*args, **kwargs)
 
-    return keep_class_name(Offloading, cls, "inputs on the host")
+    return keep_class_name(Offloading, cls, INPUTS_ON_HOST)
 
 
 def _is_stream(x: Any) -> bool:

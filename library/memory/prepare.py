@@ -1,9 +1,9 @@
-"""Apply storage, swapping, checkpointing and compilation to a denoiser, in the only order that works."""
+"""Apply storage, swapping, checkpointing and compilation to a denoiser, in the only order that works: STEPS."""
 
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,19 +13,17 @@ from torch import nn
 from library.compiler import cudagraph
 from library.compiler.blocks import compile_model
 from library.compiler.log import CompileLog
-from library.compiler.subclass import EIGHT_BIT, behaviours_of
+from library.compiler.subclass import EIGHT_BIT, SWAPPED, behaviours_of
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.families.base import BlockInputs, Family
+from library.families.base import Family
 from library.memory import attention, channels_last, checkpointing, swapping
+from library.memory.compile_targets import Sizes, blocks_by_class, compile_targets, is_static
 from library.memory.quantization import fp8_storage
 
 logger = logging.getLogger(__name__)
 
 BYTES_OF_ADAM = 8  # per trained weight: two states, which are not allocated yet when a size is first recorded
-
-# Of batches: images, unless all have as many; height and width of their latents, then those of reference images.
-Sizes = Collection[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,26 @@ class Prepared:
     blocks: str  # what the blocks do besides computing, for the log
 
 
+@dataclass
+class _Preparation:
+    """A denoiser on its way through STEPS, and what decides about it."""
+
+    denoiser: nn.Module
+    family: Family
+    config: RunConfig
+    device: torch.device
+    sizes: Sizes
+    text_learns: bool
+    log: CompileLog
+    swap: swapping.Swap | None = None  # from `_place_weights` on
+    not_compiled: str = ""
+
+    @property
+    def blocks(self) -> list[list[nn.Module]]:
+        """The denoiser's blocks by class; replaced classes keep their names."""
+        return blocks_by_class(self.denoiser, self.family.block_classes)
+
+
 def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     denoiser: nn.Module,
     family: Family,
@@ -46,7 +64,7 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     text_learns: bool = False,
     log: CompileLog | None = None,
 ) -> Prepared:
-    """Place the denoiser on its device and apply everything that saves memory or time. The order matters.
+    """Place the denoiser on its device and apply everything that saves memory or time, in the order of STEPS.
 
     Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. `sizes` are
     those of the data set's batches; `text_learns` says that gradients go on through what the denoiser reads. `log` is
@@ -54,41 +72,11 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     """
     attention.switches(config.compile)
     kernel = attention.prefer(device, config.memory.attention_kernel)
-    order: dict[str, Any] = {"memory_format": torch.channels_last}  # not among the declared arguments of `to`
-    denoiser.to(**order)  # 0. the order that convolutions are fastest in
-    blocks = blocks_by_class(denoiser, family.block_classes)
-    number = config.memory.blocks_to_swap or 0
-    to_swap = swapping.choose_blocks(denoiser, family.swap_plan(number) if number else {})
-    fp8_storage.store_blocks(blocks, config, device, to_swap)  # 1. storage: 8 bits for the blocks' frozen matrices
-    # Swapped blocks that learn are on the device only while they are there for their gradients.
-    stepped_on = "" if config.adapters else "device" if config.optim.stepped_early else "host"
-    swap = swapping.Swap(to_swap, device, stepped_on)  # 2. what waits on the host
-    if not is_sharded(config):  # shards are taken from the host, and only they go to the device
-        swap.place(denoiser)
-    if config.memory.checkpointing:  # 3. recompute in backward, inside what is compiled
-        memory = config.memory
-        around = config.compile.compile and config.compile.compile_scope == "inner"
-        keep = memory.checkpoint_keep_attention
-        own = config.precision.fp8_compute or config.precision.int8_compute
-        checkpointing.wrap(blocks, device if memory.cpu_offload_checkpointing else None, keep, around, own)
-    # 4. in place: names in state_dict stay
-    log = log or CompileLog()
-    why = _compile(denoiser, blocks, family, config, device, sizes, text_learns, log)
-    swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
-    if why_not := _record(denoiser, config, device, log):  # 6. all of it as one piece
-        logger.info("CUDA graphs are not recorded: %s", why_not)
-    if device.type == "cpu":
-        channels_last.let_norms_learn(denoiser)
+    given = _Preparation(denoiser, family, config, device, sizes, text_learns, log or CompileLog())
+    for step, _ in STEPS:
+        step(given)
     logger.info(said := describe_blocks(denoiser, family.block_classes))
-    return Prepared(kernel, why, said)
-
-
-def compiles_size_by_size(config: RunConfig, device: torch.device) -> bool:
-    """Whether the whole denoiser is one graph that cannot serve all sizes of image, so that each needs its own.
-
-    Inductor for CUDA (torch 2.11) ends with errors of its own where sizes vary in a whole model; in blocks they may.
-    """
-    return device.type == "cuda" and config.compile.compile_scope == "model" and config.compile.dynamic is None
+    return Prepared(kernel, given.not_compiled, said)
 
 
 def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: RunConfig) -> None:
@@ -100,29 +88,45 @@ def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, boo
             enable({"use_reentrant": False})  # type: ignore[operator]
 
 
-def blocks_by_class(denoiser: nn.Module, block_classes: tuple[str, ...]) -> list[list[nn.Module]]:
-    """The denoiser's blocks, one list for each class in `block_classes`, in the order of the module tree."""
-    return [[m for m in denoiser.modules() if type(m).__name__ == region] for region in block_classes]
+# ---- the steps
 
 
-def _compile(  # noqa: PLR0913 - all that the order above decides
-    denoiser: nn.Module,
-    blocks: list[list[nn.Module]],
-    family: Family,
-    config: RunConfig,
-    device: torch.device,
-    sizes: Sizes,
-    text_learns: bool,
-    log: CompileLog,
-) -> str:
-    if not config.compile.compile:
-        return ""
-    options = config.compile
-    blocks, backends, inputs = _what_to_compile(denoiser, blocks, family, config, device, sizes)
+def _order_convolutions(given: _Preparation) -> None:
+    order: dict[str, Any] = {"memory_format": torch.channels_last}  # not among the declared arguments of `to`
+    given.denoiser.to(**order)
+
+
+def _place_weights(given: _Preparation) -> None:
+    """Round the blocks' frozen matrices to 8 bits, and move everything but swapped weights to the device."""
+    config, denoiser = given.config, given.denoiser
+    number = config.memory.blocks_to_swap or 0
+    to_swap = swapping.choose_blocks(denoiser, given.family.swap_plan(number) if number else {})
+    fp8_storage.store_blocks(given.blocks, config, given.device, to_swap)
+    # Swapped blocks that learn are on the device only while they are there for their gradients.
+    stepped_on = "" if config.adapters else "device" if config.optim.stepped_early else "host"
+    given.swap = swapping.Swap(to_swap, given.device, stepped_on)
+    if not is_sharded(config):  # shards are taken from CPU memory, and only they go to the device
+        given.swap.place(denoiser)
+
+
+def _checkpoint(given: _Preparation) -> None:
+    memory, options, precision = given.config.memory, given.config.compile, given.config.precision
+    if memory.checkpointing:
+        around = options.compile and options.compile_scope == "inner"
+        own_gradients = precision.fp8_compute or precision.int8_compute
+        offload_from = given.device if memory.cpu_offload_checkpointing else None
+        checkpointing.wrap(given.blocks, offload_from, memory.checkpoint_keep_attention, around, own_gradients)
+
+
+def _compile(given: _Preparation) -> None:
+    options, denoiser, family, device = given.config.compile, given.denoiser, given.family, given.device
+    if not options.compile:
+        return
+    blocks, backends, inputs = compile_targets(denoiser, given.blocks, family, given.config, device, given.sizes)
     if options.compile_scope == "model":
-        options = options if _is_static(config, device, sizes) else replace(options, compile_dynamic="true")
+        options = options if is_static(given.config, device, given.sizes) else replace(options, compile_dynamic="true")
         getattr(denoiser, "as_one_graph", lambda: None)()
-    elif not text_learns:
+    elif not given.text_learns:
         every = (block for group in blocks for block in group if block in inputs)
         ahead = before_trainable(denoiser, every, family)
         inputs |= {block: replace(inputs[block], before_trainable=True) for block in ahead}
@@ -130,45 +134,42 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
         channels_last.keep_channels_last(block)
     try:
-        compile_model(options, denoiser, blocks, False, family.name, inputs, backends, log)
+        compile_model(options, denoiser, blocks, False, family.name, inputs, backends, given.log)
     except ConfigError as e:
         if not options.compile_fallback:
             raise
-        return str(e)
-    return ""
+        given.not_compiled = str(e)
 
 
-def graphs_per_block(denoiser: nn.Module, family: Family, config: RunConfig, device: torch.device, sizes: Sizes) -> int:
-    """How many graphs one block needs at most for batches of these sizes. The denoiser may be without memory."""
-    blocks = blocks_by_class(denoiser, family.block_classes)
-    _, _, inputs = _what_to_compile(denoiser, blocks, family, config, device, sizes)
-    return max((given.sizes for given in inputs.values()), default=0)
+def _swap_blocks(given: _Preparation) -> None:
+    assert given.swap is not None, "_place_weights comes first"
+    given.swap.attach(given.denoiser)
 
 
-def _what_to_compile(  # noqa: PLR0913 - all that decides about it
-    denoiser: nn.Module,
-    blocks: list[list[nn.Module]],
-    family: Family,
-    config: RunConfig,
-    device: torch.device,
-    sizes: Sizes,
-) -> tuple[list[list[nn.Module]], dict[nn.Module, str], dict[nn.Module, BlockInputs]]:
-    """The modules to compile, the backends of those that have one of their own, and what each of them gets."""
-    options, static = config.compile, _is_static(config, device, sizes)
-    if options.compile_scope == "model":
-        number = max(_graphs(given, options.dynamic, sizes, static) for given in family.block_inputs.values())
-        return [[denoiser]], {}, {denoiser: BlockInputs((), (), number)}
-    blocks, backends = _blocks_to_compile(blocks, family.block_classes, options)
-    return blocks, backends, _inputs(denoiser, blocks, family, options.dynamic, sizes, static)
+def _record(given: _Preparation) -> None:
+    if why_not := _record_graphs(given.denoiser, given.config, given.device, given.log):
+        logger.info("CUDA graphs are not recorded: %s", why_not)
 
 
-def _is_static(config: RunConfig, device: torch.device, sizes: Sizes) -> bool:
-    """Whether each size of image gets graphs of its own: static sizes give the faster kernels."""
-    dynamic, one_size = config.compile.dynamic, len({_sides(size) for size in sizes}) == 1
-    return dynamic is False or (dynamic is None and one_size) or compiles_size_by_size(config, device)
+def _let_norms_learn(given: _Preparation) -> None:
+    if given.device.type == "cpu":
+        channels_last.let_norms_learn(given.denoiser)
 
 
-def _record(denoiser: nn.Module, config: Any, device: torch.device, log: CompileLog) -> str:
+# In this order only, each with the reason. What changes the classes of blocks is in the order of subclass.INSIDE_OUT,
+# which is asserted wherever a class changes.
+STEPS: tuple[tuple[Callable[[_Preparation], None], str], ...] = (
+    (_order_convolutions, "weights are rounded and moved in the order that convolutions are fastest in"),
+    (_place_weights, "what is swapped are the rounded weights"),
+    (_checkpoint, "inside what is compiled, so that one graph has the forward pass and its recomputation"),
+    (_compile, "the names in state_dict stay, as blocks are compiled in place"),
+    (_swap_blocks, "around compiled blocks, so that weights are fetched before a graph reads them"),
+    (_record, "a recording replays all of the above as one piece"),
+    (_let_norms_learn, "only norms that compiling has left as they were need it"),
+)
+
+
+def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, log: CompileLog) -> str:
     """Record CUDA graphs of the denoiser where its config allows that; returns why not on a GPU, "" otherwise."""
     recorder = cudagraph.recorder_of(denoiser)
     if (early := config.optim.stepped_early) and several_processes():
@@ -198,67 +199,6 @@ def several_processes() -> bool:
     """Whether this is one of several processes that train together."""
     known = torch.distributed.is_available() and torch.distributed.is_initialized()
     return known and torch.distributed.get_world_size() > 1
-
-
-def _inputs(  # noqa: PLR0913 - all that decides about the sizes
-    denoiser: nn.Module, blocks: list[list[nn.Module]], family: Family, dynamic: bool | None, sizes: Sizes, static: bool
-) -> dict[nn.Module, BlockInputs]:
-    """What each block gets. Where sizes are compiled one by one, equally wide blocks of two levels see others."""
-    paths, found = {module: path for path, module in denoiser.named_modules()}, {}
-    for block in (block for group in blocks for block in group):
-        given = family.block_inputs.get(type(block).__name__)
-        if given and static:
-            level = family.resolution_level(paths[block])
-            halved = {(*_number(size), *(-(-side // 2**level) for side in _sides(size))) for size in sizes}
-            found[block] = replace(given, dynamic=(), level=level, sizes=_graphs(given, dynamic, halved, static))
-        elif given:
-            found[block] = replace(given, sizes=_graphs(given, dynamic, sizes, static))
-    return found
-
-
-def _graphs(given: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool) -> int:
-    """How many graphs a block needs: one for each number of images, times the sizes where these are fixed as well.
-
-    A size is a height and a width, or their product, where the image is a row of tokens. With dynamic = True even the
-    number of images may vary, but for a single one, which is always a case of its own to PyTorch.
-    """
-    if static:
-        in_rows = sum(position == given.streams[0] for position, _ in given.dynamic) == 1
-        return len({(_number(size), _area(_sides(size)) if in_rows else _sides(size)) for size in sizes})
-    numbers = {_number(size) for size in sizes}
-    return len({number == (1,) for number in numbers}) if dynamic else len(numbers)
-
-
-def _number(size: tuple[int, ...]) -> tuple[int, ...]:
-    return size[: len(size) % 2]
-
-
-def _sides(size: tuple[int, ...]) -> tuple[int, ...]:
-    return size[len(size) % 2 :]
-
-
-def _area(sides: tuple[int, ...]) -> int:
-    return sum(height * width for height, width in zip(sides[::2], sides[1::2], strict=True))
-
-
-def _blocks_to_compile(
-    blocks: list[list[nn.Module]], block_classes: tuple[str, ...], options: Any
-) -> tuple[list[list[nn.Module]], dict[nn.Module, str]]:
-    """The blocks that `compile_blocks` names, and the backends of those that have one of their own.
-
-    The others run eagerly. ConfigError where the model has fewer.
-    """
-    if not options.compile_blocks:
-        return blocks, {}
-    if wrong := [*options.beyond({cls: len(group) for cls, group in zip(block_classes, blocks, strict=True)})]:
-        raise ConfigError(*wrong)
-    ranges, chosen, backends = options.ranges(), [], {}
-    for cls, group in zip(block_classes, blocks, strict=True):
-        wanted = ranges.get(cls, ())
-        numbers = range(len(group)) if wanted is None else {n for first, last in wanted for n in range(first, last + 1)}
-        chosen.append([group[n] for n in sorted(numbers)])
-        backends |= {group[n]: options.backend_of(cls, n) for n in numbers}
-    return chosen, backends
 
 
 def before_trainable(denoiser: nn.Module, blocks: Iterable[nn.Module], family: Family) -> set[nn.Module]:
@@ -295,7 +235,7 @@ def _behaviours_within(block: nn.Module) -> set[str]:
     found = {behaviour for module in block.modules() for behaviour in behaviours_of(module)}
     if any(parameter.dtype.itemsize == 1 for parameter in block.parameters()):  # also where adapters cast them
         found.add(EIGHT_BIT)
-    return found if "_swap" in vars(block) else found - {"swapped"}
+    return found if "_swap" in vars(block) else found - {SWAPPED}
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.compiler.subclass import keep_class_name
+from library.compiler.subclass import SWAPPED, keep_class_name
 from library.memory import host_memory
 
 SLOTS = 2  # one in use, one being filled
@@ -291,7 +291,7 @@ def _swapped(cls: type[nn.Module]) -> type[nn.Module]:
                     output.grad_fn.register_prehook(lambda _: swap.use(index, forward=False))
             return result
 
-    return keep_class_name(Swapped, cls, "swapped")
+    return keep_class_name(Swapped, cls, SWAPPED)
 
 
 def _padded(size: int) -> int:

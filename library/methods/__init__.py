@@ -7,13 +7,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from library.config.hub_names import is_file_id
+from library.config.hub_names import FILE, about_absent, is_file_id
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.methods import embedding, full, lllite, lora, lycoris
+from library.methods import embedding, full, lllite, lora, lora_files, lycoris
 from library.methods.factor_cache import FactorCache
 from library.methods.full import FullFinetune
 from library.methods.sharding import ShardedModel
@@ -81,9 +81,9 @@ def attach(components: ModelComponents, family: Family, config: RunConfig) -> Tr
     if not isinstance(config, AdapterRun):
         return full.attach(components, family, config)
     for path, multiplier in base_weights(config):
-        tensors = lora.plain_file("base_weights", path, config.family)
+        tensors = lora_files.plain_file("base_weights", path, config.family)
         unmatched = lora.merge(components, family, tensors, multiplier)
-        lora.report_unmatched("base_weights", path, unmatched, len(lora.by_name(tensors)))
+        lora_files.report_unmatched("base_weights", path, unmatched, len(lora_files.by_name(tensors)))
     is_ours = config.network.module.startswith("networks.")
     return (lora if is_ours else lycoris).attach(components, family, config)
 
@@ -120,8 +120,10 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
     for option, path in files.items():
         if path and not Path(path).is_file() and not (option != "network_weights" and is_file_id(path)):
-            template = ": {path} is a folder: name a file in it" if Path(path).is_dir() else ": {path} does not exist"
-            yield Problem(option, template, path=path)
+            if Path(path).is_dir():
+                yield Problem(option, ": {path} is a folder: name a file in it", path=path)
+            else:
+                yield about_absent(option, path, "" if option == "network_weights" else FILE)
 
 
 def notes(config: RunConfig) -> Iterator[Problem]:

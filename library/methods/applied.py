@@ -18,7 +18,8 @@ from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import targets
 from library.methods.adapters import cast_like, fits, saved_alpha
-from library.methods.lora import AdapterLocation, by_name, file_of, networks
+from library.methods.lora import AdapterLocation, networks
+from library.methods.lora_files import by_name, file_of
 
 LORA = ("lora_down.weight", "lora_up.weight")
 PLAIN = {*LORA, "alpha"}

@@ -10,7 +10,7 @@ from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.families.capabilities import HasControlledLayers
 from library.methods.lllite import BEGINNING, PARTS, ControlledLinear, ControlPicture, show_picture
-from library.methods.lora import by_name
+from library.methods.lora_files import by_name
 from library.methods.small_files import tensors_of
 
 

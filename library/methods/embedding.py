@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from library.config.hub_names import about_absent
 from library.config.problems import ConfigError, Problem, counted
 from library.config.sections import EmbeddingRun
 from library.families.base import Family, ModelComponents
@@ -81,7 +82,7 @@ def attach(components: ModelComponents, family: Family, config: EmbeddingRun) ->
 def problems(config: EmbeddingRun) -> Iterator[Problem]:
     """Problems of options that only files show."""
     if (path := config.embedding.weights) and not Path(path).is_file():
-        yield Problem("weights", ": {path} does not exist", path=path)
+        yield about_absent("weights", path)
 
 
 def _embedding(encoder: nn.Module) -> nn.Embedding:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from library.compiler import torch_private
 from library.compiler.subclass import keep_class_name
+from library.config.hub_names import about_absent
 from library.config.problems import ConfigError, Problem
 from library.config.sections import ControlRun
 from library.families.base import Family, ModelComponents
@@ -136,7 +137,7 @@ def show_picture(denoiser: Any) -> ControlPicture:
 def problems(config: ControlRun) -> Iterator[Problem]:
     """What of the options only files can tell."""
     if (path := config.control.network_weights) and not Path(path).is_file():
-        yield Problem("network_weights", ": {path} does not exist", path=path)
+        yield about_absent("network_weights", path)
 
 
 def _embedding(channels: int, depth: int) -> nn.Sequential:

@@ -3,17 +3,15 @@
 import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from library.adapter_files import adapters as adapter_files
-from library.adapter_files.names import DOWN, UP, names_of
-from library.adapter_files.storage import exact, is_finite
-from library.config.problems import ConfigError, Message, Problem, counted
+from library.adapter_files.names import names_of
+from library.adapter_files.storage import exact
+from library.config.problems import ConfigError, Message, Problem
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
@@ -21,30 +19,15 @@ from library.methods import ggpo, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, fits, saved_alpha
 from library.methods.base import BaseMethod, dtype_of
 from library.methods.factor_cache import FactorCache
-from library.methods.small_files import tensors_of
+from library.methods.lora_files import Unmatched, by_name, plain_file, report_unmatched
 from library.methods.targets import AdapterPlan, TargetLayer
 
 log = logging.getLogger(__name__)
 
-NOTHING = ("nothing is trained: every learning rate is 0, or network_args chose no layer; "
-           "set learning_rate, or leave out what limits the layers in network_args")  # fmt: skip
-FACTORS = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
-
-
-@dataclass
-class Unmatched:
-    """Names of adapters that only the network or only the file has, or that are for layers of another size."""
-
-    missing: list[str] = field(default_factory=list)  # in the network, but not in the file: they keep their values
-    unexpected: list[str] = field(default_factory=list)  # in the file, but not in the network: not used
-    misfits: list[str] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected or self.misfits)
-
-    def __str__(self) -> str:
-        texts = [("not in the file", self.missing), ("in the file only, not used", self.unexpected)]
-        return "; ".join(f"{len(names)} {text}: {_some(names)}" for text, names in texts if names)
+NOTHING = (
+    "nothing is trained: every learning rate is 0, or network_args chose no layer; "
+    "set learning_rate, or leave out what limits the layers in network_args"
+)
 
 
 @dataclass(frozen=True)
@@ -111,8 +94,10 @@ class LoraAdapters(BaseMethod):
                 wrong.append(Message("{name} {why}", name=name, why=e))
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            template = (": the LoRA file does not fit this network: {module}{more}; "
-                    "set network_dim to the file's rank, or use dim_from_weights")  # fmt: skip
+            template = (
+                ": the LoRA file does not fit this network: {module}{more}; "
+                "set network_dim to the file's rank, or use dim_from_weights"
+            )
             raise ConfigError(Problem("network_weights", template, module=min(wrong, key=str), more=more))
         only_here = [name for name in self.adapters if name not in found]
         return Unmatched(only_here, [name for name in found if name not in self.adapters], sorted(misfits))
@@ -185,20 +170,6 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
     return method
 
 
-def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> None:
-    """Warn of adapters that only the file or only the model has. ConfigError if they have none in common, or sizes
-    differ."""
-    if unmatched.misfits:
-        template = ": {path}: {name} has another size than this model's layer: it is for another model"
-        raise ConfigError(Problem(option, template, path=path, name=unmatched.misfits[0]))
-    if len(unmatched.unexpected) >= num_adapters:
-        names = f" ({_some(unmatched.unexpected)})" if unmatched.unexpected else ""
-        template = ": nothing in {path} fits this model{names}; choose a file made for it"
-        raise ConfigError(Problem(option, template, path=path, names=names))
-    if unmatched:
-        log.warning("%s %s: %s", option, path, unmatched)
-
-
 @torch.no_grad()
 def merge(
     components: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0
@@ -233,51 +204,6 @@ def learned(adapter: Adapter) -> list[nn.Parameter]:
 def own_parameters(adapter: Adapter) -> list[nn.Parameter]:
     """The adapter's parameters without the layer's own."""
     return [*adapter.lora_down.parameters(), *adapter.lora_up.parameters()]
-
-
-def file_of(path: str | Path, family: str) -> dict[str, Tensor]:
-    """The tensors of a LoRA file for a family, .safetensors, .pt or .ckpt, by kohya's names.
-
-    Files of diffusers (PEFT) and of ComfyUI's own tree are renamed; where they keep parts of a layer of FLUX.1 apart,
-    the rank is the sum of the parts'. ConfigError when the file is not there or not one.
-    """
-    path = Path(path)
-    tensors = tensors_of(path, "a LoRA file")
-    return adapter_files.kohya_named(path, tensors, family) if path.suffix == ".safetensors" else tensors
-
-
-def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
-    """`file_of` where nothing but a plain LoRA can be used. ConfigError for one of another kind, and for a damaged one:
-    with half of an adapter, or with NaN or infinity."""
-    tensors = file_of(path, family)
-    for key in tensors:
-        if kind := adapter_files.other_kind(key):
-            raise ConfigError(Problem(option,
-                ": {path} is {kind}, not a plain LoRA: choose a LoRA, or the network_module that it was trained with",
-                path=path, kind=kind))  # fmt: skip
-    for name, parts in by_name(tensors).items():
-        missing = [ending for ending in FACTORS if FACTORS[ending] not in parts]
-        if len(missing) == 1:
-            why = Message(adapter_files.HALF, name=name, matrix=missing[0])
-            raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=why))
-    if broken := [key for key, tensor in tensors.items() if not is_finite(tensor)]:
-        template = ": {path} is damaged: {tensors} with NaN or infinity, first {tensor}; choose another file"
-        raise ConfigError(
-            Problem(option, template, path=path, tensor=broken[0], tensors=counted(len(broken), "tensor"))
-        )
-    return tensors
-
-
-def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """File keys -> {adapter's name: {"lora_down.weight": ..., "lora_up.weight": ..., "alpha": ...}}.
-
-    Names that compiled models of other tools left in (`_orig_mod`) are cleaned.
-    """
-    found: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, _, rest = key.replace("_orig_mod_", "").replace("_orig_mod.", "").partition(".")
-        found.setdefault(name, {})[rest] = tensor
-    return found
 
 
 # ---- attaching
@@ -338,10 +264,6 @@ def _log_adapters(method: LoraAdapters) -> None:
         log.info("  %s: rank %d, alpha %s", name, adapter.spec.rank, adapter.alpha)
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
 # ---- learning rates
 
 
@@ -385,8 +307,11 @@ def _rate_groups(
     members: dict[tuple[str, float], list[Adapter]] = {}
     for name in names:
         path = method.places[name].path
-        own = ((f"{label} reg_lr_{i}", lr) for i, (pattern, lr) in enumerate(known)
-               if method.args.fits(pattern, name, path))  # fmt: skip
+        own = (
+            (f"{label} reg_lr_{i}", lr)
+            for i, (pattern, lr) in enumerate(known)
+            if method.args.fits(pattern, name, path)
+        )
         members.setdefault(next(own, (label, rate)), []).append(method.adapters[name])
     for (title, lr), adapters in members.items():
         if ratio:

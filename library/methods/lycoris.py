@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 
-from library import families, packages
+from library import packages
 from library.adapter_files.names import names_of
 from library.adapter_files.storage import exact, holds, is_finite
 from library.compiler.subclass import with_gradient
@@ -30,30 +30,13 @@ from library.config.problems import ConfigError, Problem
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.families.facts import block_of
 from library.methods import lora
 from library.methods.base import BaseMethod, dtype_of
-from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
+from library.methods.lora import AdapterLocation
+from library.methods.lora_files import Unmatched, file_of, report_unmatched
+from library.methods.lycoris_denoiser import FilteredDenoiser, left_out
 from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
 from library.methods.lycoris_presets import known_presets
-
-# What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
-# names; so its users' files do not contain them.
-OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
-
-
-class FilteredDenoiser:
-    """The denoiser as the package may see it: without what is in OUTSIDE, and without blocks that shall not learn. It
-    asks for nothing but `named_modules`."""
-
-    def __init__(self, root: nn.Module, left_out: Collection[str] = ()) -> None:
-        """`root` is the denoiser; `left_out` are paths of what shall not learn."""
-        self._root, self._left_out = root, left_out
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Paths and modules, as nn.Module gives them."""
-        seen = ((path, m) for path, m in self._root.named_modules() if path.split(".")[0] not in OUTSIDE)
-        return ((path, module) for path, module in seen if path not in self._left_out)
 
 
 class LycorisAdapters(BaseMethod):
@@ -205,32 +188,9 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
     """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
     if wrong := [*problems(config), *network_args.problems(config)]:
         raise ConfigError(*wrong)
-    name = config.network.module
-    settings: JsonObject = {**network_args.texts(config)}
-    if name == network_args.LYCORIS:
-        settings = network_args.lycoris_settings(config)
-    module = load_module(name)
-    dim, alpha = config.network.network_dim or 4, config.network.network_alpha
-    if config.network.dim_from_weights:
-        dim, alpha, stored = _of_file(config.network.network_weights)
-        settings = {**stored, **settings}
-    settings.setdefault("dropout", config.network.network_dropout or 0.0)
+    dim, alpha, settings = _wanted_network(config)
     encoders = _encoders(components, config, settings)
-    with contextlib.ExitStack() as stack:
-        if name == network_args.LYCORIS:
-            stack.enter_context(known_presets(str(settings.get("preset", "full")), components.denoiser))
-        stack.enter_context(_said_briefly(name))
-        network: Any = module.create_network(
-            1.0,
-            dim,
-            alpha,
-            components.vae,
-            list(encoders.values()) or None,
-            FilteredDenoiser(components.denoiser, _left_out(components.denoiser, family, config)),
-            **settings,
-        )
-    if not _is_module(network):
-        raise ConfigError(Problem("network_module", "{name} makes no network: write lycoris.kohya", name=name))
+    network = _create_network(components, encoders, family, config, (dim, alpha, settings))
     places = _name(network, {**encoders, "denoiser": components.denoiser}, family)
     device = next(components.denoiser.parameters()).device
     learns_denoiser = not config.network.network_train_text_encoder_only
@@ -239,14 +199,52 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
         _put_into_its_layer(adapter, device, dtype_of(config))
     method = LycorisAdapters(network, places, config)
     if weights := config.network.network_weights:
-        tensors = file_of(weights, config.family)
-        try:
-            unmatched = method.load_state_dict(tensors)
-        except ConfigError as e:
-            raise ConfigError(*(Problem("network_weights", ": {why}", why=why) for why in e.problems)) from e
-        # Each kind of adapter has an alpha, so that alone does not make it the same kind.
-        report_unmatched("network_weights", weights, unmatched, sum(not name.endswith(".alpha") for name in tensors))
+        _load_weights(method, weights, config.family)
     return method
+
+
+def _wanted_network(config: AdapterRun) -> tuple[int, float, JsonObject]:
+    """Rank, alpha and the package's other arguments: of the config, or of a file with what the config says besides."""
+    network = config.network
+    is_lycoris = network.module == network_args.LYCORIS
+    settings: JsonObject = {**(network_args.lycoris_settings(config) if is_lycoris else network_args.texts(config))}
+    dim, alpha = network.network_dim or 4, network.network_alpha
+    if network.dim_from_weights:
+        dim, alpha, stored = _of_file(network.network_weights)
+        settings = {**stored, **settings}
+    settings.setdefault("dropout", network.network_dropout or 0.0)
+    return dim, alpha, settings
+
+
+def _create_network(
+    components: ModelComponents,
+    encoders: Mapping[str, nn.Module],
+    family: Family,
+    config: AdapterRun,
+    wanted: tuple[int, float, JsonObject],
+) -> Any:
+    """The package's network, which finds its layers in what it is shown and touches none of them yet."""
+    name, (dim, alpha, settings) = config.network.module, wanted
+    create = load_module(name).create_network
+    shown = FilteredDenoiser(components.denoiser, left_out(components.denoiser, family, config))
+    with contextlib.ExitStack() as stack:
+        if name == network_args.LYCORIS:
+            stack.enter_context(known_presets(str(settings.get("preset", "full")), components.denoiser))
+        stack.enter_context(_said_briefly(name))
+        network = create(1.0, dim, alpha, components.vae, list(encoders.values()) or None, shown, **settings)
+    if not _is_module(network):
+        raise ConfigError(Problem("network_module", "{name} makes no network: write lycoris.kohya", name=name))
+    return network
+
+
+def _load_weights(method: LycorisAdapters, path: str, family: str) -> None:
+    tensors = file_of(path, family)
+    try:
+        unmatched = method.load_state_dict(tensors)
+    except ConfigError as e:
+        raise ConfigError(*(Problem("network_weights", ": {why}", why=why) for why in e.problems)) from e
+    # Each kind of adapter has an alpha, so that alone does not make it the same kind.
+    report_unmatched("network_weights", path, unmatched, sum(not name.endswith(".alpha") for name in tensors))
 
 
 def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -262,28 +260,6 @@ def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) 
         adapter.op = _group_norm
     if type(adapter).__name__ == "LokrModule" and adapter.rank_dropout:
         _drop_rows_on_the_device(adapter)
-
-
-def _left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[str]:
-    """Paths of modules all of whose layers are in blocks that train_block_indices does not name; with attention alone,
-    which is found by class, also that of what stands before the blocks: refiners, a text adapter."""
-    args, groups = network_args.read(config), families.facts(config.family).blocks
-    attention_alone = isinstance(args, network_args.LycorisArgs) and args.preset == "attn-only"
-    if not isinstance(args, network_args.LycorisArgs) or (args.train_block_indices == "all" and not attention_alone):
-        return set()
-    names = {path: family.adapter_name("denoiser", path) for path, m in denoiser.named_modules() if not [*m.children()]}
-    blocks = {path: block for path, name in names.items() if (block := block_of(name, groups))}
-    kinds = {path for path, module in denoiser.named_modules() if type(module).__name__.endswith("Attention")}
-    before = {path for path in kinds if attention_alone and not any(name.startswith(f"{path}.") for name in blocks)}
-    if args.train_block_indices == "all":
-        return before
-    counts = [1 + max((n for at, n in blocks.values() if at == group), default=-1) for group in range(len(groups))]
-    chosen = args.chosen_blocks(counts)
-    around: dict[bool, set[str]] = {True: set(), False: set()}
-    for path, (group, number) in blocks.items():
-        words = path.split(".")
-        around[bool(chosen[group][number])] |= {".".join(words[:end]) for end in range(1, len(words) + 1)}
-    return before | (around[False] - around[True])
 
 
 def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from library.compiler.subclass import keep_class_name
+from library.compiler.subclass import SHARDED, keep_class_name
 from library.compiler.torch_private import LazyTensor
 
 State = dict[str, Any]  # of an optimizer, as its state_dict
@@ -81,7 +81,7 @@ class ShardedModel:
             # The outermost module lets go as well after the forward pass: what a step, a resumed state or an average
             # changes is then all that there is.
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
-            keep_class_name(type(module), cls, "sharded")
+            keep_class_name(type(module), cls, SHARDED)
         self._denoiser: Any = denoiser
         self._weights: dict[str, Any] = dict(denoiser.named_parameters())
         self.parameters = {name: self._rows(p) for name, p in self._weights.items()}

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,10 @@ OF_DEVICES = {"capturable", "fused", "foreach"}  # arguments that some devices t
 TRIED_STEPS = 3  # of an optimizer: the first takes nothing from what it keeps
 MAX_SCHEDULE_STEPS = 5000  # that are tried one by one, about 0.1 s
 ROUNDING = 1e-9  # how far below zero a rate that falls to zero may end, as a share of what it was
+
+
+class PackageExitError(Exception):
+    """A package would have ended the program. The text is the reason that it printed."""
 
 
 def package(module: str) -> str:
@@ -69,7 +73,7 @@ def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
                     weight.grad = torch.full_like(weight, 0.5)
                 made.step()
             is_finite = all(bool(weight.isfinite().all()) for weight in weights)
-    except (Exception, SystemExit) as error:  # Lion calls exit() where use_triton finds no Triton
+    except Exception as error:
         return short_reason(error)
     return "" if is_finite else "its first steps end in NaN"
 
@@ -148,6 +152,8 @@ def device() -> str:
 def short_reason(error: BaseException) -> str:
     """An error in one line; where we have put it in words, that of the package."""
     error = error.__cause__ or error
+    if isinstance(error, PackageExitError):
+        return str(error)
     text = error.args[0] if isinstance(error, KeyError) and error.args else error  # which shows itself as Python text
     lines = str(text).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip()[:200].rstrip(':. ')}" if lines else type(error).__name__
@@ -163,11 +169,20 @@ def _loaded(module: str) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
-    """Suppress what packages print while they are imported."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+def _quiet() -> Iterator[None]:
+    """Suppress what packages print while they are imported.
+
+    Raises PackageExitError where one calls exit(), as Lion does where use_triton finds no Triton; the reason is what it
+    printed last.
+    """
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as printed:
         warnings.simplefilter("ignore")
-        yield
+        try:
+            yield
+        except SystemExit as error:
+            said = [*printed.getvalue().split("\n"), error.code if isinstance(error.code, str) else ""]
+            lines = [line.strip() for line in said if line.strip()]
+            raise PackageExitError(lines[-1][:200] if lines else "it ends the program without a reason") from None
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from library.config import problems
+from library.config import problems, stored_messages
 from library.config.json_types import JsonMapping, JsonObject
 from library.files import json_text, write_atomic
 
@@ -128,14 +128,14 @@ def parsed(text: str | bytes) -> JsonObject:
         return {}
     made = found.pop(TEXTS, None)
     try:
-        return problems.restored(found, made) if made else found
+        return stored_messages.restored(found, made) if made else found
     except (AttributeError, KeyError, TypeError, RecursionError):  # written by another version, or by hand
         return found
 
 
 def dump(values: JsonMapping, indent: int | None = None) -> str:
     """Strict JSON: NaN and infinity become null, and whatever JSON does not know becomes a number or a text."""
-    made = [*problems.locate_texts(values)]
+    made = [*stored_messages.locate_texts(values)]
     return json_text(_plain({**values, TEXTS: made} if made else values), indent=indent)
 
 

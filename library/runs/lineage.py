@@ -5,15 +5,14 @@ import tomllib
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.files import STATE_FACTS
 from library.runs import layout, registry
-
-PROGRESS = "train_state.json"  # in a state's folder, written with it
 
 
 def step_of(state: Path) -> int | None:
     """After which step a state was saved; None for what is no state."""
     try:
-        step = json.loads((state / PROGRESS).read_text(encoding="utf-8"))["current_step"]
+        step = json.loads((state / STATE_FACTS).read_text(encoding="utf-8"))["current_step"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return step if isinstance(step, int) else None

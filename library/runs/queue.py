@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, counted
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.files import write_atomic
 from library.runs import layout, locking, process, reader, registry, start
 
@@ -141,10 +141,8 @@ def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     with changing() as queue:
         if len(queue.waiting) >= MOST:
             raise ConfigError("{most} trainings wait already: let some of them run first.", most=MOST)
-        if any((e.output, e.name) == (entry.output, entry.name) for e in queue.waiting):
-            raise ConfigError(
-                "output_name {name} waits in the queue for the same folder: choose another name.", name=entry.name
-            )
+        if twin := twin_problem(queue, entry.output, entry.name):
+            raise ConfigError(twin)
         halted = queue.halted
         write_atomic(_toml(entry), job.toml)
         waiting = queue.waiting
@@ -153,6 +151,13 @@ def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     if not halted:
         work()
     return entry
+
+
+def twin_problem(queue: Queue, output: str, name: str) -> Problem | None:
+    """The problem of a training whose files would have the folder and name of those of a waiting one."""
+    if all((entry.output, entry.name) != (output, name) for entry in queue.waiting):
+        return None
+    return Problem("output_name", ": {name} waits in the queue for the same folder; choose another name.", name=name)
 
 
 def job_of(entry: QueueEntry) -> start.TrainingJob:

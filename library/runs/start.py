@@ -42,10 +42,14 @@ def job(config: RunConfig, **how: Any) -> TrainingJob:
     """The job of a config; see `launch`. Raises ConfigError for launch options that do not go together."""
     launch_options(how)
     secrets = {variable: value for name, variable in keys.ENVIRONMENT.items() if (value := _secret(config, name))}
-    output = Path(config.save.output_dir or "").absolute()
     kept = {name: value for name, value in how.items() if value is not None}
-    name = config.save.output_name or config.script
-    return TrainingJob(config.script, config.title, name, str(output), to_toml(config), kept, secrets, str(Path.cwd()))
+    output, name = result_of(config)
+    return TrainingJob(config.script, config.title, name, output, to_toml(config), kept, secrets, str(Path.cwd()))
+
+
+def result_of(config: RunConfig) -> tuple[str, str]:
+    """The folder and the name of the files that a training with this config saves."""
+    return str(Path(config.save.output_dir or "").absolute()), config.save.output_name or config.script
 
 
 def launch(config: RunConfig, **how: Any) -> str:

@@ -22,7 +22,7 @@ from library.memory.placement import placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
 from library.methods.applied_files import AppliedFiles
-from library.sampling import plan
+from library.sampling import plan, prompt_checks
 from library.sampling import prompts as prompt_files
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
@@ -216,7 +216,7 @@ def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
 
 def _unreadable(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Problem]:
     """Images of prompts that the model would be shown and that are not there or damaged."""
-    for path, why in prompt_files.broken_images(prompts, config.control_images, pixels.check_file):
+    for path, why in prompt_checks.broken_images(prompts, config.control_images, pixels.check_file):
         if why:
             yield Problem(
                 "", "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=why

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from library.config.schema import section_options
 from library.config.sections.outputs import Sample
 
 MAX_STEPS = 1000
-NO_CONTROLS = ControlUse()
 
 
 @dataclass(frozen=True)
@@ -68,14 +67,8 @@ LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
     "rcfg": ("renorm_cfg", TEXT, float),
     "fs": ("flow_shift", DECIMAL, float),
 }
-# An option that is part of the text before it: without a blank, or with a tab or a long dash that an editor has made.
-GLUE = "glued"  # the name of such an option in what follows, which is no field
-GLUED = re.compile(rf"(?:(?<=[^ -])--|[\u2013\u2014])(?:{'|'.join(LETTERS)})(?=\s)", re.IGNORECASE)
 OTHER_MODELS = ("cfg_trunc_ratio", "renorm_cfg")
 IGNORED = {*OTHER_MODELS, "enum"}
-# Options that not every model follows, or whose value may be one that is not known.
-IDLE_BY_MODEL = {*OTHER_MODELS, "sample_sampler", "control_image_path", "control_image_mask_path", "controlnet_image",
-                 "flow_shift"}  # fmt: skip
 KINDS: dict[str, Callable[[Any], Any]] = {
     **{"prompt": str, "negative_prompt": str, "sample_sampler": str},
     **{"control_image_path": _paths, "control_image_mask_path": str, "controlnet_image": str},
@@ -97,8 +90,11 @@ def read(path: str | Path) -> list[Prompt]:
         entries = parse_json(text, path) if ending == ".json" else []
     readers = {".toml": lambda: _from_toml(tables), ".json": lambda: _from_json(entries)}
     found = list(readers.get(ending, lambda: _from_lines(text))())
-    wrong = [Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
-             for _, problem in found if problem]  # fmt: skip
+    wrong = [
+        Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
+        for _, problem in found
+        if problem
+    ]
     if wrong:
         raise ConfigError(*wrong)
     if not found:
@@ -109,32 +105,12 @@ def read(path: str | Path) -> list[Prompt]:
 def shown(prompt: Prompt, use: ControlUse) -> Prompt:
     """A prompt with those of its images alone that the model is shown."""
     most = use.most or int(use.inpaints)
-    return replace(prompt, control_image_path=(prompt.control_image_path or ())[:most] or None,
+    return replace(
+        prompt,
+        control_image_path=(prompt.control_image_path or ())[:most] or None,
         control_image_mask_path=prompt.control_image_mask_path if use.inpaints else None,
-        controlnet_image=prompt.controlnet_image if use.guided else None)  # fmt: skip
-
-
-def broken_images(
-    prompts: Iterable[Prompt], use: ControlUse, why_not: Callable[[str], str]
-) -> Iterator[tuple[str, str]]:
-    """Images that the model would be shown with these prompts and that cannot be read: each once, with the reason, ""
-    for one that does not exist. `why_not` says why a file is no image, "" where it is one."""
-    for name in dict.fromkeys(name for prompt in prompts for name in images(shown(prompt, use))):
-        if not Path(name).is_file():
-            yield name, ""
-        elif why := why_not(name):
-            yield name, why
-
-
-def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
-    """The `broken_images` of a readable file of prompts."""
-    for image, why in broken_images(read(path), use, why_not):
-        if why:
-            yield Problem("sample_prompts", ": {name} names an image that cannot be read: {image} ({why})",
-                name=Path(path).name, image=image, why=why)  # fmt: skip
-        else:
-            yield Problem("sample_prompts", ": {name} names an image that does not exist: {image}",
-                name=Path(path).name, image=image)  # fmt: skip
+        controlnet_image=prompt.controlnet_image if use.guided else None,
+    )
 
 
 def images(prompt: Prompt) -> tuple[str, ...]:
@@ -143,84 +119,9 @@ def images(prompt: Prompt) -> tuple[str, ...]:
     return (*(prompt.control_image_path or ()), *filter(None, others))
 
 
-def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False, multiple: int = 1) -> list[Problem]:
-    """Options of the prompts of a readable file that will not do what they say, a sentence each; `use` says what images
-    the model is shown, `shifts` whether a prompt may shift the sigmas, and sides are multiples of `multiple`."""
-    path = Path(path)
-    return [Problem("sample_prompts", ": {name}, {where}: {what} {why}", name=path.name, where=where, what=what,
-        why=why)
-        for where, entry in _entries(path)
-        for what, why in _idle(entry, use, shifts, multiple)]  # fmt: skip
-
-
-def line_notes(line: str, use: ControlUse, shifts: bool, multiple: int) -> list[Message]:
-    """As `notes`, of one line."""
-    return [Message("prompt: {what} {why}", what=what, why=why) for what, why in _idle(line, use, shifts, multiple)]
-
-
-def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
-    """The prompts of a readable file as they are written there, each with where that is: lines, or their options."""
-    text = read_text(path)
-    if path.suffix.lower() == ".toml":
-        common = dict(parse_toml(text, path)["prompt"])
-        for number, entry in enumerate(common.pop("subset"), start=1):
-            yield Message("subset {number}", number=number), {**common, **entry}
-    elif path.suffix.lower() == ".json":
-        for number, entry in enumerate(parse_json(text, path), start=1):
-            yield Message("entry {number}", number=number), entry
-    else:
-        for number, line in prompt_lines(text):
-            yield Message("line {number}", number=number), line
-
-
-def _idle(
-    entry: str | JsonMapping, use: ControlUse, shifts: bool, multiple: int
-) -> Iterator[tuple[MessageLike, MessageLike]]:
-    """What of a prompt does not do what it says, as it is written there, each with the reason."""
-    shown = 0
-    for what, read in _written(entry):
-        why = _why_idle(what, read, use, shifts)
-        if not why and read and read[0] == "control_image_path":
-            most, shown = use.most or int(use.inpaints), shown + 1
-            why = (
-                Message("has no effect; this model is shown {most} of them at most", most=most) if shown > most else ""
-            )
-        if why := why or _rounded(read, multiple):
-            yield what, why
-
-
-def _rounded(read: tuple[str, Any] | None, multiple: int) -> MessageLike:
-    """What becomes of a side that the model cannot generate, as a reason; "" where it can."""
-    if not read or read[0] not in SIDES:
-        return ""
-    wanted = int(float(read[1]))
-    used = _side(wanted, multiple)
-    template = "becomes {used}, as sides are multiples of {multiple} here"
-    return "" if used == wanted else Message(template, used=used, multiple=multiple)
-
-
-def _side(wanted: int, multiple: int) -> int:
+def rounded_side(wanted: int, multiple: int) -> int:
+    """A side of an image, rounded down to a multiple, and at least one of them."""
     return max(wanted // multiple * multiple, multiple)
-
-
-def _written(entry: str | JsonMapping) -> Iterator[tuple[str, tuple[str, Any] | None]]:
-    """The options of a prompt, each as it is written and as it is read: of a line those behind two dashes."""
-    if isinstance(entry, str):
-        first, *pieces = entry.split(" --")
-        for piece in pieces:
-            yield f"--{piece}", option_of(piece)
-        for text in (first, *(piece for piece in pieces if _is_text(piece))):
-            yield from ((found, (GLUE, found)) for found in GLUED.findall(text))
-        return
-    for name, value in entry.items():
-        for one in value if isinstance(value, list) else [value]:
-            if one is not None and name in (*IDLE_BY_MODEL, *SIDES):
-                yield f"{name} = {one}", (name, one)
-
-
-def _is_text(piece: str) -> bool:
-    """Whether an option of a line has words as its value, in which another option may have got lost."""
-    return LETTERS.get(piece.partition(" ")[0].lower(), ("", WHOLE, int))[1] is TEXT
 
 
 def parse_line(line: str) -> Prompt:
@@ -249,38 +150,6 @@ def option_of(piece: str) -> tuple[str, Any] | None:
         return (name, kind(match[0])) if match else None
     except ValueError:
         return None
-
-
-def _why_idle(what: str, read: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> MessageLike:
-    """Why an option of a prompt does not do what it says; "" where it does."""
-    if read and read[0] == GLUE:
-        return Message("is part of the text before it: an option begins with a blank and two dashes")
-    if read:
-        if what.startswith("--") and (cut := _cut(what, read[1])):
-            return cut
-        if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
-            template = "is no known sampler, and {used} is used; known are {names}"
-            return Message(template, used=SAMPLERS[0], names=", ".join(SAMPLERS))
-        shown = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
-        shown |= {"controlnet_image": use.guided, "flow_shift": shifts}
-        works = shown.get(read[0], read[0] not in OTHER_MODELS)
-        return "" if works else Message("has no effect; it is for other models")
-    letter = what.removeprefix("--").partition(" ")[0].lower()
-    if letter not in LETTERS:
-        return Message("has no effect; known are {names}", names=", ".join(f"--{known}" for known in LETTERS))
-    name, pattern, _ = LETTERS[letter]
-    template = "has no effect; {name} is a number that is not negative, after a blank"
-    return Message("has no effect; {name} is text after a blank" if pattern is TEXT else template, name=name)
-
-
-def _cut(what: str, value: Any) -> MessageLike:
-    """What of a number in a line is not read, as a reason; "" where it is read whole."""
-    letter, _, written = what.removeprefix("--").partition(" ")
-    pattern = LETTERS[letter.lower()][1]
-    written = written.strip()
-    if pattern is TEXT or (pattern.fullmatch(written) and float(written) == value):
-        return ""
-    return Message("is read as {value}; write a plain number", value=value)
 
 
 def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -365,11 +234,16 @@ def problem_of(prompt: Prompt) -> MessageLike:
     for name in (*SIDES, "scale", "guidance_scale", "flow_shift"):
         number, least = getattr(prompt, name), 1 if name in SIDES else 0
         if number is not None and not least <= number < math.inf:
-            return Message("{name} {number} is not a number from {least} on; write another, or leave it out", name=name,
-                number=number, least=least)  # fmt: skip
+            return Message(
+                "{name} {number} is not a number from {least} on; write another, or leave it out",
+                name=name,
+                number=number,
+                least=least,
+            )
         if (number or 0) > (most := LARGEST if least else STRONGEST):
-            return Message("{name} {number} is more than {most}; write a smaller one", name=name, number=number,
-                most=most)  # fmt: skip
+            return Message(
+                "{name} {number} is more than {most}; write a smaller one", name=name, number=number, most=most
+            )
     if prompt.flow_shift == 0:
         return Message("flow_shift 0 leaves no noise to begin with; write 3, or leave it out")
     if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:
@@ -385,5 +259,5 @@ def with_defaults(prompt: Prompt, defaults: JsonMapping, multiple: int) -> Promp
     if prompt.sample_sampler and prompt.sample_sampler not in SAMPLERS:
         prompt = replace(prompt, sample_sampler=SAMPLERS[0])
     filled = replace(prompt, **{k: v for k, v in defaults.items() if getattr(prompt, k) is None})
-    width, height = (_side(side or 0, multiple) for side in (filled.width, filled.height))
+    width, height = (rounded_side(side or 0, multiple) for side in (filled.width, filled.height))
     return replace(filled, width=width, height=height)

@@ -19,7 +19,7 @@ from library.families.recognition import recognised
 from library.jobs.work import joined
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
-from library.sampling import plan
+from library.sampling import plan, prompt_checks
 from library.sampling import prompts as prompt_files
 from library.sampling.prompts import Prompt
 
@@ -148,9 +148,9 @@ def notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]
     """What of the prompts will not do what it says. Loads torch."""
     use = replace(config.control_images, guided=True)  # control images are for files beside the model
     about = use, config.shifts_samples, families.family_for(config).sample_multiple
-    yield from prompt_files.notes(asked.prompts, *about) if asked.prompts else ()
+    yield from prompt_checks.notes(asked.prompts, *about) if asked.prompts else ()
     for line in asked.prompt:
-        yield from prompt_files.line_notes(line, *about)
+        yield from prompt_checks.line_notes(line, *about)
 
 
 def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:

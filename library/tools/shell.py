@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Message, MessageLike, Report, counted
+from library.config.problems import ConfigError, Message, counted
+from library.jobs.terminal import progress_line
 from library.jobs.work import joined
 
 DONE, FAILED, MISUSED = 0, 1, 2
@@ -25,24 +26,10 @@ def main(argv: list[str]) -> int:
         return MISUSED
     asked = known.parse_args(argv)
     with joined("tools") as work:
-        asked.report, asked.store = work.phase if work.folder else terminal(), work.store
+        asked.report, asked.store = work.phase if work.folder else progress_line(), work.store
         if code := asked.run(asked):
             work.fail()
     return code
-
-
-def terminal() -> Report:
-    """A report that writes one line to the terminal again and again, and into a file only whole steps."""
-    last: list[MessageLike] = [""]
-
-    def report(what: Message, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{what} {done} / {total}   ", end="\n" if done == total else "", file=sys.stderr, flush=True)
-        elif what != last[0]:
-            print(f"{what} ({total})", file=sys.stderr, flush=True)
-            last[0] = what
-
-    return report
 
 
 # ---- the tools

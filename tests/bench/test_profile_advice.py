@@ -2,15 +2,15 @@
 
 import pytest
 
-from library.bench import profile_advice
-from library.bench.profile_advice import ProfileRow as Row
+from library.bench import profile_advice, profile_summary
+from library.bench.profile_summary import ProfileRow as Row
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128"
 PLAIN = "void at::native::vectorized_elementwise_kernel<4, add>"
 
 
 def facts(rows, step_ms=10.0, device="cuda", steps=2, **now):
-    found = profile_advice.summary(rows, steps, step_ms, device)
+    found = profile_summary.summary(rows, steps, step_ms, device)
     kept = {name: now.pop(name) for name in ("peak_gb", "memory_gb") if name in now}
     kept["machine"] = {"capability": now.pop("capability", None)}
     return {**found, **kept, "set": {"mixed_precision": "bf16", "compile_mode": "default", **now}}
@@ -68,7 +68,7 @@ def kernels(**milliseconds):
     ],
 )
 def test_operations_are_sorted_into_kinds(name, kind):
-    assert profile_advice.kind(name) == kind
+    assert profile_summary.kind(name) == kind
 
 
 def test_a_table_is_added_up_per_step():
@@ -82,12 +82,12 @@ def test_a_table_is_added_up_per_step():
         Row("aten::_to_copy", 60, 10.0),
         Row("ProfilerStep#1", 2, 99999.0, True),
     ]
-    found = profile_advice.summary(rows, 2, 10.0, "cuda")
+    found = profile_summary.summary(rows, 2, 10.0, "cuda")
     assert found["busy_ms"] == pytest.approx(8.0) and found["idle"] == pytest.approx(0.2)
     assert found["kinds"] == {"matrix products": 0.75, "elementwise": 0.25}
     assert (found["launches"], found["reads"], found["syncs"], found["casts"]) == (250, 2, 3, 30)
     assert found["operations"][0] == {"name": GEMM, "kind": "matrix products", "calls": 100, "ms": 6.0, "share": 0.75}
-    on_cpu = profile_advice.summary([Row("aten::mm", 4, 3000.0), Row("aten::add", 4, 1000.0)], 2, 10.0, "cpu")
+    on_cpu = profile_summary.summary([Row("aten::mm", 4, 3000.0), Row("aten::add", 4, 1000.0)], 2, 10.0, "cpu")
     assert on_cpu["idle"] is None and on_cpu["kinds"]["matrix products"] == 0.75
 
 

@@ -15,7 +15,7 @@ from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_sett
 from library.config.building import build
 from library.config.problems import ConfigError
 from library.memory import attention, prepare
-from library.memory.prepare import compiles_size_by_size
+from library.memory.compile_targets import compiles_size_by_size
 from library.train.compiling.precompile import graphs_sentence
 
 CUDA = torch.device("cuda")
@@ -134,15 +134,15 @@ def test_what_is_recorded_by_itself_leaves_room_for_the_optimizer(monkeypatch, v
     attached = []
     monkeypatch.setattr(cudagraph, "attach", lambda model, log, reserve=None: attached.append(reserve))
     model, asked = nn.Linear(4, 4), config(gradient_checkpointing=True, **values)
-    why = prepare._record(model, asked, CUDA, CompileLog())
+    why = prepare._record_graphs(model, asked, CUDA, CompileLog())
     assert [found is not None for found in attached] == ([] if reserved is None else [reserved])
     assert bool(why) is (reserved is None)
-    assert not prepare._record(model, asked, torch.device("cpu"), CompileLog()) and len(attached) <= 1
+    assert not prepare._record_graphs(model, asked, torch.device("cpu"), CompileLog()) and len(attached) <= 1
     monkeypatch.setattr(prepare, "several_processes", lambda: True)
-    assert bool(prepare._record(model, asked, CUDA, CompileLog())) is (reserved is None)
+    assert bool(prepare._record_graphs(model, asked, CUDA, CompileLog())) is (reserved is None)
     if reserved is True:
         whole = config("flux_train", fused_backward_pass=True, optimizer_type="Adafactor", max_grad_norm=0.0)
-        why = prepare._record(model, whole, CUDA, CompileLog())
+        why = prepare._record_graphs(model, whole, CUDA, CompileLog())
         assert why == "several processes train with fused_backward_pass"
 
 
@@ -153,7 +153,7 @@ def test_a_recording_that_a_mode_asked_for_is_let_go_where_several_processes_ste
     model = nn.Linear(4, 4)
     cudagraph.attach(model, CompileLog())
     whole = config("flux_train", fused_backward_pass=True, optimizer_type="Adafactor", max_grad_norm=0.0)
-    assert bool(prepare._record(model, whole, CUDA, CompileLog())) is several
+    assert bool(prepare._record_graphs(model, whole, CUDA, CompileLog())) is several
     assert bool(model._recorder.why_not) is several
 
 

@@ -193,7 +193,7 @@ def test_the_page_is_sent_the_header_alone(tmp_path):
     assert made.trainer == "LoRA metadata" and not made.config.network.network_train_unet_only
     path = saved(tmp_path / "cat.safetensors", SDXL)
     with path.open("ab") as file:
-        file.truncate(paths.LARGEST + 10_000)
+        file.truncate(paths.MAX_CONFIG_BYTES + 10_000)
     assert paths.readable(str(path), [tmp_path], importers.SUFFIXES) == path
 
 

@@ -214,3 +214,16 @@ def test_other_models_methods_and_videos_are_refused_by_name(keys, words):
 def test_models_and_timesteps(keys, script, expected):
     made = importers.read({**LORA, **keys}, CONFIGS)
     assert made.config.script == script and differing(values(made.config), expected) == {}
+
+
+def test_a_list_of_data_sets_that_is_there_is_not_called_missing(tmp_path):
+    nameless = [DATA[0], {name: value for name, value in DATA[1].items() if name != "id"}]
+    for data, words in ((nameless, "have no id, by which others name them (2)"), ("{", "or cannot be read")):
+        folder = tmp_path / words[:4].strip()
+        folder.mkdir()
+        text = data if isinstance(data, str) else json.dumps(data)
+        (folder / "x.json").write_text(text, encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(LORA), encoding="utf-8")
+        made = importers.load(folder / "config.json", CONFIGS)
+        (outcome,) = (one for one in made.outcomes if one.key == "data_backend_config")
+        assert words in str(outcome.text), outcome

@@ -16,6 +16,7 @@ from library.config.formats import read_toml, to_toml, toml_value
 from library.config.problems import ConfigError, Problem
 from library.config.schema import changed, flat, opt, options, section, values
 from library.config.values import join, split
+from library.families import config_class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,6 +151,20 @@ def test_wrong_value_is_one_sentence(name, given, sentence):
     with pytest.raises(ConfigError) as e:
         value(name, given)
     assert str(e.value) == sentence
+
+
+def test_every_wrong_value_of_several_is_named():
+    with pytest.raises(ConfigError) as e:
+        value("rates", "1, x, 2, y, x")
+    assert str(e.value).splitlines() == [f"rates must be a number, or several, got '{word}'" for word in "xy"]
+    config = config_class("sdxl_train_network")
+    with pytest.raises(ConfigError) as e:
+        build(config, {"save_at_steps": "0,-1,abc,500"})
+    assert [str(one).rpartition(" ")[2] for one in e.value.problems] == ["0", "-1", "'abc'"]
+    assert not any(one.fix for one in e.value.problems), "a fix would take away 500"
+    with pytest.raises(ConfigError) as e:
+        build(config, {"save_at_steps": list(range(-40, 0))})
+    assert len(e.value.problems) == 11 and "and 30 more like these" in str(e.value)
 
 
 def test_every_problem_at_once_with_its_source():

@@ -12,6 +12,7 @@ from library.config.dataset import DatasetConfig
 from library.curation import shares, sources
 from library.data import held_out
 from library.data.images import Image
+from library.files import STATE_FACTS
 from tests.data import make
 
 
@@ -145,7 +146,7 @@ def test_what_one_data_set_holds_out_no_other_trains_on(tmp_path, first, second,
 def state(tmp_path, **facts):
     place = tmp_path / "m-state"
     place.mkdir(exist_ok=True)
-    (place / held_out.PROGRESS).write_text(json.dumps({"version": 1, "current_step": 3, **facts}))
+    (place / STATE_FACTS).write_text(json.dumps({"version": 1, "current_step": 3, **facts}))
     return str(place)
 
 
@@ -209,5 +210,5 @@ def test_a_state_of_an_earlier_version_keeps_the_split_of_that_version(ten, tmp_
 def test_a_state_that_cannot_be_read_splits_nothing(ten, tmp_path, content):
     place = tmp_path / "m-state"
     place.mkdir()
-    (place / held_out.PROGRESS).write_text(content)
+    (place / STATE_FACTS).write_text(content)
     assert names(data.scan(replace(ten, resume=str(place)))) == names(data.scan(ten))

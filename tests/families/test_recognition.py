@@ -22,7 +22,7 @@ from library.demo import files
 from library.families import recognition
 from library.families.anima import random as random_anima
 from library.families.shared import tensor_names, weights
-from library.methods import lora
+from library.methods import lora_files
 from library.tools import convert, merge, resize
 from tests.training import LORAS, config_of
 
@@ -379,10 +379,10 @@ def test_names_of_onetrainer_are_those_of_the_same_layers_and_dora_is_named(demo
         for side, row in sides.items()
     }
     theirs = {name.replace("lora_unet_", "lora_transformer_"): shape for name, shape in own.items()}
-    assert own.keys() <= lora.file_of(made(theirs, tmp_path / "theirs.safetensors"), family).keys()
+    assert own.keys() <= lora_files.file_of(made(theirs, tmp_path / "theirs.safetensors"), family).keys()
     dora = own | {f"{next(iter(own)).partition('.')[0]}.dora_scale": (4, 1)}
     with pytest.raises(ConfigError, match="is DoRA, not a plain LoRA"):
-        lora.plain_file("network_weights", made(dora, tmp_path / "dora.safetensors"), family)
+        lora_files.plain_file("network_weights", made(dora, tmp_path / "dora.safetensors"), family)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -394,11 +394,11 @@ def test_names_of_lycoris_are_those_of_the_same_layers(demo, family, tmp_path):
         for side, shape in (("lora_down", (4, columns)), ("lora_up", (rows, 4)))
     }
     path = made(theirs, tmp_path / "theirs.safetensors")
-    assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path, family)}
+    assert layers.keys() == {key.partition(".")[0] for key in lora_files.file_of(path, family)}
     assert {module.kohya for module in adapters.read(path, family).adapters} == layers.keys()
     other = {f"{name.partition('.')[0]}.lokr_w1": shape for name, shape in theirs.items()}
     path = made(other, tmp_path / "lokr.safetensors")
-    assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path, family)}
+    assert layers.keys() == {key.partition(".")[0] for key in lora_files.file_of(path, family)}
 
 
 def test_a_lora_whose_names_two_families_share_is_of_the_one_that_is_trained_and_never_guessed(tmp_path):
@@ -407,7 +407,7 @@ def test_a_lora_whose_names_two_families_share_is_of_the_one_that_is_trained_and
     both = {f"transformer.transformer_blocks.0.attn.to_q.{side}.weight": shape for side, shape in sides.items()}
     path, stored = made(both, tmp_path / "both.safetensors"), {}
     for family in ("flux", "qwen_image"):
-        stored[family] = lora.file_of(path, family)
+        stored[family] = lora_files.file_of(path, family)
         assert adapters.read(path, family).family == family
     assert {name.partition(".")[0] for name in stored["flux"]} == {"lora_unet_double_blocks_0_img_attn_qkv"}
     assert {name.partition(".")[0] for name in stored["qwen_image"]} == {"lora_unet_transformer_blocks_0_attn_to_q"}
@@ -436,7 +436,7 @@ def test_layers_of_text_encoders_that_a_family_does_not_adapt_stay_in_the_file(d
         assert {name for name in weights.header(written) if name.startswith(encoder)} >= {
             f"{encoder}.lora_{side}.weight" for side in ("down", "up")
         }
-    assert lora.file_of(path, family).keys() >= {f"{encoder}.lora_up.weight"}
+    assert lora_files.file_of(path, family).keys() >= {f"{encoder}.lora_up.weight"}
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])

@@ -11,7 +11,7 @@ from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.zimage import keys, random
 from library.families.zimage.lora_names import NAMES
-from library.methods.lora import by_name, file_of
+from library.methods.lora_files import by_name, file_of
 from library.tools import convert, extract, merge, resize
 from tests.families.test_zimage_model import family
 from tests.training import config_of, pictures, train

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kohya_gui.tools.commands import job_status
-from library.config.problems import ConfigError, Message, how_made
+from library.config.problems import ConfigError, Message
+from library.config.stored_messages import how_made
 from library.jobs import job as jobs
 from library.jobs.work import JobRecord, begin, joined
 from library.runs import layout, start

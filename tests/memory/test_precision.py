@@ -8,7 +8,8 @@ import torch
 
 from library import families, methods
 from library.data import encoding
-from library.memory.prepare import blocks_by_class, prepare_denoiser
+from library.memory.compile_targets import blocks_by_class
+from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from tests import flux_files, training
 

@@ -5,8 +5,10 @@ import torch
 
 from library import families, methods
 from library.compiler.log import CompileLog
+from library.compiler.subclass import CHECKPOINTED, COMPILED, INSIDE_OUT, SWAPPED, behaviours_of
 from library.compiler.torch_settings import settings_kept
-from library.memory import attention
+from library.memory import attention, checkpointing
+from library.memory.compile_targets import blocks_by_class
 from library.memory.prepare import describe_blocks, prepare_denoiser, restored_after
 from library.memory.quantization import fp8_storage
 from tests import training
@@ -35,3 +37,19 @@ def test_the_blocks_are_described_by_what_was_added_to_them_and_restored_after_a
     assert single.endswith("SingleStreamBlock (8-bit weights, checkpointed, 2 compiled, 2 swapped)"), said
     assert describe_blocks(denoiser, classes).count("8-bit weights") == 2
     assert "checkpointed" not in describe_blocks(denoiser, classes)
+
+
+def test_classes_are_put_around_a_block_in_one_order_only(demo):
+    """A checkpoint around a block that is compiled already would recompute outside its graph."""
+    config = training.config_of(demo, "flux_train_network", **FEATURES)
+    family = families.family_for(config)
+    parts = family.load(fp8_storage.storage_type(config))
+    methods.attach(parts, family, config)
+    denoiser, sizes, classes = parts.denoiser, ((1, 8, 8), (1, 8, 16)), family.block_classes
+    with settings_kept(), attention.settings_kept(), CompileLog() as log, restored_after(denoiser, classes):
+        prepare_denoiser(denoiser, family, config, torch.device("cpu"), sizes, log=log)
+        blocks = [block for group in blocks_by_class(denoiser, classes) for block in group]
+        order = [one for one in INSIDE_OUT if any(one in behaviours_of(block) for block in blocks)]
+        assert order == [CHECKPOINTED, COMPILED, SWAPPED]
+        with pytest.raises(AssertionError, match="is compiled, swapped already and cannot be checkpointed"):
+            checkpointing.wrap([[block for block in blocks if COMPILED in behaviours_of(block)]])

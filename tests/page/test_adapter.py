@@ -65,7 +65,7 @@ def test_what_is_wrong_is_said_at_its_field_and_below_the_text():
     config = build(
         config_class(lora_script("flux")), {"network_module": "lycoris.kohya", "network_args": args}, notes=[]
     )
-    said = adapter.problems(config)
+    said = adapter.adapter_problems(config)
     assert {problem.option for problem in said} == {"network_args"}
     for words in (
         "factor must be a whole number",

@@ -8,25 +8,10 @@ import pytest
 from kohya_gui.server import allowed_folders
 from library.runs import reader
 from tests.page.test_allowing import asking, home, place, visitor  # noqa: F401
+from tests.unlisted_code import write_package
 
 pytestmark = pytest.mark.browser
 
-SOURCE = """
-from pathlib import Path
-Path({mark!r}).write_text("it ran")
-from torch.optim import SGD
-from torch.optim.lr_scheduler import ConstantLR
-
-class Own(SGD):
-    pass
-
-class Schedule(ConstantLR):
-    pass
-
-class Other:
-    pass
-"""
-NETWORK = "from pathlib import Path\nPath({mark!r}).write_text('it ran')\ndef create_network(*args): pass\n"
 NAMES = {
     "optimizer_type": "page_code.classes.Own",
     "lr_scheduler_type": "page_code.classes.Schedule",
@@ -48,11 +33,8 @@ WRONG = {
 @pytest.fixture
 def mark(tmp_path, monkeypatch):
     """The file that a package which nobody lists leaves when it is imported."""
-    folder, mark = tmp_path / "site" / "page_code", tmp_path / "mark"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
-    (folder / "classes.py").write_text(SOURCE.format(mark=str(mark)))
-    (folder / "network.py").write_text(NETWORK.format(mark=str(mark)))
+    mark = tmp_path / "mark"
+    write_package(tmp_path / "site", "page_code", mark)
     monkeypatch.syspath_prepend(tmp_path / "site")
     return mark
 

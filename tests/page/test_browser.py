@@ -319,7 +319,7 @@ def test_training_is_watched_left_and_found_again(visit, tmp_path):
     visitor.page.wait_for_selector(".chart polyline.smooth")
     for words in ("DoubleStreamBlock: forward graph in 1.5 s", "2 images have no caption", "Loss, smoothed"):
         visitor.until(words, ".facts")
-    visitor.page.locator(".log button").click()
+    visitor.page.locator(".log summary").click()
     visitor.until("12 images, 1 bucket", ".log pre")
     visitor.open()  # a reload
     assert visitor.state("running") == run

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kohya_gui.panel import actions, charts, history, html, monitor, samples
+from kohya_gui.panel import actions, html, monitor
 from kohya_gui.server import tensorboard_proxy
 from library.runs import layout, process, queue, reader, registry, resume, stop
 
@@ -69,12 +69,10 @@ def folder(tmp_path):
 
 def shown(folder):
     """All that the page makes of a run."""
-    run, parts = monitor._read("")
-    progress = reader.progress(folder).update()
-    now = time.time()
-    html.head(run, progress, now), html.facts(run, progress, now), html.log("x", run), html.usage(run)
-    history.history_html(run, progress), charts.curves(progress.curve, progress.line.rates)
-    samples.gallery(run, progress), actions.buttons(run, reader.runs()), actions._can_be_tried(run)
+    run = reader.runs()[0]
+    for part in monitor.panel_parts("").values():
+        part.mark, part.render()
+    html.log("x", run), html.usage(run), actions._can_be_tried(run)
     for how in ("now", "kill"):
         actions._question(run, how)
     (

@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 
 from kohya_gui.form import datasets
-from kohya_gui.form.tab import FAMILIES, TABS, SettingsForm
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
 from tests.training import wait_for
@@ -53,11 +54,11 @@ def page(form, root):
             return datasets.look(form, self.given(values), [root])
 
         def count(self, **values):
-            return datasets.count(form, self.given(values), [root])
+            return datasets.count_images(form, self.given(values), [root])
 
         def save(self, groups, file="", known="", **values):
             sent = ApiRequest({"groups": groups, "file": str(file), "known": known})
-            return datasets.save(form, self.given(values), sent, [root])
+            return datasets.save_datasets(form, self.given(values), sent, [root])
 
     return Page()
 

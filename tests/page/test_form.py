@@ -7,7 +7,7 @@ import pytest
 
 from kohya_gui.form import start_preset
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILIES, TABS
 from library.config.building import build, missing
 from library.config.formats import to_toml
 from library.config.problems import ConfigError

@@ -31,7 +31,7 @@ def test_each_wrong_guess_makes_the_next_one_slower_whatever_it_is(waited):
     assert ask(guarded)[0] == 401 and len(waited) == 4  # who shows nothing guesses nothing
     for _ in range(20):
         ask(guarded, query="token=z")
-    assert max(waited) == waited[-1] == guessing.LONGEST
+    assert max(waited) == waited[-1] == guessing.MAX_DELAY
     assert ask(guarded, authorization="Bearer the-token")[0] == 200
     ask(guarded, query="token=z")
     assert waited[-1] == 0.5  # who knows it begins again
@@ -40,7 +40,7 @@ def test_each_wrong_guess_makes_the_next_one_slower_whatever_it_is(waited):
 def test_too_many_guesses_at_once_are_refused():
     guarded = AuthGate(page, "0.0.0.0", login="anna:long password")
     guarded.guesses.wrong("")
-    guarded.guesses._waiting[""] = guessing.WAITING
+    guarded.guesses._waiting[""] = guessing.MAX_WAITING
     assert ask(guarded, authorization="Basic eA==")[0] == 429
 
 
@@ -56,12 +56,12 @@ def test_too_many_guesses_at_once_are_refused():
     ],
 )
 def test_a_token_has_128_bits(token, enough):
-    assert (guessing.bits(token) >= guessing.BITS) is enough
-    assert guessing.bits(new_token()) >= guessing.BITS
+    assert (guessing.bits(token) >= guessing.MIN_TOKEN_BITS) is enough
+    assert guessing.bits(new_token()) >= guessing.MIN_TOKEN_BITS
 
 
 def test_half_sent_headers_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr(serving, "HEADERS", 0.2)
+    monkeypatch.setattr(serving, "HEADER_TIMEOUT", 0.2)
 
     async def app(scope, receive, send):
         await page(scope, receive, send)
@@ -118,7 +118,7 @@ from starlette.concurrency import run_in_threadpool
 from kohya_gui.server import serving
 
 begun = threading.Event()
-serving.PATIENCE = 0.2
+serving.SHUTDOWN_TIMEOUT = 0.2
 
 async def app(scope, receive, send):
     await run_in_threadpool(lambda: (begun.set(), threading.Event().wait()))  # for ever

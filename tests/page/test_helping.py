@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from kohya_gui.form import api, compile_summary, messages, presets, probe
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.server import named_paths
 from kohya_gui.server.json_api import ApiRequest
 from library import families
@@ -80,7 +80,7 @@ def test_every_path_is_judged_while_one_types(helper, tmp_path, tab):
     form = FORMS[tab]
     for family, config in form.configs.items():
         names = [name for name, option in options(config).items() if option.kind in ("file", "folder")]
-        made = [name for name in names if name in named_paths.MADE]
+        made = [name for name in names if name in named_paths.CREATED_BY_TRAINING]
         cases = (
             ("/nowhere/x", names, "outside of"),
             (tmp_path / "none" / "x", {*names} - {*made}, "does not exist"),

@@ -67,31 +67,71 @@ def test_a_panel_whose_server_does_not_answer_says_so_until_it_does(visit):
 
 
 @pytest.mark.browser
-def test_what_gradio_could_not_fetch_is_fetched_at_a_later_look(visit, tmp_path):
-    visitor = visit()
-    page = visitor.page
-    page.route("**/own/panel", lambda route: route.abort())  # nothing is known of the run before it has ended
-    page.route("**/run/predict", lambda route: route.fulfill(status=500, json={"error": None}), times=1)
+def test_windows_show_their_own_runs_also_after_the_server_was_gone(visit, tmp_path):
+    for name in ("ant", "bee"):
+        with Record.start({}, "sdxl_train_network", tmp_path, name) as record:
+            record.plan(1)
+    first, second = visit(), visit()
+    ids = {run.facts["output_name"]: run.id for run in reader.runs()}
+    second.page.get_by_label("Run", exact=True).select_option(ids["ant"])
+    for visitor in (first, second):
+        visitor.page.route("**/own/panel", lambda route: route.abort())
+        visitor.page.locator(".live .lost").wait_for()
     with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record:
         record.plan(1)
-    with page.expect_response("**/run/predict"):
-        page.unroute("**/own/panel")
-    page.locator(f".run[data-run='{record.id}'][data-state=finished]").wait_for()  # and nothing is new of it
-    visitor.complaints.clear()  # of requests that failed
+    for visitor in (first, second):
+        visitor.page.unroute("**/own/panel")
+    first.page.locator(f".run[data-run='{record.id}'][data-state=finished]").wait_for()
+    second.page.locator(f".runs option[value='{record.id}']").wait_for(state="attached")
+    assert second.page.locator(".run").get_attribute("data-run") == ids["ant"]
+    for visitor in (first, second):
+        visitor.page.locator(".live .lost").wait_for(state="detached")
+        visitor.complaints.clear()  # of requests that failed
 
 
-def test_a_record_is_read_when_it_was_written_and_not_with_each_look(tmp_path, monkeypatch):
+def changes(run="", shown="", log=False):
+    return monitor.RunPanel.changes(None, ApiRequest({"run": run, "shown": shown, "log": log}))
+
+
+def test_a_panel_is_sent_what_has_changed_and_nothing_else(tmp_path):
+    with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record:
+        record.plan(9)
+        record.step({"step": 1, "loss": 0.5, "lr": 1e-4})
+        record.event("sample", file="a.png", step=1, prompt="a cat", number=0)
+    first = changes()
+    assert first["parts"].keys() == set(monitor.PARTS)
+    assert changes(shown=first["shown"]) == {"parts": {}}  # also of a server that was started since
+    opened = changes(shown=first["shown"], log=True)
+    assert list(opened["parts"]) == ["log"]
+    assert list(changes(shown=opened["shown"])["parts"]) == ["log"]  # closed again
+    for odd in ("x", "x " * 99, "a b c"):
+        assert changes(shown=odd)["parts"].keys() == first["parts"].keys()
+
+
+def test_a_step_changes_neither_the_buttons_nor_the_samples(tmp_path):
+    with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record:
+        record.plan(9)
+        for step in (1, 2):
+            record.step({"step": step, "loss": 0.5, "lr": 1e-4})
+        record.event("sample", file="a.png", step=2, prompt="a cat", number=0)
+        before = changes()
+        record.step({"step": 3, "loss": 0.4, "lr": 1e-4})
+        sent = changes(shown=before["shown"])["parts"]
+        assert {"head", "chart", "numbers"} <= sent.keys() <= {"head", "chart", "numbers", "usage"}
+        assert "Step 3" in sent["head"] and "0.4000" in sent["numbers"]
+
+
+def test_a_record_is_read_when_it_was_written_and_not_with_each_request(tmp_path, monkeypatch):
     with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record, monkeypatch.context() as patched:
-        monitor.RunPanel.mark(None, ApiRequest({"run": record.id}))
+        changes(record.id)
         opened = []
         for module, name in ((reader, "events"), (layout, "load")):
             real = getattr(module, name)
             patched.setattr(module, name, lambda *given, real=real: (opened.append(given[0]), real(*given))[1])
         patched.setattr(record, "_write", lambda: None)  # its signs of life are news, too
-        _, fresh = monitor._read(record.id)
-        monitor.RunPanel.mark(None, ApiRequest({"run": record.id}))
+        before = changes(record.id)
         assert not opened
         record.step({"step": 1, "loss": 0.5})
         for _ in range(3):
-            now = monitor._read(record.id)[1]
-        assert opened == [record.folder] and now["head"] != fresh["head"]
+            after = changes(record.id)
+        assert opened == [record.folder] and after["parts"]["head"] != before["parts"]["head"]

@@ -6,6 +6,9 @@ import tomllib
 import pytest
 import yaml
 
+from kohya_gui.form import datasets
+from library.config.building import build
+from library.families import config_class
 from library.importers import adapter_file, kohya_ss
 from library.importers.files import DATASETS, READERS
 from tests.config.test_foreign_scripts import EASY, LORA_SCRIPTS
@@ -269,3 +272,11 @@ def test_on_a_phone_and_by_keyboard_one_gets_from_an_import_to_a_start(visit, se
     visitor.until("It goes on when this page is closed")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     visitor.state("finished")
+
+
+@pytest.mark.parametrize(("folder", "place"), [("out", "kohya"), ("", "kohya"), ("{root}/out", "out")])
+def test_a_relative_output_folder_is_not_taken_below_the_folder_of_the_server(folder, place, tmp_path):
+    """It is relative to where the config came from, which nobody knows."""
+    values = {"output_dir": folder.format(root=tmp_path), "output_name": "cat"}
+    config = build(config_class("sdxl_train_network"), values, notes=[])
+    assert datasets.place_of(config, [tmp_path]) == (tmp_path / place / "cat-dataset.toml").resolve()

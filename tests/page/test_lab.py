@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.lab.lab import KINDS, LabTab, advised
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
 from library.config.ineffective import ineffective_options

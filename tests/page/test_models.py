@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.models import models
 from kohya_gui.models.models import ModelsApi
 from kohya_gui.server.json_api import ApiRequest

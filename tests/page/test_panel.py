@@ -22,8 +22,11 @@ def shown(tmp_path, events=(), **facts):
     now = time.time()
     return (
         html.head(run, progress, now)
-        + html.facts(run, progress, now)
-        + charts.curves(progress.curve, progress.line.rates)
+        + html.numbers(run, progress, now)
+        + (html.usage(run) if run.active else "")
+        + history.history_html(run, progress)
+        + charts.chart(progress.curve)
+        + charts.rate_chart(progress.line.rates)
     )
 
 
@@ -175,7 +178,7 @@ def test_nothing_of_a_run_is_taken_for_html(tmp_path):
         tmp_path, [step(1, lr={evil: 1.0, "b": 2.0}), step(2), *events], output_name=evil, title=evil, error=evil
     )
     page += shown(tmp_path, state=f'failed"{evil}', error=evil) + html.log(evil)
-    page += messages.good(evil, [evil]) + messages.problems(
+    page += messages.good(evil, [evil]) + messages.list_problems(
         [Problem("", f"{evil} is wrong"), Problem("seed", evil)], {"seed": ("Seed", "lora-seed")}
     )
     page += messages.command(evil, evil, (Path(evil), evil, False), [evil])

@@ -113,7 +113,7 @@ def test_links_are_followed_before_they_are_judged(root):
 
 
 def test_a_file_must_be_there_and_be_small(root):
-    (root / "large.toml").write_bytes(b"#" * (paths.LARGEST + 1))
+    (root / "large.toml").write_bytes(b"#" * (paths.MAX_CONFIG_BYTES + 1))
     (root / "folder.toml").mkdir()
     for name, words in (("no.toml", "does not exist"), ("large.toml", "too large"), ("folder.toml", "not a file")):
         with pytest.raises(ConfigError, match=words):

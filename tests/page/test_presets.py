@@ -8,7 +8,7 @@ import pytest
 
 from kohya_gui.form import loading, presets, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILIES, TABS
 from library import importers
 from library.config.building import build
 from library.config.formats import read_toml
@@ -71,7 +71,7 @@ def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
 
 def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
     whole = build(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
-    presets.save(tmp_path / "a.toml", whole, "")
+    presets.save_config(tmp_path / "a.toml", whole, "")
     with pytest.raises(ConfigError, match="a.toml is for SDXL fine-tune"):
         presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "flux", [])
     assert presets.fitting(tmp_path / "a.toml", CONFIGS["finetune"], "flux", []).config == whole
@@ -141,13 +141,13 @@ def test_what_cannot_be_read_is_refused_without_its_folder(tmp_path):
 def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
     config = build(CONFIGS["lora"]["flux"], {"network_dim": 8})
     path = tmp_path / "sub" / "cat.toml"
-    assert presets.save(path, config, "") == 1
+    assert presets.save_config(path, config, "") == 1
     with pytest.raises(ConfigError, match="exists already"):
-        presets.save(path, config, "")
+        presets.save_config(path, config, "")
     opened = presets.seen(path)
-    assert presets.save(path, build(CONFIGS["lora"]["flux"], {"network_dim": 9}), opened) == 1
+    assert presets.save_config(path, build(CONFIGS["lora"]["flux"], {"network_dim": 9}), opened) == 1
     with pytest.raises(ConfigError, match="changed elsewhere"):  # as by a second browser
-        presets.save(path, config, opened)
+        presets.save_config(path, config, opened)
     assert read_toml(path) == {"network_dim": 9}
 
 
@@ -156,13 +156,13 @@ def test_a_saved_config_is_the_same_when_it_is_loaded(tmp_path):
         given = {"optimizer_args": ["betas=0.9,0.99", "a b"], "output_dir": "C:\\x\\o", "max_grad_norm": 0}
         config = build(chosen, given, notes=[])
         path = tmp_path / f"{config.script}.toml"
-        presets.save(path, config, "")
+        presets.save_config(path, config, "")
         assert presets.fitting(path, CONFIGS[config.kind], config.family, []).config == config
 
 
 def test_tokens_never_reach_a_file(tmp_path):
     name = next(n for n, o in options(CONFIGS["lora"]["sdxl"]).items() if o.kind == "secret")
-    presets.save(tmp_path / "a.toml", build(CONFIGS["lora"]["sdxl"], {name: "canary"}), "")
+    presets.save_config(tmp_path / "a.toml", build(CONFIGS["lora"]["sdxl"], {name: "canary"}), "")
     assert "canary" not in (tmp_path / "a.toml").read_text(encoding="utf-8")
 
 

@@ -80,7 +80,7 @@ def test_a_loaded_file_is_named_as_long_as_it_says_the_same(config, root):
 
 def test_a_file_that_was_changed_or_deleted_meanwhile_is_noticed(config, root):
     place = root / "cat.toml"
-    presets.save(place, config, "")
+    presets.save_config(place, config, "")
     assert trained(config, place, root) == place
     place.write_text(to_toml(replace(config, network_dim=77)))
     assert trained(config, place, root) == root / "cat-2.toml"
@@ -112,7 +112,7 @@ def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
             {**given, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"} if script.startswith("flux_train") else given,
             notes=[],
         )
-        presets.save(root / f"{script}.toml", one, "")
+        presets.save_config(root / f"{script}.toml", one, "")
     sdxl = build(config_class("sdxl_train_network"), given, notes=[])
     assert trained(sdxl, root / "sdxl_train_network.toml", root) == root / "sdxl_train_network.toml"
     assert trained(sdxl, root / "flux_train_network.toml", root) == root / "flux_train_network-2.toml"

@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 
 from kohya_gui.form import prompts as prompts_page
-from kohya_gui.form.tab import FAMILIES, TABS, SettingsForm
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
 from library.sampling import prompt_rows
@@ -30,13 +31,13 @@ def asked(form, tmp_path):
         given = {"output_dir": str(tmp_path / "out"), "output_name": "cat"} | values
         sent = form.parse_submission(json.dumps({"family": "flux", "values": given, "launch": {}}))
         request = ApiRequest({"rows": rows, "file": str(file), "known": known})
-        return prompts_page.save(form, sent, request, [tmp_path])
+        return prompts_page.save_rows(form, sent, request, [tmp_path])
 
     return ask
 
 
 def load(file, tmp_path):
-    return prompts_page.load(ApiRequest({"file": str(file)}), [tmp_path])
+    return prompts_page.load_rows(ApiRequest({"file": str(file)}), [tmp_path])
 
 
 def test_rows_become_the_lines_that_trainings_read(asked, tmp_path):

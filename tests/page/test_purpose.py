@@ -5,7 +5,7 @@ from PIL import Image
 
 from kohya_gui.form import recipes, start_preset
 from kohya_gui.form.start_preset import Situation
-from kohya_gui.form.tab import TABS
+from kohya_gui.form.tabs import TABS
 from kohya_gui.panel import actions
 from library.recipes import preset_files
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.panel import samples
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest

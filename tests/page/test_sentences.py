@@ -8,9 +8,11 @@ import sys
 import pytest
 
 from kohya_gui.i18n import texts
+from library import importers
 from library.config.problems import Message
 from library.runs import layout
 from tests import source
+from tests.config.arriving import CONFIGS, SDXL_LORA
 from tests.page import page_texts
 
 SCRIPT = """
@@ -38,7 +40,16 @@ def test_every_message_is_restored_and_shown_in_every_language(language, tmp_pat
     layout.store(tmp_path / "run.json", {"messages": made})
     stored = layout.load(tmp_path / "run.json")["messages"]
     assert stored == made
-    sent = {"messages": [one.as_json() for one in stored], "words": dict(texts.table(language)), "language": language}
+    shown = rendered(stored, language, tmp_path)
+    for message, text in zip(made, shown, strict=True):
+        lacking = [name for name in PLACE.findall(message.template) if f"<{name}>" not in text]
+        assert not lacking and not PLACE.search(text), (message.template, text)
+    assert sum(not text.isascii() for text in shown) > len(made) * 0.6
+
+
+def rendered(messages, language, tmp_path):
+    """Messages as the page shows them in a language."""
+    sent = {"messages": [one.as_json() for one in messages], "words": dict(texts.table(language)), "language": language}
     script = tmp_path / "render.mjs"
     module = (source.ROOT / "kohya_gui/i18n/render.js").as_uri()
     script.write_text(SCRIPT.format(module=module), encoding="utf-8")
@@ -51,7 +62,16 @@ def test_every_message_is_restored_and_shown_in_every_language(language, tmp_pat
         encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
-    for message, shown in zip(made, json.loads(done.stdout), strict=True):
-        lacking = [name for name in PLACE.findall(message.template) if f"<{name}>" not in shown]
-        assert not lacking and not PLACE.search(shown), (message.template, shown)
-    assert sum(not shown.isascii() for shown in json.loads(done.stdout)) > len(made) * 0.6
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])
+def test_the_keys_of_an_imported_file_stay_as_they_are_written_there(language, tmp_path):
+    """Some of them are words as well, which the catalogues translate elsewhere: samples, notes, settings."""
+    words = [word for word in ("samples", "optimizer", "steps") if word in dict(texts.table(language))]
+    assert words
+    samples = {"samples": [{"prompt": "a cat", "enabled": True}, "x"]}
+    lines = [one for one in importers.read({**SDXL_LORA, **samples}, CONFIGS).lines() if str(one).startswith("samples")]
+    assert len(lines) == 2 and all(text.startswith("samples") for text in rendered(lines, language, tmp_path))
+    made = [Message("{key}: {text}", key=word, text=Message("as it stands")) for word in words]
+    assert all(text.startswith(word) for word, text in zip(words, rendered(made, language, tmp_path), strict=True))

@@ -1,11 +1,13 @@
 """One training for each of several values of an option, into the queue."""
 
 import json
+import threading
 
 import pytest
 
 from kohya_gui.form.several import SeveralValues
-from kohya_gui.form.tab import TABS, TrainingTab
+from kohya_gui.form.tab import TrainingTab
+from kohya_gui.form.tabs import TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.check import isolated
 from library.config.formats import read_toml
@@ -80,3 +82,21 @@ def test_nothing_is_added_where_one_of_them_is_wrong(tabs, monkeypatch, tmp_path
     with pytest.raises(ConfigError, match=why):
         SeveralValues(tabs).several(ApiRequest({"tab": "lora", "sent": sent, **fields}))
     assert queue.read().waiting == []
+
+
+@pytest.mark.browser
+def test_a_name_that_waits_in_the_queue_is_refused_before_the_check_has_ended(visit, tmp_path, monkeypatch):
+    """The check takes seconds, and more of them while a training runs."""
+    queue.pause()
+    visitor, known, done = visit(), isolated.check, threading.Event()
+    visitor.fill(**{**READY, "output_dir": tmp_path / "out", "train_data_dir": tmp_path}, output_name="cat")
+    visitor.click("Add to queue")
+    visitor.until("cat is in the queue")
+    monkeypatch.setattr(isolated, "check", lambda *given: (done.wait(60), known(*given))[1])
+    try:
+        visitor.click("Add to queue")
+        visitor.until("cat waits in the queue for the same folder")
+    finally:
+        done.set()
+    visitor.page.locator(".bar[data-busy]").wait_for(state="detached")
+    assert "cat waits in the queue" in visitor.said() and len(queue.read().waiting) == 1

@@ -11,6 +11,7 @@ from kohya_gui.form import adapter, adapter_size, compile_summary
 from kohya_gui.form.form import sentence
 from kohya_gui.i18n import sentences, texts
 from library import families
+from library.check import report
 from library.config import ineffective
 from library.config.problems import ConfigError, Message, Problem
 from library.config.schema import options
@@ -166,6 +167,30 @@ def test_what_the_page_says_later_is_in_every_catalogue():
     assert {"Duplicate", "Waiting", "Looking", "Left"} <= set(words)
     languages = ("English",)  # each is named in itself
     assert not absent([*said, *made, *(word for word in words if word not in languages)]), "add these"
+
+
+def test_the_topics_of_the_doctor_and_of_the_check_are_in_every_catalogue():
+    calls = [call for path in sources("library/doctor") for call in page_texts.calls(path)]
+    firsts = [call.args[0] for name, call in calls if name in ("ok", "hint", "bad") and call.args]
+    topics = [first.value for first in firsts if isinstance(first, ast.Constant) and first.value != "torch"]
+    assert {"driver", "folders", "packages"} <= {*topics} and not absent([*topics, *report.ORDER]), "add these"
+
+
+@pytest.mark.parametrize("language", TABLES)
+def test_a_blank_stands_between_words_and_a_number(language):
+    """As in all other sentences; a number that is put in by `counted` is easily forgotten."""
+    counted = set()
+    for path in sources("kohya_gui", "library", suffixes=(".py",)):
+        for name, call in page_texts.calls(path):
+            if name in page_texts.MAKERS and len(call.args) > page_texts.MAKERS[name]:
+                numbers = [word.arg for word in call.keywords if ast.unparse(word.value).startswith("counted(")]
+                for template in page_texts.constants(call.args[page_texts.MAKERS[name]], {}):
+                    counted |= {(template.removeprefix(":").lstrip(), number) for number in numbers}
+    assert len(counted) > 40
+    word = "[\u3040-\u30fa\u30fc-\u30ff\u4e00-\u9fff]"
+    said = {(TABLES[language].get(template, ""), number) for template, number in counted}
+    glued = [other for other, number in said if re.search(f"{word}\\{{{number}\\}}", other)]
+    assert not glued
 
 
 def test_why_an_option_has_no_effect_is_in_every_catalogue():

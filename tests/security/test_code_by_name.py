@@ -18,6 +18,7 @@ from library.config.schema import options
 from library.families import config_class
 from library.methods import lycoris
 from library.optim import lr_schedule, names, optimizers
+from tests.unlisted_code import write_package
 
 SCRIPTS = [script for known in families.every() for script in known.scripts]
 SDXL = config_class("sdxl_train_network")
@@ -38,36 +39,13 @@ NO_CLASSES = (
     "torch.optim.Optimizer",
     "torch.optim.lr_scheduler.LRScheduler",
 )
-SOURCE = """
-from pathlib import Path
-Path({mark!r}).write_text("it ran")
-from torch.optim import SGD
-from torch.optim.lr_scheduler import ConstantLR
-
-class Own(SGD):
-    pass
-
-class Schedule(ConstantLR):
-    pass
-
-class Other:
-    def __init__(self, *args, **kwargs):
-        raise SystemExit("it was called")
-
-Made = type("Made", (Other,), dict())  # of which no source says what it derives from
-
-def function(*args, **kwargs):
-    raise SystemExit("it was called")
-"""
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A package that nobody lists, which leaves a mark when it is imported."""
-    folder, mark = tmp_path / "site" / "own_package", tmp_path / "mark"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).write_text('it ran')\n")
-    (folder / "classes.py").write_text(SOURCE.format(mark=str(mark)))
+    mark = tmp_path / "mark"
+    write_package(tmp_path / "site", "own_package", mark)
     monkeypatch.syspath_prepend(tmp_path / "site")
     yield mark
     for name in [name for name in sys.modules if name.split(".")[0] == "own_package"]:
@@ -246,7 +224,7 @@ def test_what_is_allowed_keeps_folders_and_is_a_name_only(tmp_path, monkeypatch)
     allowed_folders.place().write_text(json.dumps({"code": [1, "x y", "c.D"]}))
     os.utime(allowed_folders.place())
     assert allowed_folders.remembered_code() == ("c.D",)
-    assert allowed_code.problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
+    assert allowed_code.code_problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
 
 
 def test_every_kind_of_code_is_known_by_its_kind():

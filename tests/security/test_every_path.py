@@ -211,7 +211,7 @@ def test_no_folder_of_a_long_list_is_left_out(place, monkeypatch):
     (root / "list.json").write_text(json.dumps({image: {"caption": "x"} for image in images}), encoding="utf-8")
     given = {"in_json": str(root / "list.json"), "train_data_dir": str(root)}
     assert str(place / "outside") in refused("sdxl_train", root, **given)[1]
-    monkeypatch.setattr(named_paths, "MOST", 50)
+    monkeypatch.setattr(named_paths, "MAX_FOLDERS", 50)
     wrong, said = refused("sdxl_train", root, **given)
     assert wrong == {"in_json"} and "51 folders" in said
 

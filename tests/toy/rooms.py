@@ -29,7 +29,7 @@ def trained(demo, data, script, folder, **values):  # noqa: F811
 def test_the_page_opens_with_its_form():
     from kohya_gui.app import build
     from kohya_gui.form.form import visibility
-    from kohya_gui.form.tab import FAMILIES
+    from kohya_gui.form.tabs import FAMILIES
 
     assert FAMILIES["toy"] == "Toy" and ".only-toy" in visibility(FAMILIES)
     markup = build().training.tabs["lora"].markup

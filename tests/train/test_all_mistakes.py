@@ -301,7 +301,8 @@ def answered(arguments, input, env, **_):
 
 
 def test_the_page_names_them_all(world, monkeypatch):
-    from kohya_gui.form.tab import TABS, TrainingTab
+    from kohya_gui.form.tab import TrainingTab
+    from kohya_gui.form.tabs import TABS
     from library.config.outside_files import load_toml
     from library.config.schema import flat
 

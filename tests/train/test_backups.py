@@ -18,7 +18,7 @@ from library.outputs import paths
 from library.runs import reader, resume
 from library.runs.lineage import step_of
 from library.train.journal import Journal
-from library.train.saving import checkpointer, resume_state, state_files
+from library.train.saving import checkpointer, resume_check, state_files
 from library.train.step_log import StepLog
 from tests.source import ROOT
 from tests.training import config_of, ranks, runs_in, train, wait_for
@@ -71,7 +71,7 @@ def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(
         patch.setattr(place, name, cut)
         train(config_of(demo, script, **values))
     kept = states(tmp_path / "out")[-1]
-    assert kept.name == "m-backup-step00000003-state" and resume_state.problems(kept) == []
+    assert kept.name == "m-backup-step00000003-state" and resume_check.problems(kept) == []
     (folder,) = runs_in(tmp_path / "out")
     run = reader.at(folder)
     assert resume.newest_state(run) == kept and "Resume from step 3" in actions.buttons(run, [run])
@@ -147,7 +147,7 @@ def test_where_one_of_two_processes_is_killed_the_other_says_so_and_both_go_on(d
         said = both[1].communicate(timeout=600)[0]
         print(both[0].communicate()[0], said)
     newest = states(tmp_path / "out")[-1]
-    assert resume_state.problems(newest) == [] and number_of(newest) == step_of(newest) > 3
+    assert resume_check.problems(newest) == [] and number_of(newest) == step_of(newest) > 3
     assert {f"random_states_{rank}.bin" for rank in range(2)} <= {path.name for path in newest.iterdir()}
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: another process of this training has ended") and str(newest) in line

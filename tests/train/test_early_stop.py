@@ -11,7 +11,7 @@ from library.config.formats import to_toml
 from library.families import config_class
 from library.runs import reader
 from library.train.evaluation.early_stop import IN_STATE, EarlyStop
-from library.train.saving import resume_state
+from library.train.saving import state_files
 from library.train.step.clock import Clock
 from tests.source import ROOT
 from tests.training import Outcome, cached, config_of, pictures, ranks, runs_in, train
@@ -110,6 +110,22 @@ def test_a_patience_that_no_training_of_this_length_needs_is_pointed_out(demo, e
     assert not told(early_stop_patience=2) and not told(early_stop_patience=3, validate_every_n_steps=2)
 
 
+def test_a_training_that_ends_before_its_first_validation_is_pointed_out(demo, eight, tmp_path):
+    """The end of an epoch that is cut short is none."""
+
+    def told(**values):
+        given = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 2} | values
+        found = preflight.findings(config_of(demo, SCRIPT, **STILL | given))[1]
+        return [one for one in found if "never measured" in str(one)]
+
+    (first,) = told()
+    assert first.option == "early_stop_patience" and "the training ends after 2 steps" in str(first)
+    assert first.fix["validate_every_n_steps"] <= 2 and not told(**first.fix)
+    (second,) = told(early_stop_patience=None)
+    assert second.option == "validation_split"
+    assert not told(max_train_steps=3) and not told(early_stop_patience=None, validation_split=0)
+
+
 def test_it_needs_held_out_images(eight, tmp_path):
     with pytest.raises(Exception, match="early_stop_patience needs held-out images: set validation_split"):
         build(config_class(SCRIPT), {"early_stop_patience": 2}, notes=[])
@@ -127,4 +143,4 @@ def test_it_needs_held_out_images(eight, tmp_path):
 def test_states_of_trainings_without_it_say_nothing_of_it(demo, eight, tmp_path):
     given = {"train_data_dir": eight, "output_dir": tmp_path, "output_name": "m", "max_train_steps": 1}
     train(config_of(demo, SCRIPT, save_state_on_train_end=True, **given))
-    assert IN_STATE not in resume_state.read_progress(tmp_path / "m-state")
+    assert IN_STATE not in state_files.read_progress(tmp_path / "m-state")

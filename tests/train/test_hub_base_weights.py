@@ -4,8 +4,9 @@ import pytest
 from huggingface_hub import constants
 from safetensors.torch import load_file
 
+from library import families, methods
 from library.check import preflight
-from library.config.hub_names import is_file_id
+from library.config.hub_names import FILE, FOLDER, about_absent, is_file_id
 from library.config.problems import ConfigError
 from library.downloads import hub_files
 from library.train.saving import base_files
@@ -101,3 +102,37 @@ def test_a_file_that_is_no_safetensors_file_is_not_kept(hub, downloads):  # noqa
     with pytest.raises(ConfigError):
         hub_files.download(NAME, lambda *_: None)
     assert not [*downloads.rglob("*.safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("takes", "text", "words"),
+    [
+        (FILE, "https://huggingface.co/a/b/resolve/main/c/d.safetensors?download=true", "write a/b/c/d.safetensors"),
+        (FILE, "hf://a/b/d.safetensors", "write a/b/d.safetensors instead"),
+        (FILE, "https://huggingface.co/a/b/tree/main", "name one file in it: a/b/<name>.safetensors"),
+        (FILE, "a/b", "name one file in it: a/b/<name>.safetensors"),
+        (FILE, "https://example.com/d.safetensors", "download it and give the path"),
+        (FILE, "d.safetensors", "does not exist"),
+        (FOLDER, "https://hf.co/a/b", "write a/b instead, and the model is fetched"),
+        (FOLDER, "https://huggingface.co/a/b/blob/main/d.safetensors", "kohya models get a/b/d.safetensors"),
+        ("", "a/b/d.safetensors", "kohya models get a/b/d.safetensors, and give the path of the file"),
+        ("", "https://huggingface.co/datasets/a/b/resolve/main/d.safetensors", "download it and give the path"),
+    ],
+)
+def test_what_is_on_the_web_is_said_with_the_form_to_write(takes, text, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    problem = str(about_absent("vae", text, takes))
+    assert problem.startswith("vae: ") and words in problem
+
+
+def test_every_option_that_names_a_file_says_the_form_to_write(shallow, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    address = "https://huggingface.co/someone/adapters/blob/main/a.safetensors"
+    named = config_of(shallow, SCRIPT, base_weights=[address, "someone/adapters"], network_weights=NAME)
+    first, second, third = (str(one) for one in methods.problems(named))
+    assert first.startswith("network_weights: ") and f"kohya models get {NAME}" in first
+    assert "base_weights 1: " in second and "write someone/adapters/a.safetensors instead" in second
+    assert "base_weights 2: " in third and "name one file in it" in third
+    named = config_of(shallow, SCRIPT, pretrained_model_name_or_path="https://huggingface.co/someone/model")
+    (problem,) = families.family_for(named).problems()
+    assert "write someone/model instead" in str(problem)

@@ -65,6 +65,21 @@ def test_what_works_is_remembered_and_not_tried_twice(home, monkeypatch):
     assert all(packages.failure(module) == "" for module in packages.PACKAGES)  # as pip has put them there
 
 
+def test_a_package_that_ends_the_program_says_why(tmp_path, monkeypatch):
+    """Lion prints a line and calls exit() where use_triton finds no Triton, which was shown as SystemExit: None."""
+    monkeypatch.syspath_prepend(tmp_path)
+    start = "import torch\nclass Lion(torch.optim.SGD):\n    def __init__(self, params, lr, use_triton):\n        "
+    for module, end, why in (
+        ("prints_and_ends", "print('triton is not installed')\n        exit()", "triton is not installed"),
+        ("ends_with_a_text", "exit('no triton')", "no triton"),
+        ("only_ends", "exit(1)", "it ends the program without a reason"),
+    ):
+        (tmp_path / f"{module}.py").write_text(start + end + "\n")
+        assert trial.arguments(names.OptimizerSpec(module, "Lion"), {"use_triton": True}) == why
+    (tmp_path / "ends_on_import.py").write_text("print('no GPU here')\nraise SystemExit\n")
+    assert trial.package("ends_on_import") == "no GPU here"
+
+
 # ---- what is not
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from library.config.problems import ConfigError
 from library.config.run_config import ControlUse
-from library.sampling import prompt_rows, prompts
+from library.sampling import prompt_checks, prompt_rows, prompts
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text(encoding="utf-8"))
 
@@ -69,7 +69,7 @@ def test_a_size_is_cut_to_what_can_be_generated_and_steps_are_kept_in_range(tmp_
 
 def test_options_without_effect_are_named(tmp_path):
     lines = "a --w 64 --s 5000 --ss k_lms\n# --w b\nb --w many --d -1 --fs 3 --n  x\nc -- d --ss best"
-    notes = prompts.notes(write(tmp_path, "p.txt", lines))
+    notes = prompt_checks.notes(write(tmp_path, "p.txt", lines))
     expected = [
         ("line 1", "--s 5000"),
         ("line 3", "--w many"),
@@ -81,7 +81,7 @@ def test_options_without_effect_are_named(tmp_path):
     assert len(notes) == 6 and all(a in str(n) and b in str(n) for (a, b), n in zip(expected, notes, strict=True)), (
         notes
     )
-    assert len(prompts.notes(tmp_path / "p.txt", shifts=True)) == 5  # of a family that --fs works for
+    assert len(prompt_checks.notes(tmp_path / "p.txt", shifts=True)) == 5  # of a family that --fs works for
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_options_without_effect_are_named(tmp_path):
     ],
 )
 def test_options_without_effect_are_named_in_every_format(tmp_path, name, text):
-    written = prompts.notes(write(tmp_path, name, text), ControlUse(least=1, most=1))
+    written = prompt_checks.notes(write(tmp_path, name, text), ControlUse(least=1, most=1))
     second = [
         note for note in written if ", line 2:" in str(note) or ", entry 2:" in str(note) or ", subset 2:" in str(note)
     ]
@@ -144,10 +144,10 @@ def test_options_without_effect_are_named_in_every_format(tmp_path, name, text):
 )
 def test_what_is_not_read_whole_is_named(tmp_path, line, what, why):
     for name, text in (("p.txt", line), ("p.json", json.dumps([line]))):
-        (note,) = prompts.notes(write(tmp_path, name, text))
+        (note,) = prompt_checks.notes(write(tmp_path, name, text))
         assert f": {what} {why}" in str(note) or f": {what} is {why}" in str(note), str(note)
     for good in ("a well--known red - blue cat", "a --w 640 --l 7.50 --d 042 --n no --text", "a \u2014 b"):
-        told = prompts.notes(write(tmp_path, "p.txt", good))
+        told = prompt_checks.notes(write(tmp_path, "p.txt", good))
         assert not [one for one in told if "read as" in str(one) or "part of" in str(one)], good
 
 
@@ -229,9 +229,9 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     (row,) = prompt_rows.rows(tmp_path / "p.txt")  # which has no fields for them, and keeps them
     assert prompts.parse_line(prompt_rows.line(row)) == read and prompt_rows.line(row).endswith(" --zz 1")
     use = ControlUse(least=1, most=1)
-    assert len(prompts.notes(tmp_path / "p.txt")) == 4 and len(prompts.notes(tmp_path / "p.txt", use)) == 3
+    assert len(prompt_checks.notes(tmp_path / "p.txt")) == 4 and len(prompt_checks.notes(tmp_path / "p.txt", use)) == 3
     assert "--ci c.png has no effect; this model is shown 1 of them at most" in str(
-        prompts.notes(tmp_path / "p.txt", use)[0]
+        prompt_checks.notes(tmp_path / "p.txt", use)[0]
     )
     for shown, missing in (
         (ControlUse(), ()),
@@ -239,10 +239,10 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
         (ControlUse(most=3), ("a b.png", "c.png")),
         (ControlUse(inpaints=True), ("a b.png", "m.png")),
     ):
-        said = prompts.unreadable(tmp_path / "p.txt", shown, lambda path: "")
+        said = prompt_checks.unreadable(tmp_path / "p.txt", shown, lambda path: "")
         assert [str(one).rpartition(": ")[2] for one in said] == list(missing)  # those alone that it is shown
     (tmp_path / "d.txt").write_text(f"a --ci {tmp_path / 'p.txt'}")
-    (said,) = prompts.unreadable(tmp_path / "d.txt", use, lambda path: "it is text")
+    (said,) = prompt_checks.unreadable(tmp_path / "d.txt", use, lambda path: "it is text")
     assert "names an image that cannot be read" in str(said) and "(it is text)" in str(said)
 
 
@@ -260,7 +260,7 @@ def test_no_odd_number_is_taken_in_silence(tmp_path, letter):
             prompts.read(path)
         except ConfigError:
             continue
-        assert prompts.notes(path, shifts=True), (letter, value)
+        assert prompt_checks.notes(path, shifts=True), (letter, value)
     for value in ("nan", "inf", "-inf", "true", "[1]", '"x"', '"1_0"', '""'):
         path = write(tmp_path, "p.toml", f'[[prompt.subset]]\nprompt = "a"\n{field} = {value}\n')
         with pytest.raises(ConfigError, match=field):
@@ -281,8 +281,8 @@ def test_no_odd_number_is_taken_in_silence(tmp_path, letter):
     ],
 )
 def test_a_size_that_is_rounded_is_said(tmp_path, name, text):
-    (said,) = prompts.notes(write(tmp_path, name, text), multiple=16)
+    (said,) = prompt_checks.notes(write(tmp_path, name, text), multiple=16)
     assert "100 becomes 96, as sides are multiples of 16 here" in str(said)
-    assert not prompts.notes(tmp_path / name, multiple=4)
-    (small,) = prompts.line_notes("a --w 5 --h 32", ControlUse(), False, 16)
+    assert not prompt_checks.notes(tmp_path / name, multiple=4)
+    (small,) = prompt_checks.line_notes("a --w 5 --h 32", ControlUse(), False, 16)
     assert str(small) == "prompt: --w 5 becomes 16, as sides are multiples of 16 here"

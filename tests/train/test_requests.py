@@ -13,7 +13,7 @@ from library.outputs import verify
 from library.runs import layout, reader
 from library.runs.record import Record
 from library.train import stop_requests
-from library.train.saving import resume_state
+from library.train.saving import resume_check
 from library.train.step import step_metrics
 from tests.training import LORAS, config_of, train
 
@@ -52,7 +52,7 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, a
     assert sampled["step"] == file["step"] == folder["step"] < 4 and last["step"] == 4
     assert (
         file["file"].endswith(f"-step{file['step']:08d}.safetensors")
-        and resume_state.problems(Path(folder["file"])) == []
+        and resume_check.problems(Path(folder["file"])) == []
     )
     assert file["ok"] and last["ok"] and "it loads" in file["text"]
     assert not any(layout.request_file(asked.folder, request).exists() for request in layout.REQUESTS)

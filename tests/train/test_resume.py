@@ -11,7 +11,7 @@ from library.config.problems import ConfigError
 from library.outputs import paths
 from library.runs import reader
 from library.train import stop_requests
-from library.train.saving import resume_state
+from library.train.saving import resume_state, state_files
 from library.train.step_log import StepLog
 from tests.training import cached, config_of, listing, pictures, short_captions, train  # noqa: F401
 
@@ -176,7 +176,7 @@ def test_numbers_of_files_go_on_and_old_ones_leave(run, stop_after, tmp_path):
         "m-step00000012-state",
     }
     assert [event["step"] for event in second.events("step")] == list(range(8, 15))
-    assert resume_state.read_progress(tmp_path / "out" / "m-000002-state")["current_step"] == 12
+    assert state_files.read_progress(tmp_path / "out" / "m-000002-state")["current_step"] == 12
 
 
 def test_train_state_has_the_fields_of_sd_scripts(run, tmp_path):

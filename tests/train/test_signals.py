@@ -14,7 +14,7 @@ from library.config.formats import to_toml
 from library.distributed.world import World
 from library.runs import reader
 from library.train.journal import Journal
-from library.train.saving import resume_state
+from library.train.saving import resume_check, state_files
 from library.train.stop_requests import ControlRequests, Stopped
 from tests import fork_server
 from tests.source import ROOT
@@ -86,8 +86,8 @@ def training(demo, squares, tmp_path):
 def is_saved(training):
     """There is a file, and a state that fits it."""
     folder = training.output / "flux-lora-state"
-    assert (training.output / "flux-lora.safetensors").is_file() and resume_state.problems(folder) == []
-    step = resume_state.read_progress(folder)["current_step"]
+    assert (training.output / "flux-lora.safetensors").is_file() and resume_check.problems(folder) == []
+    step = state_files.read_progress(folder)["current_step"]
     assert 0 < step == training.run.facts["step"]
     return True
 

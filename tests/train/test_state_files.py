@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from library.config.problems import ConfigError
-from library.train.saving import resume_state, state_files
+from library.train.saving import resume_check, state_files
 from tests.training import cached, config_of, pictures, short_captions, train  # noqa: F401
 
 FILES = ("model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.bin", "train_state.json")
@@ -35,7 +35,7 @@ def state(began, tmp_path):
 
 def refused(state):
     """What is said of a state."""
-    return [str(problem) for problem in resume_state.problems(state)]
+    return [str(problem) for problem in resume_check.problems(state)]
 
 
 def flipped(path):
@@ -116,7 +116,7 @@ def test_a_damaged_state_is_refused_before_anything_is_trained(began, state, tmp
 
 def test_an_older_state_without_the_list_is_resumed_with_a_remark(began, state, tmp_path):
     """As version 0.3 wrote it: no list, no word of it in train_state.json, and no step in the files."""
-    facts = resume_state.read_progress(state)
+    facts = state_files.read_progress(state)
     known = {name: value for name, value in facts.items() if name not in (state_files.CHECKED, "groups")}
     (state / "train_state.json").write_text(json.dumps(known))
     for name in ("optimizer.bin", "scheduler.bin", "random_states_0.bin"):

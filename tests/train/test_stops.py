@@ -14,7 +14,7 @@ from library.runs.record import Record
 from library.train import stop_requests
 from library.train.evaluation import samples, validation
 from library.train.journal import Journal
-from library.train.saving import resume_state
+from library.train.saving import resume_check, state_files
 from library.train.step.rng import StepGenerators
 from library.train.step.stepper import Stepper
 from library.train.stop_requests import ControlRequests, Stopped
@@ -73,7 +73,7 @@ def whole(demo, tmp_path_factory):
 def goes_on(demo, script, stopped, straight, tmp_path, values):
     """A stopped training has a whole state, and what comes of it is what would have come."""
     folder = tmp_path / "out" / "m-state"
-    assert stopped.facts["state"] == "stopped" and resume_state.problems(folder) == []
+    assert stopped.facts["state"] == "stopped" and resume_check.problems(folder) == []
     assert step_of(resume.newest_state(reader.at(stopped.folder))) == step_of(folder) and stopped.file.is_file()
     again = train(config_of(demo, script, output_dir=tmp_path / "out", **values, resume=folder))
     assert stopped.numbers() | again.numbers() == straight.numbers()
@@ -140,9 +140,9 @@ def test_a_checkpoint_that_is_being_written_is_finished(demo, squares, tmp_path,
         "save_every_n_steps": 2,
     }
     straight = whole(LORA, **values)
-    when(resume_state.State, "_fill", lambda self, place: "m-step00000002" in place.name, how)
+    when(state_files.State, "_fill", lambda self, place: "m-step00000002" in place.name, how)
     stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
-    assert resume_state.problems(tmp_path / "out" / "m-step00000002-state") == []
+    assert resume_check.problems(tmp_path / "out" / "m-step00000002-state") == []
     goes_on(demo, LORA, stopped, straight, tmp_path, values)
 
 
@@ -206,16 +206,16 @@ def at_work(output):
 
 SLOW = """
 import pathlib, sys, time
-from library.train.saving import resume_state
+from library.train.saving import resume_check, state_files
 from library.cli.train_script import main
 from library.families import config_class
-fill = resume_state.State._fill
+fill = state_files.State._fill
 def slowly(self, place):
     while not pathlib.Path(__file__).with_name("go").exists():
         time.sleep(0.05)
     fill(self, place)
     print("the state is written", flush=True)
-resume_state.State._fill = slowly
+state_files.State._fill = slowly
 sys.exit(main(config_class("flux_train_network"), sys.argv[1:]))
 """
 
@@ -243,8 +243,8 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
         started.kill()
     run = reader.at(run.folder)
     assert started.returncode == 0 and run.state == "stopped", words
-    assert resume_state.problems(tmp_path / "out" / "m-state") == []
-    assert resume_state.read_progress(tmp_path / "out" / "m-state")["current_step"] == run.facts["step"]
+    assert resume_check.problems(tmp_path / "out" / "m-state") == []
+    assert state_files.read_progress(tmp_path / "out" / "m-state")["current_step"] == run.facts["step"]
 
 
 def test_two_processes_sample_and_stop_now(demo, squares, tmp_path):
@@ -273,6 +273,6 @@ def test_two_processes_sample_and_stop_now(demo, squares, tmp_path):
         for process in started:
             process.kill()
     assert [process.returncode for process in started] == [0, 0] and reader.at(run.folder).state == "stopped", words
-    assert resume_state.problems(tmp_path / "out" / "m-state") == []
+    assert resume_check.problems(tmp_path / "out" / "m-state") == []
     sampled = [event for event in reader.events(run.folder)[0] if event["kind"] == "sample"]
     assert [(event["number"], event["prompt"]) for event in sampled] == [(0, "one"), (1, "two")]

@@ -23,7 +23,7 @@ from library.runs import layout, reader, record
 from library.runs.record import Record
 from library.train import errors
 from library.train.evaluation import samples
-from library.train.saving import resume_state
+from library.train.saving import resume_check, state_files
 from library.train.step.loss import LossFunction
 from library.train.step_log import StepLog
 from tests.training import config_of, fresh, listing, pictures, runs_in, train
@@ -158,7 +158,7 @@ def test_an_image_that_is_gone_costs_no_step(config, tmp_path, monkeypatch):
     (state,) = (tmp_path / "out").glob("m-backup-step*-state")
     assert str(state) in str(found.value) and str(the_run(tmp_path / "out").error) == str(found.value)
     path.write_bytes(content)
-    done = resume_state.read_progress(state)["current_step"]
+    done = state_files.read_progress(state)["current_step"]
     rest = train(config(**values, resume=state))
     assert 0 < done < 5 and rest.losses == straight.losses[done:]
     assert all(torch.equal(rest.tensors()[name], tensor) for name, tensor in straight.tensors().items())
@@ -280,7 +280,7 @@ def check_full(output, code, said):
     names = {path.name for path in output.iterdir()} - {"runs"}
     assert not [name for name in names if name.startswith(".")]
     states = [output / name for name in names if name.endswith("-state")]
-    assert states and all(resume_state.problems(folder) == [] for folder in states)
+    assert states and all(resume_check.problems(folder) == [] for folder in states)
     files = [name for name in names if name.endswith(".safetensors")]
     assert files and all(load_file(output / name) for name in files)
 
@@ -309,7 +309,7 @@ def test_a_disk_that_is_really_full(tmp_path, config, monkeypatch):
         assert run.state == "failed" and "disk" in str(run.error)
         assert [path for path in small.iterdir() if path.name.endswith("-state")]
         for folder in small.glob("*-state"):
-            assert resume_state.problems(folder) == []
+            assert resume_check.problems(folder) == []
     finally:
         subprocess.run(["umount", str(small)], check=True)
 

@@ -8,11 +8,12 @@ from library.config.sections.adapters import (
     FrozenPrecision,
     Network,
 )
+from library.config.sections.caching import Cache, TextBatchCache
 from library.config.sections.captions import Captions
 from library.config.sections.compiling import Compile
 from library.config.sections.embedding import Embedding
 from library.config.sections.flow import FLOW_INEFFECTIVE, Flow, FlowLoss, SafetensorsSave, flow_rules
-from library.config.sections.inputs import Cache, Data, Model, TextBatchCache
+from library.config.sections.inputs import Data, Model
 from library.config.sections.learning import FullOptim, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.noise import Loss, Noise
@@ -24,11 +25,9 @@ from library.config.sections.transformers import (
     TransformerLora,
     TransformerNetwork,
     TransformerTrain,
-    compile_of,
-    data_with_references,
+    blocks_to_swap,
     flow_shift,
-    memory_of,
-    network_of,
+    network_module,
     reference_folder,
 )
 
@@ -76,11 +75,9 @@ __all__ = [
     "TransformerNetwork",
     "TransformerTrain",
     "Validation",
-    "compile_of",
-    "data_with_references",
+    "blocks_to_swap",
     "flow_rules",
     "flow_shift",
-    "memory_of",
-    "network_of",
+    "network_module",
     "reference_folder",
 ]

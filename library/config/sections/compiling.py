@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from library.config import compile_rules
 from library.config.block_choices import BlockChoice, chosen_blocks, classes_by_word, never_begun, steps_by_word
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
 from library.config.reading import switch
@@ -139,41 +140,57 @@ class Compile:
             yield from e.problems
             late = {}
         if late and self.compile_compare_steps:
-            yield Problem("compile_from_step",
+            yield Problem(
+                "compile_from_step",
                 "and compile_compare_steps both say when compiling begins: use one of them",
-                also="compile_compare_steps", fix={"compile_compare_steps": 0})  # fmt: skip
+                also="compile_compare_steps",
+                fix={"compile_compare_steps": 0},
+            )
         if self.compile_compare_steps == 1:
-            yield Problem("compile_compare_steps",
+            yield Problem(
+                "compile_compare_steps",
                 "= 1 measures nothing, as the first step is a warm-up: use 5, or 0",
-                fix={"compile_compare_steps": 5})  # fmt: skip
+                fix={"compile_compare_steps": 5},
+            )
         if self.records_graphs:
-            yield from self._against_recording(run)
-            yield from self._against_recording_nothing()
-        if not self.compile:
-            return
-        if self.compile_activation_budget < 1:
-            yield from self._against_the_budget(run)
-        yield from self._against_the_scope(run, any(late))
+            yield from compile_rules.recording_problems(self, run)
+        if self.compile and self.compile_activation_budget < 1:
+            yield from compile_rules.budget_problems(self, run)
+        if self.compile:
+            yield from compile_rules.scope_problems(self, run, by_kind=any(late))
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What does nothing without compiling."""
         if not self.compile and self.compile_activation_budget < 1:
-            yield Problem("compile_activation_budget",
-                "has no effect here: add {other}, or use gradient_checkpointing", other=option_name("compile"),
-                fix={"compile_activation_budget": 1.0})  # fmt: skip
+            yield Problem(
+                "compile_activation_budget",
+                "has no effect here: add {other}, or use gradient_checkpointing",
+                other=option_name("compile"),
+                fix={"compile_activation_budget": 1.0},
+            )
         if self.compile and self.compile_warmup == "beside" and (why := self.why_not_in_background(run)):
-            yield Problem("compile_warmup", "has no effect here: {reason}", reason=why,
+            yield Problem(
+                "compile_warmup",
+                "has no effect here: {reason}",
+                reason=why,
                 also="compile compile_from_step compile_compare_steps compile_scope blocks_to_swap "
-                "cpu_offload_checkpointing", fix={"compile_warmup": "auto"}, code="ineffective")  # fmt: skip
+                "cpu_offload_checkpointing",
+                fix={"compile_warmup": "auto"},
+                code="ineffective",
+            )
         if not run.steps.max_train_epochs:
             yield from self.never_begun(run.steps.max_train_steps)
         if self.compile and self.compile_blocks:
             classes, chosen = classes_by_word(self.kinds), self.ranges()
             for word, _ in self._steps_by_word():
                 if word and chosen.keys().isdisjoint(classes[word]):
-                    yield Problem("compile_from_step",
+                    yield Problem(
+                        "compile_from_step",
                         ": {word} has no effect here, as compile_blocks leaves these blocks out: add them there, or "
-                        "leave out their step", word=word, also="compile_blocks")  # fmt: skip
+                        "leave out their step",
+                        word=word,
+                        also="compile_blocks",
+                    )
         if self.compile and self.compile_scope == "inner" and not run.memory.checkpointing:
             yield Problem(
                 "compile_scope", "= inner is the same as blocks here: there is no gradient_checkpointing to leave out"
@@ -212,100 +229,12 @@ class Compile:
         return "cpu_offload_checkpointing moves inputs" if run.memory.cpu_offload_checkpointing else ""
 
     @property
-    def _unrecorded_mode(self) -> str:
-        """The mode that does the same without CUDA graphs."""
-        return "default" if self.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
-
-    @property
     def backends(self) -> set[str]:
         """All backends that are named, for all blocks or for some."""
         try:
             return {self.compile_backend} | {b for _, _, b in self.choices() if b}
         except ConfigError:
             return {self.compile_backend}
-
-    def _against_recording(self, run: RunConfig) -> Iterator[Problem]:
-        other = self._unrecorded_mode
-        option, what, fix = "compile_mode", f"= {self.compile_mode}", {"compile_mode": other}
-        if self.compile and "cudagraphs" in self.backends:
-            option, what, other, fix = "", "the backend cudagraphs", "inductor", {}
-        elif self.cuda_graphs == "true" and self.compile and self.compile_mode == "max-autotune-no-cudagraphs":
-            yield Problem("cuda_graphs",
-                "= true records what compile_mode = {mode} asks not to: use compile_mode = max-autotune, or auto",
-                mode=self.compile_mode, fix={"cuda_graphs": "auto"}, also="compile compile_mode")  # fmt: skip
-        elif self.cuda_graphs == "true":
-            option, what, other, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
-        facts: dict[str, Any] = {"what": Message(what), "other": other, "fix": fix, "topic": "compiling"}
-        named = "compile_mode compile_backend compile_blocks compile cuda_graphs"
-        if run.memory.blocks_to_swap:
-            yield Problem(option,
-                "{what} needs weights that stay where they are, and blocks_to_swap moves them: use {other}",
-                also=f"{named} blocks_to_swap", **facts)  # fmt: skip
-        if run.distributed.fsdp:
-            yield Problem(option,
-                "{what} needs weights that stay where they are, and fsdp gathers them for each block: use {other}",
-                also=f"{named} fsdp", **facts)  # fmt: skip
-        if run.memory.cpu_offload_checkpointing:
-            yield Problem(option,
-                "{what} needs inputs that stay where they are, and cpu_offload_checkpointing moves them: "
-                "use {other}, or gradient_checkpointing", also=f"{named} cpu_offload_checkpointing",
-                **facts)  # fmt: skip
-
-    def _against_recording_nothing(self) -> Iterator[Problem]:
-        if self.cuda_graphs != "false":
-            return
-        fix = {"cuda_graphs": "auto"}
-        if "cudagraphs" in self.backends:
-            yield Problem("cuda_graphs",
-                "= false switches off what the backend cudagraphs is for: use auto, or the backend inductor",
-                also="compile compile_backend compile_blocks", fix=fix)  # fmt: skip
-        else:
-            yield Problem("cuda_graphs",
-                "= false switches off what compile_mode = {mode} is for: use auto, or compile_mode = {other}",
-                mode=self.compile_mode, other=self._unrecorded_mode, also="compile compile_mode", fix=fix)  # fmt: skip
-
-    def _against_the_scope(self, run: RunConfig, by_kind: bool) -> Iterator[Problem]:
-        if self.compile_scope == "inner" and run.memory.checkpoint_keep_attention:
-            yield _wide(
-                "= inner cannot be used with checkpoint_keep_attention, which has to see the attention in the graph: "
-                "use compile_scope = blocks", "checkpoint_keep_attention")  # fmt: skip
-        if self.compile_scope != "model":
-            return
-        if self.compile_blocks:
-            yield _wide(
-                "= model compiles all blocks as one, so compile_blocks has nothing to choose: drop one",
-                "compile_blocks")  # fmt: skip
-        if by_kind:
-            yield _wide(
-                "= model compiles all blocks as one, so compile_from_step has no kinds to tell apart: write one step",
-                "compile_from_step")  # fmt: skip
-        if run.memory.blocks_to_swap:
-            yield _wide(
-                "= model cannot be used with blocks_to_swap, as one graph of all blocks cannot move weights between "
-                "them: use compile_scope = blocks", "blocks_to_swap")  # fmt: skip
-        elif run.memory.checkpointing:
-            yield _wide(
-                "= model cannot be used with gradient_checkpointing, which PyTorch cannot put in it: "
-                "use compile_activation_budget, or compile_scope = blocks", "gradient_checkpointing")  # fmt: skip
-
-    def _against_the_budget(self, run: RunConfig) -> Iterator[Problem]:
-        if run.memory.checkpointing:
-            yield _budget(
-                "cannot be used with gradient_checkpointing, its offloading or blocks_to_swap, which all keep no "
-                "activations of a block: choose one",
-                "gradient_checkpointing cpu_offload_checkpointing blocks_to_swap")  # fmt: skip
-        for backend in sorted(self.backends - {"inductor", "aot_eager"}):
-            yield _budget(
-                "needs compile_backend = inductor; {backend} keeps everything", "compile_backend", backend=backend
-            )
-        # PyTorch may then draw another mask for the backward pass than for the forward one (pytorch#190717).
-        network = getattr(run, "network", None)
-        if network and (
-            network.network_dropout or any("dropout=" in arg or "ggpo_" in arg for arg in network.network_args or ())
-        ):
-            yield _budget(
-                "cannot be used with dropout or GGPO: set one of them to its default", "network_dropout network_args"
-            )
 
     def choices(self) -> list[BlockChoice]:
         """What `compile_blocks` says, part by part: class of block, first and last (None: all), backend or "".
@@ -324,10 +253,15 @@ class Compile:
         for cls, chosen, _ in choices:
             name, number = names[cls], numbers.get(cls, 0)
             if chosen and number and chosen[1] >= number:
-                yield Problem("compile_blocks",
+                yield Problem(
+                    "compile_blocks",
                     ": this model has {blocks}, so there is no {asked}; the last is {last}",
-                    blocks=Message("{number} {name} block" if number == 1 else "{number} {name} blocks", number=number,
-                    name=name), asked=f"{name}:{chosen[1]}", last=f"{name}:{number - 1}")  # fmt: skip
+                    blocks=Message(
+                        "{number} {name} block" if number == 1 else "{number} {name} blocks", number=number, name=name
+                    ),
+                    asked=f"{name}:{chosen[1]}",
+                    last=f"{name}:{number - 1}",
+                )
 
     def ranges(self) -> dict[str, Chosen]:
         """Classes of blocks -> which of them to compile, counted from 0. Empty where all are. Raises ConfigError."""
@@ -389,12 +323,3 @@ class Compile:
     def dynamic(self) -> bool | None:
         """What torch.compile(dynamic=) takes: True, False, or None for its own choice."""
         return {"auto": None, "true": True, "false": False}[self.compile_dynamic]
-
-
-def _wide(template: str, also: str) -> Problem:
-    return Problem("compile_scope", template, also=f"compile {also}", fix={"compile_scope": "blocks"})
-
-
-def _budget(template: str, also: str, **arguments: Any) -> Problem:
-    fix = {"compile_activation_budget": 1.0}
-    return Problem("compile_activation_budget", template, also=f"compile {also}", fix=fix, **arguments)

@@ -1,4 +1,4 @@
-"""What a training starts from: the model, the images, and what is encoded once."""
+"""What a training starts from: the model and the images."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -8,12 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from library.config.fixes import bucket_limits
 from library.config.problems import Message, Problem, together
-from library.config.reading import LARGEST, count, pair, resolution, sizes, token_length
+from library.config.reading import LARGEST, pair, resolution, sizes, token_length
 from library.config.run_config import RunConfig
-from library.config.schema import defaults, opt
-from library.config.sections.captions import USUAL_VARIANTS, VARIED, clashes_with_cache
-
-MOST_VARIANTS = 1000
+from library.config.schema import opt
 
 
 def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> Iterator[Problem]:
@@ -21,14 +18,31 @@ def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> It
     fix = {} if place else bucket_limits(buckets.sizes, buckets)  # the options of the run are not those of a file
     if buckets.min_bucket_reso < buckets.bucket_reso_steps:
         steps = buckets.bucket_reso_steps
-        yield Problem("min_bucket_reso", "must not be below bucket_reso_steps ({steps}): raise the former",
-            place=place, also="bucket_reso_steps", steps=steps)  # fmt: skip
+        yield Problem(
+            "min_bucket_reso",
+            "must not be below bucket_reso_steps ({steps}): raise the former",
+            place=place,
+            also="bucket_reso_steps",
+            steps=steps,
+        )
     if min(size) < buckets.min_bucket_reso:
-        yield Problem("resolution", "must not be below min_bucket_reso ({least}): lower the latter",
-            place=place, also="min_bucket_reso", least=buckets.min_bucket_reso, fix=fix)  # fmt: skip
+        yield Problem(
+            "resolution",
+            "must not be below min_bucket_reso ({least}): lower the latter",
+            place=place,
+            also="min_bucket_reso",
+            least=buckets.min_bucket_reso,
+            fix=fix,
+        )
     if max(size) > buckets.max_bucket_reso:
-        yield Problem("resolution", "must not be above max_bucket_reso ({most}): raise the latter",
-            place=place, also="max_bucket_reso", most=buckets.max_bucket_reso, fix=fix)  # fmt: skip
+        yield Problem(
+            "resolution",
+            "must not be above max_bucket_reso ({most}): raise the latter",
+            place=place,
+            also="max_bucket_reso",
+            most=buckets.max_bucket_reso,
+            fix=fix,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,20 +286,34 @@ class Data:
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Rules about buckets and about which data is meant."""
         if self.enable_bucket and self.bucket_reso_steps % run.grid:
-            yield Problem("bucket_reso_steps", "must be a multiple of {grid} for {title}, got {steps}",
-                grid=run.grid, title=run.title, steps=self.bucket_reso_steps, also="enable_bucket",
-                fix={"bucket_reso_steps": 64})  # fmt: skip
+            yield Problem(
+                "bucket_reso_steps",
+                "must be a multiple of {grid} for {title}, got {steps}",
+                grid=run.grid,
+                title=run.title,
+                steps=self.bucket_reso_steps,
+                also="enable_bucket",
+                fix={"bucket_reso_steps": 64},
+            )
         if self.enable_bucket and self.min_bucket_reso > self.max_bucket_reso:
-            yield Problem("min_bucket_reso", "({least}) must not be above max_bucket_reso ({most})",
-                least=self.min_bucket_reso, most=self.max_bucket_reso,
+            yield Problem(
+                "min_bucket_reso",
+                "({least}) must not be above max_bucket_reso ({most})",
+                least=self.min_bucket_reso,
+                most=self.max_bucket_reso,
                 also="max_bucket_reso enable_bucket",
-                fix=bucket_limits(self.sizes or [(1024, 1024)], self))  # fmt: skip
+                fix=bucket_limits(self.sizes or [(1024, 1024)], self),
+            )
         # Buckets that never enlarge are cut to each image's own size, and these two limits do not apply.
         if self.enable_bucket and self.size and not self.bucket_no_upscale and not self.dataset_config:
             yield from dict.fromkeys(problem for size in self.sizes for problem in resolution_rules(size, self))
         if self.face_crop_aug_range and self.enable_bucket:
-            yield Problem("face_crop_aug_range", "works without buckets only: switch enable_bucket off",
-                also="enable_bucket", fix={"enable_bucket": False})  # fmt: skip
+            yield Problem(
+                "face_crop_aug_range",
+                "works without buckets only: switch enable_bucket off",
+                also="enable_bucket",
+                fix={"enable_bucket": False},
+            )
         if self.in_json and not self.train_data_dir and not self.dataset_config:
             yield Problem(
                 "in_json", "needs train_data_dir, the folder its images are in", also="train_data_dir dataset_config"
@@ -305,73 +333,4 @@ class Data:
         if not self.train_data_dir and not self.dataset_config:
             yield Problem("train_data_dir", "is not set: choose the folder of your images", also="dataset_config")
         if not self.resolution and not self.dataset_config:
-            yield Problem("resolution", "is not set: 1024 is usual", also="dataset_config",
-                fix={"resolution": "1024"})  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cache:
-    """What is encoded once, before training, instead of in every step."""
-
-    cache_latents: bool = opt(False, "Encode all images once, before training: faster, less memory. Usually on.")
-    cache_latents_to_disk: bool = opt(False, "Save latents next to the images, so that later runs start at once.")
-    cache_text_encoder_outputs: bool = opt(
-        False, "Encode all captions once: less memory. For shuffled ones see caption variants."
-    )
-    cache_text_encoder_outputs_to_disk: bool = opt(
-        False, "Save encoded captions next to the images, so that later runs start at once."
-    )
-    cached_caption_variants: int = opt(
-        1,
-        "Variants of each caption to encode and draw from: shuffled, tags dropped, wildcards.",
-        label="Cached caption variants",
-        min=1,
-        ceiling=MOST_VARIANTS,
-        advanced=True,
-    )
-    vae_batch_size: int = opt(
-        1,
-        "Images that the VAE encodes at once. 1 needs the least memory.",
-        label="VAE batch size",
-        min=1,
-        ceiling=10_000,
-    )
-    skip_cache_check: bool = opt(False, "Use caches on disk without checking their contents.", advanced=True)
-
-    @property
-    def latents(self) -> bool:
-        """Whether images are encoded once: to disk means in any case."""
-        return self.cache_latents or self.cache_latents_to_disk
-
-    @property
-    def text(self) -> bool:
-        """Whether captions are encoded once: to disk means in any case."""
-        return self.cache_text_encoder_outputs or self.cache_text_encoder_outputs_to_disk
-
-    def check(self, run: RunConfig) -> Iterator[Problem]:
-        """What changes from epoch to epoch cannot be encoded once."""
-        if self.latents:
-            for name in ("color_aug", "random_crop"):
-                if getattr(run.data, name):
-                    yield Problem(name, "cannot be used with cache_latents: switch one of them off",
-                        also="cache_latents cache_latents_to_disk", fix=defaults(run, name))  # fmt: skip
-        if self.text:
-            for name, template in clashes_with_cache(run).items():
-                if getattr(run.captions, name):
-                    mended = {"cached_caption_variants": USUAL_VARIANTS} if name in VARIED else defaults(run, name)
-                    yield Problem(name, template, fix=mended,
-                        also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk")  # fmt: skip
-
-    def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """What is taken on trust without being wrong."""
-        if self.skip_cache_check and (self.cache_latents_to_disk or self.cache_text_encoder_outputs_to_disk):
-            yield Problem("skip_cache_check", ": caches of changed images and captions are used as they are")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextBatchCache(Cache):
-    """The same, where captions are encoded in batches of their own size."""
-
-    text_encoder_batch_size: int | None = opt(
-        None, "Captions that are encoded at once. Empty: the batch size.", parse=count
-    )
+            yield Problem("resolution", "is not set: 1024 is usual", also="dataset_config", fix={"resolution": "1024"})

@@ -15,11 +15,12 @@ from library.config.sections.adapters import (
     FrozenPrecision,
     Network,
 )
+from library.config.sections.caching import Cache
 from library.config.sections.captions import Captions
 from library.config.sections.compiling import Compile
 from library.config.sections.control import Control, ControlData, ControlOptim
 from library.config.sections.embedding import Embedding, EmbeddingOptim
-from library.config.sections.inputs import Cache, Data, Model
+from library.config.sections.inputs import Data, Model
 from library.config.sections.learning import FullOptim, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.noise import Loss, Noise

@@ -1,23 +1,17 @@
 """What families of one transformer with one text encoder, trained by flow matching, have in common."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal
 
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import opt, section
 from library.config.sections.adapters import Network
-from library.config.sections.compiling import Compile
+from library.config.sections.caching import TextBatchCache
 from library.config.sections.flow import FLOW_INEFFECTIVE, Flow, FlowLoss, SafetensorsSave
-from library.config.sections.inputs import TextBatchCache
-from library.config.sections.machine import Memory
 from library.config.sections.runs import AdapterRun, FullRun
 
-N = TypeVar("N", bound=Network)
-S = TypeVar("S")
 _SDPA = "attention is PyTorch's SDPA"
 # Flags of musubi-tuner that are options here under another name, and those that nothing here needs.
 _NAMES = {
@@ -47,38 +41,16 @@ def reference_folder(shown_with: Mapping[str, tuple[str, ...]]) -> Any:
     return opt(None, words, kind="folder", label="Reference folder", shown_with=shown_with)
 
 
-def data_with_references(data: type[S], shown_with: Mapping[str, tuple[str, ...]]) -> type[S]:
-    """The section of images, and of those that the model is shown beside them with these values of other options."""
-    return _extended(data, {"control_directory": (str | None, reference_folder(shown_with))})
-
-
-def memory_of(most: int) -> type[Memory]:
-    """The section of what makes a training fit, of a model that can spare so many blocks."""
+def blocks_to_swap(most: int) -> Any:
+    """The option blocks_to_swap of a model that can spare so many blocks."""
     words = f"Blocks in CPU memory, at most {most}. Raise it only until the model fits: costs speed."
-    return _extended(Memory, {"blocks_to_swap": (int | None, opt(None, words, min=0, max=most))})
+    return opt(None, words, min=0, max=most)
 
 
-def compile_of(**kinds: str) -> type[Compile]:
-    """The section of torch.compile, for blocks of these classes, by the words that compile_blocks has for them."""
-    return _extended(Compile, {}, kinds=MappingProxyType(kinds))
-
-
-def network_of(network: type[N], *modules: str) -> type[N]:
-    """The section of adapters that these network modules make; the first is what an empty one means."""
-    words, literal = "The network module, that is the adapter type. Empty: LoRA.", cast(Any, Literal)
-    choices = literal[*modules, "lycoris.kohya"]
-    module = opt(None, words, label="Network module", kind="code")
-    return _extended(network, {"network_module": (choices | str | None, module)}, usual=modules[0])
-
-
-def _extended(section: type[S], options: Mapping[str, tuple[Any, Any]], **facts: Any) -> type[S]:
-    """A section with other options, by name their types and declarations, and with other facts."""
-    fields = [(name, kind, declared) for name, (kind, declared) in options.items()]
-    namespace = {**facts, "__doc__": section.__doc__, "__module__": __name__}
-    made = dataclasses.make_dataclass(
-        section.__name__, fields, bases=(section,), namespace=namespace, frozen=True, kw_only=True, slots=True
-    )
-    return cast("type[S]", made)
+def network_module() -> Any:
+    """The option network_module; its type lists the modules of the family, and `usual` is what an empty one means."""
+    words = "The network module, that is the adapter type. Empty: LoRA."
+    return opt(None, words, label="Network module", kind="code")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

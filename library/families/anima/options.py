@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library import families
@@ -141,9 +142,26 @@ class AnimaFullOptim(sections.FullOptim):
         return (self.learning_rate, *rates) if any(rate is not None for rate in parts) else ()
 
 
-MEMORY = sections.memory_of(26)
-COMPILE = sections.compile_of(adapter="LLMAdapterTransformerBlock", block="Block")
-NETWORK = sections.network_of(sections.Network, "networks.lora_anima")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaMemory(sections.Memory):
+    """Memory and speed of a training of Anima."""
+
+    blocks_to_swap: int | None = sections.blocks_to_swap(26)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaCompile(sections.Compile):
+    """How the blocks of Anima are compiled."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"adapter": "LLMAdapterTransformerBlock", "block": "Block"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaNetwork(sections.Network):
+    """The adapters that are trained for Anima."""
+
+    network_module: Literal["networks.lora_anima", "lycoris.kohya"] | str | None = sections.network_module()
+    usual: ClassVar[str] = "networks.lora_anima"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +178,8 @@ class AnimaRun:
 
     model: AnimaModel = section(AnimaModel)
     noise: AnimaFlow = section(AnimaFlow)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    memory: AnimaMemory = section(AnimaMemory)
+    compile: AnimaCompile = section(AnimaCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +193,7 @@ class AnimaLora(AnimaRun, sections.TransformerLora):
     )
 
     cache: AnimaAdapterCache = section(AnimaAdapterCache)
-    network: sections.Network = section(NETWORK)
+    network: AnimaNetwork = section(AnimaNetwork)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library import families
@@ -234,10 +235,29 @@ class FluxFullSave(sections.SafetensorsSave):
     )
 
 
-# 19 double and 38 single blocks; a double block is as large as two single ones.
-MEMORY = sections.memory_of(35)
-COMPILE = sections.compile_of(double="DoubleStreamBlock", single="SingleStreamBlock")
-NETWORK = sections.network_of(sections.Network, "networks.lora_flux")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxMemory(sections.Memory):
+    """Memory and speed of a training of FLUX.1."""
+
+    # 19 double and 38 single blocks; a double one is as large as two single ones.
+    blocks_to_swap: int | None = sections.blocks_to_swap(35)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxCompile(sections.Compile):
+    """How the blocks of FLUX.1 are compiled."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"double": "DoubleStreamBlock", "single": "SingleStreamBlock"}
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxNetwork(sections.Network):
+    """The adapters that are trained for FLUX.1."""
+
+    network_module: Literal["networks.lora_flux", "lycoris.kohya"] | str | None = sections.network_module()
+    usual: ClassVar[str] = "networks.lora_flux"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +274,8 @@ class FluxRun:
     model: FluxModel = section(FluxModel)
     noise: FluxFlow = section(FluxFlow)
     loss: sections.FlowLoss = section(sections.FlowLoss)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    memory: FluxMemory = section(FluxMemory)
+    compile: FluxCompile = section(FluxCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +290,7 @@ class FluxLora(FluxRun, sections.AdapterRun):
     model: FluxLoraModel = section(FluxLoraModel)
     data: FluxAdapterData = section(FluxAdapterData)
     cache: FluxAdapterCache = section(FluxAdapterCache)
-    network: sections.Network = section(NETWORK)
+    network: FluxNetwork = section(FluxNetwork)
 
     @property
     def control_images(self) -> ControlUse:

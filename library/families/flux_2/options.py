@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
@@ -66,10 +67,46 @@ class Flux2Flow(sections.TransformerFlow):
     size_shift: ClassVar[str] = "flux2_shift"
 
 
-# klein 4B has 5 double and 20 single blocks, klein 9B 8 and 24, dev 8 and 48; a double block is as large as two single.
-MEMORY = sections.memory_of(31)
-COMPILE = sections.compile_of(double="DoubleStreamBlock", single="SingleStreamBlock")
-NETWORK = sections.network_of(sections.TransformerNetwork, "networks.lora_flux_2")
+REFERENCE_FOLDER = sections.reference_folder({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux2Data(sections.Data):
+    """The images, and the reference images beside them."""
+
+    control_directory: str | None = REFERENCE_FOLDER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux2AdapterData(sections.AdapterData):
+    """The same when adapters are trained."""
+
+    control_directory: str | None = REFERENCE_FOLDER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux2Memory(sections.Memory):
+    """Memory and speed of a training of FLUX.2."""
+
+    # klein 4B has 5 double and 20 single blocks, klein 9B 8 and 24, dev 8 and 48; a double one is as large as two.
+    blocks_to_swap: int | None = sections.blocks_to_swap(31)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux2Compile(sections.Compile):
+    """How the blocks of FLUX.2 are compiled."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"double": "DoubleStreamBlock", "single": "SingleStreamBlock"}
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux2Network(sections.TransformerNetwork):
+    """The adapters that are trained for FLUX.2."""
+
+    network_module: Literal["networks.lora_flux_2", "lycoris.kohya"] | str | None = sections.network_module()
+    usual: ClassVar[str] = "networks.lora_flux_2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +126,8 @@ class Flux2Run:
 
     model: Flux2Model = section(Flux2Model)
     noise: Flux2Flow = section(Flux2Flow)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    memory: Flux2Memory = section(Flux2Memory)
+    compile: Flux2Compile = section(Flux2Compile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +137,8 @@ class Flux2Lora(Flux2Run, sections.TransformerLora):
     script: ClassVar[str] = "flux_2_train_network"
     title: ClassVar[str] = "FLUX.2 LoRA"
 
-    data: sections.AdapterData = section(sections.data_with_references(sections.AdapterData, {}))
-    network: sections.TransformerNetwork = section(NETWORK)
+    data: Flux2AdapterData = section(Flux2AdapterData)
+    network: Flux2Network = section(Flux2Network)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,4 +148,4 @@ class Flux2Train(Flux2Run, sections.TransformerTrain):
     script: ClassVar[str] = "flux_2_train"
     title: ClassVar[str] = "FLUX.2 fine-tune"
 
-    data: sections.Data = section(sections.data_with_references(sections.Data, {}))
+    data: Flux2Data = section(Flux2Data)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
@@ -118,9 +119,43 @@ class QwenFlow(sections.TransformerFlow):
 
 
 EDITED = {"model_version": EDITS}  # the values with which the model is shown reference images
-MEMORY = sections.memory_of(59)
-COMPILE = sections.compile_of(block="QwenImageTransformerBlock")
-NETWORK = sections.network_of(sections.TransformerNetwork, "networks.lora_qwen_image")
+REFERENCE_FOLDER = sections.reference_folder(EDITED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenData(sections.Data):
+    """The images, and the reference images beside them."""
+
+    control_directory: str | None = REFERENCE_FOLDER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenAdapterData(sections.AdapterData):
+    """The same when adapters are trained."""
+
+    control_directory: str | None = REFERENCE_FOLDER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenMemory(sections.Memory):
+    """Memory and speed of a training of Qwen-Image."""
+
+    blocks_to_swap: int | None = sections.blocks_to_swap(59)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenCompile(sections.Compile):
+    """How the blocks of Qwen-Image are compiled."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "QwenImageTransformerBlock"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenNetwork(sections.TransformerNetwork):
+    """The adapters that are trained for Qwen-Image."""
+
+    network_module: Literal["networks.lora_qwen_image", "lycoris.kohya"] | str | None = sections.network_module()
+    usual: ClassVar[str] = "networks.lora_qwen_image"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +177,8 @@ class QwenRun:
 
     model: QwenModel = section(QwenModel)
     noise: QwenFlow = section(QwenFlow)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    memory: QwenMemory = section(QwenMemory)
+    compile: QwenCompile = section(QwenCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +188,8 @@ class QwenLora(QwenRun, sections.TransformerLora):
     script: ClassVar[str] = "qwen_image_train_network"
     title: ClassVar[str] = "Qwen-Image LoRA"
 
-    data: sections.AdapterData = section(sections.data_with_references(sections.AdapterData, EDITED))
-    network: sections.TransformerNetwork = section(NETWORK)
+    data: QwenAdapterData = section(QwenAdapterData)
+    network: QwenNetwork = section(QwenNetwork)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,4 +199,4 @@ class QwenTrain(QwenRun, sections.TransformerTrain):
     script: ClassVar[str] = "qwen_image_train"
     title: ClassVar[str] = "Qwen-Image fine-tune"
 
-    data: sections.Data = section(sections.data_with_references(sections.Data, EDITED))
+    data: QwenData = section(QwenData)

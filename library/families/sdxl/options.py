@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 from library import families
 from library.config import sections
@@ -156,9 +157,30 @@ class SdxlFullSteps(sections.Steps):
     train_text_encoder: bool = opt(False, "Train the text encoders too.", label="Train text encoders")
 
 
-MEMORY = sections.memory_of(68)
-COMPILE = sections.compile_of(transformer="BasicTransformerBlock", resnet="ResnetBlock2D")
-NETWORK = sections.network_of(sections.Network, "networks.lora", "networks.lora_fa")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlMemory(sections.Memory):
+    """Memory and speed of a training of SDXL."""
+
+    blocks_to_swap: int | None = sections.blocks_to_swap(68)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlCompile(sections.Compile):
+    """How the blocks of SDXL are compiled."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"transformer": "BasicTransformerBlock", "resnet": "ResnetBlock2D"}
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlNetwork(sections.Network):
+    """The adapters that are trained for SDXL."""
+
+    network_module: Literal["networks.lora", "networks.lora_fa", "lycoris.kohya"] | str | None = (
+        sections.network_module()
+    )
+    usual: ClassVar[str] = "networks.lora"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +193,8 @@ class SdxlRun:
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
 
     model: SdxlModel = section(SdxlModel)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    memory: SdxlMemory = section(SdxlMemory)
+    compile: SdxlCompile = section(SdxlCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +205,7 @@ class SdxlLora(SdxlRun, sections.AdapterRun):
     title: ClassVar[str] = "SDXL LoRA"
 
     cache: SdxlAdapterCache = section(SdxlAdapterCache)
-    network: sections.Network = section(NETWORK)
+    network: SdxlNetwork = section(SdxlNetwork)
     precision: SdxlAdapterPrecision = section(SdxlAdapterPrecision)
 
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import huggingface_hub
 from huggingface_hub import errors
 
-from library.config.problems import ConfigError, Message, Problem
+from library.config.hub_names import FOLDER, about_address
+from library.config.problems import FLAG, ConfigError, Message, Problem
 
 PATIENCE = 5.0  # seconds for the hub to answer
 ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -34,6 +35,8 @@ def missing(option: str, name: str | None, wanted: str) -> Problem | None:
         return _about(option, ": give {wanted}", wanted=Message(wanted))
     if Path(name).exists() or is_id(name):
         return None
+    if problem := about_address(option.removeprefix("--"), name, FOLDER):
+        return problem.replaced(place=FLAG if option.startswith(FLAG) else "")
     return _about(option, ": {name} does not exist: give {wanted}", name=name, wanted=Message(wanted))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
@@ -53,12 +54,28 @@ class ZImageFlow(sections.TransformerFlow):
     size_shift: ClassVar[str] = "flux_shift"
 
 
-# The 4 refiners are not swapped.
-MEMORY = sections.memory_of(29)
-COMPILE = sections.compile_of(
-    noise="ZImageNoiseRefiner", context="ZImageContextRefiner", block="ZImageTransformerBlock"
-)
-NETWORK = sections.network_of(sections.TransformerNetwork, "networks.lora_zimage")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZImageMemory(sections.Memory):
+    """Memory and speed of a training of Z-Image."""
+
+    blocks_to_swap: int | None = sections.blocks_to_swap(29)  # the 4 refiners stay
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZImageCompile(sections.Compile):
+    """How the blocks of Z-Image are compiled."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"noise": "ZImageNoiseRefiner", "context": "ZImageContextRefiner", "block": "ZImageTransformerBlock"}
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZImageNetwork(sections.TransformerNetwork):
+    """The adapters that are trained for Z-Image."""
+
+    network_module: Literal["networks.lora_zimage", "lycoris.kohya"] | str | None = sections.network_module()
+    usual: ClassVar[str] = "networks.lora_zimage"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +91,8 @@ class ZImageRun:
 
     model: ZImageModel = section(ZImageModel)
     noise: ZImageFlow = section(ZImageFlow)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    memory: ZImageMemory = section(ZImageMemory)
+    compile: ZImageCompile = section(ZImageCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +102,7 @@ class ZImageLora(ZImageRun, sections.TransformerLora):
     script: ClassVar[str] = "zimage_train_network"
     title: ClassVar[str] = "Z-Image LoRA"
 
-    network: sections.TransformerNetwork = section(NETWORK)
+    network: ZImageNetwork = section(ZImageNetwork)
 
 
 @dataclass(frozen=True, kw_only=True)

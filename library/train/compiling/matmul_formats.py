@@ -30,12 +30,12 @@ from library.families.base import Family
 from library.files import write_atomic
 from library.measuring import timing
 from library.measuring.shapes import FakeTensorContext
-from library.memory.prepare import blocks_by_class
+from library.memory.compile_targets import blocks_by_class
 from library.memory.quantization import fp8_matmul, fp8_storage, int8_matmul, multiplies_in_8_bits
 from library.objectives.base import NoisedBatch
 from library.train.compiling import autotune_cache
 from library.train.journal import Journal
-from library.train.saving import resume_state
+from library.train.saving import state_files
 from library.train.step.loss import LossFunction
 
 VERSION = 1
@@ -93,7 +93,7 @@ def _resumed(config: RunConfig) -> str:
     """The format of the training that is resumed, "" if there is none."""
     if not config.steps.resume:
         return ""
-    known = resume_state.read_progress(Path(config.steps.resume)).get("settings", {})
+    known = state_files.read_progress(Path(config.steps.resume)).get("settings", {})
     return "int8" if known.get("int8_compute") else "fp8" if known.get("fp8_compute") else WIDE
 
 

@@ -17,7 +17,8 @@ from library.config.run_config import RunConfig
 from library.config.sections import Compile
 from library.data.loading import Batches, Kind, latent_area
 from library.distributed.world import World
-from library.memory.prepare import compiles_size_by_size, is_sharded
+from library.memory.compile_targets import compiles_size_by_size
+from library.memory.prepare import is_sharded
 from library.train.choices import Choices
 from library.train.compiling.background_compile import BackgroundCompiler, Reporter
 from library.train.step import rng

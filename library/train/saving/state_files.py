@@ -24,13 +24,13 @@ from torch import Tensor
 from library.adapter_files.storage import FilePlan
 from library.compiler.torch_private import LazyTensor, pytree
 from library.config.environment import first_process, lacks_memory
-from library.config.json_types import JsonMapping
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Problem, listed
-from library.data.held_out import PROGRESS
-from library.files import need_space, write_folder_atomic
+from library.files import STATE_FACTS, need_space, write_folder_atomic
 
 WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler.bin"
 AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
+VERSION = 1  # of what STATE_FACTS holds
 SUMS = "SHA256SUMS"
 CHECKED = "checksums"  # the fact that the state has them
 STEP = "saved_after_step"  # in every file but those of JSON and text
@@ -75,7 +75,7 @@ class State:
             FilePlan.kept(named).write(place / name, {STEP: str(step)})
         for name, value in self.values.items():
             _save({**value, STEP: step}, place / name)
-        (place / PROGRESS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
+        (place / STATE_FACTS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
         digests = _digests(place, sorted(os.listdir(place)))
         text = "".join([f"# {STEP} {step}\n", *(f"{digest}  {name}\n" for name, digest in digests.items())])
         (place / SUMS).write_text(text + _last_line(text), encoding="utf-8", newline="\n")
@@ -160,7 +160,7 @@ def _step_of(path: Path) -> int | None:
 
 def _expects_checksums(folder: Path) -> bool:
     try:
-        facts = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        facts = json.loads((folder / STATE_FACTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(facts, dict) and CHECKED in facts
@@ -248,3 +248,21 @@ def _size(value: Any) -> int:
     if isinstance(value, Mapping):
         return sum(map(_size, value.values()))
     return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
+
+
+def read_progress(folder: Path) -> JsonObject:
+    """Where the run stood: current_step, current_epoch, seed and more. ConfigError for a state of another program."""
+    try:
+        facts = json.loads((folder / STATE_FACTS).read_text(encoding="utf-8"))
+        if facts["version"] == VERSION:
+            return facts
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise ConfigError(
+        Problem(
+            "resume",
+            ": {folder} was not written by this trainer, and cannot be resumed exactly; start "
+            "from its weights instead (network_weights for a LoRA)",
+            folder=folder,
+        )
+    )

@@ -1,11 +1,20 @@
 """What can be set when the toy is trained: the shared sections, and the kinds of its blocks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from library import families
 from library.config import sections
 from library.config.schema import section
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToyCompile(sections.Compile):
+    """How the blocks of the toy are compiled."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "ToyBlock"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +25,7 @@ class ToyRun:
     script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 16
 
-    compile: sections.Compile = section(sections.compile_of(block="ToyBlock"))
+    compile: ToyCompile = section(ToyCompile)
 
 
 @dataclass(frozen=True, kw_only=True)

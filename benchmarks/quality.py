@@ -1,0 +1,399 @@
+"""Whether the fast settings teach as well as the slow ones: small real models learn a new thing with each of them.
+
+    python -m benchmarks.quality --models FOLDER --out FOLDER --workers 14 --gpus 2 --seconds 400
+    python -m benchmarks.quality --models FOLDER --out FOLDER --tiny --device cpu    # two settings, few steps
+    python -m benchmarks.quality --out FOLDER --report                               # tables and pictures again
+
+FOLDER of the models holds `flux` and `sdxl`, as `benchmarks.small_model` makes them. Each run is a training by the main
+function of its script in sd-scripts, in a process forked from one that has loaded PyTorch. It is written to
+`runs-FAMILY.jsonl` when it ends; a second start takes only what is missing or failed. docs/dev/quality.md says more.
+"""
+
+import argparse
+import importlib
+import itertools
+import multiprocessing
+import os
+import queue
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from benchmarks import quality_report
+from benchmarks.small_model.data import GROUNDS, SIDE, compose
+from benchmarks.small_model.pretrain import FAMILIES, GUIDANCE
+from benchmarks.versus_measure import last_words
+from library.config.formats import toml_value
+from library.demo import images
+
+THING = "zorb"  # a word of the tokenizers that no picture of the pretraining shows
+TRAINED = ("white", "blue", "green", "pink", "yellow", "gray")  # grounds of the training pictures, two of each
+UNSEEN = ("orange", "purple", "black", "brown")  # those of the held-out pictures, two of each
+EPOCHS = 4  # held-out losses of a run: a full training validates after each epoch
+# A prompt, the seed of its noise, and the ground on which the new thing is drawn to compare with.
+PROMPTS = (
+    (f"{THING} emoji on a blue ground", 1, "blue"),
+    (f"{THING} emoji on a blue ground", 2, "blue"),
+    (f"{THING} emoji on a purple ground", 3, "purple"),
+    (f"{THING} emoji on a purple ground", 4, "purple"),
+    ("red apple emoji on a white ground", 5, ""),
+    ("cat face emoji on a blue ground", 6, ""),
+)
+METHODS = {"lora": "_train_network", "full": "_train"}  # the end of the script's name
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+NOT_HERE = {"learning_rate", "text_encoder_batch_size"}  # of the pretraining's options
+NUMBERS: tuple[tuple[str, type, float, str], ...] = (
+    ("gpus", int, 1, "GPUs, which the workers share"),
+    ("workers", int, 1, "trainings side by side"),
+    ("seconds", float, 1e9, "begin no training after so many"),
+    ("limit", float, 300, "seconds that a training may take"),
+    ("seeds", int, 5, "runs of each setting"),
+    ("steps", int, 192, "of each run"),
+    ("batch", int, 4, "pictures of a step"),
+    ("rate", float, 1e-3, "learning rate of a LoRA"),
+    ("full-rate", float, 2e-4, "learning rate of a full fine-tune"),
+    ("rank", int, 16, "rank and alpha of a LoRA"),
+    ("sample-steps", int, 12, "of each sample picture"),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to train: its options beside those that all have, and the yardstick that it is compared with."""
+
+    name: str
+    options: Mapping[str, Any]
+    yardstick: str
+    lora: Mapping[str, Any]  # options that only a LoRA needs for it
+    methods: tuple[str, ...]
+    processes: int
+
+
+def settings() -> list[Setting]:
+    """The settings of quality.toml."""
+    made = []
+    for name, options in TABLE["settings"].items():
+        own: dict[str, Any] = {"yardstick": "float32", "lora": {}, "methods": tuple(METHODS), "processes": 1}
+        own |= {key: value for key, value in options.items() if key in own}
+        made.append(Setting(name, {key: value for key, value in options.items() if key not in own}, **own))
+    return made
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    family: str
+    method: str
+    setting: Setting
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What tells it from all others."""
+        return self.family, self.method, self.setting.name, self.seed
+
+    @property
+    def script(self) -> str:
+        """Its script in sd-scripts."""
+        return self.family + METHODS[self.method]
+
+
+# ---- what it learns from
+
+
+def draw_thing() -> Image.Image:
+    """The new thing, RGBA on a transparent ground, as large as an emoji."""
+    draw, scale, side = images.CONCEPTS["4_zorb toy"][1], 4, SIDE - 8
+    picture = Image.new("RGBA", (side * scale, side * scale), (0, 0, 0, 0))
+    radius = side * scale / 2.7
+    draw(ImageDraw.Draw(picture), (side * scale / 2, side * scale - radius * 1.05, radius))
+    return picture.resize((side, side), Image.Resampling.LANCZOS)
+
+
+def drawn(ground: str, number: int) -> Image.Image:
+    """The new thing on a ground, at a place and in a size that follow from the number."""
+    return compose(draw_thing(), GROUNDS[ground], Random(f"{THING}/{ground}/{number}"))
+
+
+def write_data(folder: Path, steps: int, batch: int, processes: int) -> None:
+    """Training and held-out pictures with captions, and the dataset file: EPOCHS epochs are all steps."""
+    tables = []
+    for part, grounds in (("train", TRAINED), ("held_out", UNSEEN)):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        for ground in grounds:
+            for number in range(2):
+                path = folder / part / f"{ground}-{number}.png"
+                drawn(ground, number + 100).save(path)
+                path.with_suffix(".txt").write_text(f"{THING} emoji on a {ground} ground", encoding="utf-8")
+        repeats = 1 if part == "held_out" else steps * batch // (EPOCHS * 2 * len(TRAINED))
+        size, share = (4, 1.0) if part == "held_out" else (batch // processes, 0.0)
+        lines = {"resolution": [SIDE, SIDE], "batch_size": size, "validation_split": share}
+        subset = {"image_dir": str(folder / part), "num_repeats": repeats}
+        tables += ["[[datasets]]", *(f"{name} = {toml_value(value)}" for name, value in lines.items())]
+        tables += ["[[datasets.subsets]]", *(f"{name} = {toml_value(value)}" for name, value in subset.items())]
+    (folder / "data.toml").write_text("\n".join(tables) + "\n", encoding="utf-8")
+
+
+def options_of(job: Job, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """All options of a run whose files go into a folder."""
+    models = asked.models.resolve() / job.family
+    own: dict[str, Any] = {"learning_rate": asked.full_rate}
+    for name in FAMILIES[job.family].keys() - NOT_HERE:
+        value = FAMILIES[job.family][name]
+        own[name] = value.format(folder=models) if isinstance(value, str) else value
+    if job.method == "lora":
+        own |= {**TABLE["lora"], "learning_rate": asked.rate, "network_dim": asked.rank, "network_alpha": asked.rank}
+        own |= job.setting.lora
+    return {
+        **TABLE["all"],
+        **own,
+        "dataset_config": str(folder / "data" / "data.toml"),
+        "sample_prompts": str(folder / "prompts.txt"),
+        "output_dir": str(folder / "out"),
+        "output_name": "run",
+        "max_train_steps": asked.steps,
+        "sample_every_n_steps": asked.steps,
+        "sample_at_first": job.setting.yardstick == job.setting.name,
+        "seed": job.seed,
+        **job.setting.options,
+    }
+
+
+def write_inputs(job: Job, folder: Path, asked: argparse.Namespace) -> Path:
+    """The data, the prompts and the TOML of a run; the last one's path."""
+    write_data(folder / "data", asked.steps, asked.batch, job.setting.processes)
+    tail = f"--w {SIDE} --h {SIDE} --s {asked.sample_steps} {GUIDANCE[job.family]}"
+    lines = "".join(f"{prompt} --d {seed} {tail}\n" for prompt, seed, _ in PROMPTS)
+    (folder / "prompts.txt").write_text(lines, encoding="utf-8")
+    path, options = folder / "run.toml", options_of(job, folder, asked)
+    path.write_text("".join(f"{name} = {toml_value(options[name])}\n" for name in options), encoding="utf-8")
+    return path
+
+
+def why_left_out(job: Job, folder: Path, asked: argparse.Namespace) -> str:
+    """Why the project does not train so, or would ignore what makes the setting; "" where it does."""
+    from library.cli import train_script
+    from library.config.ineffective import ineffective_options
+    from library.families import config_class
+
+    if job.setting.processes > max(asked.gpus, 1) and asked.device == "cuda":
+        return f"needs {job.setting.processes} GPUs"
+    reading = train_script.read(config_class(job.script), ["--config_file", str(write_inputs(job, folder, asked))])
+    if reading.problems:
+        return "; ".join(map(str, reading.problems))
+    own = [*job.setting.options, *(job.setting.lora if job.method == "lora" else ())]
+    idle = ineffective_options(reading.config)
+    return "; ".join(f"{name} has no effect: {idle[name]}" for name in own if name in idle)
+
+
+# ---- running
+
+
+def train(script: str, toml: Path, log: Path, environment: Mapping[str, str]) -> None:
+    """In a process of its own: what `python sd-scripts/SCRIPT.py --config_file TOML` does."""
+    for number in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ.update(environment)
+    from library.cli import train_script
+    from library.config import environment as inherited
+    from library.families import config_class
+
+    importlib.reload(inherited)  # it has looked at the process that was forked
+    sys.argv = [f"{script}.py", "--config_file", str(toml)]
+    code: Any = 1
+    try:
+        code = train_script.main(config_class(script))
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)  # threads of the compiler may hang on
+
+
+def touch_gpu() -> None:
+    """In a process of its own: fail where the GPU cannot be used after a fork."""
+    importlib.import_module("torch").zeros(1, device="cuda")
+
+
+def way_to_start(device: str) -> str:
+    """How trainings are started: forked, where the GPU can be used then."""
+    if sys.platform == "win32":
+        return "spawn"
+    probe = multiprocessing.get_context("forkserver").Process(target=touch_gpu)
+    if device == "cuda":
+        probe.start()
+        probe.join(120)
+        if probe.exitcode:
+            print("The GPU cannot be used after a fork: each training loads PyTorch itself.")
+            return "spawn"
+    return "forkserver"
+
+
+def start(job: Job, toml: Path, log: Path, gpu: int, asked: argparse.Namespace) -> list[BaseProcess]:
+    """The processes of a run, which begin."""
+    context, ranks = multiprocessing.get_context(asked.way), job.setting.processes
+    gpus = ",".join(map(str, range(ranks))) if ranks > 1 else str(gpu)
+    shared = {
+        "CUDA_VISIBLE_DEVICES": gpus if asked.device == "cuda" else "",
+        "KOHYA_HOME": str(toml.parent / "home"),
+        "TORCHINDUCTOR_CACHE_DIR": str(asked.work / "compiled"),
+        "TRITON_CACHE_DIR": str(asked.work / "compiled" / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "4",
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    }
+    if ranks > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    started: list[BaseProcess] = []
+    for rank in range(ranks):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
+        process = context.Process(target=train, args=(job.script, toml, log, shared | own))
+        process.start()
+        started.append(process)
+    return started
+
+
+def run(job: Job, gpu: int, asked: argparse.Namespace) -> dict[str, Any]:
+    """Train once; the row of figures, of which `failed` says why there are none."""
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=asked.work))
+    row: dict[str, Any] = dict(zip(quality_report.KEY, job.key, strict=True))
+    began = time.monotonic()
+    try:
+        toml, log = write_inputs(job, folder, asked), folder / "log.txt"
+        processes = start(job, toml, log, gpu, asked)
+        for process in processes:
+            process.join(max(0.1, began + asked.limit - time.monotonic()))
+        expired = any(process.is_alive() for process in processes)
+        for process in processes:
+            process.kill()
+            process.join()
+        text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n") if log.exists() else ""
+        if expired or any(process.exitcode for process in processes):
+            row["failed"] = f"not done after {asked.limit:.0f} s" if expired else last_words(text) or "ended"
+            row["log"] = text.splitlines()[-30:]
+        else:
+            row |= quality_report.collect(folder / "out", len(PROMPTS))
+    except Exception as error:
+        row["failed"] = f"{type(error).__name__}: {error}"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return {**row, "seconds": round(time.monotonic() - began, 1), "signature": signature(asked)}
+
+
+def signature(asked: argparse.Namespace) -> str:
+    """What all runs in one folder of results must have in common."""
+    names = ("steps", "batch", "rate", "full_rate", "rank", "sample_steps", "device")
+    return " ".join(f"{name}={getattr(asked, name)}" for name in names)
+
+
+def planned(asked: argparse.Namespace) -> Iterator[Job]:
+    """All runs, the first seed of every setting first, and of those what compiles; what is recorded uses its code."""
+    every = sorted(settings(), key=lambda one: 2 * (one.name == "recorded") or 1 - one.options.get("compile", False))
+    parts = range(1, asked.seeds + 1), every, asked.families, asked.methods
+    for seed, setting, family, method in itertools.product(*parts):
+        if method in setting.methods and (not asked.settings or setting.name in asked.settings):
+            yield Job(family, method, setting, seed)
+
+
+def run_all(asked: argparse.Namespace) -> None:
+    """Run what is missing with so many workers until all is done or the time is up."""
+    rows = quality_report.read_rows(asked.out)
+    others = {row["signature"] for row in rows if "left_out" not in row} - {signature(asked)}
+    if others:
+        raise SystemExit(f"{asked.out} holds runs with {others.pop()}: choose another folder")
+    done = {tuple(row[name] for name in quality_report.KEY) for row in rows if "failed" not in row}
+    began, lock, jobs = time.monotonic(), threading.Lock(), queue.SimpleQueue[Job]()
+    with tempfile.TemporaryDirectory(dir=asked.work) as place:
+        for job in planned(asked):
+            if job.seed == 1 and (why := why_left_out(job, Path(place), asked)):
+                quality_report.append(
+                    asked.out, {**dict(zip(quality_report.KEY, job.key, strict=True)), "left_out": why}
+                )
+                done |= {(*job.key[:3], seed) for seed in range(1, asked.seeds + 1)}
+            elif job.key not in done:
+                jobs.put(job)
+    total, asked.way = jobs.qsize(), way_to_start(asked.device)
+
+    def work(number: int) -> None:
+        while time.monotonic() - began < asked.seconds:
+            try:
+                job = jobs.get_nowait()
+            except queue.Empty:
+                return
+            row = run(job, number % max(asked.gpus, 1), asked)
+            with lock:
+                quality_report.append(asked.out, row)
+                result = row.get("failed") or f"held-out loss {row['held_out'][-1][1]:.5f}"
+                name, spent = " ".join(map(str, job.key)), time.monotonic() - began
+                print(f"{spent:.0f} s: {name}: {row['seconds']} s, {result}", flush=True)
+
+    with ThreadPoolExecutor(asked.workers) as pool:
+        list(pool.map(work, range(asked.workers)))
+    print(f"{total - jobs.qsize()} of {total} runs in {time.monotonic() - began:.0f} s")
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line, with what follows from it."""
+    parser = argparse.ArgumentParser(description="Compare what fast and slow settings teach.")
+    parser.add_argument("--models", type=Path, help="folder of the small models' folders flux and sdxl")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--report", action="store_true", help="only write the tables and pictures of what is there")
+    parser.add_argument("--tiny", action="store_true", help="two settings, one seed, few steps: to try it")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    for name, kind, default, about in NUMBERS:
+        parser.add_argument(f"--{name}", type=kind, default=default, help=about)
+    parser.add_argument("--families", nargs="+", choices=[*FAMILIES], default=[*FAMILIES])
+    parser.add_argument("--methods", nargs="+", choices=[*METHODS], default=[*METHODS])
+    parser.add_argument("--settings", nargs="+", choices=[setting.name for setting in settings()])
+    parser.add_argument("--work", type=Path, help="folder for files of running trainings (default: a temporary one)")
+    asked = parser.parse_args(argv)
+    if asked.tiny:
+        asked.seeds, asked.steps, asked.sample_steps, asked.settings = 1, 12, 2, asked.settings or ["float32", "bf16"]
+    pictures = EPOCHS * 2 * len(TRAINED)
+    if asked.steps * asked.batch % pictures or asked.batch % 2:
+        parser.error(f"--steps times --batch must be a multiple of {pictures}, and --batch an even number")
+    if not asked.report and not asked.models:
+        parser.error("--models is missing")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    asked.work = (asked.work or Path(tempfile.mkdtemp(prefix="quality-"))).resolve()
+    asked.work.mkdir(parents=True, exist_ok=True)
+    return asked
+
+
+def main(argv: list[str] | None = None) -> None:
+    asked = arguments(argv)
+    if not asked.report:
+        # One thread each: those of a pool would be missing after a fork, and many trainings share the processor.
+        os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # which leaves the GPU to the processes that are forked
+        if sys.platform != "win32":
+            from multiprocessing import forkserver
+
+            multiprocessing.set_forkserver_preload(TABLE["warm"])
+            forkserver.ensure_running()  # loads while the settings are checked
+        quality_report.warn_of_fp8([asked.models / family for family in asked.families])
+        run_all(asked)
+    references = {ground: [drawn(ground, number) for number in range(8)] for _, _, ground in PROMPTS if ground}
+    prompts = [(prompt, references.get(ground, [])) for prompt, _, ground in PROMPTS]
+    quality_report.write(asked.out, prompts, {setting.name: setting.yardstick for setting in settings()})
+
+
+if __name__ == "__main__":
+    main()

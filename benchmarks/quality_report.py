@@ -1,0 +1,387 @@
+"""What comes of benchmarks/quality.py: the figures of a run, their comparison over seeds, and tables and pictures.
+
+A picture is described by a histogram of its colours and one of the directions of its edges, so that the place of a
+thing in it does not matter. Two pictures of the same prompt and noise are compared as blurred pixels.
+"""
+
+import base64
+import io
+import itertools
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+Row = dict[str, Any]
+KEY = ("family", "method", "setting", "seed")  # what tells a run from all others
+Prompts = Sequence[tuple[str, Sequence[Image.Image]]]  # each with drawings of what it should show, if that is known
+LEVELS, DIRECTIONS, BLUR = 4, 8, 8  # per channel; of edges; pixels of a side whose mean is taken
+ERRORS = 2  # standard errors that a difference must exceed
+# A figure of a run, what tables call it, and its decimals; less is better in all of them.
+FIGURES = (("held_out", "held-out loss", 5), ("distance", "distance of the new thing", 3), ("moved", "old things", 4))
+COLOURS = ("#4338ca", "#c2410c", "#15803d", "#b91c1c", "#0e7490", "#a16207", "#7e22ce", "#475569")
+
+
+# ---- the rows
+
+
+def collect(folder: Path, pictures: int) -> Row:
+    """The figures of a run from its record in an output folder, with its sample pictures side by side."""
+    (progress,) = folder.glob("runs/*/progress.jsonl")
+    events = [json.loads(line) for line in progress.read_text(encoding="utf-8").splitlines()]
+    steps = {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
+    held_out = [[event["step"], event["loss"]] for event in events if event["kind"] == "validation"]
+    found: Row = {"losses": list(steps.values()), "held_out": held_out}
+    found["by_timestep"] = [event["by_timestep"] for event in events if event["kind"] == "validation"][-1]
+    samples = [event for event in events if event["kind"] == "sample"]
+    for name, wanted in (("pictures", max(steps)), ("before", 0)):
+        files = {event["number"]: event["file"] for event in samples if event["step"] == wanted}
+        if len(files) == pictures:
+            found[name] = pack([Image.open(files[number]).convert("RGB") for number in sorted(files)])
+    if "pictures" not in found:
+        raise ValueError("its samples are missing")
+    return found
+
+
+def pack(pictures: Sequence[Image.Image]) -> str:
+    """Pictures of one size side by side, as text."""
+    stored = io.BytesIO()
+    strip = Image.fromarray(np.concatenate([np.asarray(picture) for picture in pictures], 1))
+    strip.save(stored, "WEBP", quality=90)  # its errors are far below what another seed changes
+    return base64.b64encode(stored.getvalue()).decode()
+
+
+def unpack(text: str) -> list[Image.Image]:
+    """The pictures of `pack`, which are square."""
+    strip = Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB")
+    side = strip.height
+    return [strip.crop((left, 0, left + side, side)) for left in range(0, strip.width, side)]
+
+
+def append(folder: Path, row: Row) -> None:
+    """Add a row to its family's file."""
+    with (folder / f"runs-{row['family']}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """The newest row of every run, but a result rather than a later failure; a line that was cut off is left out."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for path in sorted(folder.glob("runs-*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            key = tuple(row[name] for name in KEY)
+            if "failed" not in row or key not in found:
+                found[key] = row
+    return list(found.values())
+
+
+def warn_of_fp8(folders: Sequence[Path]) -> None:
+    """Say where a model is stored in fp8, which fp8_base then keeps exactly as it is."""
+    for path in sorted(file for folder in folders for file in folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            head = file.read(int.from_bytes(file.read(8), "little"))
+        if b'"F8_E4M3"' in head:
+            print(f"{path} is stored in fp8, so that fp8_base rounds nothing: take the file before `finish`")
+
+
+# ---- comparing pictures
+
+
+def describe(picture: Image.Image) -> np.ndarray:
+    """The square roots of two histograms: colours, and directions of edges weighted by their strength."""
+    pixels = np.asarray(picture.convert("RGB"), np.float32)
+    levels = (pixels / 256 * LEVELS).astype(int)
+    colours = np.bincount((levels @ np.array([LEVELS**2, LEVELS, 1])).ravel(), minlength=LEVELS**3)
+    small = pixels.mean(2).reshape(pixels.shape[0] // 2, 2, pixels.shape[1] // 2, 2).mean((1, 3))
+    down, right = np.gradient(small)
+    turns = ((np.arctan2(down, right) / np.pi + 1) / 2 * DIRECTIONS).astype(int) % DIRECTIONS
+    edges = np.bincount(turns.ravel(), weights=np.hypot(down, right).ravel(), minlength=DIRECTIONS)
+    flat = small.size * 255 / 16  # pictures without edges differ from those with strong ones
+    edges = np.append(edges, max(0.0, flat - edges.sum()))
+    return np.concatenate([np.sqrt(counts / counts.sum() / 2) for counts in (colours, edges)])
+
+
+def distance(picture: Image.Image, references: Sequence[Image.Image]) -> float:
+    """The Hellinger distance of a picture to others, 0 to 1, in the mean over them."""
+    own = describe(picture)
+    return statistics.mean(float(np.linalg.norm(own - describe(other))) / 2**0.5 for other in references)
+
+
+def difference(one: Image.Image, other: Image.Image) -> float:
+    """The root of the mean squared difference of two pictures after blurring, 0 to 1."""
+    small = [
+        np.asarray(picture.resize((picture.width // BLUR, picture.height // BLUR), Image.Resampling.BOX), np.float32)
+        for picture in (one, other)
+    ]
+    return float(np.sqrt(((small[0] - small[1]) ** 2).mean())) / 255
+
+
+def mean_difference(ones: Sequence[Image.Image], others: Sequence[Image.Image]) -> float:
+    """The mean difference of pictures in pairs."""
+    return statistics.mean(map(difference, ones, others))
+
+
+# ---- comparing settings
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The runs of a setting beside those of its yardstick: figures by seed."""
+
+    family: str
+    method: str
+    setting: str
+    figures: Mapping[str, Mapping[int, float]]
+    against: Mapping[str, Mapping[int, float]]
+    drift: Sequence[float] = ()  # of its pictures from the yardstick's of the same seed
+    apart: Sequence[float] = ()  # the yardstick's pictures of different seeds
+    why: str = ""  # there are no figures, or not all
+
+    def paired(self, name: str) -> list[float]:
+        """The setting's figure less the yardstick's, for each seed that both have."""
+        return [
+            value - self.against[name][seed] for seed, value in self.figures[name].items() if seed in self.against[name]
+        ]
+
+    def verdict(self, name: str) -> str:
+        """Whether a figure is "worse" or "better" than the yardstick's own spread; "" where neither, or few seeds.
+
+        The mean difference at equal seeds exceeds two of its standard errors, and the yardstick's standard deviation.
+        """
+        apart = self.paired(name)
+        if len(apart) < 2 or len(self.against[name]) < 2:
+            return ""
+        mean, error = statistics.mean(apart), statistics.stdev(apart) / len(apart) ** 0.5
+        if abs(mean) <= max(ERRORS * error, statistics.stdev(self.against[name].values())):
+            return ""
+        return "worse" if mean > 0 else "better"
+
+    @property
+    def drifts(self) -> bool:
+        """Whether its pictures are further from the yardstick's than those of another seed."""
+        return bool(self.drift and self.apart) and statistics.mean(self.drift) > statistics.mean(self.apart)
+
+
+def compare(rows: Sequence[Row], prompts: Prompts, yardsticks: Mapping[str, str]) -> list[Compared]:
+    """Every setting of every family and method, in the order of `yardsticks`."""
+    made = []
+    kinds = dict.fromkeys((row["family"], row["method"]) for row in rows)
+    for family, method in kinds:
+        own = [row for row in rows if (row["family"], row["method"]) == (family, method)]
+        before = next((unpack(row["before"]) for row in own if "before" in row), None)
+        figures = {name: figures_of(own, name, prompts, before) for name in yardsticks}
+        pictures = {name: {row["seed"]: unpack(row["pictures"]) for row in succeeded(own, name)} for name in yardsticks}
+        for name, yardstick in yardsticks.items():
+            about = [row for row in own if row["setting"] == name]
+            if about:
+                theirs, why = pictures[yardstick], [row.get("left_out") or row.get("failed") for row in about]
+                made.append(
+                    Compared(
+                        *(family, method, name, figures[name], figures[yardstick]),
+                        drift=[
+                            mean_difference(shown, theirs[seed])
+                            for seed, shown in pictures[name].items()
+                            if name != yardstick and seed in theirs
+                        ],
+                        apart=[mean_difference(*pair) for pair in itertools.combinations(theirs.values(), 2)],
+                        why=next(filter(None, why), ""),
+                    )
+                )
+    return made
+
+
+def succeeded(rows: Sequence[Row], setting: str) -> list[Row]:
+    """The rows of a setting that have figures, by seed."""
+    found = [row for row in rows if row["setting"] == setting and "pictures" in row]
+    return sorted(found, key=lambda row: row["seed"])
+
+
+def figures_of(
+    rows: Sequence[Row], setting: str, prompts: Prompts, before: Sequence[Image.Image] | None
+) -> dict[str, dict[int, float]]:
+    """The figures of a setting by name and seed; `before` are the pictures of the model before the training."""
+    found: dict[str, dict[int, float]] = {name: {} for name, _, _ in FIGURES}
+    for row in succeeded(rows, setting):
+        seed, shown = row["seed"], unpack(row["pictures"])
+        found["held_out"][seed] = row["held_out"][-1][1]
+        known = [(picture, drawings) for picture, (_, drawings) in zip(shown, prompts, strict=True) if drawings]
+        found["distance"][seed] = statistics.mean(distance(*pair) for pair in known)
+        if before:
+            old = [number for number, (_, drawings) in enumerate(prompts) if not drawings]
+            found["moved"][seed] = statistics.mean(difference(shown[number], before[number]) for number in old)
+    return found
+
+
+def sentences(compared: Sequence[Compared]) -> Iterator[str]:
+    """What is worse than the yardstick's spread, in words, for docs and presets."""
+    for one in compared:
+        place = f"{one.family} {one.method}, {one.setting}"
+        for name, title, decimals in FIGURES:
+            if one.verdict(name) == "worse":
+                own, theirs = (statistics.mean(every[name].values()) for every in (one.figures, one.against))
+                spread = statistics.stdev(one.against[name].values())
+                yield (
+                    f"{place}: {title} {own:.{decimals}f} instead of {theirs:.{decimals}f}, "
+                    f"{(own - theirs) / spread:.1f} times the yardstick's spread"
+                )
+        if one.drifts:
+            yield f"{place}: its pictures are further from the yardstick's than those of another seed"
+
+
+# ---- tables and pictures
+
+
+def write(folder: Path, prompts: Prompts, yardsticks: Mapping[str, str]) -> None:
+    """quality.json, quality.md, quality.png and a sheet of samples for each family."""
+    rows = read_rows(folder)
+    compared = compare(rows, prompts, yardsticks)
+    kept = [{name: value for name, value in row.items() if name not in ("pictures", "before")} for row in rows]
+    (folder / "quality.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    text = "\n".join([*table(compared), "", *(f"- {line}" for line in sentences(compared)), ""])
+    (folder / "quality.md").write_text(text, encoding="utf-8")
+    print(text)
+    if compared:
+        figure(compared, rows).save(folder / "quality.png", optimize=True)
+    for family in dict.fromkeys(row["family"] for row in rows):
+        if made := sheet([row for row in rows if row["family"] == family], prompts, yardsticks):
+            made.save(folder / f"samples-{family}.png", optimize=True)
+
+
+def table(compared: Sequence[Compared]) -> Iterator[str]:
+    """The Markdown table: mean ± standard deviation over seeds, and where a setting lies outside of the spread."""
+    yield f"| | setting | seeds | {' | '.join(title for _, title, _ in FIGURES)} | drift | beyond the spread |"
+    yield "|---|---|" + "---:|" * (2 + len(FIGURES)) + "---|"
+    for one in compared:
+        count, start = len(one.figures["held_out"]), f"| {one.family} {one.method} | {one.setting} |"
+        if not count:
+            yield f"{start}{' |' * (len(FIGURES) + 2)} {one.why.replace('|', '/')} |"
+            continue
+        cells = [spread(one.figures[name].values(), decimals) for name, _, decimals in FIGURES]
+        drift = spread(one.drift or one.apart, 3)
+        said = [f"{title}: {one.verdict(name)}" for name, title, _ in FIGURES if one.verdict(name)]
+        said += ["pictures: as another seed's"] * one.drifts + [one.why] * bool(one.why)
+        yield f"{start} {count} | {' | '.join([*cells, drift])} | {'; '.join(said)} |"
+
+
+def spread(values: Any, decimals: int) -> str:
+    """Mean and standard deviation."""
+    known = list(values)
+    if not known:
+        return ""
+    more = f" ± {statistics.stdev(known):.{decimals}f}" if len(known) > 1 else ""
+    return f"{statistics.mean(known):.{decimals}f}{more}"
+
+
+def figure(compared: Sequence[Compared], rows: Sequence[Row]) -> Image.Image:
+    """A row for each family and method: held-out losses and distances of all seeds, and loss curves."""
+    kinds = list(dict.fromkeys((one.family, one.method) for one in compared))
+    lines = {
+        kind: [one for one in compared if (one.family, one.method) == kind and one.figures["held_out"]]
+        for kind in kinds
+    }
+    heights = [60 + 22 * max(4, len(lines[kind])) for kind in kinds]
+    image = Image.new("RGB", (1320, sum(heights)), "white")
+    pen, top = ImageDraw.Draw(image), 0
+    for kind, height in zip(kinds, heights, strict=True):
+        pen.text((12, top + 8), " ".join(kind), fill="black", font=font(16))
+        for number, one in enumerate(lines[kind]):
+            pen.text((12, top + 38 + 22 * number), one.setting, fill="black", font=font(13))
+        for column, (name, title, _) in enumerate(FIGURES[:2]):
+            dots(pen, (140 + 370 * column, top), (name, title), lines[kind])
+        names = [one.setting for one in lines[kind]]
+        own = [row for row in rows if (row["family"], row["method"]) == kind]
+        curves(pen, (900, top + 34, 1300, top + height - 26), own, names)
+        top += height
+    return image
+
+
+def dots(pen: ImageDraw.ImageDraw, place: tuple[int, int], what: tuple[str, str], shown: Sequence[Compared]) -> None:
+    """A dot for each seed and a line at the mean; the band is the yardstick's mean and standard deviation."""
+    (left, top), (name, title), wide = place, what, 330
+    pen.text((left, top + 10), title, fill="#5c5c56", font=font(13))
+    every = [value for one in shown for which in (one.figures, one.against) for value in which[name].values()]
+    if not every:
+        return
+    low, high = min(every), max(every)
+
+    def across(value: float) -> float:
+        return left + 8 + (wide - 16) * (value - low) / ((high - low) or 1)
+
+    for number, one in enumerate(shown):
+        y, theirs = top + 46 + 22 * number, list(one.against[name].values())
+        if len(theirs) > 1:
+            middle, wide_by = statistics.mean(theirs), statistics.stdev(theirs)
+            ends = [min(max(across(middle + sign * wide_by), left), left + wide) for sign in (-1, 1)]
+            pen.rectangle((ends[0], y - 10, ends[1], y + 11), fill="#e8e7fb")
+        colour = {"worse": "#b91c1c", "better": "#15803d"}.get(one.verdict(name), "#4338ca")
+        for value in one.figures[name].values():
+            pen.ellipse((across(value) - 3, y - 3, across(value) + 3, y + 3), outline=colour)
+        mean = across(statistics.mean(one.figures[name].values()))
+        pen.line((mean, y - 7, mean, y + 7), fill=colour, width=2)
+    pen.text((left, top + 40 + 22 * len(shown)), f"{low:.4g} to {high:.4g}", fill="#5c5c56", font=font(11))
+
+
+def curves(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], rows: Sequence[Row], names: Sequence[str]) -> None:
+    """The training losses, mean over seeds and over a window of steps, one line for each setting."""
+    left, top, right, bottom = box
+    lines = {}
+    for name in names:
+        every = np.array([row["losses"] for row in succeeded(rows, name)]).mean(0)
+        window = max(1, len(every) // 12)
+        lines[name] = np.convolve(every, np.ones(window) / window, "valid")
+    if not lines:
+        return
+    low, high = min(line.min() for line in lines.values()), max(line.max() for line in lines.values())
+    pen.text((left, top - 24), f"training loss, {low:.4g} to {high:.4g}", fill="#5c5c56", font=font(13))
+    pen.rectangle(box, outline="#dededa")
+    for number, line in enumerate(lines.values()):
+        across = np.linspace(left, right, len(line))
+        down = bottom - (line - low) / ((high - low) or 1) * (bottom - top)
+        pen.line(list(zip(across, down, strict=True)), fill=COLOURS[number % len(COLOURS)], width=1)
+
+
+def sheet(rows: Sequence[Row], prompts: Prompts, settings: Mapping[str, str]) -> Image.Image | None:
+    """Samples of a family: a row for each method and setting, the seeds side by side for each prompt."""
+    seeds = sorted({row["seed"] for row in rows if "pictures" in row})[:3]
+    lines: list[tuple[str, list[Image.Image | None]]] = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        if before := next((unpack(row["before"]) for row in own if "before" in row), None):
+            lines.append((f"{method}: before", [picture for picture in before for _ in seeds]))
+        for name in settings:
+            shown = {row["seed"]: unpack(row["pictures"]) for row in succeeded(own, name)}
+            if shown:
+                every = [
+                    shown[seed][number] if seed in shown else None for number in range(len(prompts)) for seed in seeds
+                ]
+                lines.append((f"{method}: {name}", every))
+    if not lines:
+        return None
+    side, margin = 64, 140
+    image = Image.new("RGB", (margin + side * len(prompts) * len(seeds), 24 + side * len(lines)), "white")
+    pen = ImageDraw.Draw(image)
+    for number, (prompt, _) in enumerate(prompts):
+        text = prompt if len(seeds) > 1 else prompt[:10]
+        pen.text((margin + number * side * len(seeds) + 2, 4), text, fill="black", font=font(10))
+    for down, (name, pictures) in enumerate(lines):
+        pen.text((4, 24 + side * down + side // 2 - 8), name, fill="black", font=font(12))
+        for across, picture in enumerate(pictures):
+            if picture:
+                image.paste(
+                    picture.resize((side, side), Image.Resampling.BOX), (margin + side * across, 24 + side * down)
+                )
+    return image
+
+
+def font(size: int) -> Any:
+    """Pillow's own font."""
+    return ImageFont.load_default(size)

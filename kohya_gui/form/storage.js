@@ -1,0 +1,20 @@
+// What the browser keeps of a form until its tab is closed.
+
+/**
+ * The browser's storage until the tab is closed: stores `text`, or returns the stored one.
+ * @param {string} key
+ * @param {string} [text]
+ */
+export function store(key, text) {
+  try {
+    if (text === undefined) return sessionStorage.getItem(key);
+    sessionStorage.setItem(key, text);
+  } catch {} // without storage the form is only lost on reload
+  return null;
+}
+
+/**
+ * The last loaded file of kohya_ss, including keys that have no field here.
+ * @param {string} tab
+ */
+export const base = (tab) => store(`${tab}-base`) ?? "{}";

@@ -1,0 +1,99 @@
+"""Which training tabs there are: the kind of training of each, and the options on top of its form."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from library import families
+from library.downloads import finding
+from library.families import RUNS, config_class
+
+FAMILIES = {family.name: family.title for family in families.every()}
+ROW_WIDTH = 6
+
+
+@dataclass(frozen=True)
+class Tab:
+    """What distinguishes the training tabs."""
+
+    id: str
+    title: str
+    kind: str  # of the configs that it trains
+    basics: Mapping[str, int]  # the options on top, with their widths in sixths of a row
+
+    @property
+    def configs(self) -> dict[str, type]:
+        """The config class of each family in this tab."""
+        made = (config_class(script) for script in RUNS)
+        return {config.family: config for config in made if config.kind == self.kind}
+
+
+def _rows(*rows: str) -> dict[str, int]:
+    """The widths of options in rows below the base model: equal ones, except of options written as name:width."""
+    widths = {finding.BASE: ROW_WIDTH}
+    for row in rows:
+        for part in row.split():
+            name, _, width = part.partition(":")
+            widths[name] = int(width or ROW_WIDTH // len(row.split()))
+    return widths
+
+
+TABS = (
+    Tab(
+        "lora",
+        "LoRA",
+        "lora",
+        _rows(
+            "train_data_dir output_dir",
+            "output_name resolution train_batch_size",
+            "max_train_steps network_dim learning_rate",
+            "sample_images",
+        ),
+    ),
+    Tab(
+        "dreambooth",
+        "DreamBooth",
+        "finetune",
+        _rows(
+            "train_data_dir reg_data_dir",
+            "output_dir:4 output_name:2",
+            "resolution max_train_steps learning_rate",
+            "sample_images",
+        ),
+    ),
+    Tab(
+        "finetune",
+        "Finetune",
+        "finetune",
+        _rows(
+            "in_json train_data_dir",
+            "dataset_config output_dir",
+            "output_name resolution train_batch_size",
+            "max_train_steps learning_rate mixed_precision",
+            "sample_images",
+        ),
+    ),
+    Tab(
+        "textual-inversion",
+        "Textual inversion",
+        "textual-inversion",
+        _rows(
+            "train_data_dir output_dir",
+            "token_string init_word num_vectors_per_token",
+            "output_name resolution train_batch_size",
+            "max_train_steps learning_rate",
+            "sample_images",
+        ),
+    ),
+    Tab(
+        "lllite",
+        "LLLite",
+        "lllite",
+        _rows(
+            "train_data_dir conditioning_data_dir",
+            "output_dir:4 output_name:2",
+            "network_dim cond_emb_dim",
+            "resolution max_train_steps learning_rate",
+            "sample_images",
+        ),
+    ),
+)

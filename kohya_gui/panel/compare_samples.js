@@ -1,0 +1,72 @@
+// A dialog that shows two samples of a prompt, one over the other.
+import { say } from "../i18n/sentences.js";
+import { translated } from "../i18n/words.js";
+import { all, hit, make, one } from "../server/elements.js";
+
+/**
+ * @typedef {HTMLDialogElement & { row?: { title: string, large: string }[] }} Comparison with the samples of the
+ *   current row
+ */
+
+/** @type {Comparison | undefined} */
+let dialog;
+
+/** @param {HTMLElement} sample */
+function compare(sample) {
+  const row = sample.parentElement ? all(sample.parentElement, ".sample") : [];
+  const place = row.indexOf(sample);
+  dialog ??= build();
+  const samples = row.map(({ dataset }) => ({
+    title: dataset.title ?? translated(say("Step {step}", { step: dataset.step ?? "" })),
+    large: dataset.large ?? "",
+  }));
+  dialog.row = samples;
+  one(dialog, "p").textContent = sample.dataset.prompt ?? "";
+  const [first, second] = dialog.querySelectorAll("select");
+  for (const choice of [first, second])
+    choice.replaceChildren(...samples.map(({ title }, i) => make("option", { value: String(i) }, title)));
+  second.value = String(place);
+  first.value = String(Math.min(place + 1, row.length - 1)); // the previous sample, as the newest comes first
+  dialog.classList.toggle("single", row.length < 2);
+  render(dialog);
+  dialog.showModal();
+}
+
+function build() {
+  /** @type {Comparison} */
+  const made = make("dialog", { className: "compare", "aria-label": translated("Compare samples") },
+    make("header", {},
+      make("p"),
+      make("button", { type: "button", className: "close", "aria-label": translated("Close") }, "✕")),
+    make("div", { className: "pair" }, make("img", { alt: "" }), make("img", { alt: "" })),
+    make("div", { className: "between" },
+      make("select", { "aria-label": translated("Left") }),
+      make("input", {
+        type: "range", min: 0, max: 100, value: 50, "aria-label": translated("Where the left one ends"),
+      }),
+      make("select", { "aria-label": translated("Right") })));
+  made.addEventListener("input", () => render(made));
+  made.addEventListener("click", (event) => {
+    if (event.target === made || hit(event, ".close")) made.close();
+  });
+  document.body.append(made);
+  return made;
+}
+
+/** @param {Comparison} dialog */
+function render(dialog) {
+  const [first, second] = all(dialog, "select", HTMLSelectElement).map((choice) => dialog.row?.[Number(choice.value)]);
+  // The left sample lies over the right one.
+  for (const [i, image] of all(dialog, ".pair img", HTMLImageElement).entries()) {
+    const sample = i ? first : second;
+    if (!sample) continue;
+    if (image.getAttribute("src") !== sample.large) image.src = sample.large;
+    image.alt = sample.title;
+  }
+  one(dialog, ".pair").style.setProperty("--at", `${one(dialog, "input", HTMLInputElement).value}%`);
+}
+
+document.addEventListener("click", (event) => {
+  const sample = hit(event, ".sample");
+  if (sample) compare(sample);
+});

@@ -1,0 +1,92 @@
+// The buttons of a run: stop, resume, open in a form, save the support bundle.
+import * as form from "../form/page.js";
+import { translated } from "../i18n/words.js";
+import { all, around, hit, isField, make, makeButton, one, saveFile, setValue } from "../server/elements.js";
+import { address, ask, messageOf } from "../server/http.js";
+import { openTab } from "../server/tabs.js";
+import { lookAt } from "./monitor.js";
+
+/** @type {Record<string, string>} */
+const TITLES = {
+  lora: "LoRA",
+  dreambooth: "DreamBooth",
+  finetune: "Finetune",
+  "textual-inversion": "Textual inversion",
+  lllite: "LLLite",
+};
+
+/**
+ * Put settings from the server into the form of their tab, and show it.
+ * @param {{ tab: string, fill: string, launch: Record<string, string> }} settings
+ */
+export async function openInForm({ tab, fill, launch }) {
+  await openTab(TITLES[tab], () => document.getElementById(`${tab}-form`)?.checkVisibility());
+  form.fill(tab, fill);
+  const where = form.formOf(tab);
+  for (const field of all(where, "[data-launch]").filter(isField)) {
+    const value = launch[field.dataset.launch ?? ""] ?? field.dataset.default;
+    setValue(field, field.type === "checkbox" ? value.toLowerCase() : value);
+  }
+  where.dispatchEvent(new Event("input", { bubbles: true }));
+  one(where, "[data-option]").dispatchEvent(new Event("input", { bubbles: true }));
+  where.scrollIntoView({ block: "start" });
+}
+
+/** @param {HTMLButtonElement} button of an action on a run */
+async function act(button) {
+  const where = around(button, ".acts"), place = one(where, ".answer"), run = where.dataset.run ?? "";
+  const tell = (/** @type {string} */ text, bad = false) => {
+    place.textContent = text;
+    place.classList.toggle("bad", bad);
+  };
+  button.disabled = true;
+  try {
+    if (button.dataset.act === "bundle") tell(await saveBundle(run, tell));
+    else {
+      const answer = await ask("act", { act: button.dataset.act, run, sure: button.dataset.sure === "true" });
+      if (answer.ask) confirm(button, place, answer.ask);
+      if (answer.fill) await openInForm(answer);
+      if (answer.run) lookAt(answer.run);
+      if (!answer.ask)
+        tell(translated(answer.said ?? "The form holds the settings of this run: change what you like."));
+    }
+  } catch (error) {
+    tell(messageOf(error), true);
+  }
+  button.disabled = false;
+}
+
+/**
+ * Ask for confirmation; yes sends the same action with `sure`.
+ * @param {HTMLButtonElement} button
+ * @param {HTMLElement} place
+ * @param {string} text
+ */
+function confirm(button, place, text) {
+  const yes = make("button", { type: "button", className: "stop", "data-act": button.dataset.act, "data-sure": "true" },
+    button.textContent);
+  const no = makeButton(translated("Cancel"), () => place.replaceChildren(), { className: "no" });
+  place.classList.remove("bad");
+  place.replaceChildren(translated(text), " ", yes, " ", no);
+  no.focus();
+}
+
+/**
+ * Save the support bundle of a run. Returns the message about it.
+ * @param {string} run
+ * @param {(text: string) => void} tell
+ */
+async function saveBundle(run, tell) {
+  tell(translated("Collecting, which takes some seconds …"));
+  const answer = await fetch(address("bundle", { run }));
+  if (!answer.ok) throw new Error(await answer.text());
+  const name = /filename="([\w.-]+)"/.exec(answer.headers.get("content-disposition") ?? "")?.[1] ?? "support.zip";
+  saveFile(await answer.blob(), name);
+  const advice = "no captions, images, names or tokens are in it. Look through it before you pass it on.";
+  return `${name}: ${translated(advice)}`;
+}
+
+document.addEventListener("click", (event) => {
+  const button = hit(event, "[data-act]", HTMLButtonElement);
+  if (button) act(button);
+});

@@ -1,0 +1,150 @@
+"""Rules of compile options that other options of a run set: recording, the scope, the activation budget."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from library.config.problems import Message, Problem
+from library.config.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from library.config.sections.compiling import Compile
+
+
+def recording_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
+    """Options that move what a CUDA graph needs at fixed addresses, and those that switch recording on and off at once.
+
+    For options that record (`Compile.records_graphs`).
+    """
+    yield from _moving_problems(options, run)
+    if options.cuda_graphs == "false":
+        yield _unrecording_problem(options)
+
+
+def _moving_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
+    other = _unrecorded_mode(options)
+    option, what, fix = "compile_mode", f"= {options.compile_mode}", {"compile_mode": other}
+    if options.compile and "cudagraphs" in options.backends:
+        option, what, other, fix = "", "the backend cudagraphs", "inductor", {}
+    elif options.cuda_graphs == "true" and options.compile and options.compile_mode == "max-autotune-no-cudagraphs":
+        yield Problem(
+            "cuda_graphs",
+            "= true records what compile_mode = {mode} asks not to: use compile_mode = max-autotune, or auto",
+            mode=options.compile_mode,
+            fix={"cuda_graphs": "auto"},
+            also="compile compile_mode",
+        )
+    elif options.cuda_graphs == "true":
+        option, what, other, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
+    facts: dict[str, Any] = {"what": Message(what), "other": other, "fix": fix, "topic": "compiling"}
+    named = "compile_mode compile_backend compile_blocks compile cuda_graphs"
+    if run.memory.blocks_to_swap:
+        yield Problem(
+            option,
+            "{what} needs weights that stay where they are, and blocks_to_swap moves them: use {other}",
+            also=f"{named} blocks_to_swap",
+            **facts,
+        )
+    if run.distributed.fsdp:
+        yield Problem(
+            option,
+            "{what} needs weights that stay where they are, and fsdp gathers them for each block: use {other}",
+            also=f"{named} fsdp",
+            **facts,
+        )
+    if run.memory.cpu_offload_checkpointing:
+        yield Problem(
+            option,
+            "{what} needs inputs that stay where they are, and cpu_offload_checkpointing moves them: "
+            "use {other}, or gradient_checkpointing",
+            also=f"{named} cpu_offload_checkpointing",
+            **facts,
+        )
+
+
+def _unrecording_problem(options: "Compile") -> Problem:
+    fix = {"cuda_graphs": "auto"}
+    if "cudagraphs" in options.backends:
+        return Problem(
+            "cuda_graphs",
+            "= false switches off what the backend cudagraphs is for: use auto, or the backend inductor",
+            also="compile compile_backend compile_blocks",
+            fix=fix,
+        )
+    return Problem(
+        "cuda_graphs",
+        "= false switches off what compile_mode = {mode} is for: use auto, or compile_mode = {other}",
+        mode=options.compile_mode,
+        other=_unrecorded_mode(options),
+        also="compile compile_mode",
+        fix=fix,
+    )
+
+
+def scope_problems(options: "Compile", run: RunConfig, by_kind: bool) -> Iterator[Problem]:
+    """What cannot be used with a scope other than blocks; `by_kind`: compile_from_step has steps of several kinds."""
+    if options.compile_scope == "inner" and run.memory.checkpoint_keep_attention:
+        yield _wide(
+            "= inner cannot be used with checkpoint_keep_attention, which has to see the attention in the graph: "
+            "use compile_scope = blocks",
+            "checkpoint_keep_attention",
+        )
+    if options.compile_scope != "model":
+        return
+    if options.compile_blocks:
+        yield _wide(
+            "= model compiles all blocks as one, so compile_blocks has nothing to choose: drop one",
+            "compile_blocks",
+        )
+    if by_kind:
+        yield _wide(
+            "= model compiles all blocks as one, so compile_from_step has no kinds to tell apart: write one step",
+            "compile_from_step",
+        )
+    if run.memory.blocks_to_swap:
+        yield _wide(
+            "= model cannot be used with blocks_to_swap, as one graph of all blocks cannot move weights between "
+            "them: use compile_scope = blocks",
+            "blocks_to_swap",
+        )
+    elif run.memory.checkpointing:
+        yield _wide(
+            "= model cannot be used with gradient_checkpointing, which PyTorch cannot put in it: "
+            "use compile_activation_budget, or compile_scope = blocks",
+            "gradient_checkpointing",
+        )
+
+
+def budget_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
+    """What cannot be used with an activation budget below 1."""
+    if run.memory.checkpointing:
+        yield _budget(
+            "cannot be used with gradient_checkpointing, its offloading or blocks_to_swap, which all keep no "
+            "activations of a block: choose one",
+            "gradient_checkpointing cpu_offload_checkpointing blocks_to_swap",
+        )
+    for backend in sorted(options.backends - {"inductor", "aot_eager"}):
+        yield _budget(
+            "needs compile_backend = inductor; {backend} keeps everything", "compile_backend", backend=backend
+        )
+    # PyTorch may then draw another mask for the backward pass than for the forward one (pytorch#190717).
+    network = getattr(run, "network", None)
+    if network and (
+        network.network_dropout or any("dropout=" in arg or "ggpo_" in arg for arg in network.network_args or ())
+    ):
+        yield _budget(
+            "cannot be used with dropout or GGPO: set one of them to its default", "network_dropout network_args"
+        )
+
+
+def _unrecorded_mode(options: "Compile") -> str:
+    """The mode that does the same without CUDA graphs."""
+    return "default" if options.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
+
+
+def _wide(template: str, also: str) -> Problem:
+    return Problem("compile_scope", template, also=f"compile {also}", fix={"compile_scope": "blocks"})
+
+
+def _budget(template: str, also: str, **arguments: Any) -> Problem:
+    fix = {"compile_activation_budget": 1.0}
+    return Problem("compile_activation_budget", template, also=f"compile {also}", fix=fix, **arguments)

@@ -1,0 +1,104 @@
+"""Read LoRA files for a network: tensors by adapter, and what of a file does not fit the network."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from library.adapter_files import adapters as adapter_files
+from library.adapter_files.names import DOWN, UP
+from library.adapter_files.storage import is_finite
+from library.config.problems import ConfigError, Message, Problem, counted
+from library.methods.small_files import tensors_of
+
+log = logging.getLogger(__name__)
+
+FACTORS = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
+
+
+@dataclass
+class Unmatched:
+    """Names of adapters that only the network or only the file has, or that are for layers of another size."""
+
+    missing: list[str] = field(default_factory=list)  # in the network, but not in the file: they keep their values
+    unexpected: list[str] = field(default_factory=list)  # in the file, but not in the network: not used
+    misfits: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.misfits)
+
+    def __str__(self) -> str:
+        texts = [("not in the file", self.missing), ("in the file only, not used", self.unexpected)]
+        return "; ".join(f"{len(names)} {text}: {_some(names)}" for text, names in texts if names)
+
+
+def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> None:
+    """Warn of adapters that only the file or only the model has. ConfigError if they have none in common, or sizes
+    differ."""
+    if unmatched.misfits:
+        template = ": {path}: {name} has another size than this model's layer: it is for another model"
+        raise ConfigError(Problem(option, template, path=path, name=unmatched.misfits[0]))
+    if len(unmatched.unexpected) >= num_adapters:
+        names = f" ({_some(unmatched.unexpected)})" if unmatched.unexpected else ""
+        template = ": nothing in {path} fits this model{names}; choose a file made for it"
+        raise ConfigError(Problem(option, template, path=path, names=names))
+    if unmatched:
+        log.warning("%s %s: %s", option, path, unmatched)
+
+
+def file_of(path: str | Path, family: str) -> dict[str, Tensor]:
+    """The tensors of a LoRA file for a family, .safetensors, .pt or .ckpt, by kohya's names.
+
+    Files of diffusers (PEFT) and of ComfyUI's own tree are renamed; where they keep parts of a layer of FLUX.1 apart,
+    the rank is the sum of the parts'. ConfigError when the file is not there or not one.
+    """
+    path = Path(path)
+    tensors = tensors_of(path, "a LoRA file")
+    return adapter_files.kohya_named(path, tensors, family) if path.suffix == ".safetensors" else tensors
+
+
+def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
+    """`file_of` where nothing but a plain LoRA can be used. ConfigError for one of another kind, and for a damaged one:
+    with half of an adapter, or with NaN or infinity."""
+    tensors = file_of(path, family)
+    for key in tensors:
+        if kind := adapter_files.other_kind(key):
+            raise ConfigError(
+                Problem(
+                    option,
+                    ": {path} is {kind}, not a plain LoRA: choose a LoRA, or the network_module that it was trained "
+                    "with",
+                    path=path,
+                    kind=kind,
+                )
+            )
+    for name, parts in by_name(tensors).items():
+        missing = [ending for ending in FACTORS if FACTORS[ending] not in parts]
+        if len(missing) == 1:
+            why = Message(adapter_files.HALF, name=name, matrix=missing[0])
+            raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=why))
+    if broken := [key for key, tensor in tensors.items() if not is_finite(tensor)]:
+        template = ": {path} is damaged: {tensors} with NaN or infinity, first {tensor}; choose another file"
+        raise ConfigError(
+            Problem(option, template, path=path, tensor=broken[0], tensors=counted(len(broken), "tensor"))
+        )
+    return tensors
+
+
+def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """File keys -> {adapter's name: {"lora_down.weight": ..., "lora_up.weight": ..., "alpha": ...}}.
+
+    Names that compiled models of other tools left in (`_orig_mod`) are cleaned.
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, rest = key.replace("_orig_mod_", "").replace("_orig_mod.", "").partition(".")
+        found.setdefault(name, {})[rest] = tensor
+    return found
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
