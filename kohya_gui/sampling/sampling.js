@@ -105,7 +105,8 @@ async function chooseModel() {
   settle();
   const { prompts, fields } = await (model().value.startsWith(RUN) ? ofRun() : ofForm());
   propose(part("#sampling-prompts", HTMLTextAreaElement), prompts.join("\n"));
-  for (const field of all(part("form"), "[data-prompt]").filter(isField)) propose(field, fields[field.dataset.prompt ?? ""] ?? "");
+  for (const field of all(part("form"), "[data-prompt]").filter(isField))
+    propose(field, fields[field.dataset.prompt ?? ""] ?? "");
 }
 
 /**
