@@ -22,7 +22,7 @@ set "FAILED=1"
 :help
 echo setup.bat                  install if needed, then open the page (http://127.0.0.1:7860)
 echo setup.bat gui [options]    open the page; --help lists the options
-echo setup.bat demo [options]   install if needed, then train a tiny LoRA from pictures it draws itself
+echo setup.bat demo [options]   install if needed, then train a LoRA of a small model, and show what it learned
 echo setup.bat doctor           check this machine: GPU, PyTorch, packages, compiling
 echo setup.bat install          install or repair, and nothing else
 echo setup.bat update           bring program and packages up to date (end trainings and the page first); your files stay

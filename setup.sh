@@ -13,7 +13,7 @@ usage() {
     cat <<'HELP'
 ./setup.sh                  install if needed, then open the page (http://127.0.0.1:7860)
 ./setup.sh gui [options]    open the page; --help lists the options
-./setup.sh demo [options]   install if needed, then train a tiny LoRA from pictures it draws itself
+./setup.sh demo [options]   install if needed, then train a LoRA of a small model, and show what it learned
 ./setup.sh test [options]   install if needed, then run the tests; options go to pytest
 ./setup.sh test --quick     only the tests that start no process or browser, compile nothing and load no model
 ./setup.sh doctor           check this machine: GPU, PyTorch, packages, compiling

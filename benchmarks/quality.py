@@ -33,7 +33,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from benchmarks import quality_report
-from benchmarks.small_model.data import GROUNDS, PICTURE_SIDE, compose
+from benchmarks.small_model.data import GROUNDS, SIDE, compose
 from benchmarks.small_model.pretrain import FAMILIES, GUIDANCE
 from benchmarks.versus_measure import last_words
 from library.config.formats import toml_value
@@ -117,7 +117,7 @@ class Job:
 
 def draw_thing() -> Image.Image:
     """The new thing, RGBA on a transparent ground, as large as an emoji."""
-    draw, scale, side = images.CONCEPTS["4_zorb toy"][1], 4, PICTURE_SIDE - 8
+    draw, scale, side = images.CONCEPTS["4_zorb toy"][1], 4, SIDE - 8
     picture = Image.new("RGBA", (side * scale, side * scale), (0, 0, 0, 0))
     radius = side * scale / 2.7
     draw(ImageDraw.Draw(picture), (side * scale / 2, side * scale - radius * 1.05, radius))
@@ -141,7 +141,7 @@ def write_data(folder: Path, steps: int, batch: int, processes: int) -> None:
                 path.with_suffix(".txt").write_text(f"{THING} emoji on a {ground} ground", encoding="utf-8")
         repeats = 1 if part == "held_out" else steps * batch // (EPOCHS * 2 * len(TRAINED))
         size, share = (4, 1.0) if part == "held_out" else (batch // processes, 0.0)
-        lines = {"resolution": [PICTURE_SIDE, PICTURE_SIDE], "batch_size": size, "validation_split": share}
+        lines = {"resolution": [SIDE, SIDE], "batch_size": size, "validation_split": share}
         subset = {"image_dir": str(folder / part), "num_repeats": repeats}
         tables += ["[[datasets]]", *(f"{name} = {toml_value(value)}" for name, value in lines.items())]
         tables += ["[[datasets.subsets]]", *(f"{name} = {toml_value(value)}" for name, value in subset.items())]
@@ -176,7 +176,7 @@ def options_of(job: Job, folder: Path, asked: argparse.Namespace) -> dict[str, A
 def write_inputs(job: Job, folder: Path, asked: argparse.Namespace) -> Path:
     """The data, the prompts and the TOML of a run; the last one's path."""
     write_data(folder / "data", asked.steps, asked.batch, job.setting.processes)
-    tail = f"--w {PICTURE_SIDE} --h {PICTURE_SIDE} --s {asked.sample_steps} {GUIDANCE[job.family]}"
+    tail = f"--w {SIDE} --h {SIDE} --s {asked.sample_steps} {GUIDANCE[job.family]}"
     lines = "".join(f"{prompt} --d {seed} {tail}\n" for prompt, seed, _ in QUALITY_PROMPTS)
     (folder / "prompts.txt").write_text(lines, encoding="utf-8")
     path, options = folder / "run.toml", options_of(job, folder, asked)

@@ -56,11 +56,9 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
     from library.families import config_class
     from library.runs import process, queue, start, stop
 
-    script, prompts = "flux_train_network", folder / "prompts.txt"
-    prompts.write_text("a zorb toy --w 128 --h 128 --d 7 --s 4\na plix house --w 128 --h 128 --d 7 --s 4\n")
+    script = "flux_train_network"
     values = read_toml(demo.configs[script]) | {"output_dir": str(folder / "results"), "output_name": "zorb"}
     real = {
-        "sample_prompts": str(prompts),
         "sample_every_n_steps": 100,
         "lr_scheduler": "cosine",
         "save_state": True,
@@ -212,7 +210,7 @@ def main() -> int:
 
         from library.demo.files import prepare_demo
 
-        demo = prepare_demo(folder / "demo", ("flux", "sdxl"), compiled=True)
+        demo = prepare_demo(folder / "demo", ("flux", "sdxl"), compiled=True, trained=("flux", "sdxl"))
         chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
         with trainings_at_work(demo, folder), online(folder) as address, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])

@@ -279,7 +279,8 @@ def test_cpu_trains_eagerly_by_default(tmp_path, monkeypatch, devices, flags, co
         "library.demo.train_headless", lambda toml, script, config, name, flags, steps: trained.append(flags[0])
     )
     monkeypatch.setattr(summary, "read_outcome", lambda folder: None)
-    monkeypatch.setattr(summary, "summary_text", lambda model, outcomes, config: " ".join(outcomes))
+    monkeypatch.setattr(summary, "summary_text", lambda model, outcomes, config, learns: " ".join(outcomes))
+    monkeypatch.setattr("library.demo.picture.write_picture", lambda run: [])
     assert command(["--family", "sdxl", "--out", str(tmp_path / "demo"), *flags]) == 0
     assert trained == ["--no-compile", "--compile"][: 1 + compiled]
     for name in ("sdxl_train_network", "sdxl_train"):

@@ -29,7 +29,7 @@ def test_pictures_follow_from_name_and_number(tmp_path):
     first, second = ({p.name: p.read_bytes() for p in sorted(f.rglob("*.*"))} for f in folders)
     assert first == second and any(name.endswith(".txt") for name in first)
     picture = Image.open(next(folders[0].glob("*/red_apple-00.png")))
-    assert picture.size == (data.PICTURE_SIDE, data.PICTURE_SIDE) and (np.asarray(picture) == (200, 0, 0)).all(-1).any()
+    assert picture.size == (data.SIDE, data.SIDE) and (np.asarray(picture) == (200, 0, 0)).all(-1).any()
 
 
 def test_a_name_is_either_trained_or_held_out():

@@ -14,30 +14,12 @@ from random import Random
 
 from PIL import Image
 
-PICTURE_SIDE = 128
-GROUNDS = {
-    "white": (255, 255, 255),
-    "blue": (120, 170, 255),
-    "green": (150, 220, 150),
-    "pink": (255, 190, 210),
-    "yellow": (255, 240, 150),
-    "gray": (200, 200, 200),
-    "orange": (255, 200, 120),
-    "purple": (200, 170, 240),
-    "black": (30, 30, 30),
-    "brown": (180, 140, 110),
-}
-WORDINGS = (
-    "{name} emoji on a {ground} ground",
-    "{name} on a {ground} background",
-    "a {ground} background, {name}",
-    "an emoji of {name}, {ground} background",
-    "{name}",
-)
+from library.demo.zorb import GROUNDS, NAME, SIDE, WORDINGS
+
 SMALLEST = 0.7  # of the emoji's full size
 HELD_OUT = 20  # one of so many names is kept for validation
 WITHOUT_CAPTION = 10  # one of so many pictures has none, for guidance without a prompt
-NEW_WORDS = ("zorb",)  # that the tokenizers know and no picture shows
+NEW_WORDS = (NAME,)  # that the tokenizers know and no picture shows
 
 
 def is_held_out(name: str) -> bool:
@@ -57,8 +39,8 @@ def captions_of(names: Sequence[str]) -> Iterator[str]:
 def compose(emoji: Image.Image, ground: tuple[int, int, int], random: Random) -> Image.Image:
     """The emoji on a ground, RGB [SIDE, SIDE], at a random size and place."""
     side = round(emoji.width * random.uniform(SMALLEST, 1.0))
-    place = (random.randint(0, PICTURE_SIDE - side), random.randint(0, PICTURE_SIDE - side))
-    image = Image.new("RGB", (PICTURE_SIDE, PICTURE_SIDE), ground)
+    place = (random.randint(0, SIDE - side), random.randint(0, SIDE - side))
+    image = Image.new("RGB", (SIDE, SIDE), ground)
     small = emoji.resize((side, side), Image.Resampling.LANCZOS)
     image.paste(small.convert("RGB"), place, small.getchannel("A"))
     return image

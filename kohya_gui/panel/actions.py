@@ -127,7 +127,7 @@ class RunActions:
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
         """Handlers of GET requests."""
-        return {"picture": samples.serve_sample, "bundle": self.bundle}
+        return {"picture": samples.serve_sample, "learned": samples.show_learned, "bundle": self.bundle}
 
     def act(self, sent: ApiRequest) -> JsonObject:
         """Perform an action on a run."""

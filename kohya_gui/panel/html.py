@@ -38,7 +38,7 @@ EMPTY = (
     '<li><button type="button" data-step="look">Look at them</button></li>'
     '<li><button type="button" data-step="train">Start the training</button></li></ol>'
     '<p class="demo"><button type="button" class="try-demo">Try it with the demo</button> '
-    "<span>Makes a tiny model and images, and fills in the form.</span></p></div>"
+    "<span>Fills in the form with a small model and pictures of a character that it has never seen.</span></p></div>"
 )
 # The panel before its first request; if runs exist, it stays hidden, as tall as a run.
 UNREAD = EMPTY.replace('"empty"', '"empty unread"')

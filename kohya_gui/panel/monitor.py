@@ -103,7 +103,9 @@ def _costly(run: reader.RecordedRun, progress: reader.RunProgress) -> dict[str, 
             lambda: charts.chart(line.points, line.resumed) + charts.rate_chart(line.rates, line.resumed),
         ),
         "gpu_chart": PanelPart([run.id, gpus[-1] if gpus else None], lambda: charts.gpu_charts(gpus)),
-        "gallery": PanelPart([run.id, shots[-1] if shots else None], lambda: samples.gallery(run, progress)),
+        "gallery": PanelPart(
+            [run.id, shots[-1] if shots else None, run.active], lambda: samples.gallery(run, progress)
+        ),
     }
 
 

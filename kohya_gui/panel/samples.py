@@ -1,5 +1,6 @@
 """The gallery of sample images: the step and prompt of each, and the images by the page's own routes."""
 
+import contextlib
 import html
 import io
 import mimetypes
@@ -16,6 +17,7 @@ from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike
 from library.runs import reader
+from library.runs.sample_sheet import arrange_samples, draw_sheet
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 THUMBNAIL_SIDE = 192  # pixels of a thumbnail's longer side
@@ -37,7 +39,22 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
         "<h3>Samples <small>click one to compare it with another step</small>"
         f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
     )
-    return f'<section class="samples">{title}{shown}</section>'
+    return f'{_learned(run, progress)}<section class="samples">{title}{shown}</section>'
+
+
+def _learned(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
+    """Of a run that has ended: its samples at the start, halfway and at the end, as one picture."""
+    sheet = None if run.active else arrange_samples(list(progress.events.get("sample", ())))
+    if sheet is None:
+        return ""
+    width, height = sheet.size
+    address = html.escape("own/learned?" + urlencode({"run": run.id}))
+    about = "The samples at the start, halfway and at the end of the training"
+    return (
+        f'<section class="learned"><h3>What it has learned <a href="{address}" download="{html.escape(run.id)}.png">'
+        f'Save this picture</a></h3><img src="{address}" alt="{about}" width="{width}" height="{height}" loading="lazy"'
+        ' decoding="async"></section>'
+    )
 
 
 def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
@@ -75,6 +92,26 @@ def serve_sample(query: Mapping[str, str]) -> Response:
     body = thumbnail(path, changed) if query.get("small") else whole(path)
     kind = "image/jpeg" if query.get("small") else mimetypes.guess_type(path.name)[0]
     return Response(body, media_type=kind or "application/octet-stream", headers=CACHE_HEADERS)
+
+
+def show_learned(query: Mapping[str, str]) -> Response:
+    """The picture of what a run has learned, from its samples."""
+    try:
+        run = reader.find_run(str(query.get("run") or ""))
+    except KeyError:
+        raise ConfigError("There is no such image.") from None
+    sheet = arrange_samples(list(reader.progress(run.folder).update().events.get("sample", ())))
+    if sheet is None:
+        raise ConfigError("There is no such image.")
+
+    def opened(place: int) -> Any:
+        with contextlib.suppress(ConfigError, ValueError, OSError), _open_sample(sample_file(run, place)) as picture:
+            return picture.convert("RGB")
+        return None
+
+    made = io.BytesIO()
+    draw_sheet(sheet, opened).save(made, "PNG")
+    return Response(made.getvalue(), media_type="image/png", headers=CACHE_HEADERS | {"cache-control": "no-cache"})
 
 
 def sample_file(run: reader.RecordedRun, place: int) -> Path:

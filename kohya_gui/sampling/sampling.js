@@ -1,5 +1,5 @@
 // The tab Try it: starts a job with the form's values, and shows its images in rows and columns.
-import { read } from "../form/messages.js";
+import { read, sentOf } from "../form/messages.js";
 import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, one, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
@@ -100,21 +100,48 @@ function settle() {
   around(part("#sampling-strengths"), ".field").hidden = text("compare") !== "strengths";
 }
 
+/** Fill in the prompts of the run or form, and their size, steps and scales, where nobody has written others. */
 async function chooseModel() {
   settle();
-  if (!model().value.startsWith(RUN)) return;
-  const { prompts } = await ofRun();
-  const field = part("#sampling-prompts", HTMLTextAreaElement);
-  if (!field.value.trim()) field.value = prompts.join("\n");
+  const { prompts, fields } = await (model().value.startsWith(RUN) ? ofRun() : ofForm());
+  propose(part("#sampling-prompts", HTMLTextAreaElement), prompts.join("\n"));
+  for (const field of all(part("form"), "[data-prompt]").filter(isField))
+    propose(field, fields[field.dataset.prompt ?? ""] ?? "");
 }
 
-/** @returns {Promise<{ files: string[], prompts: string[] }>} */
-async function ofRun() {
+/**
+ * Fill in a field that is empty, or holds what was filled in before.
+ * @param {import("../server/elements.js").Field} field
+ * @param {string} value
+ */
+function propose(field, value) {
+  if (field.value.trim() && field.value !== field.dataset.proposed) return;
+  field.value = value;
+  field.dataset.proposed = value;
+}
+
+/** @typedef {{ files: string[], prompts: string[], fields: Record<string, string> }} Known of a run or a form */
+
+/** @returns {Promise<Known>} */
+const ofRun = () => known("sampling_run", { run: model().value.slice(RUN.length) });
+
+/** @returns {Promise<Known>} */
+const ofForm = () => {
+  const tab = model().value.slice(TAB.length);
+  return known("sampling_form", { tab, form: sentOf(tab) });
+};
+
+/**
+ * @param {string} what
+ * @param {Record<string, string>} sent
+ * @returns {Promise<Known>}
+ */
+async function known(what, sent) {
   try {
-    return await ask("sampling_run", { run: model().value.slice(RUN.length) });
+    return await ask(what, sent);
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
-    return { files: [], prompts: [] };
+    return { files: [], prompts: [], fields: {} };
   }
 }
 

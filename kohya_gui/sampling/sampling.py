@@ -10,7 +10,8 @@ import gradio as gr
 from starlette.responses import Response
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.prompts import NUMBERS
+from kohya_gui.form.prompts import NUMBERS, PROMPT_SUFFIXES
+from kohya_gui.form.prompts import PROMPTS_OPTION as PROMPTS
 from kohya_gui.i18n import dates
 from kohya_gui.panel import samples
 from kohya_gui.sampling import comparing
@@ -20,7 +21,7 @@ from kohya_gui.tools.commands import job_status, lora_row
 from library import families
 from library.config.building import build_config
 from library.config.formats import read_toml, to_toml
-from library.config.json_types import JsonObject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message
 from library.config.run_config import RunConfig
 from library.config.schema import flatten_sections
@@ -52,6 +53,7 @@ class SamplingTab:
         return {
             "sampling_choices": self.choices,
             "sampling_run": self.of_run,
+            "sampling_form": self.of_form,
             "sampling_begin": self.begin,
             "sampling_sheet": self.sheet,
             **self.comparison.handlers,
@@ -74,14 +76,36 @@ class SamplingTab:
         return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 
     def of_run(self, sent: ApiRequest) -> JsonObject:
-        """The files that a run has saved, in order, and its sample prompts."""
+        """The files that a run has saved, in order, its sample prompts, and the fields that all of these share."""
         run = _run(sent.text("run"))
         events = reader.progress(run.folder).update().events
         folder = str(run.facts.get("folder") or ".")  # the folder it was started in, for relative paths
         files = dict.fromkeys(Path(folder, str(event.get("file") or "")) for event in events.get("saved", ()))
         kept = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
         asked = dict.fromkeys(str(event.get("prompt") or "") for event in events.get("sample", ()))
-        return {"files": kept, "prompts": [one for one in asked if one]}
+        return {"files": kept, "prompts": [one for one in asked if one], "fields": self._rows(_run_settings(run))[1]}
+
+    def of_form(self, sent: ApiRequest) -> JsonObject:
+        """The sample prompts of a form, and what is the same in all."""
+        form = self.forms.get(sent.text("tab"))
+        if form is None:
+            raise ConfigError("There is no such choice: load the page again.")
+        prompts_of_form, fields = self._rows(form.parse_submission(sent.text("form")).values)
+        return {"files": [], "prompts": prompts_of_form, "fields": fields}
+
+    def _rows(self, values: JsonMapping) -> tuple[list[str], dict[str, str]]:
+        """The prompts of the prompt file that these values name, and the fields that are the same for all of them."""
+        try:
+            rows = prompt_rows.prompt_rows_of_file(
+                paths.file(str(values.get(PROMPTS) or ""), self.roots, PROMPT_SUFFIXES, PROMPTS)
+            )
+        except (ConfigError, OSError):  # there is none, or it cannot be read: its own form says why
+            return [], {}
+        shared = dict(rows[0]) if rows else {}
+        for row in rows[1:]:
+            shared = {name: value for name, value in shared.items() if row.get(name) == value}
+        known = ("negative_prompt", *(name for name, *_ in NUMBERS))
+        return [row["prompt"] for row in rows], {name: shared[name] for name in known if name in shared}
 
     def begin(self, sent: ApiRequest) -> JsonObject:
         """Start generating. Problems of the form are reported first."""

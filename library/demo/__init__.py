@@ -1,7 +1,9 @@
 """`kohya demo`: train a LoRA on this machine within minutes, with files in the real formats.
 
-Writes a tiny checkpoint (random weights, real layout), a dozen captioned images, and a ready TOML for each script;
-trains a LoRA like any headless training, eagerly and, on a GPU, also compiled, and summarises the result.
+It draws a dozen pictures of a character that no model has seen, and writes a ready TOML for each script; trains a LoRA
+of a small model as any headless training is started, and shows in one picture what it has learned. On a GPU it trains
+compiled, and compares with a short eager training. Families without a small trained model get a tiny random one, whose
+pictures would be noise: of these it shows how they train, and no picture.
 """
 
 import argparse
@@ -15,13 +17,15 @@ from library.config.command import quote_command
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.demo import summary
+from library.demo import picture, summary, zorb
 from library.demo.configs import toml_name
 from library.demo.files import Demo, prepare_demo
+from library.demo.small_model import small_model_of
 from library.jobs.work import join_work
 from library.runs import foreground, gpu_slots, reader
 from library.runs.launcher import starting
 
+COMPARED_STEPS = 40  # of the eager training that a compiled one of a small model is compared with
 DEMO_VARIANTS = tuple(name for known in families.all_families() for name in known.demo_variants)
 
 
@@ -32,21 +36,24 @@ def main(argv: list[str] | None = None) -> int:
     wanted = families.FAMILIES if asked.family == "all" else (asked.family,)
     # A CPU takes minutes to compile, and gains little.
     compiled = gpu_slots.has_gpu() if asked.compile is None else asked.compile
+    trained = [name for name in wanted if small_model_of(name)]
     with join_work("demo") as work:
-        demo = prepare_demo(Path(asked.out).absolute(), wanted, compiled)
+        demo = prepare_demo(Path(asked.out).absolute(), wanted, compiled, trained)
         work.store({"configs": {name: str(path) for name, path in demo.configs.items()}})
     if asked.no_train:
         print(f"Ready in {demo.folder}: {', '.join(path.name for path in demo.configs.values())}")
         return 0
-    lines = []
+    pictures, lines = [], []
     for model in wanted:
-        lines.append(train_and_compare(demo, model, asked.steps, compiled))
-    print("\n".join(["", *lines, *demo_closing_lines(demo, wanted[0])]))
+        run, said = train_and_compare(demo, model, asked.steps, compiled, model in trained)
+        pictures += picture.write_picture(run) if model in trained else []
+        lines.append(said)
+    print("\n".join(["", *pictures, "", *lines, *demo_closing_lines(demo, wanted[0])]))
     return 0
 
 
 def _build_demo_parser() -> argparse.ArgumentParser:
-    parser = Arguments("kohya demo", description="Make a tiny model and images, and train a LoRA on them.")
+    parser = Arguments("kohya demo", description="Train a LoRA of a small model on pictures that the demo draws.")
     names, default = (*families.FAMILIES, *DEMO_VARIANTS, "all"), families.SHOWN_BY_DEMO
     # Variants share their family's graphs, so compiling them, too, would double the time and show nothing new.
     which = f"which model; all: one of each family, without its relatives (default: {default})"
@@ -62,17 +69,29 @@ def _build_demo_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def train_and_compare(demo: Demo, model: str, steps: int | None, compiled: bool) -> str:
-    """Train a LoRA with and without torch.compile, from the same seed; return a summary of both."""
+def train_and_compare(demo: Demo, model: str, steps: int | None, compiled: bool, learns: bool) -> tuple[Path, str]:
+    """Train a LoRA, and if `compiled` also eagerly, from the same seed; the folder of its run, and the summary of both.
+
+    Where it `learns`, as its model is a trained one, the eager training beside a compiled one is short.
+    """
     script = families.lora_script(families.owner(model))
     toml = demo.configs[toml_name(script, model)]
     config = build_config(families.config_class(script), read_toml(toml))
     name, runs = config.save.output_name or "", {}
-    runs["eager"] = train_headless(toml, script, config, f"{name}-eager", ["--no-compile"], steps)
+    shown = ["--sample_every_n_steps", str(max(1, steps // 2))] if learns and steps else []
+    if learns and not compiled:
+        runs["eager"] = train_headless(toml, script, config, name, ["--no-compile", *shown], steps)
+    else:
+        few = min(steps or COMPARED_STEPS, COMPARED_STEPS) if learns else steps
+        silent = ["--no-sample_images"] if learns else []
+        runs["eager"] = train_headless(toml, script, config, f"{name}-eager", ["--no-compile", *silent], few)
     if compiled:
-        # Without a C++ compiler the LoRA is still trained; the summary says why it was not compiled.
-        runs["compiled"] = train_headless(toml, script, config, name, ["--compile", "--compile_fallback"], steps)
-    return summary.summary_text(model, {kind: summary.read_outcome(folder) for kind, folder in runs.items()}, config)
+        # A machine without a C++ compiler still gets its LoRA; the summary says why it was not compiled.
+        runs["compiled"] = train_headless(
+            toml, script, config, name, ["--compile", "--compile_fallback", *shown], steps
+        )
+    outcomes = {kind: summary.read_outcome(folder) for kind, folder in runs.items()}
+    return runs.get("compiled", runs["eager"]), summary.summary_text(model, outcomes, config, learns)
 
 
 def train_headless(toml: Path, script: str, config: RunConfig, name: str, flags: list[str], steps: int | None) -> Path:
@@ -110,10 +129,10 @@ def demo_closing_lines(demo: Demo, model: str) -> list[str]:
     kohya = Path(sys.executable).with_name("kohya")
     script = families.lora_script(families.owner(model))
     again = [str(kohya), "train", script, "--config_file", str(demo.configs[toml_name(script, model)])]
+    pictures = [f"  pictures  {demo.folder / zorb.NAME}"] if (demo.folder / zorb.NAME).exists() else []
     return [
         f"Everything is in {demo.folder}",
-        f"  images    {demo.images}",
-        f"  models    {demo.folder / 'models'}",
+        *pictures,
         f"  configs   {', '.join(path.name for path in demo.configs.values())}",
         f"  results   {demo.folder / 'output'}",
         "Next: open the page (./setup.sh gui), or change a TOML and train again:",

@@ -1,6 +1,6 @@
 """A ready TOML for each script: the demo's own files, and the settings of real trainings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +100,26 @@ def demo_toml(
         name: [(option, str(shown) if value == "{references}" else value, why) for option, value, why in lines]
         for name, lines in own.items()
     }
-    order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
-    tables = {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
-    head = [
-        f"# {title_of_training(script, model)}, on the tiny model and the dozen images that the demo made.",
+    about = f"# {title_of_training(script, model)}, on the tiny model and the dozen images that the demo made."
+    return rendered([about, *usage(script, model)], merged(tables, own))
+
+
+def usage(script: str, model: str) -> list[str]:
+    """The comment that says how to train with a TOML."""
+    return [
         "# For a real training, change the paths and the values whose comment says so. Start it with:",
         f"#   kohya train {script} --config_file {toml_name(script, model)}.toml",
     ]
+
+
+def merged(tables: Tables, own: Mapping[str, list[Line]]) -> Tables:
+    """The tables with the lines that a family adds; the model and the noise come first."""
+    order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
+    return {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
+
+
+def rendered(head: Sequence[str], tables: Tables) -> str:
+    """The text of a TOML file: comments, and the tables with their remarks."""
     blocks = ["\n".join([f"[{table}]", *map(_toml_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
 

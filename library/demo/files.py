@@ -4,13 +4,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from library.demo import configs, images
-from library.families import owner, random_module
-from library.files import write_atomic
+from library.demo import configs, images, learning, small_model, zorb
+from library.families import facts_of, owner, random_module
+from library.files import clear_errors, write_atomic
 
 RECORD = "demo.json"
 
@@ -25,31 +25,60 @@ class Demo:
     configs: Mapping[str, Path]  # script, of a relative <relative>_<script> -> its TOML
 
 
-def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False) -> Demo:
-    """Create missing files of a demo in `folder`, or in `folder-2` and so on if that contains something else.
+def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False, trained: Collection[str] = ()) -> Demo:
+    """Make what is missing of a demo in `folder`, or in `folder-2` and so on if that holds something else.
 
-    `families` may include variants, which have their own models and TOML files; new ones are set to `compiled`.
+    `families` may name relatives, too, which have models and TOML files of their own; new ones say `compiled`. Those
+    that are also in `trained` get their small trained model, and tiny random ones only for scripts that do not train
+    it. Raises ConfigError for a folder that cannot be written, and for a small model that is damaged.
     """
-    folder = _free_demo_folder(folder)
-    if not (folder / RECORD).exists():
-        write_atomic(folder / RECORD, json.dumps({"demo": fingerprint_demo()}) + "\n")
-    pictures = folder / "images"
-    _once(pictures, images.draw_images)
-    _once(folder / "references", lambda place: images.write_references(pictures, place))
-    for family in families:
-        _once(folder / "models" / family, lambda place, family=family: _write_demo_model(family, place))
-    models = {known.parent.name: _demo_file_paths(known) for known in sorted((folder / "models").glob("*/files.json"))}
-    written = configs.write_demo_configs(folder, models, pictures, folder / "output", compiled)
+    families = tuple(families)
+    with clear_errors(folder):
+        folder = _free_demo_folder(folder)
+        if not (folder / RECORD).exists():
+            write_atomic(folder / RECORD, json.dumps({"demo": fingerprint_demo()}) + "\n")
+        written = {}
+        for family in (name for name in families if name in trained):
+            written |= _prepare_learning(folder, family, compiled)
+        at_random = [name for name in families if name not in trained or _further_scripts(name)]
+        pictures = folder / "images"
+        if at_random or not families:
+            _once(pictures, images.draw_images)
+            _once(folder / "references", lambda place: images.write_references(pictures, place))
+        for family in at_random:
+            _once(folder / "models" / family, lambda place, family=family: _write_demo_model(family, place))
+        models = {
+            known.parent.name: _demo_file_paths(known) for known in sorted((folder / "models").glob("*/files.json"))
+        }
+        written = configs.write_demo_configs(folder, models, pictures, folder / "output", compiled) | written
     return Demo(folder, pictures, models, written)
+
+
+def _prepare_learning(folder: Path, family: str, compiled: bool) -> dict[str, Path]:
+    """The pictures to learn from, the small model, its prompts and its TOML files, by script."""
+    _once(folder / zorb.NAME, zorb.write_zorbs)
+    _once(folder / small_model.KNOWN, small_model.copy_known_pictures)
+    place = folder / "small-models" / family
+    _once(place, lambda new: small_model.copy_small_model(family, new))
+    known = small_model.small_model_of(family)
+    assert known is not None
+    return learning.write_learning_files(
+        folder, family, {part: place / name for part, name in known.files.items()}, compiled
+    )
+
+
+def _further_scripts(family: str) -> set[str]:
+    """The scripts of a family that do not train its small model."""
+    return set(facts_of(family).scripts) - set(learning.scripts(family))
 
 
 def fingerprint_demo() -> str:
     """Return what the files of a demo depend on; a change makes an older demo's files obsolete."""
     here = Path(__file__).resolve().parent
     sources = [
-        here / "images.py",
-        here / "configs.py",
+        *(here / f"{module}.py" for module in ("images", "configs", "learning", "zorb")),
         *here.parent.glob("families/**/random*.py"),
+        *here.glob(f"small_models/{small_model.CHECKSUMS}"),
     ]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
 

@@ -75,11 +75,14 @@ def largest_difference(one: Outcome, other: Outcome) -> float | None:
     return max((abs(one.losses[s] - other.losses[s]) / max(abs(one.losses[s]), 1e-12) for s in shared), default=None)
 
 
-def summary_text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig) -> str:
-    """Return lines about the runs of a family or variant: `outcomes` by "eager" and, if tried, "compiled"."""
-    steps = str(counted(len(outcomes["eager"].losses), "step"))
-    lines = [f"{configs.title_of_training(config.script, model)}, {steps}", *outcome_table(outcomes), ""]
+def summary_text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig, learns: bool = False) -> str:
+    """The lines about the runs of a family or a relative: `outcomes` by "eager" and, if it was tried, "compiled".
+    `learns`: the model is a trained one, and not random."""
     eager, fast = outcomes["eager"], outcomes.get("compiled")
+    steps = str(counted(len((fast or eager).losses), "step"))
+    lines = [f"{configs.title_of_training(config.script, model)}, {steps}", *outcome_table(outcomes), ""]
+    if not learns:
+        lines.append("  This model has random weights, so its pictures would be noise: none is shown.")
     if fast and fast.compiled and (apart := largest_difference(eager, fast)) is not None:
         lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
         lines += [f"  {line}" for line in verdict(config.family, eager, fast)]
@@ -98,6 +101,7 @@ def outcome_table(outcomes: Mapping[str, Outcome]) -> list[str]:
         "compile seconds": [compile_time(o) for o in outcomes.values()],
         "graphs": [format_number(o.compiled.get("num_graphs"), "d") for o in outcomes.values()],
         "recompiles": [format_number(o.compiled.get("recompiles"), "d") for o in outcomes.values()],
+        "steps": [str(len(o.losses)) for o in outcomes.values()],
         "loss, first to last": [
             f"{format_number(o.first, '.4f')} to {format_number(o.last, '.4f')}" for o in outcomes.values()
         ],

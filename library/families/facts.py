@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -68,6 +70,20 @@ def block_of_adapter(name: str, groups: Iterable[BlockGroup]) -> tuple[int, int]
         if found := re.search(group.pattern, name):
             return at, int(found[1])
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallModel:
+    """The small trained model of a family that comes with the program: what the demo's LoRA and fine-tune start from,
+    and the settings at which they learn in minutes on a CPU."""
+
+    files: Mapping[str, str]  # parts, as the tables name them -> files in library/demo/small_models/<family>
+    tables: Callable[[Mapping[str, Path]], Mapping[str, list[tuple[str, Any, str]]]]  # paths of parts -> of a TOML
+    prompt: str  # the options of a sample prompt, as in a line of a prompt file
+    rank: int
+    alpha: float
+    rates: Mapping[str, float]  # by kind of training
+    steps: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from library import families
-from library.demo import configs
+from library.demo import configs, files, small_model
 from library.downloads import finding
 from library.jobs import job as jobs
 from library.runs import layout
@@ -76,6 +76,33 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
         assert held["values"][option] == str(place / f"{option}.safetensors")
     seen.click("Undo")
     assert value("ae") == ""
+
+
+@pytest.mark.browser
+def test_the_demo_brings_a_small_model_pictures_and_prompts(visit, served, monkeypatch):
+    """The process that makes the demo is a stand-in, which makes it in this one."""
+    root = served[1] / "learning"
+
+    def start(kind, words):
+        made = files.prepare_demo(root, ("flux",), trained=("flux",))
+        folder = jobs.new(kind)
+        layout.store(folder / jobs.JOB, {"kind": kind, "state": "finished", "started": 1.0})
+        layout.store(folder / jobs.RESULT, {"configs": {name: str(path) for name, path in made.configs.items()}})
+        return jobs.job_at(folder)
+
+    monkeypatch.setattr(jobs, "start_job", start)
+    seen = visit()
+    seen.family("FLUX.1")
+    seen.click("Try it with the demo")
+    seen.until("Loaded flux_train_network.toml for FLUX.1")
+    values = seen.held()["values"]
+    model = small_model.parts_in(root / "small-models" / "flux", "flux")
+    assert values["pretrained_model_name_or_path"] == str(model["flux"]) and values["ae"] == str(model["ae"])
+    assert values["train_data_dir"] == str(root / "zorb") and values["sample_at_first"] is True
+    assert values["sample_prompts"] == str(root / "flux-prompts.txt")
+    rows = seen.page.locator("#lora-form .prompts li:not(template li)")
+    seen.page.wait_for_function("document.querySelectorAll('#lora-form .prompts ol > li').length === 4")
+    assert rows.nth(0).locator("[data-prompt=scale]").input_value() in ("4", "4.0")
 
 
 @pytest.mark.browser

@@ -1,5 +1,6 @@
 """The tab Try it: what is filled in becomes a command, samples of runs stand beside each other, nothing leads out."""
 
+import io
 import json
 import time
 from pathlib import Path
@@ -9,9 +10,10 @@ from PIL import Image
 
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tabs import FAMILY_TITLES, TABS
+from kohya_gui.panel import samples
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
-from library.config.formats import read_toml
+from library.config.formats import read_toml, toml_value
 from library.config.problems import ConfigError, Message
 from library.jobs import job as jobs
 from library.runs import layout, process, reader, registry
@@ -148,6 +150,41 @@ def run_with_samples(root, name="zorb-1"):
     return folder
 
 
+def test_the_picture_of_what_a_run_has_learned_shows_its_own_samples_alone(tab, tmp_path):
+    root = tmp_path / "root"
+    run = run_with_samples(root, "learned-1")
+    made = samples.show_learned({"run": run.name})
+    whole = Image.open(io.BytesIO(made.body)).convert("RGB")
+    assert made.media_type == "image/png" and whole.getpixel((whole.width - 20, whole.height - 20)) == (20, 40, 40)
+    hostile = run_with_samples(root, "learned-2")  # which names a file outside the run's folder
+    lines = (hostile / layout.PROGRESS).read_text(encoding="utf-8").replace("20_1.png", "../../secret.png")
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(tmp_path / "secret.png")
+    (hostile / layout.PROGRESS).write_text(lines, encoding="utf-8")
+    other = Image.open(io.BytesIO(samples.show_learned({"run": hostile.name}).body)).convert("RGB")
+    assert other.getpixel((other.width - 20, other.height - 20)) == (255, 255, 255)
+    for query in ({"run": "../learned-1"}, {"run": "none"}, {}):
+        with pytest.raises(ConfigError, match="no such image"):
+            samples.show_learned(query)
+
+
+def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
+    run, written = run_with_samples(tmp_path / "root", "shared-1"), tmp_path / "root" / "prompts.txt"
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}
+    with (run / layout.TOML).open("a", encoding="utf-8") as toml:
+        toml.write(f"sample_prompts = {toml_value(str(written))}\n")
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}  # the file is not there
+    written.write_text(
+        "a zorb --w 128 --h 128 --s 20 --l 4 --g 1 --d 1\na cat --w 128 --h 128 --s 20 --l 4 --g 1 --d 2\n"
+    )
+    shared = {"width": "128", "height": "128", "sample_steps": "20", "scale": "4.0", "guidance_scale": "1.0"}
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == shared  # and not the seed
+    outside = tmp_path / "elsewhere.txt"
+    outside.write_text("a secret --w 64\n")
+    text = (run / layout.TOML).read_text(encoding="utf-8").replace(str(written), str(outside))
+    (run / layout.TOML).write_text(text, encoding="utf-8")
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}
+
+
 def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     run_with_samples(tmp_path / "root")
     known = tab.choices(ApiRequest({}))
@@ -230,6 +267,9 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
 
     seen = visit()
     page = seen.page
+    learned = page.locator(".learned img")  # of a run that has ended
+    page.wait_for_function("document.querySelector('.learned img')?.naturalWidth > 400")
+    assert learned.get_attribute("src") == page.locator(".learned a[download]").get_attribute("href")
     page.locator(".samples [data-try]").click()  # beside the samples of the run
     box = page.locator(".sampling")
     box.locator(".board .sample").nth(3).wait_for()

@@ -10,6 +10,7 @@ from torch import nn
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
+from library.families.facts import SmallModel
 from library.families.flux import keys
 from library.families.flux.family import POOLED, FluxFamily
 from library.families.flux.model import Flux, Sizes
@@ -221,6 +222,36 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
         model = [(*base, "real: Chroma1-HD.safetensors"), *files, *chroma, ("guidance_scale", 0.0, "it takes none")]
         shift = [("timestep_sampling", "sigmoid", "")]
     return {"model": model, "noise": [*shift, ("model_prediction_type", "raw", "")], "data": data}
+
+
+def small_flux_tables(models: Mapping[str, Path]) -> DemoTables:
+    """Return the tables of a demo TOML for the small trained model."""
+    return {
+        "model": [
+            ("pretrained_model_name_or_path", str(models["flux"]), "real: flux1-dev.safetensors"),
+            *((part, str(models[part]), "") for part in ("clip_l", "t5xxl", "ae")),
+            ("t5xxl_max_token_length", 32, "real: 512"),
+            ("guidance_scale", 1.0, "what FLUX.1-dev is trained with"),
+        ],
+        "noise": [("timestep_sampling", "sigmoid", "real: flux_shift"), ("model_prediction_type", "raw", "")],
+    }
+
+
+# It was trained without distilled guidance, so samples take classifier-free guidance (--l).
+SMALL_MODEL = SmallModel(
+    files={
+        "flux": "flux1-dev.safetensors",
+        "clip_l": "clip_l.safetensors",
+        "t5xxl": "t5xxl.safetensors",
+        "ae": "ae.safetensors",
+    },
+    tables=small_flux_tables,
+    prompt="--w 128 --h 128 --s 20 --l 4 --g 1",
+    rank=16,
+    alpha=8.0,
+    rates={"lora": 3e-3, "finetune": 2e-4},
+    steps=500,
+)
 
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:

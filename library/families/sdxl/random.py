@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from library import families
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
+from library.families.facts import SmallModel
 from library.families.sdxl import keys, model
 from library.families.sdxl.family import SdxlFamily
 from library.families.shared import clip, random_networks, random_tokenizers
@@ -142,6 +143,22 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
         "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
         "compile": [COMPILE_BLOCKS_LINE],
     }
+
+
+def small_sdxl_tables(models: Mapping[str, Path]) -> DemoTables:
+    """Return the tables of a demo TOML for the small trained model."""
+    return demo_tables(models) | {"sample": [("sample_sampler", "euler", "")]}
+
+
+SMALL_MODEL = SmallModel(
+    files={"sdxl": "sdxl.safetensors"},
+    tables=small_sdxl_tables,
+    prompt="--w 128 --h 128 --s 20 --l 4",
+    rank=16,
+    alpha=8.0,
+    rates={"lora": 3e-3, "finetune": 2e-4},
+    steps=500,
+)
 
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:

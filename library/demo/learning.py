@@ -1,0 +1,114 @@
+"""The demo that shows a picture of what was learned: the TOML and the sample prompts for a small trained model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from library import families
+from library.demo import zorb
+from library.demo.configs import RESULT_ENDINGS, Line, Tables, merged, rendered, title_of_training, toml_name, usage
+from library.demo.small_model import KNOWN, small_model_of
+from library.families.facts import SmallModel
+from library.files import write_atomic
+
+KINDS = ("lora", "finetune")  # of training that start from the small model
+# What each prompt shows, with the prompt and its seed.
+PROMPTS = (
+    ("what the training pictures show", f"{zorb.NAME} emoji on a blue ground", 1),
+    ("the same on a ground that none of them has", f"{zorb.NAME} emoji on a {zorb.UNSEEN_GROUND} ground", 2),
+    ("two things that the model knew before", "red apple emoji on a white ground", 3),
+    ("", "cat face emoji on a blue ground", 4),
+)
+
+
+def scripts(family: str) -> list[str]:
+    """The scripts of a family that train its small model."""
+    known = families.facts_of(family).scripts if small_model_of(family) else ()
+    return [script for script in known if families.config_class(script).kind in KINDS]
+
+
+def write_learning_files(folder: Path, family: str, files: Mapping[str, Path], compiled: bool) -> dict[str, Path]:
+    """Write the sample prompts and a TOML for each script that trains the small model; the TOML files by script. A file
+    that exists is kept as it is."""
+    prompts = folder / f"{family}-prompts.txt"
+    small = small_model_of(family)
+    assert small is not None
+    if not prompts.exists():
+        write_atomic(prompts, prompt_text(small))
+    written = {}
+    for script in scripts(family):
+        path = written[script] = folder / f"{toml_name(script, family)}.toml"
+        if not path.exists():
+            write_atomic(path, learning_toml(script, small, files, folder, compiled))
+    return written
+
+
+def prompt_text(small: SmallModel) -> str:
+    """The prompt file: what the training pictures show, and what was known before."""
+    lines = []
+    for about, prompt, seed in PROMPTS:
+        lines += [f"# {about}"] if about else []
+        lines.append(f"{prompt} {small.prompt} --d {seed}")
+    return "\n".join(lines) + "\n"
+
+
+def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], folder: Path, compiled: bool) -> str:
+    """The TOML of one script; all that it names is in the demo's folder."""
+    config = families.config_class(script)
+    family, output = config.family, folder / "output"
+    tables: Tables = {
+        "data": [
+            ("train_data_dir", str(folder / zorb.NAME), "contains folders named <repeats>_<words>"),
+            ("reg_data_dir", str(folder / KNOWN), "other pictures, so that the model does not forget what it knows"),
+            ("resolution", f"{zorb.SIDE},{zorb.SIDE}", 'real: "1024,1024"'),
+            ("train_batch_size", 4, "real: 1 or 2"),
+        ],
+        "captions": [("caption_extension", ".txt", "")],
+        "cache": [
+            ("cache_latents", True, "real: cache_latents_to_disk"),
+            ("cache_text_encoder_outputs", True, ""),
+        ],
+        **_learning(config.kind, small, next(iter(families.facts_of(family).adapter_modules))),
+        "steps": [("max_train_steps", small.steps, "real: 1000 or more"), ("seed", 42, "")],
+        "precision": [("mixed_precision", "no", "real, on a GPU: bf16")],
+        "compile": [_compile(compiled)],
+        "sample": [
+            ("sample_prompts", str(folder / f"{family}-prompts.txt"), ""),
+            ("sample_at_first", True, "images of the base model"),
+            ("sample_every_n_steps", small.steps // 2, ""),
+        ],
+        "save": [
+            ("output_dir", str(output), ""),
+            ("output_name", f"{family}-{RESULT_ENDINGS.get(config.kind, config.kind)}", ""),
+            ("save_model_as", "safetensors", ""),
+            ("save_precision", "fp16", ""),
+        ],
+        "log": [("logging_dir", str(output / "logs"), "for TensorBoard")],
+    }
+    own = {name: lines for name, lines in small.tables(files).items() if compiled or name != "compile"}
+    title = title_of_training(script, family)
+    about = f"# {title}: a small trained model learns the {zorb.NAME}, a character that is new to it."
+    return rendered([about, *usage(script, family)], merged(tables, own))
+
+
+def _compile(compiled: bool) -> Line:
+    if compiled:
+        return ("compile", True, "compiles the blocks of the denoiser before the first step")
+    return ("compile", False, "real, on a GPU: true")
+
+
+def _learning(kind: str, small: SmallModel, module: str) -> Tables:
+    """What learns, and how fast: faster than a large model, which would forget all else at these rates."""
+    optim: list[Line] = [
+        ("optimizer_type", "AdamW", ""),
+        ("learning_rate", small.rates[kind], "real: 1e-4" if kind == "lora" else "real: 1e-5"),
+    ]
+    if kind != "lora":
+        return {"optim": optim}
+    network: list[Line] = [
+        ("network_module", module, ""),
+        ("network_dim", small.rank, "real: 16 or 32"),
+        ("network_alpha", small.alpha, ""),
+        ("network_train_unet_only", True, "the text encoders are not trained"),
+        ("prior_loss_weight", 0.5, "how much the pictures in reg_data_dir count"),
+    ]
+    return {"network": network, "optim": optim}

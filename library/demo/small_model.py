@@ -1,0 +1,87 @@
+"""The small trained models that come with the program: which files, whether they are whole, and copies of them."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from library import families
+from library.config.problems import ConfigError
+from library.families.facts import SmallModel
+from library.files import write_atomic
+
+FOLDER = Path(__file__).with_name("small_models")
+KNOWN = "known"  # the folder of regularization pictures: what the models were trained on
+CHECKSUMS = "checksums.json"  # SHA-256 by path below the folder
+
+
+def small_model_of(family: str) -> SmallModel | None:
+    """What a family says of its small trained model; None for one that has none, and for a relative of a family."""
+    if family not in families.FAMILIES:
+        return None
+    return getattr(families.random_module(family), "SMALL_MODEL", None)
+
+
+def parts_in(place: Path, family: str) -> dict[str, Path]:
+    """The files of a family's small model in a folder, by part."""
+    known = small_model_of(family)
+    return {part: place / name for part, name in known.files.items()} if known else {}
+
+
+# Why: docs/decisions/2026-11-27-small-trained-models.md
+def copy_small_model(family: str, place: Path) -> None:
+    """Copy a family's small model with its tokenizers into a folder. Raises ConfigError for files that are missing or
+    damaged."""
+    for source in whole_files(family):
+        target = place / source.relative_to(FOLDER / family)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def copy_known_pictures(place: Path) -> None:
+    """Copy the regularization pictures and their captions into a `N_name` folder below `place`. Raises ConfigError for
+    files that are missing or damaged."""
+    folder = place / "1_emoji"
+    folder.mkdir(parents=True)
+    for source in whole_files(KNOWN):
+        shutil.copyfile(source, folder / source.name)
+
+
+def whole_files(family: str) -> list[Path]:
+    """The files of a family's small model, or the known pictures. Raises ConfigError, which names those that are
+    missing or damaged."""
+    own = {name: digest for name, digest in checksums().items() if name.split("/")[0] == family}
+    wrong = [name for name, digest in own.items() if _digest(FOLDER / name) != digest]
+    if wrong or not own:
+        raise ConfigError(
+            "the demo's small model is not whole: {files} in {folder} is missing or damaged; download the program "
+            "again, or restore the folder with git checkout",
+            files=", ".join(wrong) or f"{family}/",
+            folder=FOLDER,
+        )
+    return [FOLDER / name for name in own]
+
+
+def checksums() -> dict[str, str]:
+    """The published SHA-256 of each file; none where the list is missing or damaged."""
+    try:
+        known = json.loads((FOLDER / CHECKSUMS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def write_checksums(names: Iterable[str] = families.FAMILIES) -> Path:
+    """Write the list, after the files of these families were replaced; other entries stay."""
+    kept = {name: digest for name, digest in checksums().items() if name.split("/")[0] not in names}
+    files = (path for name in names for path in sorted((FOLDER / name).rglob("*")) if path.is_file())
+    kept |= {path.relative_to(FOLDER).as_posix(): _digest(path) for path in files}
+    return write_atomic(FOLDER / CHECKSUMS, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""

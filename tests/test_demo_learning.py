@@ -1,0 +1,173 @@
+"""The demo that shows what was learned: its pictures, the small trained models, the TOML files, and the one picture."""
+
+import json
+import shutil
+import tomllib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from library import families
+from library.config.building import build_config
+from library.config.formats import read_toml
+from library.config.problems import ConfigError
+from library.demo import files, learning, picture, small_model, zorb
+from library.demo import main as command
+from library.runs import layout
+from library.runs.sample_sheet import CELL, arrange_samples, draw_sheet
+from library.sampling import prompt_checks, prompts
+from tests.source import ROOT
+
+SMALL = [family for family in families.FAMILIES if small_model.small_model_of(family)]
+CASES = [(family, script) for family in SMALL for script in learning.scripts(family)]
+LARGEST = 16e6  # bytes of a family's small model
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    return files.prepare_demo(tmp_path_factory.mktemp("learning") / "demo", SMALL, trained=SMALL)
+
+
+def test_every_machine_draws_the_same_dozen_zorbs(tmp_path):
+    one, other = (zorb.write_zorbs(tmp_path / name) for name in "ab")
+    names = sorted(path.relative_to(one) for path in one.rglob("*.*"))
+    assert len([name for name in names if name.suffix == ".png"]) == 12
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+    with Image.open(next(one.rglob("01.png"))) as first:
+        assert first.size == (zorb.SIDE, zorb.SIDE)
+
+
+def test_held_out_zorbs_are_not_among_those_to_learn_from():
+    assert not set(zorb.HELD_OUT) & set(zorb.TO_LEARN_FROM)
+    assert zorb.UNSEEN_GROUND not in {scene.ground for scene in zorb.TO_LEARN_FROM}
+    assert all(zorb.NAME in scene.caption for scene in (*zorb.TO_LEARN_FROM, *zorb.HELD_OUT))
+
+
+def test_a_zorb_stays_in_its_picture():
+    for scene in (*zorb.TO_LEARN_FROM, *zorb.HELD_OUT):
+        shown = np.asarray(zorb.draw_scene(scene)).astype(int)
+        edge = np.concatenate([shown[0], shown[-1], shown[:, 0], shown[:, -1]])
+        assert np.abs(edge - zorb.GROUNDS[scene.ground]).max() <= 8, scene
+        assert (np.abs(shown - zorb.GROUNDS[scene.ground]).max(-1) > 8).mean() > 0.1
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_a_small_model_is_whole_and_small(family):
+    assert sum(path.stat().st_size for path in small_model.whole_files(family)) <= LARGEST
+
+
+def test_the_package_ships_the_small_models():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["library"]
+    shipped = {path for pattern in patterns for path in (ROOT / "library").glob(pattern)}
+    kept = {path for path in small_model.FOLDER.rglob("*") if path.is_file()}
+    assert len(kept) > 2 and kept <= shipped
+
+
+@pytest.mark.parametrize(("family", "script"), CASES)
+def test_its_toml_is_a_real_one(demo, family, script):
+    path = demo.configs[script]
+    config = build_config(families.config_class(script), read_toml(path), path.name, notes=(notes := []))
+    assert not notes and not list(families.family_for(config).problems())
+    text = path.read_text(encoding="utf-8")
+    assert f"kohya train {script} --config_file {path.name}" in text and "real: " in text
+    shown = prompts.read_prompts(config.sample.sample_prompts)
+    assert [prompt.prompt for prompt in shown] == [prompt for _, prompt, _ in learning.PROMPTS]
+    multiple = families.family_for(config).sample_multiple
+    assert not prompt_checks.notes(config.sample.sample_prompts, multiple=multiple)
+    assert all(prompt.scale and prompt.scale > 1 for prompt in shown)  # without guidance they show little
+    assert config.sample.sample_at_first and config.steps.max_train_steps == 2 * config.sample.sample_every_n_steps
+
+
+def test_scripts_that_train_no_small_model_keep_their_random_one(demo):
+    for script in set(families.facts_of("sdxl").scripts) - set(learning.scripts("sdxl")):
+        assert "models/sdxl/" in demo.configs[script].read_text(encoding="utf-8").replace("\\\\", "/")
+    assert "flux" not in demo.models  # all of its scripts train the small one
+
+
+def damaged(folder, monkeypatch, harm):
+    """The small models in another folder, where something happens to one of their files."""
+    shutil.copytree(small_model.FOLDER, folder)
+    harm(folder / "flux" / "ae.safetensors")
+    monkeypatch.setattr(small_model, "FOLDER", folder)
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+@pytest.mark.parametrize("harm", [cut_short, lambda path: path.unlink()], ids=["cut", "missing"])
+def test_a_damaged_small_model_is_one_sentence(tmp_path, monkeypatch, harm):
+    damaged(tmp_path / "small", monkeypatch, harm)
+    with pytest.raises(ConfigError, match=r"flux/ae\.safetensors in .* is missing or damaged; download") as raised:
+        command(["--no-train", "--out", str(tmp_path / "demo")])
+    assert "\n" not in str(raised.value)
+    assert not list((tmp_path / "demo").glob("small-models/flux"))  # the next demo makes it again
+
+
+def test_without_the_list_of_checksums_no_file_is_trusted(tmp_path, monkeypatch):
+    damaged(tmp_path / "small", monkeypatch, lambda path: (path.parents[1] / small_model.CHECKSUMS).unlink())
+    with pytest.raises(ConfigError, match="is not whole: flux/"):
+        small_model.whole_files("flux")
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write .*: a file has the name of its folder"):
+        command(["--no-train", "--out", str(tmp_path / "file" / "demo")])
+
+
+def run_of(folder, samples, failed=()):
+    """The record of a run that left these samples: step and number."""
+    place = folder / "output" / "runs" / "zorb-1"
+    place.mkdir(parents=True)
+    events = []
+    for step, number in samples:
+        path = folder / f"{step}-{number}.png"
+        Image.new("RGB", (64, 64), (step, 50 * number, 0)).save(path)
+        events.append({"t": 1, "kind": "sample", "file": str(path), "step": step, "number": number, "prompt": "a zorb"})
+    events += [{"t": 1, "kind": "sample_failed", "step": 0, "text": why} for why in failed]
+    layout.store(
+        place / layout.RUN, {"state": "finished", "output_dir": str(folder / "output"), "output_name": "flux-lora"}
+    )
+    (place / layout.PROGRESS).write_text("".join(json.dumps(event) + "\n" for event in events))
+    return place
+
+
+def test_the_picture_has_a_row_for_each_prompt_and_base_middle_and_end(tmp_path):
+    run = run_of(tmp_path, [(step, number) for step in (0, 60, 120, 180, 240) for number in (0, 1)])
+    first, *_ = picture.write_picture(run)
+    path = tmp_path / "output" / "flux-lora.png"
+    assert first.endswith(str(path))
+    with Image.open(path) as made:
+        width, height = made.size
+        corner = made.getpixel((width - 20, height - 20))
+    assert corner == (240, 50, 0)
+    events = [{"step": step, "number": 0, "prompt": "a"} for step in (0, 60, 120, 180, 240)]
+    sheet = arrange_samples(events)
+    assert sheet.steps == (0, 120, 240) and width == sheet.size[0] and height > 2 * CELL
+
+
+def test_samples_that_are_gone_leave_their_cells_empty():
+    sheet = arrange_samples([{"step": step, "number": 0, "prompt": "a"} for step in (0, 9)])
+    assert draw_sheet(sheet, lambda place: None).size == sheet.size
+
+
+def test_a_run_whose_samples_all_failed_has_no_picture_and_says_why(tmp_path):
+    lines = picture.write_picture(run_of(tmp_path, [], ["the GPU ran out of memory"]))
+    assert lines[0].startswith("There is no picture") and "the GPU ran out of memory" in lines[1]
+    assert not (tmp_path / "output" / "flux-lora.png").exists()
+
+
+def test_on_a_gpu_a_short_eager_training_is_compared_with_the_compiled_one(demo, tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr("library.demo.train", lambda *args: trained.append(args[3:]) or tmp_path)
+    monkeypatch.setattr("library.demo.summary.read", lambda folder: None)
+    monkeypatch.setattr("library.demo.summary.text", lambda *args: "")
+    monkeypatch.setattr("library.demo.picture.write_picture", lambda run: ["What it has learned"])
+    assert command(["--compile", "--out", str(tmp_path / "demo"), "--steps", "100"]) == 0
+    (eager, eager_flags, few), (name, flags, steps) = trained
+    assert (eager, few, name, steps) == ("flux-lora-eager", 40, "flux-lora", 100)
+    assert eager_flags == ["--no-compile", "--no-sample_images"]
+    assert flags[:2] == ["--compile", "--compile_fallback"] and flags[2:] == ["--sample_every_n_steps", "50"]
