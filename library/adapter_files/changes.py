@@ -215,8 +215,8 @@ class LayerChange:
         """Return it with all tensors in float32 (on a device), as `delta` requires; scalars are unchanged."""
         return LayerChange(
             {
-                name: one if name in NUMBERS else one.to(device or one.device, torch.float32)
-                for name, one in self.parts.items()
+                name: part if name in NUMBERS else part.to(device or part.device, torch.float32)
+                for name, part in self.parts.items()
             }
         )
 
@@ -225,12 +225,12 @@ class LayerChange:
         if dtype is None:
             return self
 
-        def stored(name: str, one: Tensor) -> Tensor:
+        def stored(name: str, tensor: Tensor) -> Tensor:
             if name == ALPHA:
-                return storage.exact(one, dtype)
-            return storage.cast_checked("the LoRA", one, dtype) if one.is_floating_point() else one
+                return storage.exact(tensor, dtype)
+            return storage.cast_checked("the LoRA", tensor, dtype) if tensor.is_floating_point() else tensor
 
-        return LayerChange({name: stored(name, one) for name, one in self.parts.items()})
+        return LayerChange({name: stored(name, part) for name, part in self.parts.items()})
 
     def delta(self, weight: Tensor, strength: float = 1.0) -> Tensor:
         """Return what is added to a float32 weight. Raises RuntimeError or IndexError if sizes do not match."""

@@ -122,8 +122,8 @@ def _shape(module: Module, family: str, part: Part, model: ModelFile | None) -> 
 
 
 def _factors(part: Part, weight: float) -> tuple[Tensor, Tensor] | None:
-    found = part.factors() if isinstance(part, AdapterFactors) else part.exact_factors()
-    return None if found is None else (found[0] * weight, found[1])
+    factors = part.factors() if isinstance(part, AdapterFactors) else part.exact_factors()
+    return None if factors is None else (factors[0] * weight, factors[1])
 
 
 def _whole_matrix(

@@ -38,11 +38,11 @@ class ModelFile:
         }
 
     def _family(self, shapes: dict[str, tuple[int, ...]]) -> tuple[str, str]:
-        facts, found = recognition.family_and_description(shapes)
-        if facts and found in lora_names_of(facts.name).mergeable:
-            return facts.name, found
-        wanted = ", or ".join(known.base_model for known in families.all_families())
-        raise ConfigError("{path} is {found}: give {wanted}", path=self.path, found=found, wanted=wanted)
+        facts, description = recognition.family_and_description(shapes)
+        if facts and description in lora_names_of(facts.name).mergeable:
+            return facts.name, description
+        wanted = ", or ".join(family.base_model for family in families.all_families())
+        raise ConfigError("{path} is {found}: give {wanted}", path=self.path, found=description, wanted=wanted)
 
     @functools.cached_property
     def _file(self) -> weights.Weights:

@@ -46,15 +46,15 @@ def groups(result: JsonMapping) -> list[tuple[str, list[Bar]]]:
     found: dict[tuple[bool, str, int], list[Row]] = {}
     for row in report.measured_rows(result):
         found.setdefault((row["part"] != report.STEP, row["part"], row.get("resolution") or 0), []).append(row)
-    made: list[tuple[str, list[Bar]]] = []
+    grouped: list[tuple[str, list[Bar]]] = []
     single: list[tuple[str, Row]] = []
     for (_, part, size), rows in sorted(found.items(), key=lambda group: group[0]):
         title = part_title(part) + (f" at {size}" if size else "")
         if len(rows) == 1 and part != report.STEP:
             single.append((title, rows[0]))
         else:
-            made.append((title, _bars([(row["candidate"], row) for row in rows], compared=len(rows) > 1)))
-    return [*made, ("Other parts", _bars(single, compared=False))] if single else made
+            grouped.append((title, _bars([(row["candidate"], row) for row in rows], compared=len(rows) > 1)))
+    return [*grouped, ("Other parts", _bars(single, compared=False))] if single else grouped
 
 
 def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:

@@ -100,14 +100,14 @@ def measurement_line(row: Row) -> str:
 def cells(result: JsonMapping) -> tuple[list[str], list[list[MessageLike]]]:
     """Return the table: titles, and a row of texts per measurement."""
     titles = ["part", "size", "way", "p50", "p90", "speed", "memory", "TFLOP/s", "MFU", "compiled"]
-    made, rows = [], result.get("results", ())
+    headings, rows = [], result.get("results", ())
     order = {part: number for number, part in enumerate(dict.fromkeys(row["part"] for row in rows))}
     for row in sorted(rows, key=lambda r: (order[r["part"]], r.get("resolution") or 0)):
         start = [row["part"], str(row.get("resolution") or ""), row.get("candidate", "")]
         if row["status"] != "ok":
-            made.append([*start, row["status"], *[""] * 6])
+            headings.append([*start, row["status"], *[""] * 6])
             continue
-        made.append(
+        headings.append(
             [
                 *start,
                 milliseconds(row["ms"]["p50"]),
@@ -119,7 +119,7 @@ def cells(result: JsonMapping) -> tuple[list[str], list[list[MessageLike]]]:
                 compiled_summary(row),
             ]
         )
-    return titles, made
+    return titles, headings
 
 
 def speed(result: JsonMapping, row: Row) -> str:

@@ -103,28 +103,28 @@ def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
     """
     if not folder.is_dir():
         raise ConfigError("{folder} is no folder", folder=folder)
-    found = [
+    files = [
         (Path(listing.path(name)), Path(listing.path(listing.find(wanted) or wanted)))
         for listing in listings(folder, choices.depth)
         for name in listing.images
         if (wanted := os.path.splitext(name)[0] + choices.extension)
     ]
-    if not found and choices.depth == 0:
+    if not files and choices.depth == 0:
         raise ConfigError(
             "there are no images in {folder}; --recursive takes those in the folders inside it, too", folder=folder
         )
-    if not found:
+    if not files:
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=folder)
     if choices.existing == REPLACE:
-        return ToDo(found, 0, [])
-    texts = {file: _read_caption(file) for _, file in found}
+        return ToDo(files, 0, [])
+    texts = {file: _read_caption(file) for _, file in files}
     foreign = [file.name for file, text in texts.items() if text is None]
     wanted = [
         (image, file)
-        for image, file in found
+        for image, file in files
         if (text := texts[file]) is not None and (choices.existing == ADD or not text.strip())
     ]
-    return ToDo(wanted, len(found) - len(wanted) - len(foreign), foreign)
+    return ToDo(wanted, len(files) - len(wanted) - len(foreign), foreign)
 
 
 def write_captions(

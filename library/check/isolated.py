@@ -34,7 +34,7 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
             "script": reading.config.script,
             "values": sent(reading.config),
             "wrong": sorted(reading.wrong),
-            "problems": [one.as_json() for one in reading.problems],
+            "problems": [problem.as_json() for problem in reading.problems],
         }
         for reading in readings
     ]

@@ -38,12 +38,12 @@ def compare_files(
         check_image_count(len(files), prompts)
         generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
         folder = new_folder(run.folder)
-        made = Comparison(run.id, folder, files, [*notes, *damaged, *unread])
+        comparison = Comparison(run.id, folder, files, [*notes, *damaged, *unread])
 
         def store(one: Comparison) -> None:
             work.store(one.as_json())
 
-        return compute.FileComparer(config, images, prompts, made, report, store)(eye)
+        return compute.FileComparer(config, images, prompts, comparison, report, store)(eye)
 
 
 def _started_in(run: reader.RecordedRun) -> contextlib.AbstractContextManager[object]:

@@ -157,14 +157,14 @@ def clean_cache(root: Path | None = None, name: str | None = None) -> int:
     A running training has loaded its code and continues; its next start compiles again.
     """
     root = root or default_root()
-    known = cache_folders(root)
-    if name is not None and name not in known:
+    folders = cache_folders(root)
+    if name is not None and name not in folders:
         raise ConfigError(
             "there is no compiled code called {name}; there is {known}",
             name=repr(name),
-            known=", ".join(known) or "none",
+            known=", ".join(folders) or "none",
         )
-    chosen = known if name is None else {name: known[name]}
+    chosen = folders if name is None else {name: folders[name]}
     for folder in chosen:
         shutil.rmtree(root / folder, ignore_errors=True)  # on Windows a file in use stays
     return sum(chosen.values()) - sum(cache_size(root / folder) for folder in chosen)

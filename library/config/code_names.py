@@ -73,15 +73,19 @@ def why_not_class(module: str, name: str, option: str) -> Message | str:
     """
     if why := why_not_module(module):
         return why
-    found = _names_in_module(module)
-    if found and name in found.functions:
+    defined = _names_in_module(module)
+    if defined and name in defined.functions:
         return Message("{module}.{name} is a function and no class", module=module, name=name)
-    named = next((one for one in found.classes | found.others if one.lower() == name.lower()), name) if found else name
+    named = (
+        next((one for one in defined.classes | defined.others if one.lower() == name.lower()), name)
+        if defined
+        else name
+    )
     if code_bases.derives(module, named, BASES[option]) is False:
         return Message("{module}.{name} is no subclass of {base}", module=module, name=named, base=BASES[option])
-    if found is None or found.is_open or named in found.classes | found.others:
+    if defined is None or defined.is_open or named in defined.classes | defined.others:
         return ""
-    return Message("{module} has no {name}{hint}", module=module, name=name, hint=did_you_mean(name, found.classes))
+    return Message("{module} has no {name}{hint}", module=module, name=name, hint=did_you_mean(name, defined.classes))
 
 
 def why_not_network(module: str) -> Message | str:

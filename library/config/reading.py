@@ -65,11 +65,11 @@ def parse_resolution(value: Any) -> tuple[tuple[int, int], ...]:
     parts = _size_parts(value)
     if len(parts) > MOST_SIZES:
         raise ConfigError("must be at most {most} sizes, got {count}", most=MOST_SIZES, count=len(parts))
-    found = [(sides[0], sides[-1]) for sides in (_parse_sides(part, OF_RESOLUTION) for part in parts)]
-    if twice := next((size for size in found if found.count(size) > 1), None):
+    resolution = [(sides[0], sides[-1]) for sides in (_parse_sides(part, OF_RESOLUTION) for part in parts)]
+    if twice := next((size for size in resolution if resolution.count(size) > 1), None):
         shown = ",".join(map(str, dict.fromkeys(twice)))
         raise ConfigError("names the size {size} more than once: write each size once", size=shown)
-    return tuple(found)
+    return tuple(resolution)
 
 
 def _size_parts(value: Any) -> list[Any]:
@@ -120,10 +120,10 @@ def range_of_sizes(value: Any) -> tuple[float, float]:
 
 def parse_numbers(value: Any) -> str:
     """Numbers at least 0, with commas between: "1e-5,0" or [1e-5, 0] -> "1e-05,0.0"."""
-    found = _read_parts(value, parse_finite)
-    if not found or min(found) < 0:
+    parts = _read_parts(value, parse_finite)
+    if not parts or min(parts) < 0:
         raise ConfigError("must be numbers of at least 0 with commas between, got {value}", value=quoted(value))
-    return ",".join(map(str, found))
+    return ",".join(map(str, parts))
 
 
 def _read_parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[Any]:

@@ -29,18 +29,18 @@ def count_images(folder: Path) -> int:
     return len(folders.list_folder(folder).images)
 
 
-def read_folder_name(one: FolderTable) -> list[FolderTable]:
+def read_folder_name(table: FolderTable) -> list[FolderTable]:
     """An added folder with the options from its name; a parent of folders named <repeats>_<words> becomes these."""
-    folder = Path(one.texts.get("image_dir", ""))
-    if one.at is not None or one.texts.get("num_repeats") or not folder.is_dir():
-        return [one]
+    folder = Path(table.texts.get("image_dir", ""))
+    if table.at is not None or table.texts.get("num_repeats") or not folder.is_dir():
+        return [table]
     concepts = folders.concepts(folder)
     if not concepts and (own := folders.concept(folder)) and 0 < own.repeats < folders.MANY_REPEATS:
         concepts = [own]
     return [
         FolderTable(
-            {**one.texts, "image_dir": str(each.folder), "num_repeats": str(each.repeats)}
+            {**table.texts, "image_dir": str(each.folder), "num_repeats": str(each.repeats)}
             | ({"class_tokens": each.words} if each.words else {})
         )
         for each in concepts
-    ] or [one]
+    ] or [table]

@@ -40,7 +40,7 @@ def scan_sources(
         collection.world = world
         return collection
     guard(config, may)
-    found = finding.survey_data(config, report, keep=False)
+    survey = finding.survey_data(config, report, keep=False)
     described = data.dataset_config or data.in_json
     if described:
         name = Path(described).name
@@ -50,12 +50,12 @@ def scan_sources(
         )
     else:
         collection = scanning.scan_collection(Path(data.train_data_dir or ""), config, report, may)
-    collection.world, collection.found, collection.problems = world, found.images, found.problems
-    notes = dict.fromkeys([*found.other_captions, *found.warnings, *scanning.sharing(collection)])
-    if any(subset.random_crop for dataset in found.images.datasets for subset in dataset.subsets):
+    collection.world, collection.found, collection.problems = world, survey.images, survey.problems
+    notes = dict.fromkeys([*survey.other_captions, *survey.warnings, *scanning.sharing(collection)])
+    if any(subset.random_crop for dataset in survey.images.datasets for subset in dataset.subsets):
         notes["Crops are random: the shading shows a center crop."] = None
     collection.notes = list(notes)
-    _add_images(collection, found, report)
+    _add_images(collection, survey, report)
     return collection
 
 
@@ -69,7 +69,9 @@ def guard(config: RunConfig, may: May) -> None:
             _check_allowed(named, may)
             if subset.metadata_file:
                 entries = metadata.read_metadata_file(subset.metadata_file, subset.image_dir)
-                named |= dict.fromkeys(os.path.dirname(path) for one in entries for path in (one.path, *one.controls))
+                named |= dict.fromkeys(
+                    os.path.dirname(path) for entry in entries for path in (entry.path, *entry.controls)
+                )
     _check_allowed(named, may)
 
 
@@ -139,29 +141,29 @@ def source_of_subset(subset: SubsetConfig) -> str:
     return subset.metadata_file or subset.image_dir or ""
 
 
-def _add_images(collection: ImageCollection, found: Survey, report: Report | None) -> None:
+def _add_images(collection: ImageCollection, survey: Survey, report: Report | None) -> None:
     """Add the trainer's images to a collection, except those that it already has."""
-    places, own = _Places(collection, found), {picture.path: picture for picture in collection.pictures}
+    places, own = _Places(collection, survey), {picture.path: picture for picture in collection.pictures}
     added: list[Picture] = []
     learned: set[tuple[str, int]] = set()
-    for image in found.images.items:
-        mark = image.path, found.images.datasets[image.dataset].table
+    for image in survey.images.items:
+        mark = image.path, survey.images.datasets[image.dataset].table
         if image.path not in own and mark not in learned:  # else it is there at another size
-            added.append(_picture_of_image(found, places.of(image), image, "reg" if image.is_reg else ""))
+            added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
         learned.add(mark)
-    for image in found.images.validation.items if found.images.validation else ():
-        mark = image.path, found.images.datasets[image.dataset].table
+    for image in survey.images.validation.items if survey.images.validation else ():
+        mark = image.path, survey.images.datasets[image.dataset].table
         if mark in learned:
             continue  # in both parts, as in a state of an earlier version: it counts as one for training
         if image.path in own:
             own[image.path].role, own[image.path].repeats = "held", 1
         else:
-            added.append(_picture_of_image(found, places.of(image), image, "held"))
+            added.append(_picture_of_image(survey, places.of(image), image, "held"))
         learned.add(mark)
-    for image in found.copies:
-        added.append(_picture_of_image(found, places.of(image), image, "reg" if image.is_reg else ""))
+    for image in survey.copies:
+        added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
         added[-1].unused = HELD_OUT
-    added += _left_out(found, places, {*own, *(picture.path for picture in added)})
+    added += _left_out(survey, places, {*own, *(picture.path for picture in added)})
     there = [picture for picture in added if picture.modified]  # of the others there may be only latents
     fits = [picture.size for picture in there]
     scanning.examine_pictures(collection, there, report)
@@ -176,48 +178,48 @@ def _add_images(collection: ImageCollection, found: Survey, report: Report | Non
     collection.hold([*collection.pictures, *added])
 
 
-def _picture_of_image(found: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
+def _picture_of_image(survey: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
     has_metadata = bool(image.subset.metadata_file)
-    made = _bare(found, place, image.path, image.subset)
-    made.repeats, made.size, made.fit, made.role = image.repeats, image.size, image.fit, role
+    picture = _bare(survey, place, image.path, image.subset)
+    picture.repeats, picture.size, picture.fit, picture.role = image.repeats, image.size, image.fit, role
     if has_metadata:
-        made.caption = image.caption
+        picture.caption = image.caption
     elif image.caption_file:
-        made.caption_file = image.caption_file
-    return made
+        picture.caption_file = image.caption_file
+    return picture
 
 
-def _bare(found: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -> Picture:
+def _bare(survey: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -> Picture:
     """An image of which only the file is known."""
     folder, name = os.path.split(path)
-    file = found.files(folder).images.get(name)
+    file = survey.files(folder).images.get(name)
     inner = name
     if subset.metadata_file and subset.image_dir:
         with contextlib.suppress(ValueError):  # on Windows it may be on another drive
             inner = os.path.relpath(path, subset.image_dir)
     shown = f"{place.folder}/{inner.replace(os.sep, '/')}"
     words = "" if subset.metadata_file else os.path.splitext(path)[0] + subset.caption_extension
-    made = Picture(path, shown, place.folder, file.num_bytes if file else 0, file.modified if file else 0, words)
-    made.fixed, made.repeats, made.role = place.fixed, place.repeats, place.role
-    made.unused = place.unused
-    return made
+    picture = Picture(path, shown, place.folder, file.num_bytes if file else 0, file.modified if file else 0, words)
+    picture.fixed, picture.repeats, picture.role = place.fixed, place.repeats, place.role
+    picture.unused = place.unused
+    return picture
 
 
-def _left_out(found: Survey, places: _Places, seen: set[str]) -> list[Picture]:
+def _left_out(survey: Survey, places: _Places, seen: set[str]) -> list[Picture]:
     """Images in the trainer's sources that are not used: surplus, damaged, or not in the metadata file."""
-    spare, made = set(found.unused), []
-    for position, dataset in enumerate(found.images.datasets):
+    spare, pictures = set(survey.unused), []
+    for position, dataset in enumerate(survey.images.datasets):
         for subset in dataset.subsets:
             place = places.known[position, source_of_subset(subset)]
             if not subset.image_dir or place.path in places.own:
                 continue
-            here: Listing = found.files(subset.image_dir)
+            here: Listing = survey.files(subset.image_dir)
             for path in (here.path(name) for name in here.images if here.path(name) not in seen):
-                picture = _bare(found, place, path, subset)
+                picture = _bare(survey, place, path, subset)
                 if path in spare:
                     picture.unused = LEFT_OVER
                 elif subset.metadata_file:
                     picture.unused = Message("{file} does not list it", file=Path(subset.metadata_file).name)
-                made.append(picture)
-            seen |= {picture.path for picture in made}
-    return made
+                pictures.append(picture)
+            seen |= {picture.path for picture in pictures}
+    return pictures

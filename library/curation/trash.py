@@ -195,14 +195,14 @@ def changed_texts(root: str | Path, change: str) -> list[TextChange]:
     past = next((past for past in _all(root) if past.id == change), None)
     if past is None:
         raise ConfigError("this change is not there any more: open the folder again")
-    found: dict[Path, tuple[str | None, str]] = {}
+    changes: dict[Path, tuple[str | None, str]] = {}
     for line in _journal_lines(past.folder):
         before, after = line.get("before"), line.get("after")
         if isinstance(after, str) and (before is None or isinstance(before, str)):
             with contextlib.suppress(ConfigError):
                 path = _inside(root, _validated_path(root, line.get("write")))
-                found[path] = found.get(path, (before, ""))[0], after
-    return [TextChange(path, before, after, _read_text_of(path)) for path, (before, after) in found.items()]
+                changes[path] = changes.get(path, (before, ""))[0], after
+    return [TextChange(path, before, after, _read_text_of(path)) for path, (before, after) in changes.items()]
 
 
 def lock(root: Path) -> threading.Lock:

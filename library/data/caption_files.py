@@ -40,7 +40,7 @@ def caption_file(here: Listing, image: str, extension: str) -> str:
     stem = os.path.splitext(image)[0]
     parts = stem.split("_")
     names = [stem + extension] + (["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])
-    return next((here.path(found) for one in names if (found := here.find(one))), "")
+    return next((here.path(found) for name in names if (found := here.find(name))), "")
 
 
 def odd_files(here: Listing, images: Collection[str]) -> list[str]:

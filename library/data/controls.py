@@ -33,7 +33,7 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
     stem, guided = os.path.splitext(file)[0], result.control_use.guided
     if not subset.conditioning_data_dir:
         here = result.files(folder)
-        name = next((one for one in here.labels if one.startswith(f"{stem}{MASK_LABEL}.")), "")
+        name = next((label for label in here.labels if label.startswith(f"{stem}{MASK_LABEL}.")), "")
         if not name or not result.takes_masks:
             return ""
     else:
@@ -130,8 +130,8 @@ def controls_of(
     if use.inpaints:
         mask = image.mask_file or (image.path if subset.alpha_mask else "")
         if not mask and use.random_masks:
-            one = ControlImage(image.path, image.size, image.fit, how=image.how)
-            return tuple(replace(one, drawn=number) for number in range(use.random_masks))
+            control_image = ControlImage(image.path, image.size, image.fit, how=image.how)
+            return tuple(replace(control_image, drawn=number) for number in range(use.random_masks))
         if not mask:
             result.unmasked.append(image.path)
         return (ControlImage(image.path, image.size, image.fit, mask, how=image.how),)
@@ -144,17 +144,17 @@ def controls_of(
                 )
             )
         return ()
-    found = named or _reference_files(result, subset, image)
+    paths = named or _reference_files(result, subset, image)
     least = max(use.least, bool(subset.control_directories))  # with a folder set, every image needs one
     lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
-    few = len(found) < least and not (subset.is_reg and not found)
+    few = len(paths) < least and not (subset.is_reg and not paths)
     place = next(iter(subset.control_directories), subset.metadata_file)
     if few and not lost and place and os.path.exists(place):
         result.unreferenced.setdefault(place, []).append(image.path)
-    elif lost or few or len(found) > use.most:
-        result.problems.append(_wrong_number(subset, image, len(found), use))
+    elif lost or few or len(paths) > use.most:
+        result.problems.append(_wrong_number(subset, image, len(paths), use))
     made = []
-    for path in found:
+    for path in paths:
         size = stored_image_size(result, path)
         fit = control_fit(subset, size, image.fit.bucket) if min(size) > 0 else None
         if fit is None:

@@ -56,9 +56,9 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
     facts = [[one.kind, [[str(f), *_file_version(f)] for f in one.files]] for one in waiting]
     place = cache_folder() / "networks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(ConfigError, OSError, ValueError):
-        found = json.loads(place.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and {"exact", "type", "marks"} == found.keys():
-            return found
+        stored = json.loads(place.read_text(encoding="utf-8"))
+        if isinstance(stored, dict) and {"exact", "type", "marks"} == stored.keys():
+            return stored
     if "vae" in names:
         components.read_vae()
     else:

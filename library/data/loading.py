@@ -191,7 +191,7 @@ class Batches:
                 f"{name} {image.repeats} {image.dataset} {fit} {image.caption}\n".encode("utf-8", "surrogatepass")
             )
             if image.controls:
-                shown = [(os.path.basename(one.path), one.fit.resized) for one in image.controls]
+                shown = [(os.path.basename(control.path), control.fit.resized) for control in image.controls]
                 images.update(f"{shown}\n".encode("utf-8", "surrogatepass"))
         for key, size in self._sizes.items():
             sizes.update(f"{key} {size}\n".encode())

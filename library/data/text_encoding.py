@@ -113,12 +113,12 @@ class Texts:
             return known or self.memory[phrase_of(image, image.encoded_caption, self.template)]
         file = self.files.get((image.path, words)) or self.files[image.path, image.encoded_caption]
         try:
-            found = caches.read_text_cache(file, self.cache.stored, self.cache.names)
+            text_cache = caches.read_text_cache(file, self.cache.stored, self.cache.names)
         except caches.BROKEN as e:
             raise caches.unreadable_cache(file, e) from e
         if self.cache.mask:
-            found[self.cache.mask] = np.ones(len(found[self.cache.stored[0]]), np.int64)
-        return found
+            text_cache[self.cache.mask] = np.ones(len(text_cache[self.cache.stored[0]]), np.int64)
+        return text_cache
 
 
 def encode_captions(images: "ImageSet", work: EncodingJob) -> Texts:
@@ -177,9 +177,9 @@ def encode_captions(images: "ImageSet", work: EncodingJob) -> Texts:
 def _captions_to_encode(images: "ImageSet", variants: int, cache: TextCache) -> "Iterator[tuple[int, Image, str]]":
     """Yield all captions to encode: the number of a variant or NO_CAPTION, the image, and the words."""
     for image in images.items:
-        known = [image.variant(number) for number in range(variants)]
-        yield from ((known.index(words), image, words) for words in dict.fromkeys(known))
-        if may_be_dropped(image.subset) and not cache.without_caption and "" not in known:
+        variants_of_image = [image.variant(number) for number in range(variants)]
+        yield from ((variants_of_image.index(words), image, words) for words in dict.fromkeys(variants_of_image))
+        if may_be_dropped(image.subset) and not cache.without_caption and "" not in variants_of_image:
             yield NO_CAPTION, image, ""
     for image in images.validation.items if images.validation else ():
         yield 0, image, image.encoded_caption
@@ -199,8 +199,8 @@ def _caption_caches(
 def _has_stamp(file: str) -> bool:
     """Return whether a cache stores its provenance; those of sd-scripts do not."""
     try:
-        with cache_files.open_cache_file(file) as found:
-            return found.fact(caches.MADE_FROM) is not None
+        with cache_files.open_cache_file(file) as cache_file:
+            return cache_file.fact(caches.MADE_FROM) is not None
     except caches.BROKEN:
         return False
 
@@ -215,7 +215,9 @@ def _entries_by_file(
     found: dict[str, Entry] = {}
     for file, image, words in _caption_caches(captions, suffix, with_pictures):
         known = found.setdefault(file, Entry(image, words))
-        if with_pictures and [one.fit for one in known.image.controls] != [one.fit for one in image.controls]:
+        if with_pictures and [control.fit for control in known.image.controls] != [
+            control.fit for control in image.controls
+        ]:
             raise ConfigError(
                 "{path} is trained at several sizes, and its reference images with it, but there is one "
                 "cache file for its caption, which is encoded with them: set control_resolution, or use "

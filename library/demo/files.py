@@ -124,8 +124,12 @@ def _once(folder: Path, fill: Callable[[Path], object]) -> None:
 def _write_demo_model(family: str, place: Path) -> None:
     """Create a tiny checkpoint of a family or variant, and a list of its files."""
     module = random_module(owner(family))
-    made = module.write(place, sizes=module.VARIANTS[family]) if family != owner(family) else module.write(place)
-    files = made if isinstance(made, Mapping) else {family: made}
+    paths = (
+        module.write_random_model(place, sizes=module.VARIANTS[family])
+        if family != owner(family)
+        else module.write_random_model(place)
+    )
+    files = paths if isinstance(paths, Mapping) else {family: paths}
     relative = {name: Path(path).relative_to(place).as_posix() for name, path in files.items()}
     write_atomic(place / "files.json", json.dumps(relative, indent=1) + "\n")
 

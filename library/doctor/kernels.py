@@ -27,18 +27,20 @@ def time_attention(device: str) -> dict[str, float]:
     half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     dtype = half if device == "cuda" else torch.float32
     q, k, v = (torch.randn(SHAPE[device], device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-    found = {}
+    milliseconds = {}
     for name, backend in KERNELS.items():
         if backend == "MATH" and device == "cuda":  # always works, but would take gigabytes at this size
             continue
         try:
             with warnings.catch_warnings(action="ignore"), sdpa_kernel(getattr(SDPBackend, backend)):
-                found[name] = timing.measure_call(both, torch.device(device), timing.TimingPlan(steps=5, warmup=1)).p50
+                milliseconds[name] = timing.measure_call(
+                    both, torch.device(device), timing.TimingPlan(steps=5, warmup=1)
+                ).p50
         except (RuntimeError, AttributeError):
             continue
     if device == "cuda":
-        found["math"] = float("inf")
-    return dict(sorted(found.items(), key=lambda kernel: kernel[1]))
+        milliseconds["math"] = float("inf")
+    return dict(sorted(milliseconds.items(), key=lambda kernel: kernel[1]))
 
 
 def attention_packages() -> list[str]:

@@ -275,7 +275,7 @@ def remote_files(names: Iterable[str]) -> list[RemoteFile]:
     """Files by `owner/name/path`, in their current versions. Raises ConfigError, also for gated repositories."""
     wanted = [(f"{owner}/{name}", path) for owner, name, path in (f"{text}//".split("/", 2) for text in names)]
     known = {name: repository(name) for name in dict.fromkeys(name for name, _ in wanted)}
-    found = []
+    files = []
     for name, path in ((name, path.rstrip("/")) for name, path in wanted):
         if known[name].closed:
             raise ConfigError(licence(name))
@@ -284,5 +284,5 @@ def remote_files(names: Iterable[str]) -> list[RemoteFile]:
             raise ConfigError(
                 "{repository} has no file {path}; it has {there}", repository=name, path=path, there=there
             )
-        found.append(known[name].files[path])
-    return found
+        files.append(known[name].files[path])
+    return files

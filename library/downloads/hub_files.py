@@ -24,10 +24,10 @@ def default_folder() -> Path:
 def find_hub_file(name: str) -> Path | None:
     """The file on this computer: in the folder of downloads, or in the cache of huggingface_hub. None if it is in
     neither."""
-    found = ID.match(name)
-    if not is_file_id(name) or not found:
+    match = ID.match(name)
+    if not is_file_id(name) or not match:
         return None
-    repository, path = found[0], name[found.end() + 1 :]
+    repository, path = match[0], name[match.end() + 1 :]
     own = default_folder() / repository.rpartition("/")[2] / path.rpartition("/")[2]
     if own.is_file():
         return own

@@ -67,8 +67,8 @@ class BlockGroup:
 def block_of_adapter(name: str, groups: Iterable[BlockGroup]) -> tuple[int, int] | None:
     """The block of an adapter: (number of its group, number of the block); None outside of blocks."""
     for at, group in enumerate(groups):
-        if found := re.search(group.pattern, name):
-            return at, int(found[1])
+        if match := re.search(group.pattern, name):
+            return at, int(match[1])
     return None
 
 

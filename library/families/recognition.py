@@ -65,10 +65,10 @@ def _stable_diffusion(shapes: Shapes) -> str:
 def wrong_kind_error(path: str | Path, wanted: str) -> ConfigError:
     """Return the error for a file of another kind than the wanted one, with its description."""
     try:
-        found = describe_checkpoint(weights.header(path) if Path(path).suffix.lower() == ".safetensors" else {})
+        checkpoint = describe_checkpoint(weights.header(path) if Path(path).suffix.lower() == ".safetensors" else {})
     except ConfigError as e:
         return e
-    return ConfigError("{path} is {found}, not {wanted}", path=path, found=found, wanted=wanted)
+    return ConfigError("{path} is {found}, not {wanted}", path=path, found=checkpoint, wanted=wanted)
 
 
 def index_of(folder: Path) -> JsonObject:
@@ -114,9 +114,9 @@ def recognise_file(path: Path) -> Recognised:
     return Recognised(facts.name, words, facts.model_options.get(words, {}))
 
 
-def proposed_options(path: Path, found: Recognised) -> Mapping[str, str | bool]:
+def proposed_options(path: Path, recognised: Recognised) -> Mapping[str, str | bool]:
     """Options that a base model requires, from its header, or else from its name, which may be wrong."""
-    if found.options or not found.family:
-        return found.options
-    named = families.facts_of(found.family).named_options
+    if recognised.options or not recognised.family:
+        return recognised.options
+    named = families.facts_of(recognised.family).named_options
     return next((values for pattern, values in named.items() if re.search(pattern, path.name.lower())), {})

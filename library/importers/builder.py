@@ -140,23 +140,23 @@ def _of_another(name: str, configs: Configs) -> bool:
     return any(name in options_of(other) for other in configs.values())
 
 
-def _unknown_key(config: type[RunConfig], name: str, value: Any, given: JsonMapping) -> KeyOutcome:
+def _unknown_key(config: type[RunConfig], name: str, value: Any, settings: JsonMapping) -> KeyOutcome:
     """The outcome of a key that is no option anywhere, with the option that was probably meant."""
-    known = options_of(config)
-    hint, meant = did_you_mean(name, understood(config), option_name), closest(name, known)
+    options = options_of(config)
+    hint, meant = did_you_mean(name, understood(config), option_name), closest(name, options)
     fix: JsonObject = {}
-    if meant and meant not in given:
+    if meant and meant not in settings:
         with contextlib.suppress(ConfigError):
-            fix = {meant: known[meant].read(value)}
+            fix = {meant: options[meant].read(value)}
     return KeyOutcome(name, "unknown", hint, fix)
 
 
-def _without_effect(builder: ImportBuilder, made: RunConfig) -> set[str]:
+def _without_effect(builder: ImportBuilder, config: RunConfig) -> set[str]:
     """Turn the outcome of each key whose options have no effect in this training into that; returns these options."""
-    idle, known, said = ineffective_options(made), options_of(type(made)), set[str]()
+    idle, known, said = ineffective_options(config), options_of(type(config)), set[str]()
     for key, outcome in builder.outcomes.items():
         names = [name for name, its_key in builder.keys.items() if its_key == key and name in known]
-        is_idle = all(name in idle and _option_value(made, name) != known[name].default for name in names)
+        is_idle = all(name in idle and _option_value(config, name) != known[name].default for name in names)
         if outcome.kind in ("kept", "renamed") and names and is_idle:
             builder.outcomes[key] = replace(outcome, kind="ineffective", text=idle[names[0]])
             said.update(names)

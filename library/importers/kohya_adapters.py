@@ -130,19 +130,19 @@ def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> Non
 def adapter_fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:
     """network_module and network_args -> LoRA_type and its fields, and the arguments without a field."""
     kind = _lora_type(module, arguments)
-    found: JsonObject = {"LoRA_type": kind}
+    fields: JsonObject = {"LoRA_type": kind}
     lost = []
     for argument, value in arguments.items():
         key = FIELDS.get(argument, argument)
         if argument == "algo":
             continue
         if argument == "train_blocks" and value == "single" and kind == "Flux1":
-            found["split_mode"] = True
+            fields["split_mode"] = True
         elif key in ALL_FIELDS:
-            found[key] = _typed_number(value)
+            fields[key] = _typed_number(value)
         else:
             lost.append(f"{argument}={value}")
-    return found, lost
+    return fields, lost
 
 
 def _lora_type(module: str, arguments: Mapping[str, str]) -> str:

@@ -74,7 +74,7 @@ def export(
         )
     tab = _export_tab(config, base)
     made, lost = _fields(config, tab, prompts)
-    given = set(option_values(config))
+    set_options = set(option_values(config))
     typed = {
         name: v
         for name, v in flatten_sections(changed(config)).items()
@@ -84,20 +84,20 @@ def export(
     if base is None:
         fields |= _export_switches(config, tab)
     else:
-        given = _differing(config, settle_values(kohya_ss.read_config(base, config.script), configs), prompts)
-    for name in sorted(given & made.keys()):
+        set_options = _differing(config, settle_values(kohya_ss.read_config(base, config.script), configs), prompts)
+    for name in sorted(set_options & made.keys()):
         fields |= made[name]
     fields |= kohya_launch.launch_fields(launch, base or {}) if launch is not None else {}
-    _type(fields, given, typed, config)
+    _type(fields, set_options, typed, config)
     return dict(sorted(fields.items())), lost
 
 
 def _differing(config: RunConfig, before: Imported, prompts: str) -> set[str]:
     """The options that differ from those of the base, and all that share fields with them."""
     old, new = option_values(before.config), option_values(config)
-    found = {name for name in new if old[name] != new[name]} - {"sample_prompts"}
-    found |= {member for group in GROUPS for member in group if found & set(group)}
-    return found | ({"sample_prompts"} if before.texts.get("sample_prompts", "").strip() != prompts.strip() else set())
+    names = {name for name in new if old[name] != new[name]} - {"sample_prompts"}
+    names |= {member for group in GROUPS for member in group if names & set(group)}
+    return names | ({"sample_prompts"} if before.texts.get("sample_prompts", "").strip() != prompts.strip() else set())
 
 
 def _export_tab(config: RunConfig, base: JsonMapping | None) -> str:
@@ -222,9 +222,9 @@ def _export_rates(config: RunConfig, tab: str) -> Fields:
 
 
 def _export_warmup(config: RunConfig) -> Fields:
-    given = parse_finite(config.optim.lr_warmup_steps)
-    share = 0 < given < 1
-    return {"lr_warmup": round(given * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(given)}
+    finite = parse_finite(config.optim.lr_warmup_steps)
+    share = 0 < finite < 1
+    return {"lr_warmup": round(finite * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(finite)}
 
 
 def _export_noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
@@ -255,10 +255,10 @@ def _export_folders(config: RunConfig) -> Fields:
 
 def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
     """Write the box for additional parameters: its flags that changed are replaced by fields or new values."""
-    known = options_of(type(config))
+    options = options_of(type(config))
     old = kohya_flags.flags(str(fields.get("additional_parameters") or ""))
     kept = {name: items for name, items in old.items() if name not in names}
-    new = {name: _tokens(known[name], value) for name, value in typed.items() if name in names}
+    new = {name: _tokens(options[name], value) for name, value in typed.items() if name in names}
     if kept != old or new:
         tokens = [token for name, items in (kept | new).items() for token in (*[f"--{name}"] * bool(name), *items)]
         fields["additional_parameters"] = join_words(tokens)

@@ -84,7 +84,10 @@ class Imported:
 
     def account(self) -> JsonObject:
         """The whole report as JSON."""
-        outcomes = [{"key": one.key, "became": one.kind, "text": one.text, **_meant(one)} for one in self.outcomes]
+        outcomes = [
+            {"key": outcome.key, "became": outcome.kind, "text": outcome.text, **_meant(outcome)}
+            for outcome in self.outcomes
+        ]
         settings = {name: _as_json(value) for name, value in flatten_sections(changed(self.config)).items()}
         remarks = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
         head = {"trainer": self.trainer, "script": self.config.script, "guessed": self.guess}

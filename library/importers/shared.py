@@ -57,10 +57,10 @@ def load_tables(program: str) -> JsonObject:
     return {**found, "ignored": reasons}
 
 
-def flatten_tables(found: JsonMapping, before: str = "") -> JsonObject:
+def flatten_tables(settings: JsonMapping, before: str = "") -> JsonObject:
     """Nested tables -> keys with dots. Lists are unchanged."""
     flat: JsonObject = {}
-    for key, value in found.items():
+    for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             flat |= flatten_tables(value, f"{before}{key}.")
         else:
@@ -98,8 +98,8 @@ def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
 
 def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
     """Select the Qwen-Image-Edit version by the model's name; the original is recognised by its files."""
-    if builder.family == "qwen_image" and (found := re.search(EDIT, words)):
-        version = f"edit-{found[1]}" if found[1] else "edit-2509" if "plus" in found[0] else "edit"
+    if builder.family == "qwen_image" and (match := re.search(EDIT, words)):
+        version = f"edit-{match[1]}" if match[1] else "edit-2509" if "plus" in match[0] else "edit"
         template = (
             "chooses the script: {script}, and model_version = {version} by the model's name, with captions that are "
             "encoded once"
@@ -262,10 +262,10 @@ def optimizer_args(values: JsonMapping) -> list[str]:
 def equivalent_optimizer(name: object) -> tuple[str, MessageLike]:
     """The equivalent optimizer, and a sentence where it differs: ("AdamW8bit", "")."""
     tables, word = load_tables("optimizers"), simplify_name(name)
-    known = tables["same"].get(tables["nearest"].get(word, word))
-    if known is None:
+    equivalent = tables["same"].get(tables["nearest"].get(word, word))
+    if equivalent is None:
         return str(name), ""
-    here = next(choice for choice in known if choice in get_args(OptimizerName) or choice == known[-1])
+    here = next(choice for choice in equivalent if choice in get_args(OptimizerName) or choice == equivalent[-1])
     return here, say_nearest(name, here) if word in tables["nearest"] else ""
 
 

@@ -67,8 +67,8 @@ class CommandForms:
             a for a in self.parser(argparse.ArgumentParser)._actions if isinstance(a, argparse._SubParsersAction)
         )
         return {
-            name: CommandForm(name, self.titles[name], one.description or "", tuple(self._fields(one)))
-            for name, one in sub.choices.items()
+            name: CommandForm(name, self.titles[name], choice.description or "", tuple(self._fields(choice)))
+            for name, choice in sub.choices.items()
             if name in self.titles
         }
 

@@ -63,7 +63,9 @@ def usual_folder(images: Path) -> Path:
     return images.with_name(f"{images.name}-masks")
 
 
-def mask_file(image: Path, images: Path, masks: Path, known: dict[Path, folders.Listing] | None = None) -> Path:
+def mask_file(
+    image: Path, images: Path, masks: Path, masks_by_image: dict[Path, folders.Listing] | None = None
+) -> Path:
     """The mask of an image below `images`: the file that the trainer would read, or the path of a new PNG.
 
     `known` keeps listings of folders for many images.
@@ -72,10 +74,10 @@ def mask_file(image: Path, images: Path, masks: Path, known: dict[Path, folders.
     usual = place.with_name(f"{place.stem}.png")
     if usual.is_file() or not place.parent.is_dir():
         return usual
-    known = {} if known is None else known
-    if place.parent not in known:
-        known[place.parent] = folders.looked_into(place.parent)
-    name = known[place.parent].image_named(place.stem)
+    masks_by_image = {} if masks_by_image is None else masks_by_image
+    if place.parent not in masks_by_image:
+        masks_by_image[place.parent] = folders.looked_into(place.parent)
+    name = masks_by_image[place.parent].image_named(place.stem)
     return place.with_name(name) if name else usual
 
 

@@ -115,12 +115,12 @@ def attach_lllite(components: ModelComponents, family: Family, config: ControlRu
         parent, _, child = path.rpartition(".")
         layer: Any = components.denoiser.get_submodule(path)
         sizes = control.cond_emb_dim or 0, control.network_dim or 0
-        made = ControlledLinear(layer, halvings, sizes, control.network_dropout or 0.0)
+        linear = ControlledLinear(layer, halvings, sizes, control.network_dropout or 0.0)
         for part in TENSOR_GROUPS:
-            getattr(made, part).to(layer.weight.device, trained_dtype(config))
-        made.picture = picture
-        setattr(components.denoiser.get_submodule(parent), child, made)
-        layers[family.control_name(path)] = made
+            getattr(linear, part).to(layer.weight.device, trained_dtype(config))
+        linear.picture = picture
+        setattr(components.denoiser.get_submodule(parent), child, linear)
+        layers[family.control_name(path)] = linear
     method = LLLite(layers, config)
     if control.network_weights:
         method.load(control.network_weights)
@@ -143,10 +143,10 @@ def _control_embedding(channels: int, depth: int) -> nn.Sequential:
     """Layers from pixels to `channels` at the size of latents halved `depth` - 1 times, as in upstream's files."""
     half = channels // 2
     steps = {1: [(channels, 2)], 2: [(channels, 4)], 3: [(half, 4), (channels, 2)]}[depth]
-    made: list[nn.Module] = [nn.Conv2d(3, half, 4, 4)]
+    modules: list[nn.Module] = [nn.Conv2d(3, half, 4, 4)]
     for out, stride in steps:
-        made += [nn.ReLU(), nn.Conv2d(half, out, stride, stride)]
-    return nn.Sequential(*made)
+        modules += [nn.ReLU(), nn.Conv2d(half, out, stride, stride)]
+    return nn.Sequential(*modules)
 
 
 def _embedded(layers: nn.Sequential, pixels: Tensor) -> Tensor:

@@ -49,8 +49,8 @@ class LoraAdapters(TrainingMethod):
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`adapters` and where they are, by their name in the file."""
         self.adapters, self.places = adapters, places
-        known = lora_names_of(config.family)
-        self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
+        names = lora_names_of(config.family)
+        self.file_names = {name: names.file_name(place.part, place.path, name) for name, place in places.items()}
         self.factor_caches = []
         self._noisy = [adapter for adapter in adapters.values() if adapter.spec.noise]
         self.args = network_args.read_network_args(config)
@@ -155,11 +155,11 @@ def attach_lora(components: ModelComponents, family: Family, config: AdapterRun)
     weights = plain_file("network_weights", file, config.family) if file else None
     sizes = by_name(weights) if weights is not None and network.dim_from_weights else None
     adapters, places = {}, {}
-    for root, found, spec, kind in _targets(components, family, plan, sizes):
-        adapters[found.name] = kind.around(found.layer, spec, trained_dtype(config))
-        parent, _, child = found.path.rpartition(".")
-        setattr(root.get_submodule(parent), child, adapters[found.name])
-        places[found.name] = AdapterLocation(found.part, found.path)
+    for root, layer, spec, kind in _targets(components, family, plan, sizes):
+        adapters[layer.name] = kind.around(layer.layer, spec, trained_dtype(config))
+        parent, _, child = layer.path.rpartition(".")
+        setattr(root.get_submodule(parent), child, adapters[layer.name])
+        places[layer.name] = AdapterLocation(layer.part, layer.path)
     method = LoraAdapters(adapters, places, config)
     method.factor_caches = [*_factor_caches(method, components, config)]
     _log_adapters(method)
@@ -178,17 +178,17 @@ def merge_base_weights(
 
     The sum is made in float32 and then rounded once to the weight's own dtype, also when that is bfloat16 or float8.
     """
-    found, used, misfits = by_name(tensors), set(), []
+    adapters, used, misfits = by_name(tensors), set(), []
     for part, root in networks(components).items():
         for layer in targets.find_target_layers(root, part, family.adapter_name, ()):
-            name = layer.name if layer.name in found else AdapterLocation(part, layer.path).alias
-            if "lora_down.weight" in found.get(name, {}):
+            name = layer.name if layer.name in adapters else AdapterLocation(part, layer.path).alias
+            if "lora_down.weight" in adapters.get(name, {}):
                 used.add(name)
-                if factors_fit(layer.layer.weight, found[name]):
-                    _merge_product(layer.layer, found[name], multiplier)
+                if factors_fit(layer.layer.weight, adapters[name]):
+                    _merge_product(layer.layer, adapters[name], multiplier)
                 else:
                     misfits.append(name)
-    return Unmatched(unexpected=[n for n in found if n not in used], misfits=misfits)
+    return Unmatched(unexpected=[n for n in adapters if n not in used], misfits=misfits)
 
 
 def networks(components: ModelComponents) -> dict[str, nn.Module]:
@@ -227,21 +227,21 @@ def _targets(
         if not plan.wants(part):
             continue
         blocks = plan.blocks if part == "denoiser" else family.text_adapter_targets
-        for found in targets.find_target_layers(root, part, family.adapter_name, blocks):
-            spec = plan.spec(found) if sizes is None else _spec_from_file(found, plan, sizes)
-            if spec and (kind := adapter_class(found.layer, spec)):
-                chosen.append((root, found, spec, kind))
+        for target_layer in targets.find_target_layers(root, part, family.adapter_name, blocks):
+            spec = plan.spec(target_layer) if sizes is None else _spec_from_file(target_layer, plan, sizes)
+            if spec and (kind := adapter_class(target_layer.layer, spec)):
+                chosen.append((root, target_layer, spec, kind))
     return chosen
 
 
 # Why: docs/decisions/2026-11-22-foreign-lora-files-are-renamed.md
-def _spec_from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
+def _spec_from_file(layer: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
     """`dim_from_weights`: the adapters of the file, each with its own rank and alpha."""
-    tensors = sizes.get(found.name) or sizes.get(AdapterLocation(found.part, found.path).alias)
+    tensors = sizes.get(layer.name) or sizes.get(AdapterLocation(layer.part, layer.path).alias)
     if not tensors or "lora_down.weight" not in tensors:
         return None
     rows = tensors["lora_down.weight"].shape[0]
-    spec = plan.spec_of_rank(found, rows, saved_alpha(tensors, rows))
+    spec = plan.spec_of_rank(layer, rows, saved_alpha(tensors, rows))
     parts = len(spec.split) or 1
     return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
 

@@ -45,8 +45,8 @@ class LycorisAdapters(TrainingMethod):
     def __init__(self, network: Any, places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`places` of adapters by their names."""
         self.network, self._config = network, config
-        known = lora_names_of(config.family)
-        self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
+        names = lora_names_of(config.family)
+        self.file_names = {name: names.file_name(place.part, place.path, name) for name, place in places.items()}
         self._groups = self._make_groups()
         learning = {id(p) for g in self._groups for p in g["params"]}
         if not learning:
@@ -129,8 +129,9 @@ class LycorisAdapters(TrainingMethod):
     def _make_groups(self) -> list[dict[str, Any]]:
         optim = self._config.optim
         encoder_lr = optim.text_encoder_lr[0] if optim.text_encoder_lr else None
-        made = self.network.prepare_optimizer_params(encoder_lr, optim.unet_lr, optim.learning_rate)
-        groups, names = made if isinstance(made, tuple) else (made, ["" for _ in made])
+        optimizer_params = self.network.prepare_optimizer_params(encoder_lr, optim.unet_lr, optim.learning_rate)
+        has_names = isinstance(optimizer_params, tuple)
+        groups, names = optimizer_params if has_names else (optimizer_params, ["" for _ in optimizer_params])
         return [
             {"params": list(g["params"]), "lr": g.get("lr", optim.learning_rate), "name": name or f"group{i}"}
             for i, (g, name) in enumerate(zip(groups, names, strict=True))

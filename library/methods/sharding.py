@@ -181,9 +181,9 @@ class ShardedModel:
         if not self._serving:
             raise RuntimeError("a whole tensor was asked for while no other process serves it")
         self._announce(number)
-        found = self._gather(number)
-        assert found is not None
-        return found
+        tensor = self._gather(number)
+        assert tensor is not None
+        return tensor
 
     def _gather(self, number: int) -> Tensor | None:
         """Return a whole tensor in host memory, in the first process."""
@@ -222,10 +222,10 @@ def own_state(state: State, weights: Sequence[nn.Parameter]) -> State:
 def _change_state(
     state: State, weights: Sequence[nn.Parameter], change: Callable[[Tensor, nn.Parameter, Rows], Tensor]
 ) -> State:
-    found: dict[int, State] = {}
+    changed: dict[int, State] = {}
     for number, values in state["state"].items():
-        p, found[number] = weights[number], dict(values)
+        p, changed[number] = weights[number], dict(values)
         for key, value in values.items():
             if isinstance(value, Tensor) and (rows := rows_of_parameter(p)):
-                found[number][key] = change(value, p, rows)
-    return {**state, "state": found}
+                changed[number][key] = change(value, p, rows)
+    return {**state, "state": changed}

@@ -249,13 +249,13 @@ def load_problems(config: RunConfig, own: JsonObject | None = None, is_read: boo
     chosen, cls = config.optim.lr_scheduler_type, _custom(config)
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args") if own is None else own
     try:
-        made = load_subclass(cls, LRScheduler)
+        subclass = load_subclass(cls, LRScheduler)
     except ConfigError as e:
         yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=chosen, why=e.said)
         return
     if wrong := [
-        *_unusable_schedule(made, own, cls.name),
-        *unknown_arguments(made, own, "lr_scheduler_args", cls.name),
+        *_unusable_schedule(subclass, own, cls.name),
+        *unknown_arguments(subclass, own, "lr_scheduler_args", cls.name),
     ]:
         yield from wrong
     elif is_read and (why := _tried(config, own)):
@@ -291,10 +291,10 @@ def _needed(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
         known = [*inspect.signature(function).parameters.values()][1:]
     except (TypeError, ValueError):  # classes in C have no signature
         return
-    for one in known:
-        is_plain = one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        if one.default is one.empty and is_plain and one.name != "optimizer":
-            yield one
+    for parameter in known:
+        is_plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if parameter.default is parameter.empty and is_plain and parameter.name != "optimizer":
+            yield parameter
 
 
 def _tried(config: RunConfig, own: JsonObject, total: int | None = None, rates: Sequence[float] = ()) -> str:

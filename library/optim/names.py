@@ -72,9 +72,9 @@ SPECS = {
 def optimizer_spec(name: str) -> OptimizerSpec:
     """Return the spec of an optimizer: a line of the table, torch.optim.<Name>, or module.Class."""
     module, _, cls = name.rpartition(".")
-    known = SPECS.get(cls.lower())
-    if known and (not module or known.package == module.split(".")[0]):
-        return known
+    spec = SPECS.get(cls.lower())
+    if spec and (not module or spec.package == module.split(".")[0]):
+        return spec
     return OptimizerSpec(module or "torch.optim", cls)
 
 

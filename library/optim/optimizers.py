@@ -177,7 +177,7 @@ def _find_rates_problem(config: RunConfig, rates: Mapping[str, float | None]) ->
     """
     if not chosen_optimizer(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return None
-    given = together([f"{name} {rate}" for name, rate in rates.items()])
+    message = together([f"{name} {rate}" for name, rate in rates.items()])
     fix = {
         "unet_lr": None,
         "text_encoder_lr": (),
@@ -188,7 +188,7 @@ def _find_rates_problem(config: RunConfig, rates: Mapping[str, float | None]) ->
         "{optimizer} has one learning rate for all that learns, not {given}: "
         "set learning_rate alone, or set optimizer_type = ProdigyPlusScheduleFree",
         optimizer=config.optim.optimizer,
-        given=given,
+        given=message,
         fix=fix,
     )
 
@@ -214,11 +214,11 @@ def _rates_of_adapters(config: AdapterRun) -> dict[str, float]:
     if not network.network_train_unet_only:
         t5 = any(re.fullmatch(r"\s*train_t5xxl\s*=\s*(true|1|yes|on)\s*", a, re.I) for a in network.network_args)
         asked += [("text_encoder_lr", rate) for rate in (given[: 2 if t5 else 1] or (None,))]
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for name, rate in asked:
         name, rate = ("learning_rate", optim.learning_rate) if rate is None else (name, rate)
-        found[name] = max(rate, found.get(name, 0.0))
-    return found
+        rates[name] = max(rate, rates.get(name, 0.0))
+    return rates
 
 
 def _rates_of_models(config: RunConfig) -> dict[str, float]:

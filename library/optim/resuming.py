@@ -109,10 +109,10 @@ def needs_other_memory(settings: JsonMapping, config: RunConfig) -> bool:
 def _saved_arguments(settings: JsonMapping, config: RunConfig) -> JsonObject | None:
     """Return the arguments of a state, None if it lacks them."""
     try:
-        given = read_arguments(settings["optimizer_args"] or (), "optimizer_args")
+        arguments = read_arguments(settings["optimizer_args"] or (), "optimizer_args")
     except (KeyError, ConfigError):
         return None
-    return optimizer_arguments(config, given)
+    return optimizer_arguments(config, arguments)
 
 
 def _all_groups(optimizer: Any) -> Groups:

@@ -97,15 +97,15 @@ def try_schedule(
         optimizer = torch.optim.SGD(groups, lr=rates[0], momentum=0.9)
     try:
         with _quiet():
-            made = make(optimizer)
+            schedule = make(optimizer)
             for step in range(1, min(total, MAX_SCHEDULE_STEPS) + 1):
-                made.step()
+                schedule.step()
                 for group in optimizer.param_groups:
                     if not -max(rates) * ALLOWED_UNDERSHOOT <= float(group["lr"]) < math.inf:
                         return f"its learning rate is {float(group['lr']):g} at step {step}"
             if total > MAX_SCHEDULE_STEPS:
-                made.last_epoch = total - 1
-                made.step()
+                schedule.last_epoch = total - 1
+                schedule.step()
     except Exception as error:  # as above
         return short_reason(error)
     return ""

@@ -72,10 +72,10 @@ def main(argv: list[str]) -> int:
 def find_preset(name: str) -> Preset:
     """Return a preset by its id or its file."""
     wanted = name.replace("\\", "/").removesuffix(".toml")
-    found = preset_files.by_id("/".join(wanted.split("/")[-2:]))
-    if found is None or found.is_profile:
+    preset = preset_files.by_id("/".join(wanted.split("/")[-2:]))
+    if preset is None or preset.is_profile:
         raise ConfigError("There is no preset {name}: kohya preset lists all of them", name=name)
-    return found
+    return preset
 
 
 def script_class(preset: Preset) -> Any:
@@ -86,10 +86,10 @@ def model_option(preset: Preset, name: str | None) -> JsonObject:
     """Return the option that names a model of the preset's family."""
     if not name:
         return {}
-    known = options_of(script_class(preset))
-    fitting = [option for option in AS_MODEL if option in known and name in known[option].choices]
+    options = options_of(script_class(preset))
+    fitting = [option for option in AS_MODEL if option in options and name in options[option].choices]
     if not fitting:
-        models = [str(choice) for option in AS_MODEL if option in known for choice in known[option].choices]
+        models = [str(choice) for option in AS_MODEL if option in options for choice in options[option].choices]
         if not models:
             raise ConfigError("--model: {preset} has one model only, so leave it out", preset=preset.id)
         raise ConfigError(
@@ -111,10 +111,10 @@ def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) ->
     _check_purpose(preset, recipe_files.fitting_recipes(config), purpose)
     values = {**flatten_sections(changed(config)), **recipe.options}
     if given.get("train_data_dir"):
-        found = finding.survey_data(config, keep=False)
-        if found.problems:
-            raise ConfigError(*found.problems)
-        images = sum(not image.is_reg for image in found.images.items)
+        survey = finding.survey_data(config, keep=False)
+        if survey.problems:
+            raise ConfigError(*survey.problems)
+        images = sum(not image.is_reg for image in survey.images.items)
     notes: list[MessageLike] = (
         [] if not recipe.purpose else [Message("Purpose: {purpose}.", purpose=Message(PURPOSES[recipe.purpose]))]
     )

@@ -99,12 +99,12 @@ def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | N
         return None
     if process.alive(known) or (begun and _is_beating(facts)):
         return None
-    found = explain.cause(tail(folder))
+    message = explain.cause(tail(folder))
     if asked := layout.stop_asked(folder):
-        return ("failed", found) if found and asked != "kill" else ("stopped", None)
+        return ("failed", message) if message and asked != "kill" else ("stopped", None)
     if not begun:
-        return "failed", found or "The training ended before it began. Its log says more."
-    return ("failed", found) if found else ("interrupted", "The training was interrupted: its process is gone.")
+        return "failed", message or "The training ended before it began. Its log says more."
+    return ("failed", message) if message else ("interrupted", "The training was interrupted: its process is gone.")
 
 
 def _is_beating(facts: JsonObject) -> bool:

@@ -115,8 +115,8 @@ def writes_into(facts: JsonMapping) -> tuple[Any, Any]:
 
 
 def _secret(config: RunConfig, name: str) -> str | None:
-    known = options_of(type(config))
-    return getattr(getattr(config, known[name].section), name) if name in known else None
+    options = options_of(type(config))
+    return getattr(getattr(config, options[name].section), name) if name in options else None
 
 
 def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:

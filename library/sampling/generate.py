@@ -165,7 +165,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     done, total = 0, len(columns) * len(sample.prompts)
     model.components.denoiser.register_forward_pre_hook(lambda *_: report(Message("generating"), done, total))
     place = folder / time.strftime("%Y%m%d-%H%M%S")
-    sheet = Sheet([one.title for one in columns], [one.prompt for one in sample.prompts], place)
+    sheet = Sheet([one.title for one in columns], [prompt.prompt for prompt in sample.prompts], place)
     sheet.files = [[""] * len(columns) for _ in sample.prompts]
     base, tagged = str(config.model.pretrained_model_name_or_path), model.applied.tagged
     for at, column in enumerate(columns):
@@ -242,8 +242,8 @@ def side_by_side(sheet: Sheet) -> Image.Image:
     pictures = [[Image.open(name) for name in row] for row in sheet.files]
     width = max(SMALLEST, max(picture.width for row in pictures for picture in row)) + MARGIN
     heights = [max(picture.height for picture in row) + MARGIN for row in pictures]
-    made = Image.new("RGB", (width * len(sheet.columns) + MARGIN, sum(heights) + TITLE + MARGIN), "white")
-    pen = ImageDraw.Draw(made)
+    image = Image.new("RGB", (width * len(sheet.columns) + MARGIN, sum(heights) + TITLE + MARGIN), "white")
+    pen = ImageDraw.Draw(image)
     top = TITLE
     for at, title in enumerate(sheet.columns):
         # The default font has only Latin letters; others are dropped.
@@ -251,10 +251,10 @@ def side_by_side(sheet: Sheet) -> Image.Image:
         pen.text((MARGIN + at * width, 6), plain[: width // 7], fill="black")
     for row, height in zip(pictures, heights, strict=True):
         for at, picture in enumerate(row):
-            made.paste(picture, (MARGIN + at * width, top))
+            image.paste(picture, (MARGIN + at * width, top))
             picture.close()
         top += height
-    return made
+    return image
 
 
 def save_image(image: Image.Image, path: Path, facts: dict[str, str]) -> None:

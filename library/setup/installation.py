@@ -40,8 +40,8 @@ def foreign() -> Iterator[Message]:
             "the package {name} also brings one called library; remove it with: pip uninstall {name}", name=name
         )
     elsewhere = [place for place in sys.path if Path(place or ".").resolve() != PROJECT_ROOT]
-    found = importlib.machinery.PathFinder.find_spec("library", elsewhere)
-    for place in map(Path, (found.submodule_search_locations if found and found.origin else None) or []):
+    spec = importlib.machinery.PathFinder.find_spec("library", elsewhere)
+    for place in map(Path, (spec.submodule_search_locations if spec and spec.origin else None) or []):
         if place.resolve() != PROJECT_ROOT / "library":
             template = "another package called library is found at {folder}; remove it, or take it out of PYTHONPATH"
             yield Message(template, folder=place)

@@ -47,18 +47,18 @@ def comfyui_notes(lora: Lora) -> Iterator[Message]:
     does not support.
     """
     kinds = list(lora.others.values())
-    if any(MAGNITUDE in one.parts and _by_rows(one.parts[MAGNITUDE]) for one in kinds):
+    if any(MAGNITUDE in kind.parts and _by_rows(kind.parts[MAGNITUDE]) for kind in kinds):
         yield Message(
             "ComfyUI computes DoRA over outputs otherwise than the training, so that images differ a little: add the "
             "file to a checkpoint for the same images, or train with {argument}",
             argument="wd_on_output=False",
         )
-    if any(BLOCKS in one.parts for one in kinds):
+    if any(BLOCKS in kind.parts for kind in kinds):
         yield Message(
             "ComfyUI multiplies OFT and BOFT by the strength twice: use the file there at strength 1, or add it to a "
             "checkpoint with the strength that you want"
         )
-    if unread := sorted({one.title for one in kinds if not _is_read_by_diffusers(one, lora.family)}):
+    if unread := sorted({kind.title for kind in kinds if not _is_read_by_diffusers(kind, lora.family)}):
         yield Message(
             "diffusers does not read {kinds}: make a LoRA of the file for it, with {command}",
             kinds=", ".join(unread),
@@ -81,7 +81,7 @@ def _as_comfyui_writes(parts: Parts) -> Parts:
         return _as_butterfly(limited) if SCALE in limited and limited[BLOCKS].ndim == 3 else limited
     if CORE in parts:  # GLoRA's core on convolutions, which it ignores
         inner = torch.einsum("m n ..., n i -> m i ...", parts[CORE].float(), parts["b2.weight"].float().flatten(1))
-        rest = {name: one for name, one in parts.items() if name != CORE}
+        rest = {name: part for name, part in parts.items() if name != CORE}
         return {**rest, "b2.weight": inner.to(parts["b2.weight"].dtype)}
     return parts
 

@@ -96,9 +96,9 @@ def join_loras(
     files are of different families or sizes.
     """
     out = storage.fresh(out, *(path for path, _ in loras))
-    given = _read_loras(loras, report)
-    family = given[0][0].family
-    for (path, _), (lora, _) in zip(loras, given, strict=True):
+    weighted = _read_loras(loras, report)
+    family = weighted[0][0].family
+    for (path, _), (lora, _) in zip(loras, weighted, strict=True):
         if lora.family != family:
             raise ConfigError(
                 "{path} is a LoRA of {family}, and {other} is of another family",
@@ -107,24 +107,24 @@ def join_loras(
                 other=loras[0][0],
             )
     model = ModelFile(trained_on) if trained_on is not None else None
-    _check_base(loras, given, model)
+    _check_base(loras, weighted, model)
     kind = storage.storage_dtype(dtype) or max(
-        (lora.dtype for lora, _ in given), key=lambda one: (one.itemsize, str(one))
+        (lora.dtype for lora, _ in weighted), key=lambda one: (one.itemsize, str(one))
     )
-    tables = [(parts_of(lora), weight) for lora, weight in given]
+    tables = [(parts_of(lora), weight) for lora, weight in weighted]
     modules = sorted({module for table, _ in tables for module in table})
     plain: dict[Module, AdapterFactors] = {}
     others: dict[Module, LayerChange] = {}
     for i, module in enumerate(modules):
         report(Message("merging"), i, len(modules))
         parts = [(table[module], weight) for table, weight in tables if module in table]
-        made = joining.join_parts(module, family, parts, ranks, model)
-        if isinstance(made, AdapterFactors):
-            plain[module] = made.to(kind)
+        part = joining.join_parts(module, family, parts, ranks, model)
+        if isinstance(part, AdapterFactors):
+            plain[module] = part.to(kind)
         else:
-            others[module] = made.to(kind)
+            others[module] = part.to(kind)
     comment = f"merged ({ranks.how}): {_list_weighted(loras)}"
-    metadata = writing.made_lora_metadata(family, comment, [lora for lora, _ in given])
+    metadata = writing.made_lora_metadata(family, comment, [lora for lora, _ in weighted])
     metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)
     writing.save_lora(writing.sized(Lora(family, plain, metadata, others=others)), out, report=report)
     return Merged(out, len(modules))

@@ -154,7 +154,7 @@ def _cut_other(
             path=path,
             kind=change.title,
         )
-    plain = LayerChange({name: one for name, one in change.parts.items() if name != MAGNITUDE}).ready()
+    plain = LayerChange({name: part for name, part in change.parts.items() if name != MAGNITUDE}).ready()
     before = rank_of(change.parts) or min(shape[0], torch.Size(shape[1:]).numel())
     if (exact := plain.exact_factors()) is not None:
         smaller, share = reduce_rank(module.kohya, adapter_of(*exact, shape), choices)
@@ -172,14 +172,14 @@ def _cut_whole(change: Tensor, choices: ResizeOptions) -> tuple[AdapterFactors, 
     # A fixed rank avoids computing all singular values, which takes long.
     blank = adapter_of(torch.zeros(change.shape[0], 1), torch.zeros(1, change.flatten(1).shape[1]), change.shape)
     if choices.method == "fixed":
-        made = nearest_lora(change, choices.limit(blank))
+        factors = nearest_lora(change, choices.limit(blank))
     else:
         u, s, v = torch.linalg.svd(change.flatten(1), full_matrices=False)
         rank = choices.rank_for(s, blank)
-        made = adapter_of(u[:, :rank] * s[:rank], v[:rank], change.shape)
+        factors = adapter_of(u[:, :rank] * s[:rank], v[:rank], change.shape)
     norm = float(change.norm())
-    lost = float((change.flatten(1) - made.product()).norm())
-    return made, (max(0.0, 1 - (lost / norm) ** 2) ** 0.5 if norm else 1.0)
+    lost = float((change.flatten(1) - factors.product()).norm())
+    return factors, (max(0.0, 1 - (lost / norm) ** 2) ** 0.5 if norm else 1.0)
 
 
 def reduce_rank(name: str, adapter: AdapterFactors, choices: ResizeOptions) -> tuple[AdapterFactors, float]:

@@ -264,7 +264,7 @@ def test_a_model_that_only_fits_in_8_bits_is_made_on_the_host(flux, monkeypatch)
 )
 def test_full_size_is_the_size_of_the_published_models(family, expected):
     module = families.random_module(family)
-    sizes = module.random(module.FULL)
+    sizes = module.make_networks(module.FULL)
     makers = {"denoiser": sizes.denoiser, **sizes.encoders, "vae": sizes.vae}
     assert {part: sum(p.numel() for p in make().parameters()) for part, make in makers.items()} == expected
     assert makers["clip_l"]().config.hidden_size == 768

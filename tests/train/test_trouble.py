@@ -101,7 +101,7 @@ def test_what_the_user_can_mend_is_one_sentence(run_shell, monkeypatch, tmp_path
 
 
 def test_before_there_is_a_log_the_traceback_is_shown(monkeypatch, run_shell):
-    monkeypatch.setattr("library.check.preflight.check", lambda config: 1 / 0)
+    monkeypatch.setattr("library.check.preflight.check_before_training", lambda config: 1 / 0)
     code, said = run_shell()
     assert code == 1 and "Traceback" in said.err and "error: ZeroDivisionError" in said.err
 

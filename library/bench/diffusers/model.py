@@ -139,8 +139,8 @@ def class_of(name: str) -> type[Any]:
     """Return a network class of diffusers. Raises ConfigError, with a suggestion, for any other name."""
     import diffusers
 
-    found = getattr(diffusers, name, None) if name.isidentifier() else None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+    model_class = getattr(diffusers, name, None) if name.isidentifier() else None
+    if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         known = [known for known in dir(diffusers) if "Transformer" in known]
         raise ConfigError(
             "diffusers {version} has no network called {name}{hint}",
@@ -148,7 +148,7 @@ def class_of(name: str) -> type[Any]:
             name=name,
             hint=did_you_mean(name, known),
         )
-    return found
+    return model_class
 
 
 def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
@@ -180,12 +180,12 @@ def class_arguments(name: str, given: JsonMapping) -> JsonObject:
 def read_config(path: Path) -> JsonObject:
     """Return the content of a config.json. Raises ConfigError for another file."""
     try:
-        found = load_json(path)
+        json = load_json(path)
     except ConfigError as e:
         raise ConfigError("--config: {error}", error=e.said) from e
-    if not isinstance(found, dict):
+    if not isinstance(json, dict):
         raise ConfigError("--config {path} must hold a JSON object: the config.json of a diffusers model", path=path)
-    return found
+    return json
 
 
 def _to(model: nn.Module, *args: Any, memory_format: Any = None, **kwargs: Any) -> nn.Module:

@@ -88,10 +88,10 @@ class AnimaFamily(OneEncoderFamily):
 
     def stored_shapes(self) -> dict[str, Shapes]:
         """Shapes of the parts whose files are on this machine; the adapter is a part of the denoiser."""
-        found = super().stored_shapes()
-        if "denoiser" in found:
-            found["denoiser"] = {**found["denoiser"], **found.pop("llm_adapter", {})}
-        return found
+        shapes = super().stored_shapes()
+        if "denoiser" in shapes:
+            shapes["denoiser"] = {**shapes["denoiser"], **shapes.pop("llm_adapter", {})}
+        return shapes
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
         return {f"net.{name}": tensor for name, tensor in super().export(components).items()}

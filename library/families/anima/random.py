@@ -111,12 +111,12 @@ def write_random_model(
     places = {"tokenizer": folder / "tokenizer", "t5_tokenizer": folder / "t5_tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     target = random_tokenizers.t5_tokenizer(places["t5_tokenizer"])
-    made = make_networks(sizes, *((VOCABULARY, T5_WORDS) if sizes == FULL else (words, target)))
-    text = made.encoders["text_encoder"]().state_dict()
+    networks = make_networks(sizes, *((VOCABULARY, T5_WORDS) if sizes == FULL else (words, target)))
+    text = networks.encoders["text_encoder"]().state_dict()
     parts = {
-        "anima": ("anima_tiny", made.denoiser().state_dict(), prefixed("net.")),
+        "anima": ("anima_tiny", networks.denoiser().state_dict(), prefixed("net.")),
         "text_encoder": ("qwen_3_06b_tiny", text, prefixed("model.")),
-        "vae": ("qwen_image_vae", *random_networks.qwen_vae_file(made.vae())),
+        "vae": ("qwen_image_vae", *random_networks.qwen_vae_file(networks.vae())),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
 

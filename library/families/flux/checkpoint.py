@@ -55,7 +55,7 @@ PART_FILES = {
 
 def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
     """Problems of the parts, from their headers, each with its option and the fix."""
-    found: dict[str, Shapes] = {}
+    shapes: dict[str, Shapes] = {}
     files = PART_FILES[model_type]
 
     def look(part: str, path: Path, entries: Entries) -> Iterator[Problem]:
@@ -65,13 +65,13 @@ def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
         elif part == "denoiser" and (other := other_variant_problem(path, entries, model_type)):
             yield other
         else:
-            found[part] = flux_shapes(entries, part)
+            shapes[part] = flux_shapes(entries, part)
             if part == "denoiser":
-                yield from config.compile.beyond(keys.count_flux_blocks(found[part]))
+                yield from config.compile.beyond(keys.count_flux_blocks(shapes[part]))
                 yield from denoiser_file.find_denoiser_problems(path, MODEL_OPTION, FLUX_DENOISER.open)
 
     yield from files.problems(config, look)
-    yield from mismatched(found, files.parts)
+    yield from mismatched(shapes, files.parts)
 
 
 def other_variant_problem(path: Path, entries: Entries, model_type: str) -> Problem | None:
@@ -107,15 +107,17 @@ def flux_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
 def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | None:
     """Return why a file cannot serve as a part, with the fix; None if it can."""
     shapes = flux_shapes(entries, part)
-    of, found = recognition.family_and_description({name: tuple(entry["shape"]) for name, entry in entries.items()})
-    if found == "a LoRA file":
+    of, description = recognition.family_and_description(
+        {name: tuple(entry["shape"]) for name, entry in entries.items()}
+    )
+    if description == "a LoRA file":
         template = "{path} is a LoRA file, not a model; expected {what}"
         if part == "denoiser":
             template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
         return Message(template, path=path, what=about.what)
-    ours = of is FACTS and all(found != later for *_, later in LATER)
-    fits = ours if part == "denoiser" else found in (PART_WORDS[part], UNKNOWN)
-    if fits and (problem := incomplete_part(path, about, shapes, "" if found == UNKNOWN else found)):
+    ours = of is FACTS and all(description != later for *_, later in LATER)
+    fits = ours if part == "denoiser" else description in (PART_WORDS[part], UNKNOWN)
+    if fits and (problem := incomplete_part(path, about, shapes, "" if description == UNKNOWN else description)):
         return problem
     if not fits or not any(name.endswith(about.marker) for name in shapes):
         other = of if part == "denoiser" and of is not FACTS else None
@@ -123,11 +125,11 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | Non
             return Message(
                 "{path} is {found}; train it with {scripts}; expected {what}",
                 path=path,
-                found=found,
+                found=description,
                 scripts=either(other.scripts),
                 what=about.what,
             )
-        return Message("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
+        return Message("{path} is {found}; expected {what}", path=path, found=description, what=about.what)
     if problem := weights.stored_oddly(path, entries, scaled=True):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None

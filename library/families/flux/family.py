@@ -313,7 +313,7 @@ class FluxFamily(TransformerFamily):
         options, guidance = self.config.model, None
         if not options.bypass_guidance_embedding:
             guidance = torch.full((len(latents),), options.guidance_scale, device=latents.device)
-        references = [] if inpaints else [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
+        references = [] if inpaints else [(control.shape[-2] // 2, control.shape[-1] // 2) for control in controls]
         output = denoiser(
             img=control_tokens.add_control_tokens(
                 packing.pack(latents), control_tokens.packed(controls, inpaints), inpaints

@@ -131,9 +131,9 @@ def _t5(sizes: FluxSizes, words: int) -> nn.Module:
         num_heads=sizes.t5_heads,
         feed_forward_proj="gated-gelu",
     )
-    made: Any = random_networks.build_on_meta(lambda: T5EncoderModel(config))
-    made.encoder.embed_tokens = made.shared
-    return made
+    module: Any = random_networks.build_on_meta(lambda: T5EncoderModel(config))
+    module.encoder.embed_tokens = module.shared
+    return module
 
 
 def adopt_denoiser(family: FluxFamily, denoiser: Flux) -> None:
@@ -168,16 +168,16 @@ def write_random_model(
     found = [make(place) for make, place in zip(makers, places.values(), strict=True)]
     full = sizes in (FULL, *FULL_VARIANTS.values())
     words = (CLIP_WORDS, T5_WORDS) if full else (found[0], found[-1])  # other programs expect the former
-    made = make_networks(replace(sizes, guidance=guidance), *words)
+    networks = make_networks(replace(sizes, guidance=guidance), *words)
     files = {"clip_l": "clip_l", "t5xxl": "t5xxl_fp16"}
-    parts: dict[str, tuple[str, Tensors, Layout]] = {"flux": (stem, made.denoiser().state_dict(), prefixed(""))}
-    for part, make in made.encoders.items():
+    parts: dict[str, tuple[str, Tensors, Layout]] = {"flux": (stem, networks.denoiser().state_dict(), prefixed(""))}
+    for part, make in networks.encoders.items():
         named = clip.clip_tensors(make()) if part == "clip_l" else make().state_dict()
         named = {name: tensor for name, tensor in named.items() if name != "encoder.embed_tokens.weight"}
         parts[part] = (files[part], named, prefixed(""))
     parts["ae"] = (
         "ae",
-        made.vae().state_dict(),
+        networks.vae().state_dict(),
         lambda tensors: autoencoder.vae_to_single(_with_unit_latents(tensors)),
     )
     return places | random_networks.write_files(folder, parts, seed, dtype)

@@ -36,7 +36,7 @@ class Flux2Sampler(FlowSampler):
         height, width = self.grid(request)
         text = self.text(request, device)
         count = len(text["ctx_vec"])
-        controls = [self.encoded(one, device) for one in request.controls]
+        controls = [self.encoded(control, device) for control in request.controls]
         noise = torch.randn(1, model.sizes.in_channels, height, width, generator=sample_generator(request))
         tokens = noise.flatten(2).transpose(1, 2).to(device)
         strength = self.family.sample_defaults.get("guidance_scale", 1.0)

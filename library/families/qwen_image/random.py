@@ -122,17 +122,20 @@ def write_random_model(
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"], sizes.vision > 0)
-    made = make_networks(sizes, VOCABULARY if sizes.blocks == FULL.blocks else words)
-    text, mark = made.encoders["text_encoder"]().state_dict(), {INDEX: torch.zeros(0)} if sizes.still_references else {}
+    networks = make_networks(sizes, VOCABULARY if sizes.blocks == FULL.blocks else words)
+    text, mark = (
+        networks.encoders["text_encoder"]().state_dict(),
+        {INDEX: torch.zeros(0)} if sizes.still_references else {},
+    )
     stem = f"qwen_image{'_edit_2511' if sizes.still_references else ''}_tiny"
     parts = {
-        "qwen_image": (stem, made.denoiser().state_dict(), lambda tensors: tensors | mark),
+        "qwen_image": (stem, networks.denoiser().state_dict(), lambda tensors: tensors | mark),
         "text_encoder": (
             "qwen_2.5_vl_tiny",
             text,
             lambda tensors: {_name_in_single_file(name): tensors[name] for name in tensors},
         ),
-        "vae": ("qwen_image_vae", *random_networks.qwen_vae_file(made.vae())),
+        "vae": ("qwen_image_vae", *random_networks.qwen_vae_file(networks.vae())),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
 

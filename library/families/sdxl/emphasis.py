@@ -26,17 +26,17 @@ def parse_emphasis(text: str) -> list[tuple[str, float]]:
     at = 0
     for sign in SIGN.finditer(text):
         pieces.append([text[at : sign.start()], 1.0])
-        at, found, innermost = sign.end(), sign.group(), opened[-1][0] if opened else ""
-        if found in "([":
-            opened.append((found, len(pieces)))
+        at, bracket, innermost = sign.end(), sign.group(), opened[-1][0] if opened else ""
+        if bracket in "([":
+            opened.append((bracket, len(pieces)))
         elif sign.group(1) is not None and innermost == "(":
             close(float(sign.group(1)))
-        elif found == ")" and innermost == "(":
+        elif bracket == ")" and innermost == "(":
             close(BRACKET_FACTOR)
-        elif found == "]" and innermost == "[":
+        elif bracket == "]" and innermost == "[":
             close(1.0 / BRACKET_FACTOR)
         else:
-            pieces.append([found.removeprefix("\\") if len(found) == 2 else found, 1.0])
+            pieces.append([bracket.removeprefix("\\") if len(bracket) == 2 else bracket, 1.0])
     pieces.append([text[at:], 1.0])
     while opened:
         close(BRACKET_FACTOR if opened[-1][0] == "(" else 1.0 / BRACKET_FACTOR)

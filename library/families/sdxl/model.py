@@ -115,8 +115,8 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
 def incomplete_checkpoint(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Message | None:
     """Return why a single file is not the expected SDXL checkpoint, with the fix; None if it is."""
     parts, _ = keys.split_parts(shapes)
-    of, found = recognition.family_and_description(shapes)
-    if found == "a LoRA file":
+    of, description = recognition.family_and_description(shapes)
+    if description == "a LoRA file":
         return Message(
             "{path} is a LoRA file, not a model: give it as --network_weights, and an SDXL checkpoint here", path=path
         )
@@ -124,19 +124,19 @@ def incomplete_checkpoint(path: Path, shapes: Mapping[str, tuple[int, ...]], vae
         return Message(
             "{path} is {found}: train it with {scripts}, or choose an SDXL checkpoint",
             path=path,
-            found=found,
+            found=description,
             scripts=either(of.scripts),
         )
-    if found == UNET_ALONE:
+    if description == UNET_ALONE:
         return Message(
             "{path} has no text encoders: give a complete SDXL checkpoint, or the diffusers folder it came from",
             path=path,
         )
-    if found != SDXL_CHECKPOINT:
+    if description != SDXL_CHECKPOINT:
         return Message(
             "{path} is {found}, not an SDXL checkpoint: choose an SDXL one (about 6.9 GB in half precision)",
             path=path,
-            found=found,
+            found=description,
         )
     for part, names in parts.items():
         if not names and not (part == "vae" and vae):

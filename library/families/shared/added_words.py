@@ -20,17 +20,17 @@ def find_word_problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> I
 
 def is_known(tokenizer: Any, word: str) -> bool:
     """Whether a word, or a prefix of words, is one token of a vocabulary. Case is ignored."""
-    known = tokenizer.get_vocab()
-    return any(f"{word.lower()}{end}" in known for end in ("", "</w>"))
+    vocab = tokenizer.get_vocab()
+    return any(f"{word.lower()}{end}" in vocab for end in ("", "</w>"))
 
 
 def add_words(tokenizer: Any, words: Sequence[str]) -> int:
     """Add words to a tokenizer in this order, as new tokens at its end; returns the id of the first."""
     first = len(tokenizer)
     tokenizer.add_tokens(list(words))
-    found = tokenizer.convert_tokens_to_ids(list(words))
-    if found != list(range(first, first + len(words))):
-        raise ValueError(f"the tokenizer gave {words} the tokens {found}, and not those from {first} on")
+    tokens_to_ids = tokenizer.convert_tokens_to_ids(list(words))
+    if tokens_to_ids != list(range(first, first + len(words))):
+        raise ValueError(f"the tokenizer gave {words} the tokens {tokens_to_ids}, and not those from {first} on")
     return first
 
 

@@ -112,10 +112,10 @@ def answered(question: Callable[[], Answer]) -> Answer:
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(HUB_TIMEOUT + 1)
-    found = answer[0] if answer else TimeoutError(f"no answer within {HUB_TIMEOUT:.0f} s")
-    if isinstance(found, Exception):
-        raise found
-    return found
+    answer_or_error = answer[0] if answer else TimeoutError(f"no answer within {HUB_TIMEOUT:.0f} s")
+    if isinstance(answer_or_error, Exception):
+        raise answer_or_error
+    return answer_or_error
 
 
 def unavailable_repository(option: str, name: str, error: Exception) -> Problem:

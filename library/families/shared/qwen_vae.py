@@ -148,9 +148,9 @@ def empty_qwen_vae(base: int, widths: tuple[int, ...], resnets: int, channels: i
         from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 
     network: Any = AutoencoderKLQwenImage
-    made = random_networks.build_on_meta(
+    module = random_networks.build_on_meta(
         lambda: network(
             base_dim=base, z_dim=channels, dim_mult=list(widths), num_res_blocks=resnets, temperal_downsample=over_time
         )
     )
-    return ImageVAE(made)
+    return ImageVAE(module)

@@ -88,10 +88,10 @@ class Sampler(ABC):
 
     def text(self, request: SampleRequest, device: torch.device) -> dict[str, Tensor]:
         """The encoded [negative, prompt], or the prompt alone without guidance."""
-        known = self._known.get(self.text_key(request))
-        if known is None:
-            known = self.encode_request(request)
-        return {name: tensor[0 if self.is_guided(request) else 1 :].to(device) for name, tensor in known.items()}
+        encoded = self._known.get(self.text_key(request))
+        if encoded is None:
+            encoded = self.encode_request(request)
+        return {name: tensor[0 if self.is_guided(request) else 1 :].to(device) for name, tensor in encoded.items()}
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Decode latents to pixels [3, H, W] in [0, 1]; if memory is short in tiles, then in tiles on the CPU.

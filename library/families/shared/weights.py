@@ -95,16 +95,16 @@ def header_entries(path: str | Path) -> dict[str, JsonObject]:
             raise ConfigError(no_tensors(start), path=path)
         text = file.read(length)
     try:
-        found = parse_json(text, path)
+        json = parse_json(text, path)
     except (ConfigError, UnicodeError) as e:
         template = "{path} is not a safetensors file: give a .safetensors checkpoint"
         if len(text) < length:
             template = "{path} was cut short: download it again"
         raise ConfigError(template, path=path) from e
-    if not isinstance(found, dict):
+    if not isinstance(json, dict):
         raise ConfigError("{path} is not a safetensors file: its header is no table", path=path)
-    found.pop("__metadata__", None)
-    end = 8 + length + _data_length(path, found)
+    json.pop("__metadata__", None)
+    end = 8 + length + _data_length(path, json)
     if end > size:
         raise ConfigError(
             "{path} was cut short: it has {size} of {end} bytes, download it again",
@@ -112,7 +112,7 @@ def header_entries(path: str | Path) -> dict[str, JsonObject]:
             size=f"{size:,}",
             end=f"{end:,}",
         )
-    return found
+    return json
 
 
 def raw_header(path: Path) -> JsonObject:
@@ -283,15 +283,15 @@ def _unpickled(path: Path) -> JsonObject:
     import torch
 
     try:
-        found = torch.load(path, map_location="meta" if _shapes_only.get() else "cpu", weights_only=True)
+        content = torch.load(path, map_location="meta" if _shapes_only.get() else "cpu", weights_only=True)
     except Exception as e:  # exceptions for other files have no common class
         if environment.lacks_memory(e):
             raise
         raise ConfigError(
             "{path} holds more than tensors or is damaged, and is not opened: convert it to .safetensors", path=path
         ) from e
-    found = found.get("state_dict", found) if isinstance(found, dict) else {}
-    return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+    content = content.get("state_dict", content) if isinstance(content, dict) else {}
+    return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
 
 
 def open_weights(path: str | Path, mmap: bool = True) -> Weights:

@@ -120,14 +120,14 @@ def write_random_model(
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
-    made = make_networks(sizes, VOCABULARY if sizes == FULL else words, skipped=0)
-    text = made.encoders["text_encoder"]().state_dict()
+    networks = make_networks(sizes, VOCABULARY if sizes == FULL else words, skipped=0)
+    text = networks.encoders["text_encoder"]().state_dict()
     parts = {
-        "zimage": ("z_image_tiny", made.denoiser().state_dict(), _zimage_single_file),
+        "zimage": ("z_image_tiny", networks.denoiser().state_dict(), _zimage_single_file),
         "text_encoder": ("qwen_3_tiny", text, prefixed("model.")),
         "vae": (
             "ae",
-            made.vae().state_dict(),
+            networks.vae().state_dict(),
             lambda tensors: autoencoder.vae_to_single(enlarge_encoder_output(tensors)),
         ),
     }

@@ -76,9 +76,11 @@ def store_when_read(components: ModelComponents, config: RunConfig) -> None:
         store_encoders({name: encoder}, config)
         return encoder
 
-    for name, one in components.deferred.items():
+    for name, source in components.deferred.items():
         if name != "vae":
-            components.deferred[name] = replace(one, read=partial(stored, name, one.read), kind=f"{one.kind} fp8")
+            components.deferred[name] = replace(
+                source, read=partial(stored, name, source.read), kind=f"{source.kind} fp8"
+            )
 
 
 def _store(

@@ -88,10 +88,10 @@ def read_values(path: Path, device: Any, mapped: bool = False) -> Any:
     """Load values without unpickling objects (weights_only)."""
     # A state folder may come from an untrusted source.
     with _readable(path):
-        found = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
-    if isinstance(found, dict):
-        found.pop(STEP_KEY, None)
-    return found
+        values = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
+    if isinstance(values, dict):
+        values.pop(STEP_KEY, None)
+    return values
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -112,15 +112,15 @@ def damage(folder: Path) -> list[Problem]:
     """
     if not has_checksums(folder):
         return [_refused(folder, [Message("{file} is missing", file=SUMS)])] if _expects_checksums(folder) else []
-    step, known = _listed_files(folder / SUMS)
-    if not known:
+    step, listed = _listed_files(folder / SUMS)
+    if not listed:
         return [_refused(folder, [Message("{file} is damaged", file=SUMS)])]
-    missing = [name for name in known if not (folder / name).is_file()]
-    there = [name for name in known if name not in missing] if first_process() else []
-    differing = [name for name, digest in _digests(folder, there).items() if digest != known[name]]
+    missing = [name for name in listed if not (folder / name).is_file()]
+    there = [name for name in listed if name not in missing] if first_process() else []
+    differing = [name for name, digest in _digests(folder, there).items() if digest != listed[name]]
     said = [Message("{file} is missing", file=name) for name in missing]
     said += [_difference(folder / name, step) for name in differing]
-    added = sorted(name for name in os.listdir(folder) if RESUME_FILES.fullmatch(name) and name not in known)
+    added = sorted(name for name in os.listdir(folder) if RESUME_FILES.fullmatch(name) and name not in listed)
     said += [Message("{file} is not in {list}, so it is of another state", file=name, list=SUMS) for name in added]
     return [_refused(folder, said)] if said else []
 
