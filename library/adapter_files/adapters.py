@@ -73,13 +73,13 @@ def read_lora(path: str | Path, wanted: str = "") -> Lora:
     """
     stored, metadata = storage.open_stored(path), storage.metadata_of(path)
     try:
-        found = grouped(stored)
-        family = names.find_lora_family(found, metadata, names.module_sizes(stored.shapes()), wanted)
-        style = style_of(found)
+        groups = grouped(stored)
+        family = names.find_lora_family(groups, metadata, names.module_sizes(stored.shapes()), wanted)
+        style = style_of(groups)
         if style == "diffusers":
-            add_alphas(found, metadata)
-        adapters = assembled({name: parts for name, parts in found.items() if LayerChange(parts).is_plain}, family)
-        others = placed({name: parts for name, parts in found.items() if not LayerChange(parts).is_plain}, family)
+            add_alphas(groups, metadata)
+        adapters = assembled({name: parts for name, parts in groups.items() if LayerChange(parts).is_plain}, family)
+        others = placed({name: parts for name, parts in groups.items() if not LayerChange(parts).is_plain}, family)
     except ConfigError as e:
         raise ConfigError("{path}: {error}", path=path, error=e) from e
     try:
@@ -156,11 +156,11 @@ def other_kind(key: str) -> str:
     return next((kind for mark, kind in OTHER_KINDS.items() if re.search(mark, key)), "")
 
 
-def style_of(found: Iterable[str]) -> str:
+def style_of(keys: Iterable[str]) -> str:
     """Return the format of the modules' names."""
-    found = list(found)
+    keys = list(keys)
     first = min(
-        [name for name in found if not name.startswith(names.TEXT)] or found
+        [name for name in keys if not name.startswith(names.TEXT)] or keys
     )  # text encoders' names may be unchanged
     if first.startswith("lora_"):
         return "kohya"

@@ -109,7 +109,7 @@ class Module:
         """Its name in kohya's files, also used in messages."""
         if self.part == TEXT_PART:
             return self.path
-        prefixes = (known.prefixes["kohya"].get(self.part) for known in all_lora_names())
+        prefixes = (name.prefixes["kohya"].get(self.part) for name in all_lora_names())
         return next(filter(None, prefixes), f"{self.part}_") + self.path.replace(".", "_")
 
 
@@ -125,7 +125,7 @@ def lora_names_of(family: str) -> LoraNames:
 
 @functools.cache
 def _name_pattern() -> re.Pattern[str]:
-    own = [re.escape(word) for known in all_lora_names() for word in known.words]
+    own = [re.escape(word) for name in all_lora_names() for word in name.words]
     return re.compile("".join(f"{word} | " for word in own) + LAYER_WORDS, re.VERBOSE)
 
 
@@ -168,22 +168,24 @@ def find_lora_family(
 ) -> str:
     """Return the family of a file's modules; `wanted` if they allow it. Raises ConfigError if it is unclear."""
     names = list(names)
-    found = possible_families(names, metadata, sizes)
-    if wanted in found:
+    possible = possible_families(names, metadata, sizes)
+    if wanted in possible:
         return wanted
-    found = [family for family in found if not of_other_tree(names, family)] or found  # kohya's names follow one tree
-    readings = {family: reading for family in found if (reading := _parse_names(names, family))}
-    if len(found) > 1 and not any(lora_names_of(family).version_word in _base(metadata) for family in found):
+    possible = [
+        family for family in possible if not of_other_tree(names, family)
+    ] or possible  # kohya's names follow one tree
+    readings = {family: reading for family in possible if (reading := _parse_names(names, family))}
+    if len(possible) > 1 and not any(lora_names_of(family).version_word in _base(metadata) for family in possible):
         if len({*readings.values()}) > 1:
             titles = either([families.facts_of(family).title for family in readings])
             raise ConfigError(
                 "its layers may be those of {titles}, and its metadata does not say: add it with "
                 "kohya tools metadata FILE --set ss_base_model_version={example} --out NEW",
                 titles=titles,
-                example=lora_names_of(found[-1]).version_word,
+                example=lora_names_of(possible[-1]).version_word,
             )
-        return next(iter(readings), found[0])
-    return found[0]
+        return next(iter(readings), possible[0])
+    return possible[0]
 
 
 def _base(metadata: Mapping[str, str]) -> str:
@@ -204,23 +206,23 @@ def possible_families(
     ConfigError if there is none.
     """
     base = _base(metadata)
-    names, known = list(names), dict[str, LoraNames](zip(families.FAMILIES, all_lora_names(), strict=True))
+    names, names_by_family = list(names), dict[str, LoraNames](zip(families.FAMILIES, all_lora_names(), strict=True))
     paths = list(map(_path, names))
-    said = {family: len(own.version_word) if own.version_word in base else 0 for family, own in known.items()}
+    said = {family: len(own.version_word) if own.version_word in base else 0 for family, own in names_by_family.items()}
     if title := foreign_model(
         "" if any(said.values()) else base, paths, {_path(n): s for n, s in (sizes or {}).items()}
     ):
         template = "this is a LoRA for {title}, which is no model that is trained here: those of {titles} are"
         raise ForeignModelError(template, title=title, titles=families.titles())
-    for family, own in known.items():
+    for family, own in names_by_family.items():
         if own.marks and any(re.search(own.marks, path) for path in paths):
             return [family]
     for path in paths:
-        found = [family for family, own in known.items() if path.startswith(own.trees)]
+        found = [family for family, own in names_by_family.items() if path.startswith(own.trees)]
         if found:  # sizes and metadata decide between families with the same tree
-            fitting = [family for family in found if _has_sizes(known[family], sizes or {})]
+            fitting = [family for family in found if _has_sizes(names_by_family[family], sizes or {})]
             return sorted(fitting or found, key=lambda family: -said[family])
-    for family, own in known.items():
+    for family, own in names_by_family.items():
         if said[family] or any(name.startswith(own.encoder_names) for name in names if own.encoder_names):
             return [family]
     raise ConfigError(
@@ -272,8 +274,8 @@ def kohya_key(key: str) -> str:
     """Convert a key of any adapter kind, under a dotted path of ComfyUI or LyCORIS, to kohya's name."""
     if key.startswith("lycoris_"):
         return f"lora_unet_{key.removeprefix('lycoris_')}"
-    found = re.fullmatch(r"diffusion_model\.(.+?)\.(\w+\.weight|[a-z]\w*)", key)
-    return f"lora_unet_{found[1].replace('.', '_')}.{found[2]}" if found else key
+    match = re.fullmatch(r"diffusion_model\.(.+?)\.(\w+\.weight|[a-z]\w*)", key)
+    return f"lora_unet_{match[1].replace('.', '_')}.{match[2]}" if match else key
 
 
 class Parsed(NamedTuple):

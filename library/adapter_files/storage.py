@@ -66,8 +66,8 @@ def stored_entries(path: str | Path) -> dict[str, JsonObject]:
     out: dict[str, JsonObject] = {}
     for file in weights.files(check_readable(path)):
         try:
-            found = weights.header_entries(check_readable(file))
-            out |= {name: {"dtype": about["dtype"], "shape": list(about["shape"])} for name, about in found.items()}
+            entries = weights.header_entries(check_readable(file))
+            out |= {name: {"dtype": about["dtype"], "shape": list(about["shape"])} for name, about in entries.items()}
         except (AttributeError, IndexError, KeyError, TypeError) as e:  # a JSON header with other content
             raise ConfigError("{file} is a damaged safetensors file: get it again", file=file) from e
     return out

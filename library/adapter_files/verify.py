@@ -59,46 +59,46 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
     Problems of the LoRA are returned. Raises ConfigError for an unreadable base model.
     """
     model = ModelFile(base) if base is not None else None
-    found = Findings(str(lora), checked_against=str(base or ""))
+    findings = Findings(str(lora), checked_against=str(base or ""))
     try:
         stored, metadata = storage.open_stored(lora), storage.metadata_of(lora)
         groups, unknown = _group_by_module(stored)
         adapters.add_alphas(groups, metadata)
     except ConfigError as e:
-        found.problems.append(e.said)
-        return found
+        findings.problems.append(e.said)
+        return findings
     if not groups:
         kinds = filter(adapters.other_kind, unknown)
-        found.problems.append(next(map(adapters.not_known, kinds), Message("there is no LoRA in this file")))
-        return found
+        findings.problems.append(next(map(adapters.not_known, kinds), Message("there is no LoRA in this file")))
+        return findings
     if unknown:
-        found.problems.append(
+        findings.problems.append(
             Message(
                 "{names}: no part of an adapter that is known, so most programs leave it out",
                 names=_shorten_list(unknown),
             )
         )
-    found.style = adapters.style_of(groups)
+    findings.style = adapters.style_of(groups)
     sound = {}
     for i, (name, parts) in enumerate(sorted(groups.items())):
         report(Message("checking modules"), i, len(groups))
-        if _look(found, name, parts):
+        if _look(findings, name, parts):
             sound[name] = parts
-    _overall(found)
-    _note_own_names(found, list(stored))
+    _overall(findings)
+    _note_own_names(findings, list(stored))
     try:
-        found.family = names.find_lora_family(
+        findings.family = names.find_lora_family(
             groups, metadata, names.module_sizes(stored.shapes()), model.family if model else ""
         )
         plain = {name: parts for name, parts in sound.items() if LayerChange(parts).is_plain}
-        modules: dict[Module, Part] = {**adapters.assembled(plain, found.family)}
-        modules |= adapters.placed({name: parts for name, parts in sound.items() if name not in plain}, found.family)
+        modules: dict[Module, Part] = {**adapters.assembled(plain, findings.family)}
+        modules |= adapters.placed({name: parts for name, parts in sound.items() if name not in plain}, findings.family)
     except ConfigError as e:
-        found.problems.append(e.said)
-        return found
+        findings.problems.append(e.said)
+        return findings
     if model is not None:
-        _compare_modules(found, modules, model)
-    return found
+        _compare_modules(findings, modules, model)
+    return findings
 
 
 def _group_by_module(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
@@ -113,17 +113,17 @@ def _group_by_module(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[st
     return groups, unknown
 
 
-def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
+def _look(findings: Findings, name: str, parts: dict[str, Tensor]) -> bool:
     """Check one module by itself; return whether it is valid."""
     change = LayerChange(parts)
     if problem := _fit_problem(name, parts, change):
-        found.problems.append(problem)
+        findings.problems.append(problem)
         return False
     rank = rank_of(parts) or 0
     alpha = float(parts[ALPHA]) if ALPHA in parts and rank else float(rank)
     if rank and alpha <= 0:
         template = "{name} has alpha {alpha}: it must be above 0, or the module does nothing"
-        found.problems.append(Message(template, name=name, alpha=f"{alpha:g}"))
+        findings.problems.append(Message(template, name=name, alpha=f"{alpha:g}"))
     if change.is_plain:
         left, right = AdapterFactors(parts[DOWN], parts[UP], parts.get(ALPHA)).factors()
         # ||U D||^2 = sum((U^T U) * (D D^T)): small matrices instead of one as large as the layer.
@@ -131,12 +131,12 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
         dead = not (bool(parts[UP].any()) and bool(parts[DOWN].any()) and norm > 0)
         if rank > min(left.shape[0], right.shape[1]):
             template = "{name} has rank {rank}, more than its layer can use: resize it"
-            found.warnings.append(Message(template, name=name, rank=rank))
+            findings.warnings.append(Message(template, name=name, rank=rank))
     else:
         norm, dead = change.norm(), change.is_dead
     largest = max(float(one.float().abs().max()) for part, one in parts.items() if part != ALPHA)
     strength = alpha / rank if rank else 1.0
-    found.modules.append(ModuleReport(name, change.title, rank, alpha, strength, norm, largest, dead))
+    findings.modules.append(ModuleReport(name, change.title, rank, alpha, strength, norm, largest, dead))
     return True
 
 
@@ -158,51 +158,51 @@ def _fit_problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> Me
     return "" if fits else Message("{name} has tensors that do not fit together ({kind})", name=name, kind=change.title)
 
 
-def _note_own_names(found: Findings, keys: list[str]) -> None:
+def _note_own_names(findings: Findings, keys: list[str]) -> None:
     """Report names that this program reads but most others do not."""
     odd = [key for key in keys if names.cleaned(key) != key or ".default." in key]
     if odd:
         template = "other programs do not look for {keys}: {names}; write the file again with {command}"
         command = "kohya tools convert FILE --to kohya --out NEW"
-        found.warnings.append(
+        findings.warnings.append(
             Message(template, keys=counted(len(odd), "name"), names=_shorten_list(odd), command=command)
         )
 
 
-def _overall(found: Findings) -> None:
-    dead = [row.module for row in found.modules if row.dead]
-    if dead and len(dead) == len(found.modules):
-        found.problems.append(
+def _overall(findings: Findings) -> None:
+    dead = [row.module for row in findings.modules if row.dead]
+    if dead and len(dead) == len(findings.modules):
+        findings.problems.append(
             Message("every module is dead: this LoRA changes nothing (was it trained with a rate of 0?)")
         )
     elif dead:
-        found.warnings.append(
+        findings.warnings.append(
             Message(
                 "nothing is changed by {modules}: {names}",
                 modules=counted(len(dead), "module"),
                 names=_shorten_list(dead),
             )
         )
-    norms = sorted(row.norm for row in found.modules if not row.dead and row.norm is not None)
+    norms = sorted(row.norm for row in findings.modules if not row.dead and row.norm is not None)
     if norms:
         usual = norms[len(norms) // 2]
-        strong = [row.module for row in found.modules if (row.norm or 0.0) > MEDIAN_FACTOR * usual]
+        strong = [row.module for row in findings.modules if (row.norm or 0.0) > MEDIAN_FACTOR * usual]
         if strong:
             template = "{modules} with a change of over {factor} times the usual: {names}"
             many = counted(len(strong), "module")
-            found.warnings.append(
+            findings.warnings.append(
                 Message(template, modules=many, factor=f"{MEDIAN_FACTOR:g}", names=_shorten_list(strong))
             )
-    if above := [row.module for row in found.modules if row.strength > 1]:
+    if above := [row.module for row in findings.modules if row.strength > 1]:
         template = "{modules} with an alpha above the rank: {names}"
-        found.warnings.append(Message(template, modules=counted(len(above), "module"), names=_shorten_list(above)))
+        findings.warnings.append(Message(template, modules=counted(len(above), "module"), names=_shorten_list(above)))
 
 
-def _compare_modules(found: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
+def _compare_modules(findings: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
     """Compare every module with the model's header."""
-    if model.family != found.family:
+    if model.family != findings.family:
         template = "the LoRA is for {family}, and {path} is a model of {other}"
-        found.problems.append(Message(template, family=found.family, path=model.path, other=model.family))
+        findings.problems.append(Message(template, family=findings.family, path=model.path, other=model.family))
         return
     absent, wrong, elsewhere = [], [], Counter()
     present = {module.part for module in model.modules(False)}
@@ -218,17 +218,17 @@ def _compare_modules(found: Findings, modules: Mapping[Module, Part], model: Mod
             absent.append(f"{module.kohya} (bias)")
     if absent:
         template = "{path} has no layer for {modules}: {names}"
-        found.problems.append(
+        findings.problems.append(
             Message(template, modules=counted(len(absent), "module"), path=model.path, names=_shorten_list(absent))
         )
     if wrong:
         template = "{path} has layers of other shapes for {modules}: {names}"
-        found.problems.append(
+        findings.problems.append(
             Message(template, modules=counted(len(wrong), "module"), path=model.path, names=_shorten_list(wrong))
         )
     for part, count in elsewhere.items():
         template = "{modules} of {part} could not be compared: {path} holds no such encoder"
-        found.warnings.append(Message(template, modules=counted(count, "module"), part=part, path=model.path))
+        findings.warnings.append(Message(template, modules=counted(count, "module"), part=part, path=model.path))
 
 
 def _misfit(part: Part, shape: tuple[int, ...]) -> str:

@@ -15,19 +15,19 @@ def choose_device(asked: str) -> torch.device:
     if asked == "auto":
         asked = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        made = torch.device(asked)
-        if made.type == "cuda":
-            torch.cuda.get_device_properties(made)
+        device = torch.device(asked)
+        if device.type == "cuda":
+            torch.cuda.get_device_properties(device)
             # CUDA events, streams and Triton's kernels belong to the current GPU, even if tensors are elsewhere.
-            torch.cuda.set_device(torch.cuda.current_device() if made.index is None else made.index)
+            torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
             return torch.device("cuda", torch.cuda.current_device())
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             "--device {asked} cannot be used here ({why}); use auto or cpu", asked=asked, why=_first_error_line(error)
         ) from error
-    if made.type not in timing.MATRICES:
+    if device.type not in timing.MATRICES:
         raise ConfigError("--device {asked}: only cuda and cpu can be measured", asked=asked)
-    return made
+    return device
 
 
 def half_type(on: torch.device) -> str:
@@ -37,7 +37,7 @@ def half_type(on: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def machine_facts(on: torch.device) -> JsonObject:
+def measured_machine(on: torch.device) -> JsonObject:
     """Return what a reader of the results needs to know about the machine."""
     found: JsonObject = {
         "device": on.type,

@@ -65,7 +65,7 @@ class BenchRun:
             "seconds": round(time.time() - began, 1),
             "finished": finished,
             "subject": {"title": self.subject.title, "batch": self.subject.batch, **self.subject.about},
-            "machine": machine.machine_facts(self.device),
+            "machine": machine.measured_machine(self.device),
             "matmul": self.rate,
             "candidates": {c.name: {"about": c.about, "options": c.chosen()} for c in self.candidates},
             "results": self.rows,

@@ -47,9 +47,9 @@ def count_step(subject: Subject, made: TrainableModel, config: RunConfig, resolu
     empty = world.copy(made.components.denoiser, device, fp8_storage.compute_type(config))
     apart = replace(made, family=copy.deepcopy(made.family))  # a family caches tensors between calls
     with world.inside(), warnings.catch_warnings(action="ignore"):
-        found = _count_step(empty, subject.predict(apart, resolution, device), apart, config, device)
-    if found.step is not None:
-        return found
+        step = _count_step(empty, subject.predict(apart, resolution, device), apart, config, device)
+    if step.step is not None:
+        return step
     model = made.components.denoiser
     device = next(model.parameters()).device
     apart = replace(made, family=copy.deepcopy(made.family))
@@ -191,11 +191,11 @@ class PreparedModel:
 
 @contextlib.contextmanager
 def open_prepared(
-    subject: Subject, config: RunConfig, device: torch.device, size: Size, made: TrainableModel | None = None
+    subject: Subject, config: RunConfig, device: torch.device, size: Size, model: TrainableModel | None = None
 ):
     """Yield a prepared model, closed at the end; `size` is the side of square images, or several (width, height)."""
-    found = PreparedModel(subject, config, device, size, made or subject.make(config, device))
+    prepared = PreparedModel(subject, config, device, size, model or subject.make(config, device))
     try:
-        yield found
+        yield prepared
     finally:
-        found.close()
+        prepared.close()

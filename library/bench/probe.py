@@ -199,8 +199,8 @@ class Probe:
 def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path, how: JsonMapping) -> Measured:
     """Train some steps on generated images below `place`, and read the result."""
     folder = place / secrets.token_hex(4)
-    made = prepare_try(config, size, folder)
-    write_atomic(folder / "run.toml", to_toml(made))
+    trial = prepare_try(config, size, folder)
+    write_atomic(folder / "run.toml", to_toml(trial))
     arguments, variables = starting(folder / "run.toml", config.script, **how)
     environment = {**os.environ, **variables, "KOHYA_HOME": str(folder / "home")}
     with (folder / "log.txt").open("wb") as log:
@@ -210,17 +210,17 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
     output = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     found = sorted((folder / "out" / "runs").glob("*")) if (folder / "out").is_dir() else []
     facts = layout.load_facts(found[-1] / layout.RUN) if found else {}
-    made = Measured({}, peak=facts.get("peak_memory_gb") or facts.get("peak_ram_gb") or 0.0)
+    trial = Measured({}, peak=facts.get("peak_memory_gb") or facts.get("peak_ram_gb") or 0.0)
     if code or facts.get("state") != "finished":
-        made.why = facts.get("error") or explain.cause(output) or Message("it ended with code {code}", code=code)
-        return made
+        trial.why = facts.get("error") or explain.cause(output) or Message("it ended with code {code}", code=code)
+        return trial
     if failed := [event for event in reader.read_events(found[-1])[0] if event.get("kind") == "sample_failed"]:
-        made.why = failed[0]["text"]  # the training continues without samples, but the config wants them
-        return made
+        trial.why = failed[0]["text"]  # the training continues without samples, but the config wants them
+        return trial
     compiled = facts.get("compile") or {}
-    made.seconds = _pace(found[-1], facts) or 0.0
-    made.graphs, made.compiling = compiled.get("num_graphs", 0), compiled.get("seconds", 0.0)
-    return made
+    trial.seconds = _pace(found[-1], facts) or 0.0
+    trial.graphs, trial.compiling = compiled.get("num_graphs", 0), compiled.get("seconds", 0.0)
+    return trial
 
 
 def prepare_try(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
@@ -299,9 +299,9 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
         config = build_config(
             config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name
         )
-        found = run_probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
-    print(found.sentence())
-    return 0 if found.best else 1
+        probe = run_probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
+    print(probe.sentence())
+    return 0 if probe.best else 1
 
 
 def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:

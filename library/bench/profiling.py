@@ -40,7 +40,7 @@ def profile_training(
         raise ConfigError(
             "out of memory at {resolution}: choose a smaller --resolution or --batch", resolution=resolution
         ) from error
-    on = machine.machine_facts(device)
+    on = machine.measured_machine(device)
     facts = profile_summary.summary(profile_rows(found), steps, plain.p50, device.type)
     facts |= {"way": {"name": way.name, "options": way.chosen()}, "resolution": resolution, **compiled}
     facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}
@@ -76,11 +76,11 @@ def _profiled(ready: prepared_model.PreparedModel, device: torch.device, steps: 
 
 def profile_rows(found: profile) -> list[ProfileRow]:
     """Return the profiler's events by name: count, and microseconds on the host or the device itself."""
-    made = []
+    rows = []
     for event in found.key_averages():
         on_device = event.device_type != DeviceType.CPU
         if on_device and getattr(event, "is_user_annotation", False):  # a span around kernels that have their own rows
             continue
         spent = event.self_device_time_total if on_device else event.self_cpu_time_total
-        made.append(ProfileRow(event.key, event.count, float(spent), on_device))
-    return made
+        rows.append(ProfileRow(event.key, event.count, float(spent), on_device))
+    return rows

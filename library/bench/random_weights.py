@@ -52,7 +52,7 @@ def fill_randomly(
     If they only wait on the host to be copied, matrices with rows of equal length share memory.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    made: dict[int, nn.Parameter] = {}
+    copies: dict[int, nn.Parameter] = {}
     shared: dict[int, Tensor] = {}
     if waits_on_host:
         for p in (p for p in model.parameters() if p.ndim >= 2):
@@ -60,12 +60,12 @@ def fill_randomly(
         shared = {inputs: _random("", p, device, dtype, generator).view(-1) for inputs, p in shared.items()}
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
-            if id(p) not in made and waits_on_host and p.ndim >= 2:
-                made[id(p)] = nn.Parameter(torch.empty(0, dtype=dtype))
-                made[id(p)].data = shared[_fan_in(p)][: p.numel()].view(p.shape)  # with its own version counter
-            elif id(p) not in made:
-                made[id(p)] = nn.Parameter(_random(name, p, device, dtype, generator))
-            setattr(module, name, made[id(p)])
+            if id(p) not in copies and waits_on_host and p.ndim >= 2:
+                copies[id(p)] = nn.Parameter(torch.empty(0, dtype=dtype))
+                copies[id(p)].data = shared[_fan_in(p)][: p.numel()].view(p.shape)  # with its own version counter
+            elif id(p) not in copies:
+                copies[id(p)] = nn.Parameter(_random(name, p, device, dtype, generator))
+            setattr(module, name, copies[id(p)])
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
     return model.eval()

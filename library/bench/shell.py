@@ -71,55 +71,55 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
 
 def build_bench_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
-    made = Arguments(
+    args = Arguments(
         "kohya bench",
         description="Measure this machine with a model.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument(
+    args.add_argument(
         "run", nargs="?", type=Path, metavar="RUN.toml", help="measure the training that a TOML describes"
     )
-    made.add_argument("--family", choices=FAMILIES, help="measure a model with random weights")
-    made.add_argument("--size", choices=("full", "tiny"), help="of such a model (default: full on a GPU, else tiny)")
-    made.add_argument("--script", help="the kind of training (default: the family's LoRA; for a TOML, guessed from it)")
-    made.add_argument("--diffusers", metavar="CLASS", help="measure a transformer of diffusers with random weights")
-    made.add_argument("--config", type=Path, metavar="FILE", help="its config.json, which may also name the class")
-    made.add_argument(
+    args.add_argument("--family", choices=FAMILIES, help="measure a model with random weights")
+    args.add_argument("--size", choices=("full", "tiny"), help="of such a model (default: full on a GPU, else tiny)")
+    args.add_argument("--script", help="the kind of training (default: the family's LoRA; for a TOML, guessed from it)")
+    args.add_argument("--diffusers", metavar="CLASS", help="measure a transformer of diffusers with random weights")
+    args.add_argument("--config", type=Path, metavar="FILE", help="its config.json, which may also name the class")
+    args.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="NAME=SIZES",
         help="the shape of an input whose name is unknown; also frames=N, text_length=N",
     )
-    made.add_argument(
+    args.add_argument(
         "--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(report.STEP_PARTS)}"
     )
-    made.add_argument(
+    args.add_argument(
         "--candidate",
         action="append",
         default=[],
         metavar="NAME",
         help="ways to run it, the baseline first; --list shows all",
     )
-    made.add_argument(
+    args.add_argument(
         "--resolution", action="append", default=[], metavar="N", help="sides of the images: 512,1024,2048"
     )
-    made.add_argument("--batch", type=int, metavar="N", help="images of a step (default: 1, or the TOML's)")
-    made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any option of the training")
-    made.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")
-    made.add_argument("--steps", type=int, default=20, metavar="N", help="measured repetitions (default: 20)")
-    made.add_argument("--warmup", type=int, default=3, metavar="N", help="repetitions before them (default: 3)")
-    made.add_argument("--seconds", type=float, default=30.0, metavar="S", help="most for one measurement (default: 30)")
-    made.add_argument("--fresh", action="store_true", help="compile with an empty cache, to see how long that takes")
-    made.add_argument(
+    args.add_argument("--batch", type=int, metavar="N", help="images of a step (default: 1, or the TOML's)")
+    args.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any option of the training")
+    args.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")
+    args.add_argument("--steps", type=int, default=20, metavar="N", help="measured repetitions (default: 20)")
+    args.add_argument("--warmup", type=int, default=3, metavar="N", help="repetitions before them (default: 3)")
+    args.add_argument("--seconds", type=float, default=30.0, metavar="S", help="most for one measurement (default: 30)")
+    args.add_argument("--fresh", action="store_true", help="compile with an empty cache, to see how long that takes")
+    args.add_argument(
         "--compile-all", action="store_true", help="compile text encoders and VAE too, which training does not"
     )
-    made.add_argument("--profile", action="store_true", help="see where the time of a step goes, and what to change")
-    made.add_argument("--out", type=Path, metavar="FOLDER", help="where the result goes (default: with the other ones)")
-    made.add_argument("--json", action="store_true", help="print the result as JSON too")
-    made.add_argument("--list", action="store_true", help="list the candidates and exit")
-    return made
+    args.add_argument("--profile", action="store_true", help="see where the time of a step goes, and what to change")
+    args.add_argument("--out", type=Path, metavar="FOLDER", help="where the result goes (default: with the other ones)")
+    args.add_argument("--json", action="store_true", help="print the result as JSON too")
+    args.add_argument("--list", action="store_true", help="list the candidates and exit")
+    return args
 
 
 def check_bench_options(asked: argparse.Namespace) -> None:
@@ -177,21 +177,21 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     from library.bench.diffusers import model as diffusers_model
 
     device, shapes = machine.choose_device(asked.device), _parse_shapes(asked.input)
-    given: JsonObject = dict(text.split("=", 1) for text in asked.set)
+    arguments: JsonObject = dict(text.split("=", 1) for text in asked.set)
     if device.type == "cuda" and not asked.run:
-        given = {"mixed_precision": machine.half_type(device), **given}
+        arguments = {"mixed_precision": machine.half_type(device), **arguments}
     if asked.batch:
-        given["train_batch_size"] = asked.batch
+        arguments["train_batch_size"] = asked.batch
     if asked.run:
-        return subjects.subject_of_run(asked.run, asked.script, given)
+        return subjects.subject_of_run(asked.run, asked.script, arguments)
     if asked.family:
         size = asked.size or ("full" if device.type == "cuda" else "tiny")
-        return subjects.FamilySubject(asked.script or families.lora_script(asked.family), given, size)
+        return subjects.FamilySubject(asked.script or families.lora_script(asked.family), arguments, size)
     config = diffusers_model.read_config(asked.config)
     name = asked.diffusers or config.get("_class_name")
     if not name:
         raise ConfigError("{config} does not name its class: give it with --diffusers CLASS", config=asked.config)
-    return diffusers_model.DiffusersSubject(str(name), config, given, shapes)
+    return diffusers_model.DiffusersSubject(str(name), config, arguments, shapes)
 
 
 def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
@@ -253,15 +253,15 @@ def _options(subject: "Subject") -> Sequence[str]:
 
 def _parse_shapes(given: Sequence[str]) -> JsonObject:
     """Parse NAME=1,16,64 as a shape, and frames=5 as a number."""
-    found: JsonObject = {}
+    shapes: JsonObject = {}
     for text in given:
         name, _, sizes = text.partition("=")
         number = name in ("frames", "text_length")
         if not re.fullmatch("[1-9][0-9]*" if number else "[1-9][0-9]*(,[1-9][0-9]*)*", sizes):
             wanted = f"a whole number from 1 on: {name}=5" if number else f"sizes with commas between: {name}=1,16,64"
             raise ConfigError("--input {text} must be {wanted}", text=text, wanted=wanted)
-        found[name] = int(sizes) if number else tuple(int(size) for size in sizes.split(","))
-    return found
+        shapes[name] = int(sizes) if number else tuple(int(size) for size in sizes.split(","))
+    return shapes
 
 
 @contextlib.contextmanager

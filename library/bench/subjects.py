@@ -90,7 +90,7 @@ class FamilySubject:
         self.values = {**usual(script), **small, **values} if size else dict(values)
         self.batch = int(self.config({}).data.train_batch_size)
         sizes = self._module.model_sizes(self.config({}), size == "full")
-        self.random = self._module.random(sizes) if size else None
+        self.random = self._module.make_networks(sizes) if size else None
         self.title = f"{families.facts_of(self.name).title}, {size} size" if size else self.kind.title
         source = "random weights" if size else str(self.values.get("pretrained_model_name_or_path"))
         self.about: JsonMapping = {"family": self.name, "script": script, "size": size, "model": source}
@@ -109,7 +109,7 @@ class FamilySubject:
             if self.random:
                 denoiser = self.random.denoiser()
                 where = random_weights.place_weights(denoiser, device, dtype, config)
-                self._module.adopt(family, denoiser)
+                self._module.adopt_denoiser(family, denoiser)
                 waits = where.type != device.type
                 components = ModelComponents(
                     random_weights.fill_randomly(denoiser, where, dtype, waits_on_host=waits), None, {}, {}, {}
@@ -152,7 +152,7 @@ class FamilySubject:
         return self._module.input_shapes(made.family, made.components.denoiser).texts(self.batch, device)
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
-        names = self._module.random(self._module.model_sizes(self.config({}), full=False)).encoders
+        names = self._module.make_networks(self._module.model_sizes(self.config({}), full=False)).encoders
         return {name: lambda device, dtype, name=name: self._encoder(name, device, dtype) for name in names}
 
     def _encoder(self, name: str, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
@@ -164,7 +164,7 @@ class FamilySubject:
         if name == "t5xxl":
             family = families.family_for(self.config({}))
             if self.random:
-                self._module.adopt(family, self.random.denoiser())
+                self._module.adopt_denoiser(family, self.random.denoiser())
             length = max(family.text_lengths.values())
         config: Any = model.config
         ids = torch.randint(0, config.vocab_size, (self.batch, length), device=device)
@@ -215,19 +215,19 @@ def usual(script: str) -> JsonObject:
         "token_string": "zorb",
         "cond_emb_dim": 32,
     }
-    known = options_of(cls)
+    options = options_of(cls)
     if issubclass(cls, EmbeddingRun):
         del given["cache_text_encoder_outputs"]  # captions with the trained word are encoded in each step
-    return {name: value for name, value in given.items() if name in known}
+    return {name: value for name, value in given.items() if name in options}
 
 
 def subject_of_run(path: Path, script: str, values: JsonMapping) -> FamilySubject:
     """Return the training described by a TOML. Raises ConfigError if its model is unreadable."""
-    found = FamilySubject(script, {**read_toml(path), **values}, None)
-    wrong = list(families.family_for(found.config({})).problems())
-    if not found.values.get("pretrained_model_name_or_path"):
+    family_subject = FamilySubject(script, {**read_toml(path), **values}, None)
+    wrong = list(families.family_for(family_subject.config({})).problems())
+    if not family_subject.values.get("pretrained_model_name_or_path"):
         wrong = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]
     if wrong:
         raise ConfigError(*wrong)
-    found.title = f"{found.kind.title} of {path.name}"
-    return found
+    family_subject.title = f"{family_subject.kind.title} of {path.name}"
+    return family_subject

@@ -56,8 +56,8 @@ def adapter_size(config: AdapterRun) -> JsonObject:
     components = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
     counts = [0] * len(groups)
     for path, _ in components.denoiser.named_parameters():
-        if found := block_of_adapter(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
-            counts[found[0]] = max(counts[found[0]], found[1] + 1)
+        if block := block_of_adapter(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
+            counts[block[0]] = max(counts[block[0]], block[1] + 1)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that numbers are not kept
         method: Any = methods.attach_method(components, family, _without_weights(config, args))
@@ -65,8 +65,8 @@ def adapter_size(config: AdapterRun) -> JsonObject:
     names = list(method.adapters) if is_ours else [adapter.lora_name for adapter in method.network.loras]
     blocks = [[0] * count for count in counts]
     for name in names:
-        if found := block_of_adapter(name, groups):
-            blocks[found[0]][found[1]] += 1
+        if block := block_of_adapter(name, groups):
+            blocks[block[0]][block[1]] += 1
     if is_ours:
         stored = [tensor for adapter in method.adapters.values() for tensor in adapter.tensors().values()]
     else:
@@ -106,17 +106,17 @@ def _key(config: AdapterRun) -> str:
 @functools.lru_cache(maxsize=2)
 def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family, ModelComponents]:
     """Return networks without memory: the config's own model, or the published one if its files are not here."""
-    known = options_of(cls)
-    config = draft(cls, {name: known[name].read(value) for name, value in json.loads(key).items()})
+    options = options_of(cls)
+    config = draft(cls, {name: options[name].read(value) for name, value in json.loads(key).items()})
     with contextlib.suppress(Exception):  # the check reports missing or invalid files
         if config.model.pretrained_model_name_or_path and meta_model.has_model_files(config):
             return meta_model.empty_components(config, encoders)
     family = families.family_for(config)
     module = families.random_module(family.name)
-    made = module.random(module.FULL)
-    denoiser = made.denoiser()
-    module.adopt(family, denoiser)
-    made_encoders = {name: make() for name, make in made.encoders.items()} if encoders else {}
+    networks = module.make_networks(module.FULL)
+    denoiser = networks.denoiser()
+    module.adopt_denoiser(family, denoiser)
+    made_encoders = {name: make() for name, make in networks.encoders.items()} if encoders else {}
     return family, ModelComponents(denoiser, None, made_encoders, {})
 
 
@@ -125,10 +125,10 @@ def answer(asked: JsonMapping) -> JsonObject:
     missing here.
     """
     cls: Any = families.config_class(asked["script"])
-    known = options_of(cls)
+    options = options_of(cls)
     try:
         return adapter_size(
-            draft(cls, {name: known[name].read(value) for name, value in {**asked["values"], **ALL}.items()})
+            draft(cls, {name: options[name].read(value) for name, value in {**asked["values"], **ALL}.items()})
         )
     except ConfigError as error:
         return {"why": error.problems[0].as_json()}

@@ -86,14 +86,14 @@ def load_named_code(config: RunConfig) -> None:
     """Import the code of unlisted packages, which a check does not touch. Raises ConfigError for code of the wrong
     kind.
     """
-    found = [*optimizers.named_code_problems(config)]
+    problems = [*optimizers.named_code_problems(config)]
     try:
         if name := code_names.unlisted(config).get("network_module"):
             lycoris.load_module(name)
     except ConfigError as e:
-        found += e.problems
-    if found:
-        raise ConfigError(*found)
+        problems += e.problems
+    if problems:
+        raise ConfigError(*problems)
 
 
 def code_notes(config: RunConfig) -> list[Problem]:
@@ -130,7 +130,7 @@ def evaluate(
     named = wrong.union(*(problem.options for problem in problems))
     missing = building.find_missing(config)
     silent = {problem.option for problem in missing}  # report a missing value only once
-    found = [problem for problem in missing if problem.option not in named]
+    unnamed = [problem for problem in missing if problem.option not in named]
     failed: dict[str, bool] = {}
     for stage, ask in _stages(config, images, unreachable, failed).items():
         said: list[Problem] = []
@@ -139,16 +139,16 @@ def evaluate(
         failed[stage] = bool(said)
         for problem in said:
             again = stage in ("images", "model", "length") and problem.option in RULED & named
-            known = again or problem in (*problems, *found) or problem.option in silent
+            known = again or problem in (*problems, *unnamed) or problem.option in silent
             if not known and wrong.isdisjoint(problem.options):
-                found.append(problem)
+                unnamed.append(problem)
     remarks: list[MessageLike] = [*images.warnings, *training_length.length_notes(config, images)]
     remarks += [*code_notes(config), *announced]
     # Notes on unreadable parts would only raise errors.
     with _tolerant(bool(problems), []):
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
-        resumes = not (failed["length"] or any(one.option == "resume" for one in found))
+        resumes = not (failed["length"] or any(one.option == "resume" for one in unnamed))
         remarks += _find_changed_options(config, images) if resumes else []
         remarks += [] if failed["network"] else methods.method_notes(config)
         remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.find_relative_notes(config)
@@ -157,9 +157,9 @@ def evaluate(
         remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
-        remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
-        remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.config_notes(config)])
-    return found, [remark for remark in as_problems(remarks) if wrong.isdisjoint(remark.options)]
+        remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *unnamed)}]
+        remarks += ineffective.remarks(config, [*problems, *unnamed, *remarks, *building.config_notes(config)])
+    return unnamed, [remark for remark in as_problems(remarks) if wrong.isdisjoint(remark.options)]
 
 
 def _stages(

@@ -114,8 +114,8 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
     `reading` is the result of reading this config, if that found problems or notes.
     """
     reading = reading or Reading(config, [], [])
-    found = preflight.scan_images(reading)
-    problems, remarks = preflight.evaluate(config, found, reading)
+    check = preflight.scan_images(reading)
+    problems, remarks = preflight.evaluate(config, check, reading)
     problems = [*reading.problems, *problems] if reading.known else reading.problems
     gpu, memory = graphics()
     findings = [Finding(topic(problem, config), "bad", problem, working_fix(problem, config)) for problem in problems]
@@ -126,12 +126,12 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
     # Counts and estimates may be impossible with contradictory values.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
-            needs = fitting.estimate(_batched(config, found.images), largest_bucket(found.images, config), gpu, memory)
+            needs = fitting.estimate(_batched(config, check.images), largest_bucket(check.images, config), gpu, memory)
             findings += _about_the_fit(needs, config)
             findings += [Finding("samples", *said) for said in preview_memory.sentences(needs, config)]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
         findings += [
-            finding for finding in _collect_findings(config, found, gpu, memory) if finding.topic not in settled
+            finding for finding in _collect_findings(config, check, gpu, memory) if finding.topic not in settled
         ]
     return Report(tuple(sorted(findings, key=_sort_key)), needs)
 
@@ -146,8 +146,8 @@ def _asked(given: JsonObject) -> JsonObject:
     read = {name: options_of(cls)[name].read(value) for name, value in given["values"].items()}
     config = draft(cls, read)
     known = [read_problem(one) for one in given["problems"]]
-    made = Reading(config, known, [], frozenset(given["wrong"]))
-    return make_report(config, made).as_json()
+    reading = Reading(config, known, [], frozenset(given["wrong"]))
+    return make_report(config, reading).as_json()
 
 
 def _sort_key(finding: Finding) -> tuple[int, int]:
@@ -191,8 +191,8 @@ def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:
 # ---- what is well
 
 
-def _collect_findings(config: RunConfig, found: data.Check, gpu: str, memory: float | None) -> Iterator[Finding]:
-    images, masks = found.images, found.masks
+def _collect_findings(config: RunConfig, check: data.Check, gpu: str, memory: float | None) -> Iterator[Finding]:
+    images, masks = check.images, check.masks
     model = model_stats(config)
     if model.counted:
         many = f"{model.denoiser / 1e9:.2f}B" if model.denoiser > 1e8 else f"{model.denoiser:,}"
@@ -281,7 +281,7 @@ def _encodings(config: RunConfig, images: ImageSet) -> Finding:
         said = Message("up to {count} encodings, {variants} variants of each caption", count=count, variants=variants)
         return Finding("caches", "ok", Message("captions are encoded once: {encodings}", encodings=said))
     held = images.validation.items if images.validation else []
-    words = {one for image in learned for one in image.encoded_captions(variants)}
+    words = {caption for image in learned for caption in image.encoded_captions(variants)}
     words |= {image.encoded_caption for image in held}
     said = counted(len(words), "encoding")
     if variants > 1:
@@ -376,8 +376,8 @@ def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator
         yield Finding("GPU", "ok", needs.sentence())
 
 
-def report_lines(found: Sequence[Finding]) -> Iterator[str]:
+def report_lines(findings: Sequence[Finding]) -> Iterator[str]:
     """Return the findings as lines for a terminal."""
     mark = {"ok": "  ok", "hint": "hint", "bad": " FIX"}
-    for finding in found:
+    for finding in findings:
         yield f"{mark[finding.verdict]}  {finding.topic:<10} {finding.text}{finding.advice}"

@@ -63,10 +63,10 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         return
     yield from _late_saves(config, images)
     yield from _unused_held_out(config, images, whole)
-    given = schema.option_values(config)
+    values = schema.option_values(config)
     for end, unit in ((whole.total, "step"), (whole.epochs, "epoch")):
         for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate", "save")):
-            if (given.get(name) or 0) > end:
+            if (values.get(name) or 0) > end:
                 yield ineffective.remark(name, "the training ends after {count}", count=counted(end, unit))
     if config.steps.max_train_epochs:
         yield from config.compile.never_begun(whole.total)

@@ -35,9 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("--limit must be at least 0, got {limit}", limit=f"{asked.limit:g}")
     with join_work("cache") as work:
         changes = asked.clean or asked.limit is not None
-        found = _less(asked.clean, asked.limit) if changes else describe_cache()
-        work.store(found)
-    print(json.dumps(found, indent=1) if asked.json else cache_text(found))
+        cache_facts = _less(asked.clean, asked.limit) if changes else describe_cache()
+        work.store(cache_facts)
+    print(json.dumps(cache_facts, indent=1) if asked.json else cache_text(cache_facts))
     return 0
 
 
@@ -71,16 +71,16 @@ def _less(clean: bool, limit: float | None) -> JsonObject:
     return after | {"removed": before - sum(folder["bytes"] for folder in after["kept"])}
 
 
-def cache_text(found: JsonObject) -> str:
+def cache_text(facts: JsonObject) -> str:
     """Return the same in words."""
     rows = []
-    for folder in found["kept"]:
+    for folder in facts["kept"]:
         days = (time.time() - folder["used"]) / 86400
         used = "used today" if days < 1 else f"used {days:.0f} day{'s' * (round(days) != 1)} ago"
         rows.append([folder["name"], f"{folder['bytes'] / GB:.2f} GB", used])
-    total = sum(folder["bytes"] for folder in found["kept"])
-    first = f"{total / GB:.2f} GB of compiled code in {found['folder']}, at most {found['limit'] / GB:.1f} GB"
+    total = sum(folder["bytes"] for folder in facts["kept"])
+    first = f"{total / GB:.2f} GB of compiled code in {facts['folder']}, at most {facts['limit'] / GB:.1f} GB"
     lines = [first, *(report.align_columns(rows) if rows else ())]
-    if found["removed"]:
-        lines.append(f"{found['removed'] / GB:.2f} GB removed")
+    if facts["removed"]:
+        lines.append(f"{facts['removed'] / GB:.2f} GB removed")
     return "\n".join(lines)

@@ -55,33 +55,33 @@ def main(argv: list[str]) -> int:
         parser.error("--json does not go with --to kohya_ss, which prints JSON in any case")
     if asked.json:
         return _in_json(asked.file, asked.script, asked.output)
-    if importers.is_foreign_dataset(found := importers.parse_file(asked.file)):
-        return _convert_dataset_file(found, asked.output)
-    made = importers.import_file(asked.file, configs(), asked.script)
+    if importers.is_foreign_dataset(file := importers.parse_file(asked.file)):
+        return _convert_dataset_file(file, asked.output)
+    imported = importers.import_file(asked.file, configs(), asked.script)
     if asked.to:
-        return _export(made, asked.base, asked.output)
+        return _export(imported, asked.base, asked.output)
     if asked.output:
-        made = _write(made, asked.output, asked.file)
+        imported = _write(imported, asked.output, asked.file)
     else:
-        print(_imported_toml(made, asked.file), end="")
-    _say(made, asked.output)
-    return EXIT_FAILED if made.problems else EXIT_DONE
+        print(_imported_toml(imported, asked.file), end="")
+    _say(imported, asked.output)
+    return EXIT_FAILED if imported.problems else EXIT_DONE
 
 
-def _say(made: importers.Imported, path: Path | None) -> None:
+def _say(imported: importers.Imported, path: Path | None) -> None:
     """Print the report as text: beside the written file, or on stderr if the config itself is printed."""
     shown = sys.stdout if path else sys.stderr
-    print(made.report(), file=shown)
-    if blanks := _blanks(made):
+    print(imported.report(), file=shown)
+    if blanks := _blanks(imported):
         print("\n".join([f"still to fill in ({len(blanks)}):", *(f"  {line}" for line in blanks)]), file=shown)
-    for name in () if path else made.texts:
+    for name in () if path else imported.texts:
         print(f"{name} has to be a file of its own: with -o it is written beside the config", file=shown)
     if path:
         print(f"wrote {path}; look at it with: {quote_command(['kohya', 'check', str(path)])}", file=shown)
 
 
-def _blanks(made: importers.Imported) -> list[Problem]:
-    return find_missing(made.with_files(dict.fromkeys(made.texts, "beside")).config)
+def _blanks(imported: importers.Imported) -> list[Problem]:
+    return find_missing(imported.with_files(dict.fromkeys(imported.texts, "beside")).config)
 
 
 def _in_json(file: Path, script: str, path: Path | None) -> int:
@@ -93,9 +93,9 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
                 _write_new(path, text)
             account: JsonObject = {"notes": notes, "problems": [], "files": {"dataset_config": text}}
         else:
-            made = importers.import_file(file, configs(), script)
-            made = _write(made, path, file) if path else made
-            account = {**made.account(), "missing": _blanks(made)}
+            imported = importers.import_file(file, configs(), script)
+            imported = _write(imported, path, file) if path else imported
+            account = {**imported.account(), "missing": _blanks(imported)}
     except ConfigError as wrong:
         print(json.dumps({"errors": wrong.problems}, ensure_ascii=False, default=str))
         return EXIT_FAILED
@@ -125,20 +125,24 @@ def diff(argv: list[str]) -> int:
         for line in wrong.problems:
             print(f"error: {line}", file=sys.stderr)
         return EXIT_MISUSED
-    found = importers.compare_configs(first.config, second.config)
+    differences = importers.compare_configs(first.config, second.config)
     for path, made in ((asked.first, first), (asked.second, second)):
         ignored = f", {counted(len(made.of('ignored')), 'key')!s} ignored" if made.of("ignored") else ""
         print(f"{path}: {made.trainer}, {made.config.script}{ignored}")
-    for name, one, two in found:
+    for name, one, two in differences:
         print(f"  {name}: {one} -> {two}")
-    print(f"{len(found)} option{'s differ' if len(found) > 1 else ' differs'}" if found else "no option differs")
-    return EXIT_FAILED if found else EXIT_DONE
+    print(
+        f"{len(differences)} option{'s differ' if len(differences) > 1 else ' differs'}"
+        if differences
+        else "no option differs"
+    )
+    return EXIT_FAILED if differences else EXIT_DONE
 
 
-def _imported_toml(made: importers.Imported, source: Path) -> str:
-    config = made.config
+def _imported_toml(imported: importers.Imported, source: Path) -> str:
+    config = imported.config
     comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
-    return to_toml(config, f"{comment}\nimported from {source.name} ({made.trainer})")
+    return to_toml(config, f"{comment}\nimported from {source.name} ({imported.trainer})")
 
 
 def _convert_dataset_file(found: JsonObject, path: Path | None) -> int:
@@ -160,20 +164,20 @@ def _write_new(path: Path, text: str) -> None:
         write_atomic(path, text)
 
 
-def _export(made: importers.Imported, base: Path | None, path: Path | None) -> int:
+def _export(imported: importers.Imported, base: Path | None, path: Path | None) -> int:
     """Write or print the JSON of kohya_ss's page, and print what has no place there."""
-    prompts = made.config.sample.sample_prompts
-    text = made.texts.get("sample_prompts") or (
+    prompts = imported.config.sample.sample_prompts
+    text = imported.texts.get("sample_prompts") or (
         read_outside_text(prompts) if prompts and Path(prompts).is_file() else ""
     )
-    fields, lost = importers.export(made.config, configs(), importers.parse_file(base) if base else None, text)
+    fields, lost = importers.export(imported.config, configs(), importers.parse_file(base) if base else None, text)
     written = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     if path is None:
         print(written, end="")
     else:
         _write_new(path, written)
     shown = sys.stdout if path else sys.stderr
-    for line in [*lost, *(f"to fix: {problem}" for problem in made.problems)]:
+    for line in [*lost, *(f"to fix: {problem}" for problem in imported.problems)]:
         print(f"note: {line}", file=shown)
     if path:
         keys, tab = str(counted(len(fields), "key")), importers.tab_title(fields)
@@ -181,17 +185,17 @@ def _export(made: importers.Imported, base: Path | None, path: Path | None) -> i
     return EXIT_DONE
 
 
-def _write(made: importers.Imported, path: Path, source: Path) -> importers.Imported:
+def _write(imported: importers.Imported, path: Path, source: Path) -> importers.Imported:
     """Write the config, and the files that it names; none if one of them exists."""
     if path.suffix.lower() != ".toml":
         raise ConfigError("{path} must end in .toml", path=path)
-    beside = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in made.texts}
+    beside = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in imported.texts}
     for each in (path, *beside.values()):
         if each.exists():
             raise ConfigError("{each} exists already; choose another name", each=each)
-    made = made.with_files({name: str(file) for name, file in beside.items()})
+    imported = imported.with_files({name: str(file) for name, file in beside.items()})
     with clear_errors(path):
         for name, file in beside.items():
-            write_atomic(file, made.texts[name])
-        write_atomic(path, _imported_toml(made, source))
-    return made
+            write_atomic(file, imported.texts[name])
+        write_atomic(path, _imported_toml(imported, source))
+    return imported

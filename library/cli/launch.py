@@ -83,18 +83,18 @@ def script_of_toml(path: Path) -> str:
     path = path_today(path)
     if script := importers.script_in_name(path, {script: config_class(script) for script in RUNS}):
         return script
-    given = read_toml(path)
+    values = read_toml(path)
     importers.refuse_data(load_toml(path), path)
-    known = {script: set(options_of(config_class(script))) for script in RUNS}
+    options_by_script = {script: set(options_of(config_class(script))) for script in RUNS}
     # An option that only some scripts have points to those; unknown names are no evidence.
-    telling = {name for name in given if any(name in names for names in known.values())}
+    telling = {name for name in values if any(name in names for names in options_by_script.values())}
     asked = of_told_kind(telling, {script: config_class(script) for script in RUNS})
-    fitting = [script for script in asked if telling <= known[script]]
+    fitting = [script for script in asked if telling <= options_by_script[script]]
     if len(fitting) > 1:  # prefer the family whose own files are named
-        shared = set[str].intersection(*(known[script] for script in fitting))
+        shared = set[str].intersection(*(options_by_script[script] for script in fitting))
         fitting = [script for script in fitting if _has_its_files(config_class(script), telling, shared)]
     if len(fitting) > 1:  # exclude scripts that reject the value of an option
-        fitting = [script for script in fitting if not read_layers(config_class(script), [Layer(given)]).wrong]
+        fitting = [script for script in fitting if not read_layers(config_class(script), [Layer(values)]).wrong]
     if len(fitting) != 1:
         template = "the training script cannot be told from {path}: name it, {runs}"
         raise ConfigError(template, path=path, runs=", ".join(RUNS))

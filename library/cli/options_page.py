@@ -29,10 +29,10 @@ def page(configs: Iterable[type]) -> str:
     return "\n".join(parts)
 
 
-def option_tables(known: Iterable[Option], depth: int = 2) -> str:
+def option_tables(options: Iterable[Option], depth: int = 2) -> str:
     """Return options as Markdown, a table per section."""
     lines, last = [], ""
-    for o in known:
+    for o in options:
         if o.section != last:
             lines += [f"{'#' * depth} {o.section}", ""] if not lines else ["", f"{'#' * depth} {o.section}", ""]
             lines += ["| option | value | default | meaning |", "|---|---|---|---|"]

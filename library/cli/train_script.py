@@ -157,9 +157,9 @@ def _read_flags(config: type[C], flags: JsonObject, problems: list[Problem], pat
 
 def _spoken_of(config: type, problems: list[Problem]) -> set[str]:
     """Return the options of invalid flags, or those probably meant."""
-    known = options_of(config)
+    options = options_of(config)
     names = {problem.option.removeprefix("no-") for problem in problems} - {""}
-    return {name if name in known else closest(name, [*known, *SCRIPT_FLAGS]) for name in names} - {""}
+    return {name if name in options else closest(name, [*options, *SCRIPT_FLAGS]) for name in names} - {""}
 
 
 def _tell(notes: list[Problem]) -> None:
@@ -173,8 +173,8 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
     Everything up to the next `--flag` belongs to a flag, so negative numbers need no special care; a value that begins
     with two dashes is written --flag=value.
     """
-    known, found, problems = options_of(config), dict[str, Any](), list[Problem]()
-    for flag, given in _group_by_flag(argv):
+    options, values, problems = options_of(config), dict[str, Any](), list[Problem]()
+    for flag, words in _group_by_flag(argv):
         if flag in ("-h", "--help"):
             return {"help": True}, []
         if not flag.startswith("--"):
@@ -182,23 +182,23 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
             problems.append(Problem("", template, value=flag))
             continue
         name = flag[2:]
-        if name.startswith("no-") and (off := known.get(name[3:])) and off.type is bool:
-            found[off.name] = "false"
-            problems += [_flag(name, "takes no value")] * bool(given)
+        if name.startswith("no-") and (off := options.get(name[3:])) and off.type is bool:
+            values[off.name] = "false"
+            problems += [_flag(name, "takes no value")] * bool(words)
         elif name in SCRIPT_FLAGS:
-            found[name] = True if name == "output_config" else given[0] if len(given) == 1 else None
-            problems += [_flag(name, "takes one value")] * (name == "config_file" and len(given) != 1)
-        elif name not in known:
+            values[name] = True if name == "output_config" else words[0] if len(words) == 1 else None
+            problems += [_flag(name, "takes one value")] * (name == "config_file" and len(words) != 1)
+        elif name not in options:
             # It may still be an old name, for which the config has better advice than "no such option".
             is_old = any(name in getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
             if is_old or getattr(config, "script_with", lambda _: "")(name):
-                found[name] = given[0] if given else True
+                values[name] = words[0] if words else True
             else:
                 meant = did_you_mean(name, [*understood(config), *SCRIPT_FLAGS, *also])
                 problems.append(_flag(name, "is not an option{hint}", hint=meant))
-        elif problem := _take(known[name], given, found):
+        elif problem := _take(options[name], words, values):
             problems.append(problem)
-    return found, problems
+    return values, problems
 
 
 def _flag(name: str, template: str, **arguments: Any) -> Problem:
@@ -241,19 +241,19 @@ def _group_by_flag(argv: list[str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def _take(option: Option, given: list[str], found: JsonObject) -> Problem | None:
+def _take(option: Option, words: list[str], found: JsonObject) -> Problem | None:
     """Store a flag's values in `found`; return the problem, if any."""
     if option.many:
-        found[option.name] = given
-    elif option.type is bool and not given:
+        found[option.name] = words
+    elif option.type is bool and not words:
         found[option.name] = "true"
-    elif not given:
+    elif not words:
         return _flag(option.name, "needs a value: {expects}", expects=option.expects)
-    elif len(given) > 1:
+    elif len(words) > 1:
         template = 'takes one value, got {count}; put quotes around a value with blanks: "{values}"'
-        return _flag(option.name, template, count=len(given), values=" ".join(given))
+        return _flag(option.name, template, count=len(words), values=" ".join(words))
     else:
-        found[option.name] = given[0]
+        found[option.name] = words[0]
     return None
 
 

@@ -69,8 +69,8 @@ class Comparison:
         return {
             "run": self.run,
             "folder": str(self.folder),
-            "columns": [one.title for one in self.files],
-            "saved": [str(one.path) for one in self.files],
+            "columns": [file.title for file in self.files],
+            "saved": [str(file.path) for file in self.files],
             "rows": self.rows,
             "files": self.pictures,
             "copies": self.copies,
@@ -107,7 +107,7 @@ class FileComparer:
         device = self._adapters() if self.config.adapters else self._models()
         self._judge(encoder, device)
         made.grid = str(made.folder / "grid.png")
-        sheet = Sheet([str(one.title) for one in made.files], made.rows, made.folder, made.pictures)
+        sheet = Sheet([str(file.title) for file in made.files], made.rows, made.folder, made.pictures)
         generate.save_image(generate.side_by_side(sheet), Path(made.grid), {})
         layout.store(made.folder / COMPARISON, made.as_json())
         self.store(made)
@@ -117,7 +117,7 @@ class FileComparer:
         """Compare files on one model."""
         config = plan.model_config(self.config)
         base = [(Path(path), weight) for path, weight in _base_weights(self.config)]
-        columns = [Column(str(one.title), (*base, (one.path, 1.0))) for one in self.comparison.files]
+        columns = [Column(str(file.title), (*base, (file.path, 1.0))) for file in self.comparison.files]
         model = generate.open_sampling_model(config, (path for one in columns for path, _ in one.loras), self.report)
         sample = self._sampler(model, config)
         for number, column in enumerate(columns):
@@ -144,7 +144,7 @@ class FileComparer:
     def _sampler(self, model: OpenModel, config: RunConfig) -> ColumnSampler:
         made = self.comparison
         sample = ColumnSampler(model, self.prompts, config)
-        made.rows = [one.prompt for one in sample.prompts]
+        made.rows = [prompt.prompt for prompt in sample.prompts]
         made.pictures = made.pictures or [[""] * len(made.files) for _ in made.rows]
         made.copies = made.copies or [[""] * len(made.files) for _ in made.rows]
         return sample
@@ -201,10 +201,10 @@ def survey_run_images(config: RunConfig, report: Report) -> tuple[ImageSet | Non
     """Return the images of a run's data set; None with an explaining note if they are no longer readable."""
     try:
         report(Message("reading the data set"), 0, 1)
-        found = finding.survey_data(config, report, keep=False)
-        if found.problems:
-            raise ConfigError(*found.problems)
-        return found.images, []
+        survey = finding.survey_data(config, report, keep=False)
+        if survey.problems:
+            raise ConfigError(*survey.problems)
+        return survey.images, []
     except ConfigError as error:
         text = "Neither loss nor copies can be measured, as the data set cannot be read any more ({why})."
         return None, [Message(text, why=error.problems[0])]
@@ -244,11 +244,11 @@ def _base_weights(config: RunConfig) -> Sequence[tuple[str, float]]:
     return methods.base_weights(config) if isinstance(config, AdapterRun) else ()
 
 
-def _evenly_spread(known: Sequence[Any], most: int) -> list[Any]:
+def _evenly_spread(members: Sequence[Any], most: int) -> list[Any]:
     """Return at most `most` items of a list, evenly spread."""
-    if len(known) <= most:
-        return [*known]
-    return [known[at * len(known) // most] for at in range(most)]
+    if len(members) <= most:
+        return [*members]
+    return [members[at * len(members) // most] for at in range(most)]
 
 
 def _free_memory(device: torch.device) -> None:

@@ -24,13 +24,13 @@ def encoder_folder(name: str, into: Path, report: Report) -> Path:
     """Return the folder of an encoder: dinov2, clip and Hugging Face ids are downloaded once into `into`; other names
     are folders.
     """
-    found = model_folder.find_model_folder(
+    path = model_folder.find_model_folder(
         ENCODER_REPOSITORIES.get(name.lower(), name), model_folder.TRANSFORMERS, into, report
     )
-    if not found.is_dir():
+    if not path.is_dir():
         template = "--encoder {name} is not there: write dinov2, clip or the folder of an image encoder"
         raise ConfigError(template, name=name)
-    return found
+    return path
 
 
 class ImageEncoder:

@@ -110,7 +110,9 @@ class HeldOutLoss:
                     controls = batch.controls
                     if controls and not batch.is_guided:
                         assert isinstance(model.family, TakesControls)
-                        controls = tuple(model.family.control_latents(model.components, one) for one in controls)
+                        controls = tuple(
+                            model.family.control_latents(model.components, control) for control in controls
+                        )
                 if self.config.cache.text:  # cached captions are encoded once, without variations
                     batch.captions = [places[path].encoded_caption for path in batch.paths]
                 yield replace(batch, latents=latents.contiguous(), pixels=None, controls=controls).to("cpu")

@@ -156,8 +156,8 @@ def config_of_run(run: reader.RecordedRun) -> RunConfig:
         raise ConfigError(template, run=run.id)
     toml = run.folder / layout.TOML
     given = flatten_sections(load_toml(toml)) if toml.is_file() else flatten_sections(resume.run_settings(run))
-    known = options_of(kind)
-    read = {name: known[name].read(value) for name, value in given.items() if name in known and value is not None}
+    options = options_of(kind)
+    read = {name: options[name].read(value) for name, value in given.items() if name in options and value is not None}
     if isinstance(seed := run.facts.get("seed"), int):
         read["seed"] = seed
     if not read.get("pretrained_model_name_or_path"):
@@ -168,11 +168,11 @@ def config_of_run(run: reader.RecordedRun) -> RunConfig:
 def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
     """Return the config to open a model that a run has trained or started from, with training-only options off."""
     kind = families.config_class(families.lora_script(config.family))
-    known = options_of(kind)
+    options = options_of(kind)
     kept = {
         name: value
         for name, value in option_values(config).items()
-        if name in known and name not in LEFT_OUT and known[name].section not in LEFT_OUT_SECTIONS
+        if name in options and name not in LEFT_OUT and options[name].section not in LEFT_OUT_SECTIONS
     }
     if model is not None:
         kept["pretrained_model_name_or_path"] = str(model)
@@ -189,4 +189,4 @@ def prompts_of_run(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
 
 
 def with_seed(prompts: Sequence[Prompt], seed: int = SEED) -> list[Prompt]:
-    return [one if one.seed is not None else replace(one, seed=seed) for one in prompts]
+    return [prompt if prompt.seed is not None else replace(prompt, seed=seed) for prompt in prompts]

@@ -32,7 +32,7 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     """Return the file with the lowest loss among those that copy the fewest training images; without losses the most
     similar one. `held_out`: no file was trained on the images of its loss.
     """
-    every = [(one.loss, at) for at, one in enumerate(scores) if one.loss is not None]
+    every = [(score.loss, at) for at, score in enumerate(scores) if score.loss is not None]
     if not every:
         return _by_likeness(scores)
     fewest = min(scores[at].copies for _, at in every)
@@ -54,7 +54,7 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
 
 
 def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
-    known = [(one.copies, -one.likeness, at) for at, one in enumerate(scores) if one.likeness is not None]
+    known = [(score.copies, -score.likeness, at) for at, score in enumerate(scores) if score.likeness is not None]
     if not known:
         return ProposedFile(None, Message("Nothing could be measured: choose by the pictures."))
     best = min(known)[-1]
@@ -67,8 +67,8 @@ def _about_copies(scores: Sequence[FileScore], best: int) -> list[Message]:
     if scores[best].copies:
         pictures = counted(scores[best].copies, "training picture")
         return [Message("it copies {pictures}, and no other file fewer", pictures=pictures)]
-    later = max((one.copies for one in scores[best + 1 :]), default=0)
-    earlier = max((one.copies for one in scores[:best]), default=0)
+    later = max((score.copies for score in scores[best + 1 :]), default=0)
+    earlier = max((score.copies for score in scores[:best]), default=0)
     made = [Message("later files copy {pictures}", pictures=counted(later, "training picture"))] * bool(later)
     return made + [Message("earlier files copy {pictures}", pictures=counted(earlier, "training picture"))] * bool(
         earlier

@@ -26,14 +26,14 @@ def main(argv: list[str]) -> int:
     asked = build_compare_parser().parse_args(argv)
     if asked.files < 1:
         raise ConfigError("--files {count}: write how many files are compared at most, such as 8", count=asked.files)
-    given = prompts_to_sample(asked)
+    prompts = prompts_to_sample(asked)
     run = plan.run_of(asked.run)
     with join_work("compare") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
         os.environ.update(gpu_slots.device_environment(own))
         compare = families.load_object(
             "library.comparing.work:compare_files"
         )  # loads torch, which detects GPUs only once
-        made = compare(run, asked, given, work)
+        made = compare(run, asked, prompts, work)
         for line in comparison_lines(made):
             print(line)
     return EXIT_DONE
@@ -41,50 +41,56 @@ def main(argv: list[str]) -> int:
 
 def build_compare_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
-    made = Arguments(
+    arguments = Arguments(
         "kohya compare",
         description="Compare the files that a run has saved: pictures with the same seeds, held-out loss, likeness to "
         "the training pictures, copies of them, and which file to take. Waits while a training uses the GPU.",
     )
-    made.add_argument("run", nargs="?", default="", metavar="RUN", help="a run's id or folder; else the newest one")
-    made.add_argument(
+    arguments.add_argument(
+        "run", nargs="?", default="", metavar="RUN", help="a run's id or folder; else the newest one"
+    )
+    arguments.add_argument(
         "--encoder",
         default="",
         metavar="dinov2|clip|FOLDER",
         help="measure likeness with an image encoder; dinov2 (350 MB) and clip (1.7 GB) are downloaded once",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--files",
         type=int,
         default=plan.MAX_COMPARED_FILES,
         metavar="N",
         help="most files, evenly spread (default: %(default)s)",
     )
-    made.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
-    made.add_argument(
+    arguments.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
+    arguments.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
         help="a prompt file; else the prompts of the run's samples, or captions of its data set",
     )
-    made.add_argument("--seed", type=int, default=plan.SEED, help="for prompts that have none (default: %(default)s)")
-    made.add_argument("--into", type=Path, default=default_folder(), metavar="FOLDER", help="where encoders are kept")
-    made.add_argument("--cpu", action="store_true", help="compute on the processor")
-    return made
+    arguments.add_argument(
+        "--seed", type=int, default=plan.SEED, help="for prompts that have none (default: %(default)s)"
+    )
+    arguments.add_argument(
+        "--into", type=Path, default=default_folder(), metavar="FOLDER", help="where encoders are kept"
+    )
+    arguments.add_argument("--cpu", action="store_true", help="compute on the processor")
+    return arguments
 
 
-def comparison_lines(made: "Comparison") -> list[str]:
+def comparison_lines(comparison: "Comparison") -> list[str]:
     """Return the printed lines: one per file, the proposal, and what was left out."""
     said = []
-    for at, file in enumerate(made.files):
+    for at, file in enumerate(comparison.files):
         parts = [str(file.title), file.path.name]
-        if (loss := made.losses[at]) is not None:
+        if (loss := comparison.losses[at]) is not None:
             parts.append(f"loss {loss:.5f}")
-        if (likeness := made.likeness[at]) is not None:
+        if (likeness := comparison.likeness[at]) is not None:
             parts.append(f"likeness {likeness:.3f}")
-        if copied := made.copied[at]:
+        if copied := comparison.copied[at]:
             parts.append(f"copies {len(copied)}")
         said.append("  ".join(parts))
-    if made.proposal:
-        said.append(str(made.proposal.reason))
-    return [*said, *map(str, made.notes), made.grid]
+    if comparison.proposal:
+        said.append(str(comparison.proposal.reason))
+    return [*said, *map(str, comparison.notes), comparison.grid]

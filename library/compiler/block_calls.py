@@ -36,8 +36,8 @@ class BlockCall:
     @property
     def largest_tensor(self) -> int:
         """Bytes of the largest argument."""
-        given = decode_argument(self.given, torch.device("meta"))
-        return max((t.nbytes for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), default=0)
+        argument = decode_argument(self.given, torch.device("meta"))
+        return max((t.nbytes for t in pytree.tree_leaves(argument) if isinstance(t, Tensor)), default=0)
 
 
 class NotDescribed(ValueError):
@@ -52,14 +52,14 @@ def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
     calls: list[BlockCall] = []
 
     def note(block: nn.Module, args: Any, kwargs: Any) -> None:
-        given = encode_argument([list(args), kwargs])
-        if (key := (type(block), json.dumps(given))) not in known:
+        argument = encode_argument([list(args), kwargs])
+        if (key := (type(block), json.dumps(argument))) not in known:
             known.add(key)
             # Graphs depend on autocast, too: its dtype and whether casts are cached.
             device = next(t.device.type for t in pytree.tree_leaves(args) if isinstance(t, Tensor))
             dtype = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
             cached = torch.is_autocast_cache_enabled()
-            calls.append(BlockCall(paths[id(block)], type(block).__name__, given, dtype, cached))
+            calls.append(BlockCall(paths[id(block)], type(block).__name__, argument, dtype, cached))
 
     log.on_call = note
     try:
@@ -91,9 +91,9 @@ def decode_argument(value: Any, device: torch.device) -> Any:
     if kind == "plain":
         return content
     shape, strides, dtype, learns = content
-    made = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device=device)
-    made = made.normal_() if made.dtype.is_floating_point else made.zero_()
-    return made.requires_grad_(learns)
+    tensor = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device=device)
+    tensor = tensor.normal_() if tensor.dtype.is_floating_point else tensor.zero_()
+    return tensor.requires_grad_(learns)
 
 
 def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:

@@ -109,16 +109,16 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         if disable_linear:
             disable_linear_from_compile(block)
         kind = type(block).__name__
-        given = (inputs or {}).get(block, (inputs or {}).get(kind))
-        place = (given.level, given.before_trainable) if given else ()
+        block_inputs = (inputs or {}).get(block, (inputs or {}).get(kind))
+        place = (block_inputs.level, block_inputs.before_trainable) if block_inputs else ()
         shape = (*graph_shape(block), backends.get(block, args.compile_backend), *place)
-        streams = given.streams if given else ()
-        dynamic = given.dynamic if given and options["dynamic"] is None else ()
-        learns = not given.before_trainable if given else kind in learning
+        streams = block_inputs.streams if block_inputs else ()
+        dynamic = block_inputs.dynamic if block_inputs and options["dynamic"] is None else ()
+        learns = not block_inputs.before_trainable if block_inputs else kind in learning
         block.__class__ = with_canonical_inputs(type(block), shape, streams, dynamic, learns)
         block.__dict__["_compile_log"] = log
-        log.expect(kind, shape, given.sizes if given else 1)
-        known &= given is not None
+        log.expect(kind, shape, block_inputs.sizes if block_inputs else 1)
+        known &= block_inputs is not None
     if known and options["dynamic"] is None:
         # Dimensions that vary are marked one by one. With dynamic=None PyTorch infers them per line of code, which
         # blocks of all widths share, and would make a size dynamic that is the same for all images.

@@ -38,22 +38,22 @@ def with_canonical_inputs(
     # Why: docs/decisions/2026-11-22-canonical-block-inputs.md
     class CanonicalEntry(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            given = list(args)
+            inputs = list(args)
             # Trained text encoders send gradients through frozen blocks, by the inputs besides their streams.
             side_inputs = (*args, *kwargs.values())
             in_graph = learns or any(isinstance(x, Tensor) and x.requires_grad for x in side_inputs)
             for position in streams:
-                given[position] = _like_inner_block(given[position], in_graph)
+                inputs[position] = _like_inner_block(inputs[position], in_graph)
             for position, dimension in dynamic:
-                if position < len(given) and isinstance(given[position], Tensor):
-                    torch_private.mark_dynamic(given[position], dimension)
+                if position < len(inputs) and isinstance(inputs[position], Tensor):
+                    torch_private.mark_dynamic(inputs[position], dimension)
             log = self.__dict__["_compile_log"]
             if log.on_call:
-                log.on_call(self, given, kwargs)
+                log.on_call(self, inputs, kwargs)
             THREAD_SETTINGS.hold()
             # Without gradients a checkpoint has nothing to recompute, which PyTorch rejects.
             with log.inside(kind), torch.set_grad_enabled(in_graph and torch.is_grad_enabled()):
-                return super().__call__(*given, **kwargs)
+                return super().__call__(*inputs, **kwargs)
 
     # One code object per shape and backend: SDXL's twelve kinds of ResNet block would otherwise count as recompilations
     # of one and exceed PyTorch's limit of 8.

@@ -63,9 +63,9 @@ def take_compilations() -> list[Any]:
     """Return and clear the metrics (CompilationMetrics) of the graphs compiled since the last call."""
     import torch._dynamo.utils as utils
 
-    found = utils.get_compilation_metrics()
+    metrics = utils.get_compilation_metrics()
     utils.clear_compilation_metrics()
-    return found
+    return metrics
 
 
 def compile_counters(name: str) -> Any:
@@ -179,7 +179,7 @@ def import_inductor() -> tuple[ModuleType, ModuleType]:
     return async_compile, compile_fx
 
 
-def warm_inductor(graph: torch.fx.GraphModule, given: Sequence[Tensor], processes: bool) -> Any:
+def warm_inductor(graph: torch.fx.GraphModule, tensors: Sequence[Tensor], processes: bool) -> Any:
     """Compile a graph with inductor alone and return the compiled callable; `processes` starts the worker pool first.
 
     `torch.compile` would trace, which no thread may do while another runs models.
@@ -188,7 +188,7 @@ def warm_inductor(graph: torch.fx.GraphModule, given: Sequence[Tensor], processe
     if processes:
         async_compile.AsyncCompile.warm_pool()
         async_compile.AsyncCompile.use_process_pool()  # the first task starts the processes
-    return compile_fx.compile_fx(graph, list(given))
+    return compile_fx.compile_fx(graph, list(tensors))
 
 
 # ---- kernels

@@ -68,7 +68,7 @@ def keep_torch_settings() -> Iterator[None]:
     """Restore what compiling sets for the whole process: options, stance, stream, order of graphs.
 
     Other threads restore their options when they next compile. For attention kernels and matrix precision see
-    `library.memory.attention.settings_kept`.
+    `library.memory.attention.keep_attention_settings`.
     """
     before = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
     with without_collecting():  # loads the tracing, as every optimizer does

@@ -22,7 +22,7 @@ def classes_by_word(kinds: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
     """Parse "double:0-9,single:all=aot_eager". Raises ConfigError for an unknown kind, range or backend."""
-    found: list[BlockChoice] = []
+    choices: list[BlockChoice] = []
     classes, kind = classes_by_word(kinds), ""
     for part in _split_choices(text):
         where, equals, backend = (text.strip() for text in part.partition("="))
@@ -41,16 +41,16 @@ def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
         if equals and not backend:
             raise _no_blocks(": {part} names no backend; write {where}=aot_eager, or {where}", part=part, where=where)
         chosen = None if numbers.strip() == "all" else _range(kind, numbers)
-        found.extend((cls, chosen, backend) for cls in classes[kind])
-    if text and not found:
+        choices.extend((cls, chosen, backend) for cls in classes[kind])
+    if text and not choices:
         such, given = f"{next(iter(kinds), 'blocks')}:all", quoted(text)
         raise _no_blocks(": {given} names no blocks; write {such}, or nothing", given=given, such=such)
-    return found
+    return choices
 
 
 def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
     """Parse "transformer:20, resnet:80" into steps by word; "" is the word of a lone step. Raises ConfigError."""
-    found: dict[str, int] = {}
+    steps: dict[str, int] = {}
     classes, known = classes_by_word(kinds), set[str]()
     for part in _split_choices(text):
         name, colon, step = (t.strip() for t in part.rpartition(":"))
@@ -73,8 +73,8 @@ def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
                 )
             )
         known |= meant
-        found[name] = int(step)
-    if text and not found:
+        steps[name] = int(step)
+    if text and not steps:
         raise ConfigError(
             Problem(
                 "compile_from_step",
@@ -82,7 +82,7 @@ def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
                 given=quoted(text),
             )
         )
-    return [*found.items()]
+    return [*steps.items()]
 
 
 def never_begun(text: str, kinds: Mapping[str, str], last: int) -> Iterator[Problem]:
@@ -121,8 +121,8 @@ def _no_blocks(template: str, **arguments: Any) -> ConfigError:
 
 def _range(kind: str, text: str) -> tuple[int, int]:
     """Parse 3 or "0-9" into the first and the last."""
-    found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if first > last:
         raise _no_range(kind, f"{kind}:{text.strip()}")
     return first, last

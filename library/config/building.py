@@ -130,16 +130,16 @@ def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
     If the problem's own fix breaks a rule, that rule's fix is added; if this fails, the switch that caused the problem
     is turned off.
     """
-    known = options_of(type(config))
-    wanted = {name: value for name, value in problem.fix.items() if name in known}
+    options = options_of(type(config))
+    wanted = {name: value for name, value in problem.fix.items() if name in options}
     if not wanted:
         return {}
     before = read_layers(type(config), [Layer(option_values(config))])
-    found = _completed(problem, wanted, before)
-    switch = known.get(problem.option)
-    if found is None and switch and switch.type is bool and not switch.default:
-        found = _completed(problem, {problem.option: False}, before)
-    return found or {}
+    fix = _completed(problem, wanted, before)
+    switch = options.get(problem.option)
+    if fix is None and switch and switch.type is bool and not switch.default:
+        fix = _completed(problem, {problem.option: False}, before)
+    return fix or {}
 
 
 def _completed(problem: Problem, wanted: JsonObject, before: Reading[C]) -> JsonObject | None:
@@ -167,14 +167,14 @@ def _rule(problem: Problem) -> tuple[str, str, frozenset[str]]:
 
 def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[Problem]) -> JsonObject:
     """Parse the values of one table into checked values by name, for a section class or options; append problems."""
-    known, read = cls if isinstance(cls, Mapping) else section_options(cls), {}
+    options, read = cls if isinstance(cls, Mapping) else section_options(cls), {}
     for name, value in layer.values.items():
-        if name not in known:
-            hint = did_you_mean(name, known)
+        if name not in options:
+            hint = did_you_mean(name, options)
             problems.append(Problem(name, "is not a known key{hint}", place=layer.place, hint=hint))
             continue
         try:
-            read[name] = known[name].read(value)
+            read[name] = options[name].read(value)
         except ConfigError as e:
             problems += [problem.replaced(option=name, place=layer.place) for problem in e.problems]
     return read

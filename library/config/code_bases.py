@@ -50,33 +50,33 @@ def _any(answers: Iterator[Known]) -> Known:
     return True if True in seen else None if None in seen else False
 
 
-def _defined(one: ast.stmt, module: str, name: str, base: str, left: int) -> Known:
+def _defined(statement: ast.stmt, module: str, name: str, base: str, left: int) -> Known:
     """Apply `_derives` to a statement that defines a name."""
-    if isinstance(one, ast.ClassDef):
-        if one.decorator_list or one.keywords:
+    if isinstance(statement, ast.ClassDef):
+        if statement.decorator_list or statement.keywords:
             return None
-        return _any(_expression(each, module, base, left) for each in one.bases)
-    if isinstance(one, ast.ImportFrom):
-        origin = _origin(one, module)
-        real = next(alias.name for alias in one.names if (alias.asname or alias.name) == name)
+        return _any(_expression(each, module, base, left) for each in statement.bases)
+    if isinstance(statement, ast.ImportFrom):
+        origin = _origin(statement, module)
+        real = next(alias.name for alias in statement.names if (alias.asname or alias.name) == name)
         return _derives(origin, real, base, left) if origin else None
-    if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
-    if isinstance(one, ast.Assign) and isinstance(one.value, ast.Name | ast.Attribute):
-        return _expression(one.value, module, base, left)
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name | ast.Attribute):
+        return _expression(statement.value, module, base, left)
     return None
 
 
-def _expression(given: ast.expr, module: str, base: str, left: int) -> Known:
+def _expression(expression: ast.expr, module: str, base: str, left: int) -> Known:
     """Apply `_derives` to an expression for a class: a name, or an attribute of a module."""
-    if isinstance(given, ast.Subscript):  # Generic[T]
-        return _expression(given.value, module, base, left)
-    if isinstance(given, ast.Name):
+    if isinstance(expression, ast.Subscript):  # Generic[T]
+        return _expression(expression.value, module, base, left)
+    if isinstance(expression, ast.Name):
         tree = module_source(module)
-        is_own = tree is not None and any(True for _ in _definitions(tree, given.id))
-        is_plain = not is_own and hasattr(builtins, given.id)
-        return False if is_plain else _derives(module, given.id, base, left)
-    words = ast.unparse(given).split(".") if isinstance(given, ast.Attribute) else []
+        is_own = tree is not None and any(True for _ in _definitions(tree, expression.id))
+        is_plain = not is_own and hasattr(builtins, expression.id)
+        return False if is_plain else _derives(module, expression.id, base, left)
+    words = ast.unparse(expression).split(".") if isinstance(expression, ast.Attribute) else []
     place = _imported(module, words[0]) if words and all(word.isidentifier() for word in words) else ""
     return _derives(".".join([place, *words[1:-1]]), words[-1], base, left) if place else None
 
@@ -84,50 +84,50 @@ def _expression(given: ast.expr, module: str, base: str, left: int) -> Known:
 def _imported(module: str, name: str) -> str:
     """Return the module that a name in another module refers to; for `import a.b` the name is a."""
     tree = module_source(module)
-    for one in _definitions(tree, name) if tree else ():
-        if isinstance(one, ast.Import):
-            alias = next(each for each in one.names if _bound_name(each) == name)
+    for statement in _definitions(tree, name) if tree else ():
+        if isinstance(statement, ast.Import):
+            alias = next(each for each in statement.names if _bound_name(each) == name)
             return alias.name if alias.asname else name
-        if isinstance(one, ast.ImportFrom):
-            real = next(each.name for each in one.names if (each.asname or each.name) == name)
-            return f"{_origin(one, module)}.{real}"
+        if isinstance(statement, ast.ImportFrom):
+            real = next(each.name for each in statement.names if (each.asname or each.name) == name)
+            return f"{_origin(statement, module)}.{real}"
     return ""
 
 
 def _from_stars(module: str, tree: ast.Module, name: str, base: str, left: int) -> Known:
     """Apply `_derives` to a name that a module gets from `from other import *`."""
-    for one in _statements(tree.body):
-        if isinstance(one, ast.ImportFrom) and any(alias.name == "*" for alias in one.names):
-            origin = _origin(one, module)
+    for statement in _statements(tree.body):
+        if isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names):
+            origin = _origin(statement, module)
             answer = _derives(origin, name, base, left - 1) if origin and left else None
             if answer is not None:
                 return answer
     return None
 
 
-def _origin(one: ast.ImportFrom, module: str) -> str:
+def _origin(statement: ast.ImportFrom, module: str) -> str:
     """Return the module that a statement imports from."""
-    if not one.level:
-        return one.module or ""
+    if not statement.level:
+        return statement.module or ""
     parts = module.split(".")
-    drop = one.level - is_package(module)
+    drop = statement.level - is_package(module)
     kept = parts[: len(parts) - drop] if drop < len(parts) else []
-    return ".".join([*kept, *filter(None, [one.module])]) if kept else ""
+    return ".".join([*kept, *filter(None, [statement.module])]) if kept else ""
 
 
 def _definitions(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
     """Return the statements outside of functions and classes that bind a name."""
-    for one in _statements(tree.body):
-        if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            names = {one.name}
-        elif isinstance(one, ast.Import | ast.ImportFrom):
-            is_whole = isinstance(one, ast.Import)
-            names = {_bound_name(alias) if is_whole else alias.asname or alias.name for alias in one.names}
+    for statement in _statements(tree.body):
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names = {statement.name}
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            is_whole = isinstance(statement, ast.Import)
+            names = {_bound_name(alias) if is_whole else alias.asname or alias.name for alias in statement.names}
         else:
-            written = (each for each in ast.walk(one) if isinstance(each, ast.Name))
+            written = (each for each in ast.walk(statement) if isinstance(each, ast.Name))
             names = {each.id for each in written if isinstance(each.ctx, ast.Store | ast.Del)}
         if name in names:
-            yield one
+            yield statement
 
 
 def _bound_name(alias: ast.alias) -> str:

@@ -100,8 +100,8 @@ def launch_problems(how: Mapping[str, Any]) -> list[Problem]:
 
 
 def _launch(how: Mapping[str, Any], problems: list[Problem]) -> Launch:
-    given = read_section(Launch, Layer({k: v for k, v in how.items() if v is not None}), problems)
-    launch = replace(Launch(), **given)
+    section = read_section(Launch, Layer({k: v for k, v in how.items() if v is not None}), problems)
+    launch = replace(Launch(), **section)
     if launch.cpu and launch.num_processes > 1:
         problems.append(
             Problem("cpu", "goes with one process only: hide the GPUs (gpu_ids) to run several on the processor")
@@ -124,19 +124,19 @@ def _launch(how: Mapping[str, Any], problems: list[Problem]) -> Launch:
 
 def _extra(launch: Launch) -> Iterator[Problem]:
     """Return arguments that accelerate lacks, or that contradict the options of the same name."""
-    given, known = launch.extra_accelerate_launch_args, _launcher_flags()
-    if given and not given[0].startswith("-"):
-        yield Problem(EXTRA, ": {given} belongs to no option; write --option value", given=quoted(given[0]))
+    arguments, flags = launch.extra_accelerate_launch_args, _launcher_flags()
+    if arguments and not arguments[0].startswith("-"):
+        yield Problem(EXTRA, ": {given} belongs to no option; write --option value", given=quoted(arguments[0]))
     own = {field.name: getattr(launch, field.name) for field in fields(Launch)}
-    for at, token in enumerate(given):
+    for at, token in enumerate(arguments):
         name, equals, value = token.partition("=")
         name = name.replace("-", "_").replace("__", "--", 1) if name.startswith("--") else name
-        value = value if equals else "true" if name == "--cpu" else next(iter(given[at + 1 : at + 2]), "")
+        value = value if equals else "true" if name == "--cpu" else next(iter(arguments[at + 1 : at + 2]), "")
         if name in OTHER_SCRIPTS:
             yield Problem(EXTRA, ": with {name} it is not the training that is started; leave it out", name=name)
-        elif name.startswith("--") and known and name not in known:
+        elif name.startswith("--") and flags and name not in flags:
             yield Problem(
-                EXTRA, ": accelerate launch has no option {name}{hint}", name=name, hint=did_you_mean(name, known)
+                EXTRA, ": accelerate launch has no option {name}{hint}", name=name, hint=did_you_mean(name, flags)
             )
         elif (option := name.removeprefix("--")) in own and str(own[option]).lower() != value.lower():
             yield Problem(

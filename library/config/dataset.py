@@ -145,10 +145,10 @@ RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 
 def load_datasets(config: RunConfig) -> tuple[DatasetConfig, ...]:
     """Return the data of a run. Raises ConfigError with every problem of its dataset file, a line each."""
-    made, problems = drafted(config)
+    datasets, problems = drafted(config)
     if problems:
         raise ConfigError(*problems)
-    return made
+    return datasets
 
 
 def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]]:
@@ -188,31 +188,31 @@ def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Proble
         if key not in ("general", "datasets")
     ]
     behind = (_from_run(config), _read_table(found.get("general", {}), DATASET_KEYS, f"{name} [general]", problems))
-    made: list[DatasetConfig] = []
+    datasets: list[DatasetConfig] = []
     for i, table in enumerate(_tables_of_key(found, "datasets", name, problems), 1):
         before = len(problems)
         own = [
             replace(one, table=i - 1) for one in _read_datasets_of_table(table, f"{name} dataset {i}", behind, problems)
         ]
-        made += own
+        datasets += own
         # A rule about an unreadable value would only repeat that it is wrong.
         spoken = {option for problem in problems[before:] for option in problem.options}
         if not table.get("subsets") and "subsets" not in spoken:  # otherwise each subset reports what it lacks
             problems.append(_wrong(f"{name} dataset {i}:", "", "it has no [[datasets.subsets]] table with images"))
         broken = dict.fromkeys(p for one in own for p in _rules(one, f"{name} dataset {i}:", config))
         problems += [problem for problem in broken if spoken.isdisjoint(problem.options)]
-    if not made and not problems:
+    if not datasets and not problems:
         problems.append(_wrong(name, "", "there is no [[datasets]] table"))
-    return tuple(made)
+    return tuple(datasets)
 
 
 def decided(config: RunConfig) -> list[str]:
     """Return options of the run that have no effect because the dataset file sets them for every image."""
     try:
-        found = read_tables(Path(config.data.dataset_config or ""))
+        tables = read_tables(Path(config.data.dataset_config or ""))
     except ConfigError:  # reported elsewhere
         return []
-    general, every = found.get("general"), _tables_of_key(found, "datasets", "", [])
+    general, every = tables.get("general"), _tables_of_key(tables, "datasets", "", [])
     shared = set(general if isinstance(general, Mapping) else ())
     own = [{*table} | set.intersection(*map(set, _tables_of_key(table, "subsets", "", []) or [{}])) for table in every]
     said = shared | set.intersection(*own or [set()])
@@ -299,9 +299,9 @@ def _read_table(table: Any, known: Mapping[str, Option], source: str, problems: 
 
 
 def _tables_of_key(table: JsonMapping, key: str, source: str, problems: list[Problem]) -> list[Any]:
-    found = table.get(key, [])
-    if isinstance(found, list) and all(isinstance(t, Mapping) for t in found):
-        return found
+    entries = table.get(key, [])
+    if isinstance(entries, list) and all(isinstance(t, Mapping) for t in entries):
+        return entries
     title = "[[datasets.subsets]]" if key == "subsets" else "[[datasets]]"
     problems.append(_wrong(source, key, "must be written as tables, {title}", title=title))
     return []
@@ -313,10 +313,10 @@ def read_tables(path: Path) -> JsonObject:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
     if path.suffix.lower() == ".toml":
         return load_toml(path)
-    found = load_json(path)
-    if not isinstance(found, dict):
+    json = load_json(path)
+    if not isinstance(json, dict):
         raise ConfigError("{path} must hold one JSON object with general and datasets", path=path)
-    return found
+    return json
 
 
 def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:

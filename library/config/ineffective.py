@@ -32,13 +32,13 @@ def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Proble
 
 def ineffective_options(config: RunConfig) -> dict[str, Message]:
     """Return options without effect -> the reason, a text that continues "No effect:"."""
-    known = options_of(type(config))
+    options = options_of(type(config))
     fixed = {**INEFFECTIVE_EVERYWHERE, **config.ineffective}
-    found = {name: reason for name, reason in fixed.items() if name in known}
+    reasons = {name: reason for name, reason in fixed.items() if name in options}
     for names, applies, reason in _rules(config):
         if not applies(config):
-            found |= {name: reason for name in names.split() if name in known and name not in found}
-    return {name: reason if isinstance(reason, Message) else Message(reason) for name, reason in found.items()}
+            reasons |= {name: reason for name in names.split() if name in options and name not in reasons}
+    return {name: reason if isinstance(reason, Message) else Message(reason) for name, reason in reasons.items()}
 
 
 def _rules(config: RunConfig) -> Iterator[Rule]:

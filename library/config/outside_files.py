@@ -56,16 +56,16 @@ _AS_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 def check_regular(path: str | Path) -> os.stat_result:
     """Return the stat of a regular file. Raises ConfigError for a missing one, a folder, a pipe or a device."""
     try:
-        found = os.stat(path)
+        regular = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError("{path} does not exist", path=path) from None
     except (OSError, ValueError) as e:
         raise ConfigError("{path} cannot be read: {why}", path=path, why=getattr(e, "strerror", "") or e) from None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(regular.st_mode):
         raise ConfigError("{path} is a folder; name a file", path=path)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(regular.st_mode):
         raise ConfigError("{path} is a pipe or a device; name an ordinary file", path=path)
-    return found
+    return regular
 
 
 @contextlib.contextmanager
@@ -192,14 +192,14 @@ def parse_json(text: str | bytes, path: str | Path | Message) -> Any:
 def parse_yaml(text: str, path: str | Path) -> Any:
     """Parse YAML text; `path` names it in messages. Raises ConfigError."""
     try:
-        found = _LimitedLoader(text, path).get_single_data()
+        single_data = _LimitedLoader(text, path).get_single_data()
     except ConfigError:
         raise
     except RecursionError:
         raise _too_deep(path) from None
     except (yaml.YAMLError, ValueError, OverflowError) as e:
         raise ConfigError("{path} is not valid YAML: {error}", path=path, error=" ".join(str(e).split())) from None
-    return check_values(_as_json(found), path)
+    return check_values(_as_json(single_data), path)
 
 
 def _as_json(value: Any) -> Any:
@@ -241,12 +241,12 @@ class _LimitedLoader(yaml.SafeLoader):
 
 def once(pairs: Iterable[tuple[Any, Any]], path: str | Path | Message) -> dict[Any, Any]:
     """Return a table, rejecting duplicate keys like TOML. Raises ConfigError naming one."""
-    found: dict[Any, Any] = {}
+    table: dict[Any, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in table:
             raise ConfigError("{path} has {key} twice in one table; delete one of them", path=path, key=key)
-        found[key] = value
-    return found
+        table[key] = value
+    return table
 
 
 @contextlib.contextmanager
@@ -261,11 +261,11 @@ def name_option(option: str) -> Iterator[None]:
 # ---- limits
 
 
-def check_values(found: Any, path: str | Path | Message) -> Any:
+def check_values(values: Any, path: str | Path | Message) -> Any:
     """Return the values. Raises ConfigError if they are nested too deeply, a key or number is too long, or a text has a
     lone surrogate.
     """
-    level, depth = [found], 0
+    level, depth = [values], 0
     while level:
         if (depth := depth + 1) > MAX_TABLE_DEPTH:
             raise _too_deep(path)
@@ -284,15 +284,15 @@ def check_values(found: Any, path: str | Path | Message) -> Any:
             elif isinstance(value, int) and not -_NUMBER < value < _NUMBER:
                 raise _too_long(path, int(value.bit_length() * 0.30103) + 1)
         level = inner
-    return found
+    return values
 
 
 def _refuse_half(text: str, path: str | Path | Message, half: re.Pattern[str]) -> None:
     """Raise ConfigError for a lone surrogate, which no file can hold and no text encoder reads."""
-    if not text.isascii() and (found := half.search(text)):
+    if not text.isascii() and (match := half.search(text)):
         template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"
-        before = text[max(0, found.start() - 20) : found.start()]
-        raise ConfigError(template, path=path, half=f"\\u{ord(found[0]):04x}", text=repr(before))
+        before = text[max(0, match.start() - 20) : match.start()]
+        raise ConfigError(template, path=path, half=f"\\u{ord(match[0]):04x}", text=repr(before))
 
 
 def _refuse_long_keys(text: str, path: str | Path) -> None:

@@ -94,7 +94,7 @@ def read_dataset_tables(path: Path) -> list[DatasetTable]:
 
 
 def tables_of_datasets(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
-    return [DatasetTable({}, [FolderTable(_of_names(one)) for one in dataset.subsets]) for dataset in datasets]
+    return [DatasetTable({}, [FolderTable(_of_names(subset)) for subset in dataset.subsets]) for dataset in datasets]
 
 
 def _of_names(subset: SubsetConfig) -> dict[str, str]:
@@ -106,10 +106,10 @@ def _of_names(subset: SubsetConfig) -> dict[str, str]:
 def inherited(config: DatasetConfig | SubsetConfig, texts: Mapping[str, str]) -> dict[str, str]:
     """The inherited values of a table, by option."""
     shown = OF_DATASET if isinstance(config, DatasetConfig) else OF_FOLDER
-    known = {name: getattr(config, name) for name in shown if not texts.get(name)}
-    if isinstance(config, DatasetConfig) and "resolution" in known:
-        known["resolution"] = config.sizes  # this data set may be one of several sizes
-    return {name: _field_text(name, value) for name, value in known.items()}
+    values = {name: getattr(config, name) for name in shown if not texts.get(name)}
+    if isinstance(config, DatasetConfig) and "resolution" in values:
+        values["resolution"] = config.sizes  # this data set may be one of several sizes
+    return {name: _field_text(name, value) for name, value in values.items()}
 
 
 def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
@@ -165,7 +165,7 @@ def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
     """The text with the wanted tables and their new options; comments belong to the table below them."""
     tables = tomllib.loads(text).get("datasets", [])
     before, *others = _split_blocks(text)
-    made, at, folder, ends = [before], -1, -1, {-1: 0}  # ends: the last block of each data set
+    parts, at, folder, ends = [before], -1, -1, {-1: 0}  # ends: the last block of each data set
     for block in others:
         name = HEADER.search(block)
         kind = name["name"].replace(" ", "") if name else ""
@@ -173,28 +173,28 @@ def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
             at, folder = at + 1, -1
         elif kind == "datasets.subsets":
             folder += 1
-        one = next((one for one in wanted if one.at == at), None)
-        inner = next((inner for inner in one.folders if inner.at == folder), None) if one else None
-        if kind == "datasets" and one:
-            block = _longer(block, _new_option_lines(one.texts, OF_DATASET, tables[at]))
+        table = next((one for one in wanted if one.at == at), None)
+        inner = next((inner for inner in table.folders if inner.at == folder), None) if table else None
+        if kind == "datasets" and table:
+            block = _longer(block, _new_option_lines(table.texts, OF_DATASET, tables[at]))
         elif kind == "datasets.subsets" and inner:
             block = _longer(block, _new_option_lines(inner.texts, OF_FOLDER, tables[at]["subsets"][folder]))
-        if not kind.startswith("datasets") or (one and (inner or folder < 0)):
-            made.append(block)
+        if not kind.startswith("datasets") or (table and (inner or folder < 0)):
+            parts.append(block)
         if kind.startswith("datasets"):
-            ends[at] = len(made) - 1
-    for one in reversed(wanted):
-        last = max(ends.values()) if one.at is None else ends[one.at]
+            ends[at] = len(parts) - 1
+    for table in reversed(wanted):
+        last = max(ends.values()) if table.at is None else ends[table.at]
         added = [
             line
-            for inner in one.folders
+            for inner in table.folders
             if inner.at is None
             for line in ("", "[[datasets.subsets]]", *_new_option_lines(inner.texts, OF_FOLDER, {}))
         ]
-        if one.at is None:
-            added = ["", "[[datasets]]", *_new_option_lines(one.texts, OF_DATASET, {}), *added]
-        made[last] = _longer(made[last], added)
-    return "".join(made)
+        if table.at is None:
+            added = ["", "[[datasets]]", *_new_option_lines(table.texts, OF_DATASET, {}), *added]
+        parts[last] = _longer(parts[last], added)
+    return "".join(parts)
 
 
 def _new_option_lines(texts: Mapping[str, str], names: Sequence[str], there: JsonMapping) -> list[str]:
@@ -234,10 +234,10 @@ def _without_comments(path: Path) -> JsonObject:
 
 
 def _inner_tables(table: JsonMapping, key: str, path: Path) -> list[JsonObject]:
-    found = table.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    tables = table.get(key, [])
+    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise ConfigError(Problem("dataset_config", ": {key} in {path} are no tables", key=key, path=path))
-    return found
+    return tables
 
 
 def _field_texts(table: JsonMapping, names: Sequence[str]) -> dict[str, str]:
@@ -260,10 +260,10 @@ def _change(
 ) -> None:
     """Replace the tables of a document by the wanted ones; `make` returns an empty table of its type."""
     datasets = _sync(document, "datasets", wanted, make)
-    for number, (table, one) in enumerate(zip(datasets, wanted, strict=True), start=1):
+    for number, (table, new_table) in enumerate(zip(datasets, wanted, strict=True), start=1):
         place = f"in data set {number}: "
-        _put(table, one.texts, OF_DATASET, place, problems)
-        for inner, folder in zip(_sync(table, "subsets", one.folders, make), one.folders, strict=True):
+        _put(table, new_table.texts, OF_DATASET, place, problems)
+        for inner, folder in zip(_sync(table, "subsets", new_table.folders, make), new_table.folders, strict=True):
             name = folder.texts.get("image_dir") or folder.texts.get("metadata_file") or ""
             _put(inner, folder.texts, OF_FOLDER, f"{place}{name} ", problems)
 

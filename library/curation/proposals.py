@@ -18,9 +18,9 @@ class Proposal(NamedTuple):
 
 def proposals(config: RunConfig, most: int) -> list[Proposal]:
     """Return up to `most` random captions of the images that a config names. Raises ConfigError without any."""
-    found = finding.survey_data(config, keep=False)
-    captioned = [image for image in found.images.items if image.caption.strip() and not image.is_reg]
+    survey = finding.survey_data(config, keep=False)
+    captioned = [image for image in survey.images.items if image.caption.strip() and not image.is_reg]
     if not captioned:
-        raise ConfigError(*found.problems or ["The images have no captions: write them in the tab Data set first."])
+        raise ConfigError(*survey.problems or ["The images have no captions: write them in the tab Data set first."])
     chosen = random.sample(captioned, min(most, len(captioned)))
     return [Proposal(" ".join(image.caption.split()), *image.fit.bucket) for image in chosen]

@@ -72,11 +72,11 @@ class Wanted:
     def arrays(self) -> dict[str, Size]:
         """Names and sizes (height, width) of all needed arrays."""
         width, height = self.fit.bucket
-        found = {"latents": self.shape} | ({"alpha_mask": (height, width)} if self.mask else {})
+        sizes = {"latents": self.shape} | ({"alpha_mask": (height, width)} if self.mask else {})
         for number, control in enumerate(self.controls):
-            found[f"control_{number}"] = control.fit.bucket[1] // LATENT, control.fit.bucket[0] // LATENT
-        flipped = {f"{name}_flipped": size for name, size in found.items() if name != "alpha_mask"} if self.flip else {}
-        return found | flipped
+            sizes[f"control_{number}"] = control.fit.bucket[1] // LATENT, control.fit.bucket[0] // LATENT
+        flipped = {f"{name}_flipped": size for name, size in sizes.items() if name != "alpha_mask"} if self.flip else {}
+        return sizes | flipped
 
     def key(self, name: str) -> str:
         """Return the key of an array of `arrays` in the file."""
@@ -135,7 +135,10 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
                 return False
             stamp = _stamp(file, wanted.tail)
             if stamp is None:
-                sources = [wanted.image, *(path for one in wanted.controls for path in (one.path, one.mask) if path)]
+                sources = [
+                    wanted.image,
+                    *(path for control in wanted.controls for path in (control.path, control.mask) if path),
+                ]
                 as_stored = not wanted.how.marks(wanted.image) and not any(map(stamps.reading, wanted.controls))
                 return as_stored and _is_younger(wanted.file, sources) and _same_crop(file, wanted)
     except BROKEN:
@@ -166,13 +169,13 @@ def _has_size(file: CacheFile, wanted: Wanted) -> bool:
 def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
     """Read latents [C, h, w] and the other wanted arrays, by the names of `Wanted.arrays`."""
     with cache_files.open_cache_file(wanted.file) as file:
-        found = {name: file.array(wanted.key(name)) for name in wanted.arrays}
+        latents = {name: file.array(wanted.key(name)) for name in wanted.arrays}
     # In musubi-tuner's format latents of some families have a frame dimension; in our earlier files all have it.
-    found = {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
+    latents = {name: array[:, 0] if array.ndim == 4 else array for name, array in latents.items()}
     square = wanted.cache.square
     return {
         name: _spread_squares(array, square) if square > 1 and array.ndim == 3 else array
-        for name, array in found.items()
+        for name, array in latents.items()
     }
 
 
@@ -217,15 +220,15 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
         return os.path.exists(file)
     options = stamp.get("options", {})
     try:
-        with cache_files.open_cache_file(file) as found:
-            shapes = {key: found.shape((names or {}).get(key, key)) for key in lengths}
-            present = all((names or {}).get(key, key) in found.names for key in lengths)
+        with cache_files.open_cache_file(file) as cache_file:
+            shapes = {key: cache_file.shape((names or {}).get(key, key)) for key in lengths}
+            present = all((names or {}).get(key, key) in cache_file.names for key in lengths)
             if not present or any(length not in (None, *shapes[key][:1]) for key, length in lengths.items()):
                 return False
-            made = _stamp(found, "")
+            made = _stamp(cache_file, "")
             if made is None:
                 sources = [*sources, *(one.path for one in shown)]
-                same = _same_options(found, options) and _same_caption(found, stamp["caption"])
+                same = _same_options(cache_file, options) and _same_caption(cache_file, stamp["caption"])
                 same = same and not any(map(stamps.reading, shown))
                 return same and _is_younger(file, sources)
     except BROKEN:
@@ -243,8 +246,8 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
 
 def read_text_cache(file: str, keys: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
     """Read the outputs of the text encoders by name, as float32."""
-    with cache_files.open_cache_file(file) as found:
-        arrays = {key: found.array((names or {}).get(key, key)) for key in keys}
+    with cache_files.open_cache_file(file) as cache_file:
+        arrays = {key: cache_file.array((names or {}).get(key, key)) for key in keys}
     return {key: value.astype(np.float32) if value.dtype.kind == "f" else value for key, value in arrays.items()}
 
 

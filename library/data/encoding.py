@@ -55,12 +55,12 @@ class Latents:
             return self.memory[wanted]
         wanted = existing(wanted)
         try:
-            found = caches.read_latents(wanted)
+            latents = caches.read_latents(wanted)
         except caches.BROKEN as e:
             raise caches.unreadable_cache(wanted.file, e) from e
-        if found["latents"].shape[-2:] != wanted.shape:
-            raise caches.unreadable_cache(wanted.file, ValueError(f"its latents are {found['latents'].shape}"))
-        return found
+        if latents["latents"].shape[-2:] != wanted.shape:
+            raise caches.unreadable_cache(wanted.file, ValueError(f"its latents are {latents['latents'].shape}"))
+        return latents
 
 
 def encode_missing_caches(
@@ -137,23 +137,25 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
 
 def wanted_latents(every: Iterable["Image"], cache: LatentCache) -> dict[tuple[str, tuple[int, int]], Wanted]:
     """Return the latents to cache by path and bucket: one entry for all data sets with the image at that size."""
-    found: dict[tuple[str, tuple[int, int]], Wanted] = {}
+    wanted: dict[tuple[str, tuple[int, int]], Wanted] = {}
     seen: set[str] = set()
     for image in every:
         key = image.path, image.fit.bucket
-        known = found.get(key)
-        if known is None:
+        earlier = wanted.get(key)
+        if earlier is None:
             # Upstream keeps one size per file: the first size uses its keys, further sizes get a suffix.
             tail = f"_{key[1][1] // LATENT}x{key[1][0] // LATENT}" if cache.keyed_by_size or image.path in seen else ""
             file = caches.latents_file(image.path, image.size, cache.suffix, image.how)
             more = {"interpolation": image.interpolation or "", "controls": image.controls, "cache": cache}
-            known = Wanted(image.path, image.size, image.fit, file, tail, **more, how=image.how)
+            earlier = Wanted(image.path, image.size, image.fit, file, tail, **more, how=image.how)
             seen.add(image.path)
-        if known.controls != image.controls:
+        if earlier.controls != image.controls:
             raise ConfigError(SHOWN_TWICE, path=image.path)
-        flip, mask = known.flip or image.subset.flip_aug, known.mask or image.subset.alpha_mask
-        found[key] = replace(known, flip=flip, mask=mask) if (flip, mask) != (known.flip, known.mask) else known
-    return found
+        flip, mask = earlier.flip or image.subset.flip_aug, earlier.mask or image.subset.alpha_mask
+        wanted[key] = (
+            replace(earlier, flip=flip, mask=mask) if (flip, mask) != (earlier.flip, earlier.mask) else earlier
+        )
+    return wanted
 
 
 def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted, Arrays], None]) -> None:
@@ -221,9 +223,9 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
     batch, device = pictures.batch, work.world.device
     found: list[Arrays] = [{} for _ in batch]
 
-    def keep(name: str, made: torch.Tensor) -> None:
-        latents = made.float().cpu()
-        bad = [w.image for w, one in zip(batch, latents, strict=True) if not bool(torch.isfinite(one).all())]
+    def keep(name: str, tensor: torch.Tensor) -> None:
+        latents = tensor.float().cpu()
+        bad = [w.image for w, latent in zip(batch, latents, strict=True) if not bool(torch.isfinite(latent).all())]
         if bad:
             raise NotFiniteError(
                 "encoding {some} gave NaN: {advice}", some=some(bad), advice=_nan_advice(work.components.vae)

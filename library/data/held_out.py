@@ -89,15 +89,15 @@ def hold_out(
     contents = [[marks[image.path] for image in images] for images in learned]
     fresh = _choose_marks(contents, shares, seeds)
     chosen = before if before & set(marks.values()) else fresh
-    made = Split(marks=tuple(sorted(chosen | before)))  # including images that are gone and may come back
-    made.fresh = sum(one in fresh for share, own in zip(shares, contents, strict=True) if share for one in own)
+    split = Split(marks=tuple(sorted(chosen | before)))  # including images that are gone and may come back
+    split.fresh = sum(one in fresh for share, own in zip(shares, contents, strict=True) if share for one in own)
     for share, images, beside in zip(shares, learned, regular, strict=True):
         held = [image for image in images if marks[image.path] in chosen]
-        made.learned.append([image for image in images if marks[image.path] not in chosen])
-        made.held_out.append(held if share else [])
-        made.regular.append([image for image in beside if marks[image.path] not in chosen])
-        made.copies += [*([] if share else held), *(image for image in beside if marks[image.path] in chosen)]
-    return made
+        split.learned.append([image for image in images if marks[image.path] not in chosen])
+        split.held_out.append(held if share else [])
+        split.regular.append([image for image in beside if marks[image.path] not in chosen])
+        split.copies += [*([] if share else held), *(image for image in beside if marks[image.path] in chosen)]
+    return split
 
 
 def _choose_marks(contents: Sequence[Sequence[str]], shares: Sequence[float], seeds: Sequence[int]) -> set[str]:
@@ -166,7 +166,7 @@ def _as_earlier_versions(
     seed: int,
 ) -> Split:
     """Return the split of states of 0.3.0 and before: folder by folder, both parts rounded up, as in sd-scripts."""
-    made = Split(regular=[*regular], marks=None)
+    split = Split(regular=[*regular], marks=None)
     for dataset, images in zip(datasets, learned, strict=True):
         folders: dict[int, list[Image]] = {}
         for image in images:
@@ -181,9 +181,9 @@ def _as_earlier_versions(
                 held += sorted(mixed[len(mixed) - count :], key=_path)
                 mixed = sorted(mixed[: math.ceil(len(mixed) * (1 - share))], key=_path)
             kept += mixed
-        made.learned.append(kept)
-        made.held_out.append(held)
-    return made
+        split.learned.append(kept)
+        split.held_out.append(held)
+    return split
 
 
 def _path(image: "Image") -> str:

@@ -134,18 +134,18 @@ NOTHING_TO_PAINT = Mistake(
 )
 
 
-def check_masks(config: RunConfig, found: Survey, report: Report | None = None) -> Masks:
+def check_masks(config: RunConfig, survey: Survey, report: Report | None = None) -> Masks:
     """Inspect the masks of a training. Other checks report masks that cannot be decoded."""
     use = config.control_images
-    each = {(image.path, image.mask_file): image for image in found.images.items}  # once, even at several sizes
+    each = {(image.path, image.mask_file): image for image in survey.images.items}  # once, even at several sizes
     images = [image for image in each.values() if not (use.guided or image.has_random_masks)]
     masks = [mask for image in images if (mask := _mask_of(config, image))]
     some_masks = masks[:: -(-len(masks) // MAX_DECODED_MASKS) or 1]
-    contents = spread(lambda mask: _content(found, mask), some_masks, report, Message("checking masks"))
+    contents = spread(lambda mask: _content(survey, mask), some_masks, report, Message("checking masks"))
     known = [(mask, content) for mask, content in zip(some_masks, contents, strict=True) if content]
     of_files = [(mask, content) for mask, content in known if not mask.is_alpha]
     of_alpha = [(mask, content) for mask, content in known if mask.is_alpha]
-    stops: list[Problem] = [*_themselves(of_files, found)]
+    stops: list[Problem] = [*_themselves(of_files, survey)]
     notes: list[Problem] = []
     if not stops:
         usual = (NOTHING_TO_PAINT, *OF_FILES[1:]) if use.inpaints else OF_FILES
@@ -167,21 +167,21 @@ def check_masks(config: RunConfig, found: Survey, report: Report | None = None) 
     return Masks(text, stops, notes)
 
 
-def copies(config: RunConfig, found: Survey) -> Iterator[tuple[bool, Problem]]:
+def copies(config: RunConfig, survey: Survey) -> Iterator[tuple[bool, Problem]]:
     """Return control and reference images that are copies of the images themselves, and whether that is an error."""
     if config.control_images.guided:
-        pairs = [(image.path, image.mask_file) for image in found.images.items if image.mask_file]
+        pairs = [(image.path, image.mask_file) for image in survey.images.items if image.mask_file]
         pairs = [*dict.fromkeys(pairs)]
-        same = [one for one, other in pairs if _same_file(found, one, other)]
+        same = [one for one, other in pairs if _same_file(survey, one, other)]
         kind = "conditioning_data_dir"
         text = (
             ": control images that are the images themselves: {paths}; name the folder of their edges, depth or poses"
         )
     else:
-        shown = [image for image in found.images.items if image.controls and not image.controls[0].is_masked]
-        pairs = [(image.path, one.path) for image in shown for one in image.controls]
+        shown = [image for image in survey.images.items if image.controls and not image.controls[0].is_masked]
+        pairs = [(image.path, control.path) for image in shown for control in image.controls]
         pairs = [*dict.fromkeys(pairs)]
-        same = [one for one, other in pairs if _same_file(found, one, other)]
+        same = [one for one, other in pairs if _same_file(survey, one, other)]
         kind = "control_directory"
         text = (
             ": reference images that are the images themselves, so that copying is learned: {paths}; name another "
@@ -198,9 +198,9 @@ def _mask_of(config: RunConfig, image: Image) -> Mask | None:
     return Mask(image.path, image.path, is_alpha=True) if image.subset.alpha_mask else None
 
 
-def _content(found: Survey, mask: Mask) -> Content | None:
+def _content(survey: Survey, mask: Mask) -> Content | None:
     folder, name = os.path.split(mask.path)
-    here = found.files(folder)
+    here = survey.files(folder)
     file = here.images.get(name) or here.labels.get(name)
     try:
         return _read_mask(mask.path, mask.is_alpha, file.modified, file.num_bytes) if file else None
@@ -220,13 +220,13 @@ def _read_mask(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Cont
     brightest = int(counts.max() if is_alpha else colors[:, :, :3].max())
     is_hidden = is_flat and int(np.ptp(alpha)) >= ALIKE
     share, painted = float(counts.mean()) / 255, float((counts >= HALF).mean())
-    found = Content(share, painted, int(counts.max()), brightest, is_colored, is_hidden)
+    content = Content(share, painted, int(counts.max()), brightest, is_colored, is_hidden)
     values = None if is_alpha else pixels.wide_values(path)
     if values is None:
-        return found
+        return content
     is_cut = len(np.unique(values[values > LARGEST_WORD])) > 1 and values.dtype.kind != "f"
     kind = DECIMAL if values.dtype.kind == "f" else WHOLE
-    return found._replace(wide=kind, largest_stored=float(values.max()), is_cut=is_cut)
+    return content._replace(wide=kind, largest_stored=float(values.max()), is_cut=is_cut)
 
 
 def _sort(mistake: Mistake, known: Sequence[tuple[Mask, Content]], stops: list[Problem], notes: list[Problem]) -> None:
@@ -238,9 +238,9 @@ def _sort(mistake: Mistake, known: Sequence[tuple[Mask, Content]], stops: list[P
         notes.append(about_images(mistake.instead, paths=some(wrong)))
 
 
-def _themselves(known: Sequence[tuple[Mask, Content]], found: Survey) -> Iterator[Problem]:
+def _themselves(known: Sequence[tuple[Mask, Content]], survey: Survey) -> Iterator[Problem]:
     """Return masks that are the images themselves, or copies of them."""
-    if same := [mask.image for mask, _ in known if _same_file(found, mask.image, mask.path)]:
+    if same := [mask.image for mask, _ in known if _same_file(survey, mask.image, mask.path)]:
         yield Problem(
             "conditioning_data_dir",
             ": masks that are the images themselves: {paths}; name the folder of the masks",
@@ -249,14 +249,14 @@ def _themselves(known: Sequence[tuple[Mask, Content]], found: Survey) -> Iterato
         )
 
 
-def _same_file(found: Survey, one: str, other: str) -> bool:
+def _same_file(survey: Survey, one: str, other: str) -> bool:
     """Return whether two paths lead to one file, or to files with the same content."""
     if same_place(one, other):
         return True
     sizes = []
     for path in (one, other):
         folder, name = os.path.split(path)
-        file = found.files(folder).images.get(name)
+        file = survey.files(folder).images.get(name)
         sizes.append(file.num_bytes if file else -1)
     try:
         return sizes[0] == sizes[1] > 0 and filecmp.cmp(one, other, shallow=False)

@@ -51,7 +51,7 @@ def read_metadata_file(
     Keys are absolute paths, or paths inside `image_dir`; a file_name may be beside the file. Lists of tags are joined
     by `separator`. Raises ConfigError for any other content.
     """
-    source, found, problems = Path(metadata_file), [], []
+    source, entries, problems = Path(metadata_file), [], []
     if source.suffix.lower() == ".parquet":
         raise ConfigError(
             "{path} is a Parquet file, which is not read here: save it as metadata.jsonl, with a line like {example} "
@@ -63,21 +63,21 @@ def read_metadata_file(
     folder = _folder_of(rows, source, image_dir)
     for row in rows:
         try:
-            found.append(_metadata_entry(row, folder, source, separator))
+            entries.append(_metadata_entry(row, folder, source, separator))
         except ConfigError as e:
             problems += e.problems
     if problems:
         raise ConfigError(*problems)
-    return found
+    return entries
 
 
 def read_cache(folder: Path) -> JsonObject:
     """Read the file of cache_info in a folder: {path: {"caption", "resolution"}}; {} if there is none."""
     try:
-        found = load_json(folder / CACHE_NAME, LIST)
+        json = load_json(folder / CACHE_NAME, LIST)
     except ConfigError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return json if isinstance(json, dict) else {}
 
 
 class RememberedFacts:
@@ -124,10 +124,10 @@ class Remembered(NamedTuple):
 def write_cache(folder: Path, known: Mapping[str, Remembered]) -> None:
     """Write the facts of a folder's images by path; an equal file is kept."""
     content: dict[str, JsonObject] = {}
-    for path, one in known.items():
-        content[path] = {"caption": one.caption, "resolution": list(one.size)}
-        content[path] |= {"caption_file": one.file} if one.file else {}
-        content[path] |= {"unread_lines": one.unread} if one.unread else {}
+    for path, entry in known.items():
+        content[path] = {"caption": entry.caption, "resolution": list(entry.size)}
+        content[path] |= {"caption_file": entry.file} if entry.file else {}
+        content[path] |= {"unread_lines": entry.unread} if entry.unread else {}
     if content != read_cache(folder):
         write_atomic(folder / CACHE_NAME, json_text(content, indent=2))
 
@@ -177,14 +177,14 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
 
 def _of_lines(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, Any]]:
     """Yield the objects of a JSONL file with their line numbers. Invalid JSON is appended to `problems`."""
-    found = []
+    lines = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                found.append((number, parse_json(line, Message("{path}, line {number},", path=source, number=number))))
+                lines.append((number, parse_json(line, Message("{path}, line {number},", path=source, number=number))))
             except ConfigError as e:
                 problems += e.problems
-    return found
+    return lines
 
 
 def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, JsonObject]]:

@@ -26,7 +26,7 @@ from library.runs import foreground, gpu_slots, reader
 from library.runs.launcher import starting
 
 COMPARED_STEPS = 40  # of the eager training that a compiled one of a small model is compared with
-DEMO_VARIANTS = tuple(name for known in families.all_families() for name in known.demo_variants)
+DEMO_VARIANTS = tuple(name for family in families.all_families() for name in family.demo_variants)
 
 
 # Why: docs/decisions/2026-11-20-demo-is-a-package.md
@@ -102,17 +102,17 @@ def train_headless(toml: Path, script: str, config: RunConfig, name: str, flags:
     print(f"\n> {quote_command(['kohya', 'train', script, '--config_file', str(toml), *flags])}\n", flush=True)
     arguments, variables = starting(toml, script)
     code = foreground.run_in_foreground([*arguments, *flags], variables)
-    found = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
+    run_folders = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
     if code:
-        log = f"; its log: {found[-1] / 'log.txt'}" if found else ""
+        log = f"; its log: {run_folders[-1] / 'log.txt'}" if run_folders else ""
         raise ConfigError(
             "the demo's training ended with an error (exit code {exit_code}){log}", exit_code=code, log=log
         )
-    if not found:
+    if not run_folders:
         raise ConfigError("the demo's training left no record in {folder}", folder=output / "runs")
-    if reader.run_at(found[-1]).state == "stopped":
+    if reader.run_at(run_folders[-1]).state == "stopped":
         raise KeyboardInterrupt
-    return found[-1]
+    return run_folders[-1]
 
 
 def free_demo_name(output: Path, name: str) -> str:

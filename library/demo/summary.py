@@ -70,9 +70,11 @@ def speed_of(steps: list[JsonObject]) -> float | None:
     return (half[-1]["step"] - half[0]["step"]) / (half[-1]["t"] - half[0]["t"])
 
 
-def largest_difference(one: Outcome, other: Outcome) -> float | None:
-    shared = one.losses.keys() & other.losses.keys()
-    return max((abs(one.losses[s] - other.losses[s]) / max(abs(one.losses[s]), 1e-12) for s in shared), default=None)
+def largest_difference(outcome: Outcome, other: Outcome) -> float | None:
+    shared = outcome.losses.keys() & other.losses.keys()
+    return max(
+        (abs(outcome.losses[s] - other.losses[s]) / max(abs(outcome.losses[s]), 1e-12) for s in shared), default=None
+    )
 
 
 def summary_text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig, learns: bool = False) -> str:

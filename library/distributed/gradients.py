@@ -163,8 +163,8 @@ def shapes_of(tensors: Iterable[Tensor]) -> list[Shape]:
 
 def views_of(flat: Tensor, shapes: Iterable[Shape]) -> list[Tensor]:
     """Return consecutive parts of a flat tensor as views with these shapes."""
-    found, begin = [], 0
+    tensors, begin = [], 0
     for shape, stride in shapes:
-        found.append(flat.as_strided(shape, stride, begin))
+        tensors.append(flat.as_strided(shape, stride, begin))
         begin += shape.numel()
-    return found
+    return tensors

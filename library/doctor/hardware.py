@@ -63,13 +63,13 @@ def gpu() -> MachineFinding:
 
 def driver() -> MachineFinding:
     """Report the GPU's driver, and the CUDA version of PyTorch."""
-    found = machine.driver_version()
-    if not found:
+    version = machine.driver_version()
+    if not version:
         return ok("driver", "")
     usable = torch.cuda.is_available() and torch.distributed.is_nccl_available()
     cudnn, nccl = torch.backends.cudnn.version(), ".".join(map(str, nccl_version())) if usable else ""
-    parts = [f"NVIDIA {found}", *([f"cuDNN {cudnn}"] if cudnn else []), *([f"NCCL {nccl}"] if nccl else [])]
-    return ok("driver", "; ".join(parts), driver=found, cudnn=cudnn, nccl=nccl)
+    parts = [f"NVIDIA {version}", *([f"cuDNN {cudnn}"] if cudnn else []), *([f"NCCL {nccl}"] if nccl else [])]
+    return ok("driver", "; ".join(parts), driver=version, cudnn=cudnn, nccl=nccl)
 
 
 def compiler() -> MachineFinding:
@@ -138,7 +138,10 @@ def _hindered(device: str) -> MessageLike:
     usual = Compile()
     try:
         cache.use_cache(None, torch.device(device))
-        found = [one.about if one.option else one for one in find_compile_problems(usual, torch.device(device))]
+        found = [
+            problem.about if problem.option else problem
+            for problem in find_compile_problems(usual, torch.device(device))
+        ]
     except ConfigError as error:
         return error.said
     return found[0] if found else ""

@@ -35,34 +35,34 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
     asked = parser.parse_args(argv)
-    found: list[MachineFinding] = []
+    findings: list[MachineFinding] = []
     with join_work("doctor") as work:
         for finding in examine_machine(quick=asked.quick):
-            found.append(finding)
+            findings.append(finding)
             if not asked.json:
                 print(finding_line(finding), flush=True)
-            work.phase(Message(finding.topic), len(found))
-            work.store({"kind": "doctor", "finished": False, **findings_as_json(found)})
-        work.store({"kind": "doctor", "finished": True, **findings_as_json(found)})
-    healthy = findings_as_json(found)["healthy"]
+            work.phase(Message(finding.topic), len(findings))
+            work.store({"kind": "doctor", "finished": False, **findings_as_json(findings)})
+        work.store({"kind": "doctor", "finished": True, **findings_as_json(findings)})
+    healthy = findings_as_json(findings)["healthy"]
     if asked.json:
-        print(json.dumps(findings_as_json(found), indent=1, default=str))
+        print(json.dumps(findings_as_json(findings), indent=1, default=str))
     else:
-        print("\n" + closing_line(found))
+        print("\n" + closing_line(findings))
     return 0 if healthy else 1
 
 
-def closing_line(found: list[MachineFinding]) -> str:
+def closing_line(findings: list[MachineFinding]) -> str:
     """Return the last line: whether a training can run here, and its limitations."""
-    if not findings_as_json(found)["healthy"]:
+    if not findings_as_json(findings)["healthy"]:
         return "Fix what is marked with ✗, then run this again."
-    without = [name for finding in found for name in finding.data.get("without", ())]
+    without = [name for finding in findings for name in finding.data.get("without", ())]
     return f"This machine can train, but without {', '.join(without)}." if without else "This machine can train."
 
 
-def findings_as_json(found: list[MachineFinding]) -> JsonObject:
-    healthy = all(finding.verdict != "bad" for finding in found)
-    return {"healthy": healthy, "findings": [asdict(finding) for finding in found]}
+def findings_as_json(findings: list[MachineFinding]) -> JsonObject:
+    healthy = all(finding.verdict != "bad" for finding in findings)
+    return {"healthy": healthy, "findings": [asdict(finding) for finding in findings]}
 
 
 def finding_line(finding: MachineFinding) -> str:
@@ -83,9 +83,11 @@ def examine_machine(quick: bool = False) -> Iterator[MachineFinding]:
             try:
                 finding = check()
             except ConfigError as error:
-                finding = bad(check.__name__.replace("_", " "), error.said)
+                finding = bad(check.__name__.removeprefix("check_").replace("_", " "), error.said)
             except Exception as error:  # a crashed check is a finding, not the end of the report
-                finding = bad(check.__name__.replace("_", " "), f"{type(error).__name__}: {error}")
+                finding = bad(
+                    check.__name__.removeprefix("check_").replace("_", " "), f"{type(error).__name__}: {error}"
+                )
             if finding.text:
                 found.append(finding)
                 yield finding
@@ -121,21 +123,23 @@ def system() -> MachineFinding:
 
 def check_packages() -> MachineFinding:
     """Report the installed packages, and whether they are the tested versions."""
-    found = {name: installed_version(name) for name in (*REPORTED_PACKAGES, *EXTRAS)}
-    text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    missing = [name for name in REPORTED_PACKAGES if not found[name]]
+    versions = {name: installed_version(name) for name in (*REPORTED_PACKAGES, *EXTRAS)}
+    text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    missing = [name for name in REPORTED_PACKAGES if not versions[name]]
     if missing:
-        return bad("packages", Message("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **found)
+        return bad(
+            "packages", Message("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **versions
+        )
     locked = locked_versions()
     other = [
         Message("{name} {version} (tested: {locked})", name=name, version=version, locked=locked[name])
-        for name, version in found.items()
+        for name, version in versions.items()
         if version and name in locked and version.split("+")[0] != locked[name]
     ]
     if other:
         template = "not the tested versions: {versions}; ./setup.sh install sets them"
-        return hint("packages", Message(template, versions=join_messages(other)), **found)
-    return ok("packages", text, **found)
+        return hint("packages", Message(template, versions=join_messages(other)), **versions)
+    return ok("packages", text, **versions)
 
 
 def installed_version(name: str) -> str | None:
@@ -192,13 +196,13 @@ def network() -> MachineFinding:
     return hint("network", Message(template, variables=join_messages(wrong)), variables=list(given))
 
 
-def suggest_settings(found: list[MachineFinding]) -> MachineFinding:
+def suggest_settings(findings: list[MachineFinding]) -> MachineFinding:
     """Recommend settings for this machine, based on the other findings."""
-    said = {finding.topic: finding.data for finding in found}
+    said = {finding.topic: finding.data for finding in findings}
     first: JsonMapping = next(iter(said.get("gpu", {}).get("devices") or ()), {})
-    compiles = {f.data.get("device"): bool(f.data.get("works")) for f in found if f.topic == "compile"}
+    compiles = {f.data.get("device"): bool(f.data.get("works")) for f in findings if f.topic == "compile"}
     major, minor = map(int, first.get("capability", "0.0").split("."))
-    known = advice.MachineFacts(
+    facts = advice.MachineFacts(
         memory_gb=first.get("memory_gb", 0.0),
         capability=(major, minor),
         bf16=bool(first.get("bf16")),
@@ -206,8 +210,8 @@ def suggest_settings(found: list[MachineFinding]) -> MachineFinding:
         # Untested in a quick look; compiling falls back by itself if it fails.
         compiles=compiles.get("cuda" if first else "cpu", not compiles),
     )
-    data = {"options": advice.advised_for_machine(known), "presets": advice.fitting_presets(known)}
-    return ok("settings", advice.advice_sentence(known), **data)
+    data = {"options": advice.advised_for_machine(facts), "presets": advice.fitting_presets(facts)}
+    return ok("settings", advice.advice_sentence(facts), **data)
 
 
 def home_page() -> MachineFinding:

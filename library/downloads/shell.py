@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     elif not asked.models:
         print(
             "\n".join(
-                download_line(known.title, model) for known in families.all_families() for model in known.hub_models
+                download_line(family.title, model) for family in families.all_families() for model in family.hub_models
             )
         )
     else:
@@ -41,8 +41,8 @@ def main(argv: list[str]) -> int:
 
 def build_download_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options, from which the page makes its requests."""
-    made = kind("kohya models", description="Find models on this computer, or download them from Hugging Face.")
-    ways = made.add_subparsers(dest="way", metavar="WAY", required=True)
+    parser = kind("kohya models", description="Find models on this computer, or download them from Hugging Face.")
+    ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "models on this computer, by what their files hold"
     one = ways.add_parser("list", help=text, description=text)
     one.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help="folders to search; else the usual ones")
@@ -55,7 +55,7 @@ def build_download_parser(kind: type[argparse.ArgumentParser] = Arguments) -> ar
         help="a title from the list, with text encoders and VAE, or owner/name/file",
     )
     one.add_argument("--into", type=Path, default=default_folder(), metavar="FOLDER", help="where files are kept")
-    return made
+    return parser
 
 
 def hub_cache() -> Path:
@@ -70,8 +70,8 @@ def download_line(family: str, model: HubModel) -> str:
 
 def files_of_title(name: str) -> list[str]:
     """Return files as owner/name/path, from a title or such a name. Raises ConfigError."""
-    for known in families.all_families():
-        for model in known.hub_models:
+    for family in families.all_families():
+        for model in family.hub_models:
             if model.title.lower() == name.strip().lower():
                 return [f"{file.repository}/{file.path}" for file in model.files]
     if name.count("/") < 2:

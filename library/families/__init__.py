@@ -32,16 +32,16 @@ def all_families() -> tuple[FamilyFacts, ...]:
 
 
 # One entry per kind of training, for tabs of the page, chapters of the docs, and cases of tests.
-RUNS = {script: where for known in all_families() for script, where in known.scripts.items()}
+RUNS = {script: where for family in all_families() for script, where in family.scripts.items()}
 
 
 def owner(name: str) -> str:
     """The family of a name, which may be that of a variant in the demo."""
-    return next(known.name for known in all_families() if name in (known.name, *known.demo_variants))
+    return next(family.name for family in all_families() if name in (family.name, *family.demo_variants))
 
 
 def titles() -> str:
-    return ", ".join(known.title for known in all_families())
+    return ", ".join(family.title for family in all_families())
 
 
 def config_class(script: str) -> type[RunConfig]:
@@ -71,11 +71,11 @@ def family_for(config: RunConfig) -> "Family":
 
 def compiling_cost(config: RunConfig) -> tuple[int, float]:
     """The number of graphs that a config compiles, and approximately the seconds that takes on a fast GPU."""
-    known = facts_of(config.family)
+    family = facts_of(config.family)
     if config.compile.compile_scope == "model":  # as one graph, with the same amount of code
-        return 1, known.compile_seconds
-    graphs = config.compile.graphs_of(known.graphs)
-    return graphs, known.compile_seconds * graphs / sum(known.graphs.values())
+        return 1, family.compile_seconds
+    graphs = config.compile.graphs_of(family.graphs)
+    return graphs, family.compile_seconds * graphs / sum(family.graphs.values())
 
 
 def load_object(where: str) -> Any:

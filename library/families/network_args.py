@@ -157,7 +157,9 @@ class LycorisArgs:
         try:
             self.chosen_blocks([group.count for group in families.facts_of(run.family).blocks])
         except ConfigError as e:
-            yield from (one.replaced(option="train_block_indices", place=PLACE, topic="training") for one in e.problems)
+            yield from (
+                problem.replaced(option="train_block_indices", place=PLACE, topic="training") for problem in e.problems
+            )
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
         """1 for each block with adapters, else 0, by group; `counts`: blocks per group. Raises ConfigError."""
@@ -189,7 +191,7 @@ def find_network_args_problems(config: AdapterRun) -> Iterator[Problem]:
     module = config.network.module
     cls = args_class(config)
     if cls is None:
-        if others := [known for known in families.all_families() if module in known.adapter_modules]:
+        if others := [family for family in families.all_families() if module in family.adapter_modules]:
             own = next(iter(families.facts_of(config.family).adapter_modules))
             others = together([known.title for known in others])
             yield Problem(
@@ -342,9 +344,9 @@ def network_args_as_text(config: AdapterRun) -> dict[str, str]:
 def lycoris_settings(config: AdapterRun) -> JsonObject:
     """Return the arguments for the package as text, but switches as bool."""
     # To the package any text other than "false" is true.
-    known, given = section_options(LycorisArgs), network_args_as_text(config)
+    options, given = section_options(LycorisArgs), network_args_as_text(config)
     settings = {
-        name: known[name].read(text) if known.get(name, known["algo"]).type is bool else text
+        name: options[name].read(text) if options.get(name, options["algo"]).type is bool else text
         for name, text in given.items()
     }
     settings.pop("train_block_indices", None)  # our own argument, unknown to the package
@@ -355,10 +357,10 @@ def read_leniently(config: AdapterRun, cls: type) -> tuple[Any, list[Problem]]:
     """The arguments of a run as a `cls`, with all problems; invalid ones have their defaults."""
     pairs, written = config.network.network_args, ": {pair} must be written key=value"
     wrong = [Problem("network_args", written, pair=quoted(pair)) for pair in pairs if "=" not in pair]
-    given = {key.strip(): value.strip() for key, _, value in (p.partition("=") for p in pairs if "=" in p)}
-    given = {key: value for key, value in given.items() if not (value in ("", "None") and key in section_options(cls))}
-    for name in [n for n in HINTS if n in given and n not in section_options(cls)]:
+    texts = {key.strip(): value.strip() for key, _, value in (p.partition("=") for p in pairs if "=" in p)}
+    texts = {key: value for key, value in texts.items() if not (value in ("", "None") and key in section_options(cls))}
+    for name in [n for n in HINTS if n in texts and n not in section_options(cls)]:
         wrong.append(wrong_argument(name, "is not a known key{hint}", hint=Message(HINTS[name])))
-        given.pop(name)
-    made = cls(**read_section(cls, Layer(given, "network_args"), wrong))
-    return made, [*wrong, *(made.check(config) if hasattr(made, "check") else ())]
+        texts.pop(name)
+    arguments = cls(**read_section(cls, Layer(texts, "network_args"), wrong))
+    return arguments, [*wrong, *(arguments.check(config) if hasattr(arguments, "check") else ())]

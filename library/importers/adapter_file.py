@@ -60,13 +60,13 @@ def with_header(text: str) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def recognises(found: JsonMapping) -> bool:
-    return isinstance(found.get(METADATA), Mapping)
+def recognises(settings: JsonMapping) -> bool:
+    return isinstance(settings.get(METADATA), Mapping)
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of the metadata -> our values and its outcome. Raises ConfigError for unsupported models."""
-    facts = {key: value for key, value in found[METADATA].items()}
+    facts = {key: value for key, value in settings[METADATA].items()}
     version = _base_model_version(facts)
     family = script.partition("_train")[0] or _family(facts, version)
     builder = ImportBuilder(
@@ -82,7 +82,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     ):
         part(builder)
     _import_stored_kind(builder, version)
-    if builder.adapters and not any(name.startswith(ENCODER_PREFIXES) for name in found):
+    if builder.adapters and not any(name.startswith(ENCODER_PREFIXES) for name in settings):
         set_by(
             builder,
             "network_train_unet_only",
@@ -264,8 +264,8 @@ def _modelspec(builder: ImportBuilder) -> None:
     builder.explain(said_of(values) or nearest_prediction(kind), "modelspec.prediction_type")
     if values:
         builder.change("modelspec.prediction_type", said_of(values), values)
-    if found := re.fullmatch(r"(\d+),(\d+)", str(builder.get("modelspec.timestep_range") or "")):
-        values = {"min_timestep": int(found[1]), "max_timestep": int(found[2])}
+    if match := re.fullmatch(r"(\d+),(\d+)", str(builder.get("modelspec.timestep_range") or "")):
+        values = {"min_timestep": int(match[1]), "max_timestep": int(match[2])}
         builder.change("modelspec.timestep_range", said_of(values), values)
     for key, option in (("modelspec.encoder_layer", "clip_skip"), ("modelspec.resolution", "resolution")):
         if key in builder.source:

@@ -32,18 +32,18 @@ AITOOLKIT_TABLES = load_tables("aitoolkit")
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 
 
-def recognises(found: JsonMapping) -> bool:
-    inner = found.get("config")
+def recognises(settings: JsonMapping) -> bool:
+    inner = settings.get("config")
     return isinstance(inner, Mapping) and isinstance(inner.get("process"), list)
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of the first process -> our values and its outcome. Raises ConfigError for unsupported models."""
-    inner = found["config"]
+    inner = settings["config"]
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):
         raise ConfigError("config.process is empty: there is no training in this file")
-    process = {"name": inner.get("name"), **inner["process"][0], "meta": found.get("meta")}
-    _refuse_process(process, str(found.get("job") or "extension"))
+    process = {"name": inner.get("name"), **inner["process"][0], "meta": settings.get("meta")}
+    _refuse_process(process, str(settings.get("job") or "extension"))
     flat = flatten_tables(process)
     script = script or _aitoolkit_script(flat)
     defaults = AITOOLKIT_TABLES["defaults"] | (

@@ -29,17 +29,19 @@ IN_PROMPTS = {"w": "width", "h": "height", "d": "seed", "s": "sample_steps", "n"
 REFERENCE_KEYS = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 
 
-def is_dataset(found: JsonMapping) -> bool:
-    return "config" not in found and any("folder_path" in table for table in tables_of_list(found.get("datasets")))
+def is_dataset(settings: JsonMapping) -> bool:
+    return "config" not in settings and any(
+        "folder_path" in table for table in tables_of_list(settings.get("datasets"))
+    )
 
 
-def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
+def convert_dataset(settings: JsonMapping) -> tuple[str, list[MessageLike]]:
     """Data sets of ai-toolkit -> the text of a dataset file, and a sentence for each key that was left out."""
     left: list[MessageLike] = []
-    listed = _with_folders(found.get("datasets"), left)
+    listed = _with_folders(settings.get("datasets"), left)
     if not listed:
         raise ConfigError("no data set in this file has a folder_path")
-    text, notes = _aitoolkit_dataset_file(listed, WholeTraining(found.get("trigger_word")))
+    text, notes = _aitoolkit_dataset_file(listed, WholeTraining(settings.get("trigger_word")))
     return text, [*left, *notes]
 
 

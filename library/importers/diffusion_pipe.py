@@ -36,16 +36,16 @@ TRANSFORMERS = ("model.transformer_path", "model.diffusion_model", "model.checkp
 VAES, ENCODERS = ("model.vae_path", "model.vae"), ("model.text_encoder_path", "model.llm_path", "model.text_encoders")
 
 
-def recognises(found: JsonMapping) -> bool:
-    model = found.get("model")
-    return isinstance(model, Mapping) and "type" in model and not DECISIVE.isdisjoint(found)
+def recognises(settings: JsonMapping) -> bool:
+    model = settings.get("model")
+    return isinstance(model, Mapping) and "type" in model and not DECISIVE.isdisjoint(settings)
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
-    data = found.get("dataset")
-    flat = flatten_tables({**found, "dataset": "" if isinstance(data, Mapping) else data})
-    builder = ImportBuilder(flat, script or _pipe_script(found), TRAINER)
+    data = settings.get("dataset")
+    flat = flatten_tables({**settings, "dataset": "" if isinstance(data, Mapping) else data})
+    builder = ImportBuilder(flat, script or _pipe_script(settings), TRAINER)
     import_keys(builder, PIPE_TABLES["renamed"])
     for part in (_import_pipe_model, _import_pipe_precision, _import_pipe_memory, _import_pipe_caches):
         part(builder)
@@ -59,8 +59,8 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _pipe_script(found: JsonMapping) -> str:
-    kind = str(found["model"]["type"] or "").strip()
+def _pipe_script(settings: JsonMapping) -> str:
+    kind = str(settings["model"]["type"] or "").strip()
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model.type")
     family = PIPE_TABLES["families"].get(kind)
@@ -72,7 +72,7 @@ def _pipe_script(found: JsonMapping) -> str:
             model=model,
             advice=ONLY,
         )
-    return f"{family}_train_network" if isinstance(found.get("adapter"), Mapping) else f"{family}_train"
+    return f"{family}_train_network" if isinstance(settings.get("adapter"), Mapping) else f"{family}_train"
 
 
 def _import_pipe_model(builder: ImportBuilder) -> None:

@@ -13,13 +13,13 @@ DATASET_TABLES = load_tables("diffusion_pipe")["datasets"]
 BUCKET_MULTIPLE = 32  # of buckets
 
 
-def is_dataset(found: JsonMapping) -> bool:
-    return "model" not in found and any("path" in table for table in tables_of_list(found.get("directory")))
+def is_dataset(settings: JsonMapping) -> bool:
+    return "model" not in settings and any("path" in table for table in tables_of_list(settings.get("directory")))
 
 
-def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
+def convert_dataset(settings: JsonMapping) -> tuple[str, list[MessageLike]]:
     """A file of data sets -> the text of ours, and a sentence for each key that was left out."""
-    return _pipe_dataset_file(found, {})
+    return _pipe_dataset_file(settings, {})
 
 
 def read_data_file(builder: ImportBuilder, data: Any) -> None:
@@ -73,11 +73,11 @@ def _batch_sizes(builder: ImportBuilder) -> dict[int, int]:
     return sizes
 
 
-def _pipe_dataset_file(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[MessageLike]]:
+def _pipe_dataset_file(settings: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[MessageLike]]:
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
     notes: list[MessageLike] = []
-    for table in tables_of_list(found.get("directory"), "directory", notes):
-        whole = {**{key: value for key, value in found.items() if key != "directory"}, **table}
+    for table in tables_of_list(settings.get("directory"), "directory", notes):
+        whole = {**{key: value for key, value in settings.items() if key != "directory"}, **table}
         if is_empty(whole.get("path")):
             reason = Message("it names no folder ({key})", key="path")
             notes.append(Message("data set {name} is left out: {reason}", name="directory", reason=reason))
@@ -96,8 +96,8 @@ def _pipe_dataset_file(found: JsonMapping, batches: Mapping[int, int]) -> tuple[
 def _sizes(value: JsonValue) -> list[list[int]]:
     """Resolutions as widths and heights; each may be one side."""
     found = []
-    for one in value if isinstance(value, list) and value else [512]:
-        sides = [int(side) for side in map(to_number, one if isinstance(one, list) else [one]) if side and side > 0]
+    for size in value if isinstance(value, list) and value else [512]:
+        sides = [int(side) for side in map(to_number, size if isinstance(size, list) else [size]) if side and side > 0]
         found += [[sides[0], sides[1] if len(sides) > 1 else sides[0]]] if sides else []
     return found or [[512, 512]]
 

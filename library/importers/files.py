@@ -58,22 +58,22 @@ def import_file(
     any other file, and for an unsupported model.
     """
     path = Path(path)
-    found = parse_file(path)
-    refuse_data(found, path)
-    if path.suffix.lower() != ".toml" and not of_others(found):
+    file = parse_file(path)
+    refuse_data(file, path)
+    if path.suffix.lower() != ".toml" and not of_others(file):
         template = (
             "{path} is of none of the programs whose settings are read here ({programs}); files of {flat} are TOML"
         )
         raise ConfigError(template, path=path, programs=", ".join(PROGRAMS), flat=FLAT)
     return import_content(
-        with_named_files(found, path, may_read), configs, script or script_in_name(path, configs), preferred
+        with_named_files(file, path, may_read), configs, script or script_in_name(path, configs), preferred
     )
 
 
-def refuse_data(found: JsonMapping, path: Path) -> None:
+def refuse_data(settings: JsonMapping, path: Path) -> None:
     """Raise ConfigError for a file that contains only data sets and no training."""
-    kind = next((kind for kind in DATASETS if kind.is_dataset(found)), None)
-    if kind and (kind is diffusion_pipe_data or not found.keys() - {"general", "datasets"}):
+    kind = next((kind for kind in DATASETS if kind.is_dataset(settings)), None)
+    if kind and (kind is diffusion_pipe_data or not settings.keys() - {"general", "datasets"}):
         template = "kohya import {name} -o data.toml writes it as one of ours; name that in dataset_config"
         advice = Message(template, name=path.name)
         raise ConfigError(
@@ -82,26 +82,28 @@ def refuse_data(found: JsonMapping, path: Path) -> None:
             trainer=DATASETS[kind].TRAINER,
             advice=advice,
         )
-    if tables_of_list(found.get("datasets")) and not found.keys() - {"general", "datasets"}:
+    if tables_of_list(settings.get("datasets")) and not settings.keys() - {"general", "datasets"}:
         raise ConfigError("{path} is a data set file, not a training: name it in dataset_config", path=path)
 
 
-def is_foreign_dataset(found: JsonMapping) -> bool:
-    return any(kind.is_dataset(found) for kind in DATASETS)
+def is_foreign_dataset(settings: JsonMapping) -> bool:
+    return any(kind.is_dataset(settings) for kind in DATASETS)
 
 
-def convert_foreign_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
+def convert_foreign_dataset(settings: JsonMapping) -> tuple[str, list[MessageLike]]:
     """Data sets of another trainer -> the text of a dataset file, and a sentence for each key that was left out."""
-    kind = next(kind for kind in DATASETS if kind.is_dataset(found))
-    text, notes = kind.convert_dataset(found)
+    kind = next(kind for kind in DATASETS if kind.is_dataset(settings))
+    text, notes = kind.convert_dataset(settings)
     if DATASETS[kind].APPLIES_EXIF:
         template = "{trainer} turns images as their EXIF orientation says: set exif_rotation = true in the training"
         notes = [*notes, Message(template, trainer=DATASETS[kind].TRAINER)]
     return text, notes
 
 
-def import_content(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
-    """`load` from the content of a file."""
+def import_content(
+    settings: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()
+) -> Imported:
+    """`import_file` for the content of a file."""
     if script and script not in configs:
         raise ConfigError(
             "{script} is not a kind of training{hint}; there are {configs}",
@@ -109,21 +111,21 @@ def import_content(found: JsonMapping, configs: Configs, script: str = "", prefe
             hint=did_you_mean(script, configs),
             configs=", ".join(configs),
         )
-    _refuse_programs(found)
-    if reader := next((reader for reader in IMPORTERS if reader.recognises(found)), None):
-        builder = reader.read_config(found, script)
+    _refuse_programs(settings)
+    if reader := next((reader for reader in IMPORTERS if reader.recognises(settings)), None):
+        builder = reader.read_config(settings, script)
         if not script:
             flat.refuse_module(builder.values, configs)
         if reader.APPLIES_EXIF and "exif_rotation" not in builder.values:
             builder.assume("exif_rotation", True)
             builder.keep("exif_rotation")
         return settle_values(builder, configs)
-    return settle_values(flat.read_flat_file(found, configs, script, preferred), configs)
+    return settle_values(flat.read_flat_file(settings, configs, script, preferred), configs)
 
 
-def _refuse_programs(found: JsonMapping) -> None:
+def _refuse_programs(settings: JsonMapping) -> None:
     """Raise ConfigError for a file of a program that is known by its keys and whose files are not read."""
-    keys = {*found, *(key for table in found.values() if isinstance(table, Mapping) for key in table)}
+    keys = {*settings, *(key for table in settings.values() if isinstance(table, Mapping) for key in table)}
     for program in load_tables("others")["program"]:
         if keys >= set(program["keys"]):
             template = "this is a file of {program}, whose settings are not read here; those of {programs} are"
@@ -140,9 +142,9 @@ def script_in_name(path: Path, configs: Configs) -> str:
     return next((script for script in [*said, *in_name] if script in configs), "")
 
 
-def of_others(found: JsonMapping) -> bool:
-    _refuse_programs(found)
-    return any(reader.recognises(found) for reader in IMPORTERS)
+def of_others(settings: JsonMapping) -> bool:
+    _refuse_programs(settings)
+    return any(reader.recognises(settings) for reader in IMPORTERS)
 
 
 def parse_file(path: Path) -> JsonObject:
@@ -156,12 +158,12 @@ def parse_file(path: Path) -> JsonObject:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
     if not read_outside_text(path).strip():
         raise ConfigError("{path} is empty", path=path)
-    found = load_json(path) if suffix == ".json" else load_yaml(path)
-    if isinstance(found, list):
-        _refuse_list(found, path)
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    content = load_json(path) if suffix == ".json" else load_yaml(path)
+    if isinstance(content, list):
+        _refuse_list(content, path)
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError("{path} holds no settings: it must be one table of names and values", path=path)
-    return found
+    return content
 
 
 def _refuse_list(found: list[Any], path: Path) -> None:
@@ -188,8 +190,8 @@ def compare_configs(first: Any, second: Any) -> list[tuple[str, str, str]]:
 
 
 def _option_texts(config: RunConfig) -> dict[str, str]:
-    known = options_of(type(config))
+    options = options_of(type(config))
     return {
-        name: "(set)" if value and known[name].kind == "secret" else known[name].text(value) or "not set"
+        name: "(set)" if value and options[name].kind == "secret" else options[name].text(value) or "not set"
         for name, value in option_values(config).items()
     }

@@ -26,14 +26,16 @@ BLOCK_RATE_KEYS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_
 PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
 
 
-def recognises(found: JsonMapping) -> bool:
-    about = found.get("metadata")
-    return "model_train_type" in found or (isinstance(about, Mapping) and "train_type" in about and "data" in found)
+def recognises(settings: JsonMapping) -> bool:
+    about = settings.get("metadata")
+    return "model_train_type" in settings or (
+        isinstance(about, Mapping) and "train_type" in about and "data" in settings
+    )
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
-    flat = {**schema.flatten_sections(found), **_typed_options(found.get("ui_custom_params"))}
+    flat = {**schema.flatten_sections(settings), **_typed_options(settings.get("ui_custom_params"))}
     builder = ImportBuilder(flat, script or _lora_scripts_script(flat), TRAINER, keeps_ineffective=True)
     key = "model_train_type" if "model_train_type" in flat else "train_type"
     builder.change(key, Message("chooses the script: {script}", script=builder.script))
@@ -104,7 +106,7 @@ def _import_scripts_network(builder: ImportBuilder) -> None:
     own = builder.get("network_args_custom")
     given = [*_list_or_lines(own), *_list_or_lines(builder.get("network_args"))]
     names = {one.partition("=")[0].strip() for one in given}
-    arguments = [*(one for one in arguments if one.partition("=")[0] not in names), *given]
+    arguments = [*(argument for argument in arguments if argument.partition("=")[0] not in names), *given]
     builder.explain("becomes one of network_args", "network_args_custom", "network_args")
     if arguments:
         set_by(builder, "network_args", said_of({"network_args": " ".join(arguments)}), {"network_args": arguments})
@@ -117,7 +119,7 @@ def _list_or_lines(value: object) -> list[str]:
 
 def _import_scripts_optimizer(builder: ImportBuilder) -> None:
     arguments = [*_list_or_lines(builder.get("optimizer_args")), *_list_or_lines(builder.get("optimizer_args_custom"))]
-    names = {one.partition("=")[0].strip() for one in arguments}
+    names = {argument.partition("=")[0].strip() for argument in arguments}
     if str(builder.get("optimizer_type") or "").casefold().startswith("prodigy"):
         for key, name in PRODIGY.items():
             if builder.get(key) is not None and name not in names:

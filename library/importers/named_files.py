@@ -19,27 +19,29 @@ def everything(path: Path) -> bool:
     return True
 
 
-def with_named_files(found: JsonObject, path: Path, may_read: MayRead = everything) -> JsonObject:
+def with_named_files(settings: JsonObject, path: Path, may_read: MayRead = everything) -> JsonObject:
     """Include the files of data sets and prompts that the file names, if they are in its trainer's own format.
 
     `may_read` says which of them may be opened.
     """
     origin = Origin(path, may_read)
-    if simpletuner.recognises(found):
-        return _of_simpletuner(found, origin)
-    if diffusion_pipe.recognises(found):
-        data = _content_of_named(found, "dataset", origin, ".toml")
-        return {**found, "dataset": data} if data and diffusion_pipe_data.is_dataset(data) else found
-    if onetrainer.recognises(found):
+    if simpletuner.recognises(settings):
+        return _of_simpletuner(settings, origin)
+    if diffusion_pipe.recognises(settings):
+        data = _content_of_named(settings, "dataset", origin, ".toml")
+        return {**settings, "dataset": data} if data and diffusion_pipe_data.is_dataset(data) else settings
+    if onetrainer.recognises(settings):
         wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
         lists = {
-            target: _content_of_named(found, key, origin, ".json") for key, target in wanted if not found.get(target)
+            target: _content_of_named(settings, key, origin, ".json")
+            for key, target in wanted
+            if not settings.get(target)
         }
-        return {**found, **{target: data for target, data in lists.items() if isinstance(data, list)}}
-    if musubi.recognises(found):
-        data = _content_of_named(found, "dataset_config", origin, ".toml")
-        return {**found, "dataset_config": data} if data and musubi.is_dataset(data) else found
-    return found
+        return {**settings, **{target: data for target, data in lists.items() if isinstance(data, list)}}
+    if musubi.recognises(settings):
+        data = _content_of_named(settings, "dataset_config", origin, ".toml")
+        return {**settings, "dataset_config": data} if data and musubi.is_dataset(data) else settings
+    return settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +52,20 @@ class Origin:
     may_read: MayRead
 
 
-def _of_simpletuner(found: JsonObject, origin: Origin) -> JsonObject:
+def _of_simpletuner(settings: JsonObject, origin: Origin) -> JsonObject:
     """Its lists of data sets and prompts, and its settings of LyCORIS."""
-    read = dict(found)
+    read = dict(settings)
     for key in ("data_backend_config", "user_prompt_library", "lycoris_config"):
-        name = key if key in found else f"--{key}"
-        data = _content_of_named(found, name, origin, ".json")
+        name = key if key in settings else f"--{key}"
+        data = _content_of_named(settings, name, origin, ".json")
         if isinstance(data, list if key == "data_backend_config" else dict):
             read[name] = data
     return read
 
 
-def _content_of_named(found: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
+def _content_of_named(settings: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
     """The content of the file that a key names, relative to here, its folder, or the one above; None if missing."""
-    name, here = str(found.get(key) or ""), origin.path.parent
+    name, here = str(settings.get(key) or ""), origin.path.parent
     for file in (Path(name), here / name, here.parent / name) if name else ():
         if file.suffix.lower() == suffix and origin.may_read(file) and file.is_file():
             with contextlib.suppress(ConfigError):

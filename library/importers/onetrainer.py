@@ -35,14 +35,14 @@ OLD = ONETRAINER_TABLES["old"] | {
 }
 
 
-def recognises(found: JsonMapping) -> bool:
-    keys = found.keys() & {"training_method", "base_model_name", "output_model_destination", "concept_file_name"}
-    return str(found.get("model_type") or "").isupper() or "training_method" in keys or len(keys) > 1
+def recognises(settings: JsonMapping) -> bool:
+    keys = settings.keys() & {"training_method", "base_model_name", "output_model_destination", "concept_file_name"}
+    return str(settings.get("model_type") or "").isupper() or "training_method" in keys or len(keys) > 1
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
-    flat, names = today(flatten_tables(found))
+    flat, names = today(flatten_tables(settings))
     flat, names = _with_defaults(flat, names)
     source, absent, notes = completed(flat)
     builder = ImportBuilder(
@@ -102,11 +102,11 @@ def _own_transformer(builder: ImportBuilder) -> None:
     if not builder.get(key) or not options:
         return
     name = str(builder.get(key))
-    if found := HUB_FILE.fullmatch(name):
-        name = found["repository"]
+    if match := HUB_FILE.fullmatch(name):
+        name = match["repository"]
         builder.notes.append(
             Message(
-                "the transformer is taken from {name}; OneTrainer takes its file {file}", name=name, file=found["file"]
+                "the transformer is taken from {name}; OneTrainer takes its file {file}", name=name, file=match["file"]
             )
         )
     if str(builder.source["model_type"]) == "CHROMA_1":
@@ -140,7 +140,7 @@ def _import_onetrainer_output(builder: ImportBuilder) -> None:
 
 def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     """A file's keys, with dots, under their current names, and {current name: old name} of those that were renamed."""
-    found: JsonObject = {}
+    current: JsonObject = {}
     names: dict[str, str] = {}
     for key, value in flat.items():
         new = OLD.get(key, key)
@@ -149,31 +149,31 @@ def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
         if new.startswith("prior."):
             new = new.replace("prior.", "transformer.", 1)
         if new in flat and new != key:  # both names: the current one takes precedence
-            found[key] = value
+            current[key] = value
             continue
-        found[new] = value
+        current[new] = value
         if new != key:
             names[new] = key
-    return found, names
+    return current, names
 
 
-def _with_defaults(found: JsonObject, names: dict[str, str]) -> tuple[JsonObject, dict[str, str]]:
+def _with_defaults(settings: JsonObject, names: dict[str, str]) -> tuple[JsonObject, dict[str, str]]:
     """Fill the optimizer's missing settings from the file's optimizer_defaults."""
     # Presets name only the optimizer.
-    start = f"optimizer_defaults.{found.get('optimizer.optimizer')}."
-    kept = {key: f"optimizer.{key.removeprefix(start)}" for key in found if key.startswith(start)}
-    missing = {key: own for key, own in kept.items() if own not in found}
-    filled = {missing.get(key, key): value for key, value in found.items()}
+    start = f"optimizer_defaults.{settings.get('optimizer.optimizer')}."
+    kept = {key: f"optimizer.{key.removeprefix(start)}" for key in settings if key.startswith(start)}
+    missing = {key: own for key, own in kept.items() if own not in settings}
+    filled = {missing.get(key, key): value for key, value in settings.items()}
     return filled, {**names, **{own: key for key, own in missing.items()}}
 
 
-def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[MessageLike]]:
+def completed(settings: JsonMapping) -> tuple[JsonObject, frozenset[str], list[MessageLike]]:
     """The settings with OneTrainer's defaults where they are missing or invalid; the keys of the missing ones; and a
     sentence for each invalid one."""
-    filled, notes = dict(found), []
+    filled, notes = dict(settings), []
     for key, default in ONETRAINER_TABLES["defaults"].items():
-        value = found.get(key)
-        if key in ONETRAINER_TABLES["nullable"] and key in found and value is None:
+        value = settings.get(key)
+        if key in ONETRAINER_TABLES["nullable"] and key in settings and value is None:
             continue
         if value is None:
             filled[key] = default
@@ -181,4 +181,4 @@ def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[Mess
             filled[key] = default
             template = "{key}: {value} is no number, so OneTrainer's default {default} is used"
             notes.append(Message(template, key=key, value=repr(value), default=f"{default:g}"))
-    return filled, frozenset(ONETRAINER_TABLES["defaults"].keys() - found.keys()), notes
+    return filled, frozenset(ONETRAINER_TABLES["defaults"].keys() - settings.keys()), notes

@@ -95,15 +95,15 @@ def ahead_of(kind: str) -> JobRecord:
 
 def run_command(
     kind: str,
-    known: argparse.ArgumentParser,
+    parser: argparse.ArgumentParser,
     argv: list[str],
     work: Callable[[argparse.Namespace, Report], int],
 ) -> int:
     """Run a command of a shell or the page; without arguments print its help. Return the exit code."""
     if not argv:
-        known.print_help()
+        parser.print_help()
         return EXIT_MISUSED
-    asked = known.parse_args(argv)
+    asked = parser.parse_args(argv)
     with join_work(kind) as record:
         return work(asked, record.phase if record.folder else progress_line())
 

@@ -32,7 +32,7 @@ class FakeTensorContext:
 
     def copy(self, model: nn.Module, device: torch.device, eight_bits: torch.dtype) -> nn.Module:
         """Return the network with fake tensors; weights stored in 8 bits get the type `eight_bits`."""
-        known: dict[int, Any] = {}
+        copies: dict[int, Any] = {}
 
         def like(x: Tensor) -> Tensor:
             small = x.is_floating_point() and x.itemsize == 1
@@ -40,10 +40,10 @@ class FakeTensorContext:
 
         with self._mode:
             for p in model.parameters():
-                known[id(p)] = nn.Parameter(like(p), requires_grad=p.requires_grad)
+                copies[id(p)] = nn.Parameter(like(p), requires_grad=p.requires_grad)
             for buffer in model.buffers():
-                known[id(buffer)] = like(buffer)
-        return copy.deepcopy(model, known)
+                copies[id(buffer)] = like(buffer)
+        return copy.deepcopy(model, copies)
 
 
 def flops(call: Callable[[], Any], quietly: bool = False) -> int | None:

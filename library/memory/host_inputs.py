@@ -95,10 +95,10 @@ class HostInputs:
 
     def _restore(self, call: _Call, number: int) -> Tensor:
         """Return an input for the backward pass of its block, and prefetch those of the next block."""
-        one = call.offloaded[number]
-        self._fetch(one)
-        tensor = self._wait_for(one)
-        one.device = None
+        offloaded = call.offloaded[number]
+        self._fetch(offloaded)
+        tensor = self._wait_for(offloaded)
+        offloaded.device = None
         if not call.in_backward:
             call.in_backward = True
             before = call.before() if call.before else None
@@ -121,10 +121,10 @@ class HostInputs:
 
     def _free(self, call: _Call) -> None:
         """Free the device memory of a call's inputs once their copies to the host are done."""
-        for one in call.offloaded:
-            if one.device is not None:
-                self._wait_for(one)
-                one.device = None
+        for offloaded in call.offloaded:
+            if offloaded.device is not None:
+                self._wait_for(offloaded)
+                offloaded.device = None
 
     def _wait_for(self, one: _OffloadedInput) -> Tensor:
         assert one.device is not None

@@ -47,8 +47,8 @@ def attach_method(components: ModelComponents, family: Family, config: RunConfig
 
 
 def reads_encoders(config: RunConfig) -> bool:
-    """Return whether `attach` needs the text encoders: they or their words are trained, adapter files may change them,
-    or LyCORIS counts them.
+    """Return whether `attach_method` needs the text encoders: they or their words are trained, adapter files may change
+    them, or LyCORIS counts them.
     """
     if isinstance(config, EmbeddingRun):
         return True

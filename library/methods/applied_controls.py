@@ -68,23 +68,23 @@ class AppliedControls:
             plain = layer
             while isinstance(plain, AppliedControl):
                 plain = plain.layer
-            made = AppliedControl(plain, halvings, sizes, 0.0)
+            control = AppliedControl(plain, halvings, sizes, 0.0)
             own = {key: value for key, value in tensors.items() if key.partition(".")[0] in TENSOR_GROUPS}
-            missing = made.load_state_dict(own, strict=False).missing_keys
+            missing = control.load_state_dict(own, strict=False).missing_keys
             if left := [key for key in missing if not key.startswith("layer.")]:
                 raise KeyError(left[0])
         except (KeyError, RuntimeError, IndexError) as e:
             raise ConfigError(
                 "{path}: {name} has another size than this model's layer: it is for another model", path=path, name=name
             ) from e
-        made.layer = layer
+        control.layer = layer
         for part in TENSOR_GROUPS:
             # Not frozen, as frozen layers of the model would be stored in 8 bits.
-            getattr(made, part).requires_grad_(True)
-        made.picture = self._picture or ControlPicture()
+            getattr(control, part).requires_grad_(True)
+        control.picture = self._picture or ControlPicture()
         parent, _, child = place.rpartition(".")
-        setattr(self._denoiser.get_submodule(parent), child, made)
-        return made
+        setattr(self._denoiser.get_submodule(parent), child, control)
+        return control
 
 
 def is_control(names: set[str]) -> bool:

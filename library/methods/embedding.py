@@ -87,18 +87,18 @@ def _input_embedding(encoder: nn.Module) -> nn.Embedding:
     return encoder.get_input_embeddings()  # type: ignore[operator]
 
 
-def _beginning(known: Tensor, begins: list[int], number: int) -> Tensor:
+def _beginning(vectors: Tensor, begins: list[int], number: int) -> Tensor:
     """Return vectors [number, C] float32 like those of some tokens, repeated; without tokens, like a random word's."""
-    known = known.float()
+    vectors = vectors.float()
     if begins:
-        return known[list(itertools.islice(itertools.cycle(begins), number))].clone()
-    return known.mean(0) + known.std(0) * torch.randn(number, known.shape[1], device=known.device)
+        return vectors[list(itertools.islice(itertools.cycle(begins), number))].clone()
+    return vectors.mean(0) + vectors.std(0) * torch.randn(number, vectors.shape[1], device=vectors.device)
 
 
 def _taken(name: str, given: Mapping[str, Tensor], here: Tensor, config: EmbeddingRun) -> Tensor:
     """Return the vectors of a file for one text encoder. Raises ConfigError if they do not fit."""
-    path, found = config.embedding.weights, given.get(name)
-    if found is None:
+    path, path_vectors = config.embedding.weights, given.get(name)
+    if path_vectors is None:
         raise ConfigError(
             Problem(
                 "weights",
@@ -107,30 +107,30 @@ def _taken(name: str, given: Mapping[str, Tensor], here: Tensor, config: Embeddi
                 name=name,
             )
         )
-    found = found.unsqueeze(0) if found.dim() == 1 else found
-    if found.shape[1:] != here.shape[1:]:
+    path_vectors = path_vectors.unsqueeze(0) if path_vectors.dim() == 1 else path_vectors
+    if path_vectors.shape[1:] != here.shape[1:]:
         raise ConfigError(
             Problem(
                 "weights",
                 ": the vectors of {path} have {theirs} numbers for {name}, and this model's have {ours}: choose an "
                 "embedding that was made for this model",
                 path=path,
-                theirs=found.shape[-1],
+                theirs=path_vectors.shape[-1],
                 name=name,
                 ours=here.shape[-1],
             )
         )
-    if len(found) != len(here):
+    if len(path_vectors) != len(here):
         raise ConfigError(
             Problem(
                 "weights",
                 ": {path} has {vectors}, and num_vectors_per_token is {ours}: set it to {theirs}",
                 path=path,
-                vectors=counted(len(found), "vector"),
-                theirs=len(found),
+                vectors=counted(len(path_vectors), "vector"),
+                theirs=len(path_vectors),
                 ours=len(here),
                 also="num_vectors_per_token",
-                fix={"num_vectors_per_token": len(found)},
+                fix={"num_vectors_per_token": len(path_vectors)},
             )
         )
-    return found.float()
+    return path_vectors.float()

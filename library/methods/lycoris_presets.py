@@ -20,29 +20,29 @@ OF_ATTENTION = "attn-only"  # finds attention by sd-scripts' class names, which 
 def known_presets(preset: str, denoiser: nn.Module) -> Iterator[None]:
     """Register a preset file under its name within the context. Raises ConfigError if it is unreadable or no preset."""
     # The package would otherwise open the file itself, with a parser without limits.
-    known = importlib.import_module("lycoris.config").PRESET
+    presets = importlib.import_module("lycoris.config").PRESET
     own = {type(module).__name__ for module in denoiser.modules() if type(module).__name__.endswith("Attention")}
-    before = dict(known)
-    classes = known[OF_ATTENTION].get("unet_target_module", [])
-    known[OF_ATTENTION] = {**known[OF_ATTENTION], "unet_target_module": [*classes, *sorted(own)]}
+    before = dict(presets)
+    classes = presets[OF_ATTENTION].get("unet_target_module", [])
+    presets[OF_ATTENTION] = {**presets[OF_ATTENTION], "unet_target_module": [*classes, *sorted(own)]}
     if preset not in (*network_args.LAYER_PRESETS, network_args.UNMATCHED):
-        known[preset] = _preset_of_file(preset)
+        presets[preset] = _preset_of_file(preset)
     try:
         yield
     finally:
-        known.clear()
-        known.update(before)
+        presets.clear()
+        presets.update(before)
 
 
 def _preset_of_file(preset: str) -> JsonObject:
     try:
-        found = load_toml(Path(preset).expanduser())
+        toml = load_toml(Path(preset).expanduser())
     except ConfigError as e:
         raise ConfigError(*(wrong_argument("preset", ": {why}", why=why) for why in e.problems)) from e
     try:
-        return importlib.import_module("lycoris.config_sdk").PresetConfig.from_dict(found).to_dict()
+        return importlib.import_module("lycoris.config_sdk").PresetConfig.from_dict(toml).to_dict()
     except ImportError:  # older versions of the package accept the table directly
-        return found
+        return toml
     except (ValueError, TypeError, AttributeError) as e:
         raise ConfigError(
             wrong_argument("preset", ": {path} is no preset of LyCORIS: {why}", path=preset, why=e)

@@ -76,13 +76,13 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
     """Parse ["weight_decay=0.1", "betas=0.9,0.99"] into Python values. Raises ConfigError naming all that are
     unreadable.
     """
-    found, wrong = dict[str, Any](), list[Problem]()
+    arguments, wrong = dict[str, Any](), list[Problem]()
     for pair in pairs:
         key, equal, text = pair.partition("=")
         try:
             if not equal or not key.strip().isidentifier():
                 raise ValueError(pair)
-            found[key.strip()] = ast.literal_eval(text.strip())
+            arguments[key.strip()] = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for thousands of characters
             wrong.append(
                 Problem(
@@ -93,7 +93,7 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
             )
     if wrong:
         raise ConfigError(*wrong)
-    return found
+    return arguments
 
 
 def missing_package(module: str) -> MessageLike:
@@ -114,20 +114,22 @@ def load_subclass(cls: OptimizerSpec, base: type) -> type:
 
 def import_class(cls: OptimizerSpec) -> type:
     """Import a class. Raises ConfigError if the module lacks it, or cannot be imported here."""
-    if made := getattr(sys.modules.get(cls.module), cls.name, None):  # reuse it, as every bundle loads the class
-        return made
+    if optimizer_class := getattr(
+        sys.modules.get(cls.module), cls.name, None
+    ):  # reuse it, as every bundle loads the class
+        return optimizer_class
     try:
         with _without_warnings(cls.module), without_collecting(), without_optional(cls.module):
             module = importlib.import_module(cls.module)
     except Exception as e:  # a package built for another machine may raise anything
         raise ConfigError("{module} cannot be loaded: {why}", module=cls.module, why=e) from e
     known = {name.lower(): made for name, made in vars(module).items() if isinstance(made, type)}
-    if (made := getattr(module, cls.name, None) or known.get(cls.name.lower())) is None:
+    if (optimizer_class := getattr(module, cls.name, None) or known.get(cls.name.lower())) is None:
         names = [made.__name__ for made in known.values()]
         raise ConfigError(
             "{module} has no {name}{hint}", module=cls.module, name=cls.name, hint=did_you_mean(cls.name, names)
         )
-    return made
+    return optimizer_class
 
 
 @contextlib.contextmanager
@@ -146,17 +148,21 @@ def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str
     """Return a sentence for each argument that a function does not take."""
     function = package_class(function)
     try:
-        known = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return
     # Classes of pytorch_optimizer silently ignore unknown arguments.
     passes_on = not getattr(function, "__module__", "").startswith("pytorch_optimizer.")
-    if passes_on and any(p.kind is p.VAR_KEYWORD for p in known.values()):
+    if passes_on and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for name in own:
-        if name not in known:
+        if name not in parameters:
             yield Problem(
-                option, ": {title} has no argument {name}{hint}", title=title, name=name, hint=did_you_mean(name, known)
+                option,
+                ": {title} has no argument {name}{hint}",
+                title=title,
+                name=name,
+                hint=did_you_mean(name, parameters),
             )
 
 

@@ -148,22 +148,22 @@ class Trackers:
         return wandb.init(project=project, dir=str(folder), **how)
 
 
-def _tracked_rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
+def _tracked_rates(rates: Mapping[str, float], network: bool) -> dict[str, float]:
     """Return learning rates under upstream's names. For networks each appears twice: by name, and by group number.
 
     The first group has no number if it is a text encoder's.
     """
     if not network:
-        return dict(found)
+        return dict(rates)
     # Upstream has an extra space after a text encoder's number.
-    made = {re.sub(r"(textencoder \d)", r"\1 ", name): rate for name, rate in found.items()}
-    for number, name in enumerate(name for name in found if not name.startswith("d*lr/")):
+    made = {re.sub(r"(textencoder \d)", r"\1 ", name): rate for name, rate in rates.items()}
+    for number, name in enumerate(name for name in rates if not name.startswith("d*lr/")):
         if number == 0 and name.startswith("textencoder"):
-            made["textencoder"] = found[name]
+            made["textencoder"] = rates[name]
             continue
-        made[f"group{number}"] = found[name]
-        if f"d*lr/{name}" in found:
-            made[f"d*lr/group{number}"] = found[f"d*lr/{name}"]
+        made[f"group{number}"] = rates[name]
+        if f"d*lr/{name}" in rates:
+            made[f"d*lr/group{number}"] = rates[f"d*lr/{name}"]
     return made
 
 
@@ -189,11 +189,11 @@ def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
 
 def tracker_settings(config: RunConfig) -> dict[str, bool | int | float | str]:
     """Return the options of a run for a tracker, without files, folders and keys."""
-    known = options_of(type(config))
+    options = options_of(type(config))
     shown = {
         name: value
         for name, value in option_values(config).items()
-        if known[name].kind not in ("file", "files", "folder", "secret")
+        if options[name].kind not in ("file", "files", "folder", "secret")
     }
-    plain = {name: v if isinstance(v, bool | int | float) else known[name].text(v) for name, v in shown.items()}
+    plain = {name: v if isinstance(v, bool | int | float) else options[name].text(v) for name, v in shown.items()}
     return {name: value for name, value in plain.items() if value != ""}

@@ -73,7 +73,7 @@ def _verified(path: Path, config: AdapterRun) -> MessageLike:
         return ""
     base = Path(config.model.pretrained_model_name_or_path or "")
     try:
-        found = verify_lora(path, base if base.is_file() else None)
+        findings = verify_lora(path, base if base.is_file() else None)
     except ConfigError:  # a base that only the trainer supports, such as a .ckpt
-        found = verify_lora(path)
-    return found.problems[0] if found.problems else ""
+        findings = verify_lora(path)
+    return findings.problems[0] if findings.problems else ""

@@ -35,14 +35,14 @@ class Preset:
     @property
     def kind(self) -> str:
         """The `kind` of the configs that it is for: lora, finetune, ...; "" for a profile."""
-        found = NAMED.fullmatch(self.path.stem)
-        return found[1] if found and not self.is_profile else ""
+        match = NAMED.fullmatch(self.path.stem)
+        return match[1] if match and not self.is_profile else ""
 
     @property
     def gigabytes(self) -> int:
         """The memory of the GPU that it is for, as cards are named; 0 where its name tells none, or a relative's."""
-        found = NAMED.fullmatch(self.path.stem)
-        return int(found[2] or 0) if found and not self.is_profile else 0
+        match = NAMED.fullmatch(self.path.stem)
+        return int(match[2] or 0) if match and not self.is_profile else 0
 
     @property
     def is_profile(self) -> bool:
@@ -57,9 +57,9 @@ def all_presets() -> list[Preset]:
     """Return all presets, variants after their family, and then the profiles."""
     paths = [path for path in PRESETS_FOLDER.glob("*/*.toml") if path.parent.name != RECIPES]
     first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in paths}
-    found = [Preset(path, line.removeprefix("#").strip()) for path, line in first.items()]
-    found.sort(key=lambda one: (one.is_profile, one.family, one.kind, one.gigabytes or math.inf, one.path.name))
-    return found
+    presets = [Preset(path, line.removeprefix("#").strip()) for path, line in first.items()]
+    presets.sort(key=lambda one: (one.is_profile, one.family, one.kind, one.gigabytes or math.inf, one.path.name))
+    return presets
 
 
 def presets_of_kind(kind: str) -> list[Preset]:

@@ -93,12 +93,12 @@ def _condition(table: Mapping[str, Any]) -> Condition:
 def fitting_recipes(config: RunConfig) -> list[Recipe]:
     """Return the recipes for training this model, by purpose, each with the model's own requirements."""
     recipes, models = of_family(config.family)
-    given = option_values(config)
-    found = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(given)]
+    values = option_values(config)
+    fitting = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(values)]
     for model in models:
-        if model.kind == config.kind and _condition_holds(model.when, given):
-            found = [_of_model(one, model) for one in found]
-    return sorted(found, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
+        if model.kind == config.kind and _condition_holds(model.when, values):
+            fitting = [_of_model(one, model) for one in fitting]
+    return sorted(fitting, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
 
 
 def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
@@ -111,14 +111,14 @@ def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
 
 def choose_recipe(config: RunConfig, purpose: str = "") -> Recipe | None:
     """Return the recipe for a purpose, or the first that fits if it does not fit the model."""
-    found = fitting_recipes(config)
-    return next((recipe for recipe in found if recipe.purpose == purpose), found[0] if found else None)
+    recipes = fitting_recipes(config)
+    return next((recipe for recipe in recipes if recipe.purpose == purpose), recipes[0] if recipes else None)
 
 
 def telling(family: str) -> set[str]:
     """Return the options that decide for which models of a family a recipe applies."""
     recipes, models = of_family(family)
-    conditions = [*(one.when for one in (*recipes, *models)), *(one.unless for one in recipes)]
+    conditions = [*(one.when for one in (*recipes, *models)), *(recipe.unless for recipe in recipes)]
     return {name for condition in conditions for name in condition}
 
 

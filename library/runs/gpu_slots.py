@@ -70,29 +70,29 @@ def choose_devices(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
             raise ConfigError(wrong)
         return wanted if set(wanted) <= set(left) else ()
     count = len(every) if asked == "all" else min(wanted_processes(how), len(every))
-    known = [device for device in every if device in left]
-    if len(known) > count:  # other programs may use some, so prefer those with most free memory
+    free_in_order = [device for device in every if device in left]
+    if len(free_in_order) > count:  # other programs may use some, so prefer those with most free memory
         room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}
-        most = sorted(known, key=lambda device: -room.get(device, 0.0))[:count]
-        known = [device for device in known if device in most]
-    return tuple(known) if len(known) >= count else ()
+        most = sorted(free_in_order, key=lambda device: -room.get(device, 0.0))[:count]
+        free_in_order = [device for device in free_in_order if device in most]
+    return tuple(free_in_order) if len(free_in_order) >= count else ()
 
 
 def find_launch_problems(how: JsonMapping) -> list[Problem]:
     """Return every problem of launch options; of GPUs only if this machine's are known."""
-    found, every = launch_problems(how), devices()
+    problems, every = launch_problems(how), devices()
     if every == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
-        return found
+        return problems
     asked = [part.strip() for part in str(how.get("gpu_ids") or "").split(",") if part.strip()]
     wanted = every if not asked or asked == ["all"] else tuple(asked)
     if wrong := _absent_gpu_problem(wanted, every):
-        found.append(wrong)
-    elif not found and (number := wanted_processes(how)) > len(wanted):
+        problems.append(wrong)
+    elif not problems and (number := wanted_processes(how)) > len(wanted):
         what = Message("gpu_ids names" if asked and asked != ["all"] else "this machine has")
         gpus = Message("{count} GPUs" if len(wanted) > 1 else "{count} GPU", count=len(wanted))
         facts = {"number": number, "what": what, "gpus": gpus}
-        found.append(Problem("num_processes", "is {number}, and {what} {gpus}: one for each", **facts))
-    return found
+        problems.append(Problem("num_processes", "is {number}, and {what} {gpus}: one for each", **facts))
+    return problems
 
 
 def _absent_gpu_problem(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:

@@ -75,10 +75,10 @@ def load_facts(path: Path) -> JsonObject:
     object.
     """
     try:
-        found = parse_facts(path.read_text(encoding="utf-8"))
+        facts = parse_facts(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    named = {OLD_NAMES.get(name, name): value for name, value in found.items()}
+    named = {OLD_NAMES.get(name, name): value for name, value in facts.items()}
     return {name: value for name, value in named.items() if _is_sound_fact(name, value)}
 
 
@@ -127,14 +127,14 @@ def store(path: Path, values: JsonMapping) -> None:
 
 def parse_facts(text: str | bytes) -> JsonObject:
     """Parse what `dump` wrote, with its messages; empty if it is no object. Raises ValueError."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    facts = json.loads(text)
+    if not isinstance(facts, dict):
         return {}
-    made = found.pop(TEXTS, None)
+    made = facts.pop(TEXTS, None)
     try:
-        return stored_messages.restored(found, made) if made else found
+        return stored_messages.restored(facts, made) if made else facts
     except (AttributeError, KeyError, TypeError, RecursionError):  # written by another version, or by hand
-        return found
+        return facts
 
 
 def dump(values: JsonMapping, indent: int | None = None) -> str:

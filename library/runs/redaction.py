@@ -100,8 +100,8 @@ class Redactor:
         for name, shown in self.names:
             line = name.sub(lambda _, shown=shown: shown, line)
         # Paths may contain spaces, so their end is unknown and the rest of the line is removed.
-        found = PATH.search(line)
-        return f"{line[: found.start()]}<path>" if found else line
+        match = PATH.search(line)
+        return f"{line[: match.start()]}<path>" if match else line
 
 
 def redactor_for(run: reader.RecordedRun) -> Redactor:
@@ -208,10 +208,10 @@ def _texts_of(config: JsonMapping, names: tuple[str, ...]) -> list[tuple[str, st
 def _folders_in(file: Path) -> list[str]:
     """Return folders and files named by a data set's own config."""
     try:
-        found = load_toml(file)
+        tables = load_toml(file)
     except ConfigError:
         return []
-    subsets = [s for d in found.get("datasets") or [] if isinstance(d, dict) for s in d.get("subsets") or [d]]
+    subsets = [s for d in tables.get("datasets") or [] if isinstance(d, dict) for s in d.get("subsets") or [d]]
     keys = ("image_dir", "image_directory", *SECOND_PICTURES)
     named = [s[key] for s in subsets if isinstance(s, dict) for key in keys if s.get(key)]
     return [str(folder) for value in named for folder in (value if isinstance(value, list) else [value])]

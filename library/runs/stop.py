@@ -24,15 +24,15 @@ def request(run_id: str, how: str) -> None:
     """
     if how not in layout.STOPS[1:]:
         raise ValueError(f"A run stops after_step or now, or by kill, not {how!r}.")
-    found = reader.find_run(run_id)
-    if not found.active:
+    run = reader.find_run(run_id)
+    if not run.active:
         return
-    if how == "kill" and not found.is_here:
+    if how == "kill" and not run.is_here:
         raise ConfigError("{run_id} works on another computer: end its processes there.", run_id=run_id)
-    if layout.STOPS.index(how) > layout.STOPS.index(layout.stop_asked(found.folder)):
-        write_atomic(found.folder / layout.STOP, how)
+    if layout.STOPS.index(how) > layout.STOPS.index(layout.stop_asked(run.folder)):
+        write_atomic(run.folder / layout.STOP, how)
     if how == "kill":
-        _end(found)
+        _end(run)
 
 
 def request_output(run_id: str, what: str) -> None:
@@ -42,9 +42,9 @@ def request_output(run_id: str, what: str) -> None:
     """
     if what not in layout.REQUESTS:
         raise ValueError(f"A run can {' or '.join(layout.REQUESTS)} on the way, not {what!r}.")
-    found = reader.find_run(run_id)
-    if found.active:
-        write_atomic(layout.request_file(found.folder, what), "")
+    run = reader.find_run(run_id)
+    if run.active:
+        write_atomic(layout.request_file(run.folder, what), "")
 
 
 def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
@@ -103,10 +103,10 @@ def _modified_time(path: Path) -> float:
         return 0.0
 
 
-def _end(found: reader.RecordedRun) -> None:
-    known = (layout.load_facts(found.folder / layout.LAUNCHER), found.facts)
+def _end(run: reader.RecordedRun) -> None:
+    known = (layout.load_facts(run.folder / layout.LAUNCHER), run.facts)
     if not process.kill([p for p in map(process.find_process, known) if p is not None]):
         return  # the process still exists, so it is shown as stopping until it has ended
-    facts = layout.load_facts(found.folder / layout.RUN)
+    facts = layout.load_facts(run.folder / layout.RUN)
     if facts.get("state") in layout.ACTIVE:
-        layout.store(found.folder / layout.RUN, facts | {"state": "stopped", "ended": time.time(), "phase": None})
+        layout.store(run.folder / layout.RUN, facts | {"state": "stopped", "ended": time.time(), "phase": None})

@@ -61,9 +61,9 @@ def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STR
 
 def sampling_values(family: str, values: JsonMapping) -> JsonObject:
     """Return the values of a config that affect sampling."""
-    known = options_of(families.config_class(families.lora_script(family)))
-    own = {name for name, option in known.items() if option.section == "model"} | {*OPTIONS}
-    return {name: value for name, value in values.items() if name in own & known.keys()}
+    options = options_of(families.config_class(families.lora_script(family)))
+    own = {name for name, option in options.items() if option.section == "model"} | {*OPTIONS}
+    return {name: value for name, value in values.items() if name in own & options.keys()}
 
 
 def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -60,46 +60,50 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
 
 def build_sample_parser() -> argparse.ArgumentParser:
     """The options."""
-    made = Arguments(
+    arguments = Arguments(
         "kohya sample",
         description="Generate images with a base model and LoRA, embedding or LLLite files, side by side. Waits while "
         "a training uses the GPU.",
     )
-    made.add_argument("config", type=Path, help="the TOML of a training, or a base model (.safetensors or diffusers)")
-    made.add_argument(
+    arguments.add_argument(
+        "config", type=Path, help="the TOML of a training, or a base model (.safetensors or diffusers)"
+    )
+    arguments.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="OPTION=VALUE",
         help="an option of the model, such as t5xxl=FILE; may be given several times",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--lora",
         action="append",
         default=[],
         metavar="FILE[=STRENGTH]",
         help="a LoRA, LyCORIS, embedding or LLLite file; may be given several times",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--word", default="", help="the word of embeddings, if neither they nor the TOML say it; else their name"
     )
-    made.add_argument(
+    arguments.add_argument(
         "--compare",
         choices=plan.COMPARE,
         default="together",
         help="together, at several strengths, or each file by itself as for epochs",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--strengths",
         default=", ".join(f"{one:g}" for one in plan.STRENGTHS),
         help="factors of the files' strengths for --compare strengths",
     )
-    made.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
-    made.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt file")
-    made.add_argument("--seed", type=int, help="for prompts that have none; else a random one, the same for all")
-    made.add_argument("--out", type=Path, default=Path("generated"), metavar="FOLDER", help="where images are kept")
-    made.add_argument("--cpu", action="store_true", help="generate on the processor")
-    return made
+    arguments.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
+    arguments.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt file")
+    arguments.add_argument("--seed", type=int, help="for prompts that have none; else a random one, the same for all")
+    arguments.add_argument(
+        "--out", type=Path, default=Path("generated"), metavar="FOLDER", help="where images are kept"
+    )
+    arguments.add_argument("--cpu", action="store_true", help="generate on the processor")
+    return arguments
 
 
 def weighted(text: str) -> tuple[Path, float]:
@@ -135,14 +139,14 @@ def parse_option(text: str) -> tuple[str, str]:
 
 def prompts_to_sample(asked: argparse.Namespace) -> list[Prompt]:
     """Return the prompts of the file and of the command line."""
-    found = [*(prompt_files.read_prompts(asked.prompts) if asked.prompts else ())]
-    found += [prompt_files.parse_line(line) for line in asked.prompt if line.strip()]
-    for prompt in found:
+    prompts = [*(prompt_files.read_prompts(asked.prompts) if asked.prompts else ())]
+    prompts += [prompt_files.parse_line(line) for line in asked.prompt if line.strip()]
+    for prompt in prompts:
         if why := prompt_files.problem_of(prompt):
             raise ConfigError("prompt: {why}", why=why)
     if asked.seed is not None:
-        found = [prompt if prompt.seed is not None else replace(prompt, seed=asked.seed) for prompt in found]
-    return found
+        prompts = [prompt if prompt.seed is not None else replace(prompt, seed=asked.seed) for prompt in prompts]
+    return prompts
 
 
 def sampling_notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
@@ -163,10 +167,10 @@ def config_to_sample(path: Path, given: JsonMapping, script_of: Callable[[Path],
         values = read_toml(path)
         family = families.config_class(script_of(path)).family
     else:
-        found = recognise_file(path)
-        if not found.family:
-            raise ConfigError("{path} is {words}, and no base model", path=path, words=found.words)
-        family, values = found.family, {MODEL_OPTION: str(path), **found.options}
+        recognised = recognise_file(path)
+        if not recognised.family:
+            raise ConfigError("{path} is {words}, and no base model", path=path, words=recognised.words)
+        family, values = recognised.family, {MODEL_OPTION: str(path), **recognised.options}
     return build_config(
         families.config_class(families.lora_script(family)), plan.sampling_values(family, {**values, **given}), notes=[]
     )

@@ -20,11 +20,11 @@ DTYPES = ("float", "fp16", "bf16")
 
 def main(argv: list[str]) -> int:
     """Run one tool; return 0 on success (verify: for a valid file), else 1. Raises ConfigError."""
-    known = build_tools_parser()
+    parser = build_tools_parser()
     if not argv:
-        known.print_help()
+        parser.print_help()
         return EXIT_MISUSED
-    asked = known.parse_args(argv)
+    asked = parser.parse_args(argv)
     with join_work("tools") as work:
         asked.report, asked.store = work.phase if work.folder else progress_line(), work.store
         if code := asked.run(asked):
@@ -113,33 +113,33 @@ def verify(asked: argparse.Namespace) -> int:
     """Verify a LoRA."""
     from library.adapter_files.verify import verify_lora as tool
 
-    found = tool(asked.lora, asked.base, report=asked.report)
-    asked.store({"problems": found.problems, "warnings": found.warnings})
+    findings = tool(asked.lora, asked.base, report=asked.report)
+    asked.store({"problems": findings.problems, "warnings": findings.warnings})
     if asked.json:
-        print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=1, default=str))
-        return EXIT_DONE if found.ok else EXIT_FAILED
-    for row in found.modules if asked.verbose else ():
+        print(json.dumps({"ok": findings.ok, **dataclasses.asdict(findings)}, indent=1, default=str))
+        return EXIT_DONE if findings.ok else EXIT_FAILED
+    for row in findings.modules if asked.verbose else ():
         mark = "  dead" if row.dead else ""
         norm = "" if row.norm is None else f"norm {row.norm:.4g}, "
         rank = f"rank {row.rank}, alpha {row.alpha:g}, " if row.rank else ""
         print(f"  {row.module}: {row.kind}, {rank}{norm}up to {row.largest:.4g}{mark}")
-    if found.modules:
-        ranks = sorted({row.rank for row in found.modules if row.rank})
-        norms = sorted(row.norm for row in found.modules if row.norm is not None)
-        kinds = ", ".join(sorted({row.kind for row in found.modules}))
-        family = found.family or "unknown family"
-        modules = counted(len(found.modules), "module")
-        print(f"{modules} of {kinds}, {family}, {found.style} names, ranks {ranks or 'none'}")
+    if findings.modules:
+        ranks = sorted({row.rank for row in findings.modules if row.rank})
+        norms = sorted(row.norm for row in findings.modules if row.norm is not None)
+        kinds = ", ".join(sorted({row.kind for row in findings.modules}))
+        family = findings.family or "unknown family"
+        modules = counted(len(findings.modules), "module")
+        print(f"{modules} of {kinds}, {family}, {findings.style} names, ranks {ranks or 'none'}")
         if norms:
             print(f"norms {norms[0]:.4g} to {norms[-1]:.4g}, middle {norms[len(norms) // 2]:.4g}")
-    for text in found.warnings:
+    for text in findings.warnings:
         print(f"warning: {text}")
-    for text in found.problems:
+    for text in findings.problems:
         print(f"error: {text}", file=sys.stderr)
-    if found.ok:
+    if findings.ok:
         against = f", and fits {asked.base}" if asked.base else ""
         print(f"{asked.lora} is in order{against}")
-    return EXIT_DONE if found.ok else EXIT_FAILED
+    return EXIT_DONE if findings.ok else EXIT_FAILED
 
 
 def metadata(asked: argparse.Namespace) -> int:
@@ -165,8 +165,8 @@ def metadata(asked: argparse.Namespace) -> int:
 
 def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """Return the options of all tools; the page derives its forms from these (forms.py)."""
-    made = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
-    tools = made.add_subparsers(metavar="NAME", required=True)
+    parser = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
+    tools = parser.add_subparsers(metavar="NAME", required=True)
 
     def tool(run: Callable[[argparse.Namespace], int], about: str) -> Any:
         one = tools.add_parser(run.__name__, help=about, description=about)
@@ -176,77 +176,83 @@ def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpa
     _merge(tool(merge, "merge LoRAs into a checkpoint (base), or several into one"))
     _extract(tool(extract, "make a LoRA from a tuned checkpoint minus its base"))
     _resize(tool(resize, "reduce the ranks of a LoRA"))
-    one = tool(convert, "change the names in a LoRA: kohya, diffusers (PEFT), comfy")
-    one.add_argument("lora", type=Path, help="the file to convert")
-    one.add_argument("--to", required=True, choices=("kohya", "diffusers", "comfy"), help="the names to write")
-    _add_output_options(one)
-    one = tool(verify, "check a LoRA for errors; the exit code is 1 when there are some")
-    one.add_argument("lora", type=Path, help="the file to check")
-    one.add_argument("--base", type=Path, help="a checkpoint that must have every module in the right size")
-    one.add_argument("--json", action="store_true", help="everything as JSON")
-    one.add_argument("--verbose", action="store_true", help="a line for every module")
+    command = tool(convert, "change the names in a LoRA: kohya, diffusers (PEFT), comfy")
+    command.add_argument("lora", type=Path, help="the file to convert")
+    command.add_argument("--to", required=True, choices=("kohya", "diffusers", "comfy"), help="the names to write")
+    _add_output_options(command)
+    command = tool(verify, "check a LoRA for errors; the exit code is 1 when there are some")
+    command.add_argument("lora", type=Path, help="the file to check")
+    command.add_argument("--base", type=Path, help="a checkpoint that must have every module in the right size")
+    command.add_argument("--json", action="store_true", help="everything as JSON")
+    command.add_argument("--verbose", action="store_true", help="a line for every module")
     _metadata(tool(metadata, "show or change the metadata of a file"))
-    return made
+    return parser
 
 
 def _add_output_options(
-    one: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, default: str | None = None
+    parser: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, default: str | None = None
 ) -> None:
-    one.add_argument("--out", type=Path, required=True, help="the new .safetensors file")
+    parser.add_argument("--out", type=Path, required=True, help="the new .safetensors file")
     text = f"how numbers are stored ({default or 'as in the input'} when not given)"
-    one.add_argument("--dtype", choices=dtypes, default=default, help=text)
+    parser.add_argument("--dtype", choices=dtypes, default=default, help=text)
 
 
-def _merge(one: argparse.ArgumentParser) -> None:
-    one.add_argument("loras", nargs="+", metavar="LORA[=WEIGHT]", help="files with their weights (1 when not given)")
-    one.add_argument("--base", type=Path, help="the model to merge into")
-    one.add_argument("--rank", type=int, help="cut the sum to this rank; without it the sum is exact and ranks add up")
-    one.add_argument("--conv_rank", type=int, help="the same for convolutions")
+def _merge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("loras", nargs="+", metavar="LORA[=WEIGHT]", help="files with their weights (1 when not given)")
+    parser.add_argument("--base", type=Path, help="the model to merge into")
+    parser.add_argument(
+        "--rank", type=int, help="cut the sum to this rank; without it the sum is exact and ranks add up"
+    )
+    parser.add_argument("--conv_rank", type=int, help="the same for convolutions")
     text = "the model that files were trained on, which DoRA, OFT, BOFT, GLoRA and iA3 need to become one LoRA"
-    one.add_argument("--trained_on", type=Path, help=text)
-    _add_output_options(one, (*DTYPES, "fp8"))
+    parser.add_argument("--trained_on", type=Path, help=text)
+    _add_output_options(parser, (*DTYPES, "fp8"))
 
 
-def _extract(one: argparse.ArgumentParser) -> None:
-    one.add_argument("tuned", type=Path, help="the checkpoint that was fine-tuned")
-    one.add_argument("base", type=Path, help="the checkpoint that it was made from")
-    one.add_argument("--rank", type=int, default=16, help="rank of every module (%(default)s)")
-    one.add_argument("--conv_rank", type=int, help="take residual blocks of convolutions as well, 3x3 with this rank")
-    one.add_argument(
+def _extract(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tuned", type=Path, help="the checkpoint that was fine-tuned")
+    parser.add_argument("base", type=Path, help="the checkpoint that it was made from")
+    parser.add_argument("--rank", type=int, default=16, help="rank of every module (%(default)s)")
+    parser.add_argument(
+        "--conv_rank", type=int, help="take residual blocks of convolutions as well, 3x3 with this rank"
+    )
+    parser.add_argument(
         "--clamp", type=float, default=0.99, help="quantile to which values are cut; 1: none (%(default)s)"
     )
     text = "text encoders that differ nowhere by more are left out (%(default)s)"
-    one.add_argument("--min_diff", type=float, default=0.01, help=text)
+    parser.add_argument("--min_diff", type=float, default=0.01, help=text)
     text = "power steps of the quick decomposition; 0: the exact, slow one (%(default)s)"
-    one.add_argument("--iterations", type=int, default=4, help=text)
-    one.add_argument("--device", default="cpu", help="where to compute: cpu or cuda (%(default)s)")
-    _add_output_options(one, default="fp16")
+    parser.add_argument("--iterations", type=int, default=4, help=text)
+    parser.add_argument("--device", default="cpu", help="where to compute: cpu or cuda (%(default)s)")
+    _add_output_options(parser, default="fp16")
 
 
-def _resize(one: argparse.ArgumentParser) -> None:
-    one.add_argument("lora", type=Path, help="the file to make smaller")
-    one.add_argument("--rank", type=int, required=True, help="the largest rank")
-    one.add_argument("--conv_rank", type=int, help="the same for convolutions (--rank when not given)")
-    one.add_argument(
+def _resize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("lora", type=Path, help="the file to make smaller")
+    parser.add_argument("--rank", type=int, required=True, help="the largest rank")
+    parser.add_argument("--conv_rank", type=int, help="the same for convolutions (--rank when not given)")
+    parser.add_argument(
         "--method",
         default="fixed",
         choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"),
         help="how the rank of each module is found (%(default)s)",
     )
     text = "of the dynamic methods: sv_ratio above 1, the others a share to keep"
-    one.add_argument("--parameter", type=float, help=text)
-    one.add_argument("--verbose", action="store_true", help="a line for every module")
-    _add_output_options(one)
+    parser.add_argument("--parameter", type=float, help=text)
+    parser.add_argument("--verbose", action="store_true", help="a line for every module")
+    _add_output_options(parser)
 
 
-def _metadata(one: argparse.ArgumentParser) -> None:
-    one.add_argument("file", type=Path, help="the .safetensors file")
-    one.add_argument("--json", action="store_true", help="show as JSON")
-    one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="ss_* and modelspec.* keys")
-    one.add_argument("--remove", action="append", default=[], metavar="KEY", help="a key, or all that begin so: ss_*")
-    one.add_argument("--out", type=Path, help="the new file")
-    one.add_argument("--in_place", action="store_true", help="change the file itself; needs --yes")
-    one.add_argument("--yes", action="store_true")
+def _metadata(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, help="the .safetensors file")
+    parser.add_argument("--json", action="store_true", help="show as JSON")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="ss_* and modelspec.* keys")
+    parser.add_argument(
+        "--remove", action="append", default=[], metavar="KEY", help="a key, or all that begin so: ss_*"
+    )
+    parser.add_argument("--out", type=Path, help="the new file")
+    parser.add_argument("--in_place", action="store_true", help="change the file itself; needs --yes")
+    parser.add_argument("--yes", action="store_true")
 
 
 def _weighted(text: str) -> tuple[str, float]:

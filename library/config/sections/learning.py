@@ -163,11 +163,11 @@ class Optim:
         Its warm-up, if any, is an argument of its own.
         """
         name = self.optimizer.rpartition(".")[2].casefold()
-        given = {key.strip(): text.strip() for key, _, text in (pair.partition("=") for pair in self.optimizer_args)}
+        args = {key.strip(): text.strip() for key, _, text in (pair.partition("=") for pair in self.optimizer_args)}
         if name == "adafactor":
-            warms_up = given.get("warmup_init") in ("True", "1")
-            return "relative" if warms_up or given.get("relative_step", "True") not in ("False", "0", "None") else ""
-        averages = given.get("use_schedulefree", "True") not in ("False", "0", "None")
+            warms_up = args.get("warmup_init") in ("True", "1")
+            return "relative" if warms_up or args.get("relative_step", "True") not in ("False", "0", "None") else ""
+        averages = args.get("use_schedulefree", "True") not in ("False", "0", "None")
         return "schedule-free" if "schedulefree" in name and averages else ""
 
     @property
@@ -349,9 +349,9 @@ class Steps:
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Require held-out images for early stopping, and a valid name of a state on the hub."""
-        known = option_values(run)
-        if self.early_stop_patience and not run.data.dataset_config and not known.get("validation_split"):
-            yield _without_held_out("validation_split" in known)
+        values = option_values(run)
+        if self.early_stop_patience and not run.data.dataset_config and not values.get("validation_split"):
+            yield _without_held_out("validation_split" in values)
         if self.resume_from_huggingface and not re.fullmatch(ON_HUB, self.resume or ""):
             yield Problem(
                 "resume_from_huggingface",

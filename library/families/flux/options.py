@@ -104,8 +104,8 @@ class FluxModel(sections.Model):
     @property
     def text_tokens(self) -> int | None:
         """Return the maximum number of text tokens per step, if an option limits it."""
-        known, most = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
-        return min(known, most) if known and most else known or most
+        length, most = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
+        return min(length, most) if length and most else length or most
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Reject varying lengths of captions that are encoded in each step; Chroma masks their padding."""

@@ -114,8 +114,8 @@ def other_model_problems(path: Path, sizes: Flux2Shape, config: Any) -> Iterator
     """Return the problem of a transformer that does not match model_version. Distilled kleins have the header of their
     base: without a chosen version, the file's name or folder may contradict.
     """
-    version, found = config.model.model_version, model_in_header(sizes.hidden, sizes.guidance)
-    if found == "dev" and not version:
+    version, in_header = config.model.model_version, model_in_header(sizes.hidden, sizes.guidance)
+    if in_header == "dev" and not version:
         yield Problem(
             "model_version",
             ": {path} is FLUX.2 dev: set model_version = dev",
@@ -129,20 +129,20 @@ def other_model_problems(path: Path, sizes: Flux2Shape, config: Any) -> Iterator
             "= {version}, but {path} is {found}: use model_version = {fitting}",
             version=version,
             path=path,
-            found=VERSIONS[found].title,
-            fitting=found,
+            found=VERSIONS[in_header].title,
+            fitting=in_header,
             also="pretrained_model_name_or_path",
-            fix={"model_version": found},
+            fix={"model_version": in_header},
         )
     elif not version and not sizes.guidance and calls_itself_distilled(path):
-        fitting = found.replace("base-", "")
+        fitting = in_header.replace("base-", "")
         yield Problem(
             "model_version",
             ": {path} calls itself a distilled klein, which only you can know: set model_version = {fitting}, or "
             "{found} if it is not",
             path=path,
             fitting=fitting,
-            found=found,
+            found=in_header,
             also="pretrained_model_name_or_path",
             fix={"model_version": fitting},
         )

@@ -144,7 +144,7 @@ class Flux2Family(OneEncoderFamily):
         self, text: dict[str, Tensor], size: tuple[int, int], device: torch.device, controls: Sequence[Tensor] = ()
     ) -> dict[str, Any]:
         """Return text and positions for the denoiser; `size` is the height and width in tokens."""
-        references = [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
+        references = [(control.shape[-2] // 2, control.shape[-1] // 2) for control in controls]
         states = text["ctx_vec"]
         return {
             "img_ids": self.positions.image(*size, device, references),

@@ -123,11 +123,11 @@ def write_random_model(
     make_tokenizer = random_tokenizers.mistral_tokenizer if sizes.guidance else random_tokenizers.qwen_tokenizer
     words = make_tokenizer(places["tokenizer"])
     # Mistral is recognised by its published vocabulary size.
-    made = make_networks(sizes, 0 if sizes.guidance or sizes in (FULL, LARGE) else words, whole=True)
-    text = made.encoders["text_encoder"]().state_dict()
-    image = {name: tensor for name, tensor in made.vae().state_dict().items() if not name.startswith("bn.")}
+    networks = make_networks(sizes, 0 if sizes.guidance or sizes in (FULL, LARGE) else words, whole=True)
+    text = networks.encoders["text_encoder"]().state_dict()
+    image = {name: tensor for name, tensor in networks.vae().state_dict().items() if not name.startswith("bn.")}
     parts = {
-        "flux_2": ("flux-2-tiny", made.denoiser().state_dict(), prefixed("")),
+        "flux_2": ("flux-2-tiny", networks.denoiser().state_dict(), prefixed("")),
         "text_encoder": ("mistral_3_tiny" if sizes.guidance else "qwen_3_tiny", text, prefixed("model.")),
         "vae": (
             "flux2-vae",

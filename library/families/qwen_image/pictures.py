@@ -64,7 +64,7 @@ def vae_pixels(image: Image.Image, size: Size) -> Tensor:
 def pack_tokens(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
     """Latents [B, C, 2 h, 2 w] of an image and of its reference images -> the tokens of all in turn [B, I, 4 C], and
     height and width of each in tokens."""
-    every = [latents, *(one.to(latents).expand(len(latents), -1, -1, -1) for one in references)]
+    every = [latents, *(reference.to(latents).expand(len(latents), -1, -1, -1) for reference in references)]
     sizes = [(one.shape[-2] // 2, one.shape[-1] // 2) for one in every]
     return torch.cat([packing.pack(one) for one in every], dim=1), sizes
 
@@ -99,18 +99,18 @@ def positions(ids: Sequence[int], picture: int, shown: Sequence[ImagePatches]) -
 
     `ids` contains the token `picture` once per image token.
     """
-    found, at, now, left = [], 0, 0, iter(shown)
+    grids, at, now, left = [], 0, 0, iter(shown)
     while at < len(ids):
         if ids[at] != picture:
-            found.append(torch.full((3, 1), now))
+            grids.append(torch.full((3, 1), now))
             at, now = at + 1, now + 1
             continue
         one = next(left)
         rows, columns = one.rows // MERGED, one.columns // MERGED
         grid = torch.meshgrid(torch.zeros(1).long(), torch.arange(rows), torch.arange(columns), indexing="ij")
-        found.append(torch.stack([axis.flatten() for axis in grid]) + now)
+        grids.append(torch.stack([axis.flatten() for axis in grid]) + now)
         at, now = at + one.tokens, now + max(rows, columns)
-    return torch.cat(found, dim=1)
+    return torch.cat(grids, dim=1)
 
 
 class VisionLanguageModel(nn.Module):
@@ -136,12 +136,12 @@ def build_vision_model(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
     """Return the model with the sizes of its tensors by plain name, which are not copied. KeyError names the first
     missing one.
     """
-    made = empty_vision_model(**sizes_from_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
+    model = empty_vision_model(**sizes_from_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
     language = {name: tensor for name, tensor in tensors.items() if not name.startswith(VISION)}
     visual = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
-    assign(made.language, language)
-    assign(made.visual, visual)
-    return made
+    assign(model.language, language)
+    assign(model.visual, visual)
+    return model
 
 
 def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -198,6 +198,6 @@ def empty_vision_model(  # noqa: PLR0913 - what the file of one says
             modeling.Qwen2_5_VLTextModel(text), modeling.Qwen2_5_VisionTransformerPretrainedModel(eyes)
         )
 
-    made = random_networks.build_on_meta(make)
-    assert isinstance(made, VisionLanguageModel)
-    return made
+    module = random_networks.build_on_meta(make)
+    assert isinstance(module, VisionLanguageModel)
+    return module

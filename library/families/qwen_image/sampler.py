@@ -56,12 +56,12 @@ class QwenSampler(FlowSampler):
         preview's number of pixels. The VAE is moved to the device for this and back.
         """
         height, width = self.size(request)
-        found = []
-        for one in request.controls[: self.family.variant.control_images.most]:
+        tensors = []
+        for control in request.controls[: self.family.variant.control_images.most]:
             with self.vae_on(device):
-                shown = vae_pixels(one, scaled_size(one.size, height * width)).to(device)
-                found.append(self.family.control_latents(self.components, shown))
-        return found
+                shown = vae_pixels(control, scaled_size(control.size, height * width)).to(device)
+                tensors.append(self.family.control_latents(self.components, shown))
+        return tensors
 
     def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
         """Encode the prompts, with the reference images if the text encoder reads these."""
@@ -71,7 +71,9 @@ class QwenSampler(FlowSampler):
         return self.family.text_with_pictures(self.components, [request.negative, request.prompt], [shown, shown])
 
     def text_key(self, request: SampleRequest) -> Hashable:
-        shown = [hashlib.blake2b(one.tobytes()).digest() for one in request.controls if self.family.variant.template]
+        shown = [
+            hashlib.blake2b(control.tobytes()).digest() for control in request.controls if self.family.variant.template
+        ]
         return super().text_key(request), *shown
 
     def decoder_input(self, latents: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
 
     attention = tuple(depth > 0 for depth in sizes.depth)
     unet: Any = UNet2DConditionModel  # its annotations lack the per-level lists that it accepts
-    made = random_networks.build_on_meta(
+    module = random_networks.build_on_meta(
         lambda: unet(
             block_out_channels=sizes.unet,
             down_block_types=tuple("CrossAttnDownBlock2D" if a else "DownBlock2D" for a in attention),
@@ -87,7 +87,7 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
             projection_class_embeddings_input_dim=sizes.clip_g + 6 * model.SIZE_CHANNELS,
         )
     )
-    return model.empty_unet({name: tuple(p.shape) for name, p in made.state_dict().items()})
+    return model.empty_unet({name: tuple(p.shape) for name, p in module.state_dict().items()})
 
 
 def adopt_denoiser(family: SdxlFamily, denoiser: nn.Module) -> None:

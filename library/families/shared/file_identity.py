@@ -87,11 +87,11 @@ def check_watched_files() -> None:
         files.check()
 
 
-def _differs(known: os.stat_result, now: os.stat_result) -> bool:
-    if (known.st_size, known.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+def _differs(earlier: os.stat_result, now: os.stat_result) -> bool:
+    if (earlier.st_size, earlier.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
         return True
     # Some network disks change a file's inode number at every look; a replaced file also has another time.
-    return known.st_ino != now.st_ino and known.st_ctime_ns != now.st_ctime_ns
+    return earlier.st_ino != now.st_ino and earlier.st_ctime_ns != now.st_ctime_ns
 
 
 def _not_finite(path: Path) -> list[str]:

@@ -128,12 +128,12 @@ def read_ranges(
         buffers.give_back(buffer)
 
     with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="weights") as readers:
-        for one in _range_pieces(ranges, piece):
+        for range_piece in _range_pieces(ranges, piece):
             # Bound the reads in flight, and so the number of buffers.
             if len(under_way) == 2 * READER_THREADS:
                 send_oldest()
             buffer = buffers.take()
-            under_way.append((one, buffer, readers.submit(_read_piece, one, buffer)))
+            under_way.append((range_piece, buffer, readers.submit(_read_piece, range_piece, buffer)))
         while under_way:
             send_oldest()
     for name, place in ranges.items():

@@ -40,17 +40,17 @@ def split_path(path: str) -> tuple[str, ...]:
 
 def zimage_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
     """Plain keys of a file in either layout -> {our key: key in the file, index of the row slice, number of slices}."""
-    found = {}
+    sources = {}
     for name in names:
         path, _, ending = name.rpartition(".")
         if name in UNUSED:
             continue
         if not path:  # the tokens of padding
-            found[name] = (name, 0, 1)
+            sources[name] = (name, 0, 1)
             continue
         pieces = split_path(canonical_zimage_path(path))
-        found |= {f"{piece}.{ending}": (name, number, len(pieces)) for number, piece in enumerate(pieces)}
-    return found
+        sources |= {f"{piece}.{ending}": (name, number, len(pieces)) for number, piece in enumerate(pieces)}
+    return sources
 
 
 def zimage_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -148,9 +148,9 @@ def matrix_sizes(config: RunConfig, family: Family, denoiser: nn.Module, kind: K
     dtype, sizes = fp8_storage.compute_type(config), Sizes()
     model = world.copy(denoiser, torch.device("cpu"), dtype)
 
-    def note(layer: nn.Linear, given: tuple[torch.Tensor, ...]) -> None:
-        if given[0].dim() > 2 and multiplies_in_8_bits(layer):
-            sizes[Size(given[0].numel() // layer.in_features, layer.in_features, layer.out_features)] += 1
+    def note(layer: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> None:
+        if tensors[0].dim() > 2 and multiplies_in_8_bits(layer):
+            sizes[Size(tensors[0].numel() // layer.in_features, layer.in_features, layer.out_features)] += 1
 
     for block in (block for group in blocks_by_class(model, family.block_classes) for block in group):
         for layer in fp8_storage.frozen_layers(block):
@@ -171,11 +171,11 @@ def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training 
     """Return the seconds of a step's products by format, the input's gradient included. Formats that fail
     are left out.
     """
-    found, began = dict.fromkeys([IN_16_BITS, *formats], 0.0), time.perf_counter()
+    seconds, began = dict.fromkeys([IN_16_BITS, *formats], 0.0), time.perf_counter()
     for size, number in sorted(sizes.items(), key=lambda one: -one[0].work * one[1]):
         if time.perf_counter() - began > SECONDS:
             break
-        for name in list(found):
+        for name in list(seconds):
             try:
                 forward, backward = calls(size, name, device, dtype, kept)
                 each = (
@@ -185,10 +185,10 @@ def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training 
             except (RuntimeError, ValueError) as error:
                 if name == IN_16_BITS or isinstance(error, torch.OutOfMemoryError):
                     return {}
-                del found[name]
+                del seconds[name]
                 continue
-            found[name] += number * each / 1000
-    return found
+            seconds[name] += number * each / 1000
+    return seconds
 
 
 def calls(
@@ -239,10 +239,10 @@ def calls(
     return fp8_forward, fp8_backward
 
 
-def fastest_format(found: Mapping[str, float]) -> str:
+def fastest_format(seconds: Mapping[str, float]) -> str:
     """Return the fastest format; 16 bits unless another is clearly faster."""
-    best = min(found, key=lambda name: found[name], default=IN_16_BITS)
-    return best if found and found[best] < GAIN * found[IN_16_BITS] else IN_16_BITS
+    best = min(seconds, key=lambda name: seconds[name], default=IN_16_BITS)
+    return best if seconds and seconds[best] < GAIN * seconds[IN_16_BITS] else IN_16_BITS
 
 
 def choice_sentence(found: Mapping[str, float], chosen: str, how: str) -> str:

@@ -87,11 +87,11 @@ class LossFunction:
 
     def controls(self, batch: Batch) -> list[Tensor]:
         """Return reference images, control image or inpainting mask, as `Family.predict` takes them."""
-        found = list(batch.controls)
-        if found and batch.latents is None and not batch.is_guided:
+        control_images = list(batch.controls)
+        if control_images and batch.latents is None and not batch.is_guided:
             assert isinstance(self.family, TakesControls)  # else scanning the data set had failed
-            found = [self.family.control_latents(self.components, pixels) for pixels in found]
-        return found if batch.paint is None else [*found, batch.paint]
+            control_images = [self.family.control_latents(self.components, pixels) for pixels in control_images]
+        return control_images if batch.paint is None else [*control_images, batch.paint]
 
     def text(self, batch: Batch) -> dict[str, Tensor]:
         """Return text outputs by name: cached ones, and those of encoders that are trained or not cached."""
