@@ -61,7 +61,7 @@ def test_a_small_model_is_whole_and_small(family):
 def test_the_package_ships_the_small_models():
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["library"]
     shipped = {path for pattern in patterns for path in (ROOT / "library").glob(pattern)}
-    kept = {path for path in small_model.FOLDER.rglob("*") if path.is_file()}
+    kept = {path for path in small_model.SMALL_MODELS_FOLDER.rglob("*") if path.is_file()}
     assert len(kept) > 2 and kept <= shipped
 
 
@@ -73,7 +73,7 @@ def test_its_toml_is_a_real_one(demo, family, script):
     text = path.read_text(encoding="utf-8")
     assert f"kohya train {script} --config_file {path.name}" in text and "real: " in text
     shown = prompts.read_prompts(config.sample.sample_prompts)
-    assert [prompt.prompt for prompt in shown] == [prompt for _, prompt, _ in learning.PROMPTS]
+    assert [prompt.prompt for prompt in shown] == [prompt for _, prompt, _ in learning.DEMO_PROMPTS]
     multiple = families.family_for(config).sample_multiple
     assert not prompt_checks.notes(config.sample.sample_prompts, multiple=multiple)
     assert all(prompt.scale and prompt.scale > 1 for prompt in shown)  # without guidance they show little
@@ -88,9 +88,9 @@ def test_scripts_that_train_no_small_model_keep_their_random_one(demo):
 
 def damaged(folder, monkeypatch, harm):
     """The small models in another folder, where something happens to one of their files."""
-    shutil.copytree(small_model.FOLDER, folder)
+    shutil.copytree(small_model.SMALL_MODELS_FOLDER, folder)
     harm(folder / "flux" / "ae.safetensors")
-    monkeypatch.setattr(small_model, "FOLDER", folder)
+    monkeypatch.setattr(small_model, "SMALL_MODELS_FOLDER", folder)
 
 
 def cut_short(path):
@@ -162,9 +162,9 @@ def test_a_run_whose_samples_all_failed_has_no_picture_and_says_why(tmp_path):
 
 def test_on_a_gpu_a_short_eager_training_is_compared_with_the_compiled_one(demo, tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr("library.demo.train", lambda *args: trained.append(args[3:]) or tmp_path)
-    monkeypatch.setattr("library.demo.summary.read", lambda folder: None)
-    monkeypatch.setattr("library.demo.summary.text", lambda *args: "")
+    monkeypatch.setattr("library.demo.train_headless", lambda *args: trained.append(args[3:]) or tmp_path)
+    monkeypatch.setattr("library.demo.summary.read_outcome", lambda folder: None)
+    monkeypatch.setattr("library.demo.summary.summary_text", lambda *args: "")
     monkeypatch.setattr("library.demo.picture.write_picture", lambda run: ["What it has learned"])
     assert command(["--compile", "--out", str(tmp_path / "demo"), "--steps", "100"]) == 0
     (eager, eager_flags, few), (name, flags, steps) = trained

@@ -33,10 +33,10 @@ def draw_known(archive: Path, folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the demo's regularization pictures.")
     parser.add_argument("archive", type=Path, help="emoji.zip")
-    place = small_model.FOLDER / small_model.KNOWN
+    place = small_model.SMALL_MODELS_FOLDER / small_model.KNOWN_PICTURES
     place.mkdir(exist_ok=True)
     print(f"{draw_known(parser.parse_args().archive, place)} pictures in {place}")
-    small_model.write_checksums((small_model.KNOWN,))
+    small_model.write_checksums((small_model.KNOWN_PICTURES,))
 
 
 if __name__ == "__main__":

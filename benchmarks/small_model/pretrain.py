@@ -9,7 +9,7 @@ from typing import Any
 from library.config.formats import toml_value
 from library.files import write_atomic
 
-PROMPTS = (
+SAMPLE_SUBJECTS = (
     "red apple emoji on a white ground",
     "cat face emoji on a blue ground",
     "rocket on a green background",
@@ -71,7 +71,9 @@ def pretraining_options(family: str, folder: Path, pictures: Path, asked: argpar
         name: value.format(folder=folder) if isinstance(value, str) else value
         for name, value in FAMILIES[family].items()
     }
-    lines = (f"{prompt} --w 128 --h 128 --d {number} {GUIDANCE[family]}\n" for number, prompt in enumerate(PROMPTS))
+    lines = (
+        f"{prompt} --w 128 --h 128 --d {number} {GUIDANCE[family]}\n" for number, prompt in enumerate(SAMPLE_SUBJECTS)
+    )
     write_atomic(folder / "prompts.txt", "".join(lines))
     of_this_run = {
         "train_data_dir": str(pictures),

@@ -11,7 +11,7 @@ def ship(folder: Path, family: str) -> list[Path]:
     """Copy the files of a family from `folder`/<family>; those that were there before go."""
     known = small_model.small_model_of(family)
     assert known is not None
-    place = small_model.FOLDER / family
+    place = small_model.SMALL_MODELS_FOLDER / family
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for name in known.files.values():

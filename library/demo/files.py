@@ -57,7 +57,7 @@ def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False, 
 def _prepare_learning(folder: Path, family: str, compiled: bool) -> dict[str, Path]:
     """The pictures to learn from, the small model, its prompts and its TOML files, by script."""
     _once(folder / zorb.NAME, zorb.write_zorbs)
-    _once(folder / small_model.KNOWN, small_model.copy_known_pictures)
+    _once(folder / small_model.KNOWN_PICTURES, small_model.copy_known_pictures)
     place = folder / "small-models" / family
     _once(place, lambda new: small_model.copy_small_model(family, new))
     known = small_model.small_model_of(family)

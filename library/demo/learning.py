@@ -6,13 +6,13 @@ from pathlib import Path
 from library import families
 from library.demo import zorb
 from library.demo.configs import RESULT_ENDINGS, Line, Tables, merged, rendered, title_of_training, toml_name, usage
-from library.demo.small_model import KNOWN, small_model_of
+from library.demo.small_model import KNOWN_PICTURES, small_model_of
 from library.families.facts import SmallModel
 from library.files import write_atomic
 
 KINDS = ("lora", "finetune")  # of training that start from the small model
 # What each prompt shows, with the prompt and its seed.
-PROMPTS = (
+DEMO_PROMPTS = (
     ("what the training pictures show", f"{zorb.NAME} emoji on a blue ground", 1),
     ("the same on a ground that none of them has", f"{zorb.NAME} emoji on a {zorb.UNSEEN_GROUND} ground", 2),
     ("two things that the model knew before", "red apple emoji on a white ground", 3),
@@ -45,7 +45,7 @@ def write_learning_files(folder: Path, family: str, files: Mapping[str, Path], c
 def prompt_text(small: SmallModel) -> str:
     """The prompt file: what the training pictures show, and what was known before."""
     lines = []
-    for about, prompt, seed in PROMPTS:
+    for about, prompt, seed in DEMO_PROMPTS:
         lines += [f"# {about}"] if about else []
         lines.append(f"{prompt} {small.prompt} --d {seed}")
     return "\n".join(lines) + "\n"
@@ -58,7 +58,11 @@ def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], fol
     tables: Tables = {
         "data": [
             ("train_data_dir", str(folder / zorb.NAME), "contains folders named <repeats>_<words>"),
-            ("reg_data_dir", str(folder / KNOWN), "other pictures, so that the model does not forget what it knows"),
+            (
+                "reg_data_dir",
+                str(folder / KNOWN_PICTURES),
+                "other pictures, so that the model does not forget what it knows",
+            ),
             ("resolution", f"{zorb.SIDE},{zorb.SIDE}", 'real: "1024,1024"'),
             ("train_batch_size", 4, "real: 1 or 2"),
         ],

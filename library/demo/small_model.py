@@ -11,8 +11,8 @@ from library.config.problems import ConfigError
 from library.families.facts import SmallModel
 from library.files import write_atomic
 
-FOLDER = Path(__file__).with_name("small_models")
-KNOWN = "known"  # the folder of regularization pictures: what the models were trained on
+SMALL_MODELS_FOLDER = Path(__file__).with_name("small_models")
+KNOWN_PICTURES = "known"  # the folder of regularization pictures: what the models were trained on
 CHECKSUMS = "checksums.json"  # SHA-256 by path below the folder
 
 
@@ -34,7 +34,7 @@ def copy_small_model(family: str, place: Path) -> None:
     """Copy a family's small model with its tokenizers into a folder. Raises ConfigError for files that are missing or
     damaged."""
     for source in whole_files(family):
-        target = place / source.relative_to(FOLDER / family)
+        target = place / source.relative_to(SMALL_MODELS_FOLDER / family)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
 
@@ -44,7 +44,7 @@ def copy_known_pictures(place: Path) -> None:
     files that are missing or damaged."""
     folder = place / "1_emoji"
     folder.mkdir(parents=True)
-    for source in whole_files(KNOWN):
+    for source in whole_files(KNOWN_PICTURES):
         shutil.copyfile(source, folder / source.name)
 
 
@@ -52,21 +52,21 @@ def whole_files(family: str) -> list[Path]:
     """The files of a family's small model, or the known pictures. Raises ConfigError, which names those that are
     missing or damaged."""
     own = {name: digest for name, digest in checksums().items() if name.split("/")[0] == family}
-    wrong = [name for name, digest in own.items() if _digest(FOLDER / name) != digest]
+    wrong = [name for name, digest in own.items() if _digest(SMALL_MODELS_FOLDER / name) != digest]
     if wrong or not own:
         raise ConfigError(
             "the demo's small model is not whole: {files} in {folder} is missing or damaged; download the program "
             "again, or restore the folder with git checkout",
             files=", ".join(wrong) or f"{family}/",
-            folder=FOLDER,
+            folder=SMALL_MODELS_FOLDER,
         )
-    return [FOLDER / name for name in own]
+    return [SMALL_MODELS_FOLDER / name for name in own]
 
 
 def checksums() -> dict[str, str]:
     """The published SHA-256 of each file; none where the list is missing or damaged."""
     try:
-        known = json.loads((FOLDER / CHECKSUMS).read_text(encoding="utf-8"))
+        known = json.loads((SMALL_MODELS_FOLDER / CHECKSUMS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
@@ -75,9 +75,9 @@ def checksums() -> dict[str, str]:
 def write_checksums(names: Iterable[str] = families.FAMILIES) -> Path:
     """Write the list, after the files of these families were replaced; other entries stay."""
     kept = {name: digest for name, digest in checksums().items() if name.split("/")[0] not in names}
-    files = (path for name in names for path in sorted((FOLDER / name).rglob("*")) if path.is_file())
-    kept |= {path.relative_to(FOLDER).as_posix(): _digest(path) for path in files}
-    return write_atomic(FOLDER / CHECKSUMS, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    files = (path for name in names for path in sorted((SMALL_MODELS_FOLDER / name).rglob("*")) if path.is_file())
+    kept |= {path.relative_to(SMALL_MODELS_FOLDER).as_posix(): _digest(path) for path in files}
+    return write_atomic(SMALL_MODELS_FOLDER / CHECKSUMS, json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
 
 def _digest(path: Path) -> str:

@@ -71,6 +71,7 @@ def speed_of(steps: list[JsonObject]) -> float | None:
 
 
 def largest_difference(outcome: Outcome, other: Outcome) -> float | None:
+    """Return the largest relative difference of two losses of the same step; None if no step is shared."""
     shared = outcome.losses.keys() & other.losses.keys()
     return max(
         (abs(outcome.losses[s] - other.losses[s]) / max(abs(outcome.losses[s]), 1e-12) for s in shared), default=None

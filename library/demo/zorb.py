@@ -36,8 +36,8 @@ WORDINGS = (
     "{name}",
 )
 NAME = "zorb"  # in each caption; the small models' tokenizers know it as one word
-FOLDER = f"2_{NAME} emoji"  # <repeats>_<words>, as of any training
-SCALE = 4  # drawn this much larger and then reduced, which smooths the edges
+ZORB_FOLDER = f"2_{NAME} emoji"  # <repeats>_<words>, as of any training
+OVERSAMPLING = 4  # drawn this much larger and then reduced, which smooths the edges
 
 BODY, SHADE, LIGHT = (255, 138, 30), (222, 98, 14), (255, 186, 92)
 BELLY, SPOT = (255, 222, 160), (32, 160, 170)
@@ -107,7 +107,7 @@ HELD_OUT = (
 
 def write_zorbs(folder: Path) -> Path:
     """Draw the pictures to learn from, each with its caption, into a `N_name` folder below `folder`."""
-    place = folder / FOLDER
+    place = folder / ZORB_FOLDER
     place.mkdir(parents=True)
     for number, scene in enumerate(TO_LEARN_FROM, start=1):
         write_atomic(place / f"{number:02d}.png", draw_scene(scene).save)
@@ -117,7 +117,7 @@ def write_zorbs(folder: Path) -> Path:
 
 def draw_scene(scene: Scene) -> Image.Image:
     """One picture, RGB [SIDE, SIDE]."""
-    large = SIDE * SCALE
+    large = SIDE * OVERSAMPLING
     image = Image.new("RGB", (large, large), GROUNDS[scene.ground])
     side = round(large * 0.94 * scene.size)
     figure = _figure(scene.pose, side)

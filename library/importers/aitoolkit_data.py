@@ -30,6 +30,7 @@ REFERENCE_KEYS = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 
 
 def is_dataset(settings: JsonMapping) -> bool:
+    """Return whether these are data sets of ai-toolkit without a training."""
     return "config" not in settings and any(
         "folder_path" in table for table in tables_of_list(settings.get("datasets"))
     )

@@ -27,6 +27,7 @@ PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
 
 
 def recognises(settings: JsonMapping) -> bool:
+    """Return whether these are settings of lora-scripts, or of a file that it keeps beside a LoRA."""
     about = settings.get("metadata")
     return "model_train_type" in settings or (
         isinstance(about, Mapping) and "train_type" in about and "data" in settings

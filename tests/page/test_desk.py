@@ -253,7 +253,7 @@ def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tm
 
 def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     """The whole way with the real check and the real training: told what is wrong, mended by a click, trained."""
-    for name, real in zip(("check", "check_all"), REAL, strict=False):
+    for name, real in zip(("check_reading", "check_all"), REAL, strict=False):
         monkeypatch.setattr(isolated, name, real)
     forked = SimpleNamespace(run=fork_server.run, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(isolated, "subprocess", forked)  # four processes, of which none has to load torch

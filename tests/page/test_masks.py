@@ -25,7 +25,7 @@ import sys
 from library.masking import shell
 from tests.masking.test_masks import Half
 
-shell.model_folder.find = lambda *given: None
+shell.model_folder.find_model_folder = lambda *given: None
 shell.SegmentationModel = lambda *given: Half()
 sys.exit(shell.main(sys.argv[2:]))
 """

@@ -20,3 +20,15 @@ def test_a_lora_learns_the_zorb_and_leaves_the_rest_alone(meter):
 def test_a_planted_error_breaks_a_bound(meter, error):
     found = learning.train_with(error, meter, seed=1)
     assert found.failures, found
+
+
+@pytest.mark.parametrize("family", learning.MOST_CAPTION_SHARE)
+def test_captions_tell_the_small_model_what_is_in_a_picture(family, tmp_path):
+    assert learning.CaptionMeter(tmp_path, family).share() <= learning.MOST_CAPTION_SHARE[family]
+
+
+@pytest.mark.parametrize("layer", [-1, 0], ids=["last", "first"])
+def test_text_embeddings_of_the_wrong_layer_break_the_bound(layer, tmp_path):
+    meter = learning.CaptionMeter(tmp_path, "sdxl")
+    with learning.wrong_layer(layer):
+        assert meter.share() > learning.MOST_CAPTION_SHARE["sdxl"]
