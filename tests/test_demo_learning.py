@@ -101,7 +101,7 @@ def cut_short(path):
 def test_a_damaged_small_model_is_one_sentence(tmp_path, monkeypatch, harm):
     damaged(tmp_path / "small", monkeypatch, harm)
     with pytest.raises(ConfigError, match=r"flux/ae\.safetensors in .* is missing or damaged; download") as raised:
-        command(["--no-train", "--out", str(tmp_path / "demo")])
+        command(["--no-train", "--family", "flux", "--out", str(tmp_path / "demo")])
     assert "\n" not in str(raised.value)
     assert not list((tmp_path / "demo").glob("small-models/flux"))  # the next demo makes it again
 
@@ -166,7 +166,7 @@ def test_on_a_gpu_a_short_eager_training_is_compared_with_the_compiled_one(demo,
     monkeypatch.setattr("library.demo.summary.read_outcome", lambda folder: None)
     monkeypatch.setattr("library.demo.summary.summary_text", lambda *args: "")
     monkeypatch.setattr("library.demo.picture.write_picture", lambda run: ["What it has learned"])
-    assert command(["--compile", "--out", str(tmp_path / "demo"), "--steps", "100"]) == 0
+    assert command(["--compile", "--family", "flux", "--out", str(tmp_path / "demo"), "--steps", "100"]) == 0
     (eager, eager_flags, few), (name, flags, steps) = trained
     assert (eager, few, name, steps) == ("flux-lora-eager", 40, "flux-lora", 100)
     assert eager_flags == ["--no-compile", "--no-sample_images"]
