@@ -12,14 +12,13 @@ def meter(tmp_path_factory):
 
 
 def test_a_lora_learns_the_zorb_and_leaves_the_rest_alone(meter):
-    found = learning.train_with(None, meter, seed=1)
+    found = meter.measure(learning.train_with(None, meter, seed=1))
     assert not found.failures, found
 
 
 @pytest.mark.parametrize("error", learning.ERRORS, ids=lambda error: error.__name__)
-def test_a_planted_error_breaks_a_bound(meter, error):
-    found = learning.train_with(error, meter, seed=1)
-    assert found.failures, found
+def test_a_planted_error_breaks_the_bound_of_the_error(meter, error):
+    assert meter.error_share(learning.train_with(error, meter, seed=1)) > learning.MOST_ERROR
 
 
 @pytest.mark.parametrize("family", learning.MOST_CAPTION_SHARE)
