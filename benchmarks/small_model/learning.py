@@ -82,11 +82,12 @@ class Figures:
 
 
 # Ten seeds, 2026-11-27: nearer 0.11 to 0.28 (mean 0.20, deviation 0.05), moved 0.080 to 0.101, error 0.717 to 0.758
-# (mean 0.738, deviation 0.012). Errors: alpha ignored 0.79, captions swapped 0.84, timesteps shifted 0.89, wrong sign 8.0.
+# (mean 0.738, deviation 0.012). Errors: alpha ignored 0.79, captions swapped 0.84, timesteps shifted 0.89, wrong sign 8.
 LEAST_NEARER = 0.06
 MOST_MOVED = 0.12
 MOST_ERROR = 0.77
-MOST_CAPTION_SHARE = {"flux": 0.75, "sdxl": 0.36}  # measured 0.66 and 0.31; SDXL with another layer 0.41 and 0.42
+# Measured 0.66 and 0.31; SDXL with another layer of its text encoders 0.41 and 0.42.
+MOST_CAPTION_SHARE = {"flux": 0.75, "sdxl": 0.36}
 
 
 def small(picture: Image.Image) -> np.ndarray:
