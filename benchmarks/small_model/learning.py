@@ -82,7 +82,7 @@ class Figures:
 
 
 # Ten seeds, 2026-11-27: nearer 0.11 to 0.28 (mean 0.20, deviation 0.05), moved 0.080 to 0.101, error 0.717 to 0.758
-# (mean 0.738, deviation 0.012). Errors: alpha ignored 0.79, captions swapped 0.84, timesteps shifted 0.89, wrong sign 8.
+# (mean 0.738, deviation 0.012). Errors: alpha ignored 0.79, captions swapped 0.84, timesteps shifted 0.89, sign 8.
 LEAST_NEARER = 0.06
 MOST_MOVED = 0.12
 MOST_ERROR = 0.77
