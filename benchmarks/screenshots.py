@@ -56,7 +56,7 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
     from library.families import config_class
     from library.runs import process, queue, start, stop
 
-    script = "flux_train_network"
+    script = "sdxl_train_network"
     values = read_toml(demo.configs[script]) | {"output_dir": str(folder / "results"), "output_name": "zorb"}
     real = {
         "sample_every_n_steps": 100,
@@ -72,7 +72,7 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
     second = start.begin_job(reopen.continuation(ended(first)))
     reach(second, 220)
     queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
-    for name in ("plix-rank-32", "plix-rank-64"):
+    for name in ("zorb-rank-32", "zorb-rank-64"):
         queue.add_to_queue(start.job(build_config(config_class(script), values | {"output_name": name}, notes=[])))
     with queue.changing() as kept:
         kept.worker = process.identity()
@@ -110,7 +110,7 @@ Page = Any
 def lora(page: Page, demo: Any) -> None:
     if not page.get_by_placeholder("Config file").locator("visible=true").count():  # a phone folds it away
         page.locator(".extra:visible").click()
-    page.get_by_placeholder("Config file").locator("visible=true").fill(str(demo.configs["flux_train_network"]))
+    page.get_by_placeholder("Config file").locator("visible=true").fill(str(demo.configs["sdxl_train_network"]))
     page.get_by_role("button", name="Load config", exact=True).locator("visible=true").click()
     page.locator(".message:visible").wait_for()
     page.evaluate("scrollTo(0, 0)")
