@@ -269,11 +269,16 @@ def write(found: dict[str, dict[str, Row]], asked: argparse.Namespace) -> None:
         for family, rows in found.items()
     }
     curves = {family: one for family, one in curves.items() if len(one) == 2 and all(one.values())}
+    own = {"log", "samples"}  # paths, which mean nothing elsewhere
+    options = ("steps", "batch", "rate", "sample_steps", "precision", "paired")
     about = {
         "machine": versus.machine_facts() | {"torch": torch.__version__},
-        "options": {name: str(value) for name, value in vars(asked).items()},
+        "options": {name: getattr(asked, name) for name in options},
         "summary": {family: summary(one) for family, one in curves.items()},
-        "families": found,
+        "families": {
+            family: {name: {key: value for key, value in row.items() if key not in own} for name, row in rows.items()}
+            for family, rows in found.items()
+        },
     }
     (asked.out / "beside.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
     if curves:

@@ -1,4 +1,4 @@
-"""Try a form with the demo: a tiny model and images of its own, and the config that trains on them."""
+"""Try a form with the demo: a small model, images of its own, and the config that trains on them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -20,7 +20,20 @@ from library.runs import layout, queue, reader, registry
 MAX_RUNS_LISTED = 30
 MARK_DIGITS = 8  # of a part's hash, in hexadecimal
 # From top to bottom. The log comes last, in a fold of its own.
-PARTS = ("runs", "queue", "head", "acts", "chart", "gpu_chart", "numbers", "usage", "history", "gallery", "log")
+PARTS = (
+    "runs",
+    "queue",
+    "head",
+    "acts",
+    "learned",  # of a run that has ended, where nothing is more telling
+    "chart",
+    "gpu_chart",
+    "numbers",
+    "usage",
+    "history",
+    "gallery",
+    "log",
+)
 # On a phone the panel is one line until it is opened.
 UNFOLD = '<button type="button" class="unfold" aria-expanded="false" aria-label="Details of the run"></button>'
 
@@ -97,15 +110,15 @@ def panel_parts(picked: str, is_log_open: bool = True) -> dict[str, PanelPart]:
 def _costly(run: reader.RecordedRun, progress: reader.RunProgress) -> dict[str, PanelPart]:
     """The parts that take long to render, with the values that tell whether they have changed."""
     line, gpus, shots = progress.line, progress.events.get("gpu", ()), progress.events.get("sample", ())
+    samples_basis = [run.id, shots[-1] if shots else None, run.active]
     return {
+        "learned": PanelPart(samples_basis, lambda: samples.learned_html(run, progress)),
         "chart": PanelPart(
             [run.id, line.points[-1:], line.resumed],
             lambda: charts.chart(line.points, line.resumed) + charts.rate_chart(line.rates, line.resumed),
         ),
         "gpu_chart": PanelPart([run.id, gpus[-1] if gpus else None], lambda: charts.gpu_charts(gpus)),
-        "gallery": PanelPart(
-            [run.id, shots[-1] if shots else None, run.active], lambda: samples.gallery(run, progress)
-        ),
+        "gallery": PanelPart(samples_basis, lambda: samples.gallery(run, progress)),
     }
 
 

@@ -39,10 +39,10 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
         "<h3>Samples <small>click one to compare it with another step</small>"
         f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
     )
-    return f'{_learned(run, progress)}<section class="samples">{title}{shown}</section>'
+    return f'<section class="samples">{title}{shown}</section>'
 
 
-def _learned(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
+def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     """Of a run that has ended: its samples at the start, halfway and at the end, as one picture."""
     sheet = None if run.active else arrange_samples(list(progress.events.get("sample", ())))
     if sheet is None:

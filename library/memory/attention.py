@@ -37,7 +37,7 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
     """Put a kernel first, with `auto` the fastest for this GPU; return its name for the run's record, "" for none.
 
     The others remain for shapes and masks that the first does not support. Raises ConfigError if this machine lacks the
-    kernel. Lasts until the next call or the end of `settings_kept`.
+    kernel. Lasts until the next call or the end of `keep_attention_settings`.
     """
     if kernel != "auto" and kernel not in offered(device):
         known = ", ".join(["auto", *offered(device)])

@@ -50,7 +50,7 @@ class MetadataBuilder:
     """The metadata of one run's files. Created at the start; base models are hashed in the background meanwhile."""
 
     def __init__(self, config: RunConfig, family: Family, dataset_stats: JsonMapping, optimizer: str = "") -> None:
-        """`dataset_stats` is the result of the function of that name, `optimizer` that of `optimizers.describe`."""
+        """`dataset_stats` is the result of the function of that name, `optimizer` that of `describe_optimizer`."""
         self._config, self._family = config, family
         self._started = time.time()
         self._session = random.SystemRandom().randint(0, 2**32)  # not the run's generator, whose draws must not change

@@ -192,7 +192,7 @@ class Journal:
         self.event("saving", file=str(state), step=step)
 
     def saved(self, path: Path, step: int, **checked: Any) -> None:
-        """Report that a file or state is complete; `checked` is the result of `verify.check`."""
+        """Report that a file or state is complete; `checked` is the result of `verify_saved_file`."""
         self.newest[paths.saved_kind(path)] = path
         size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
         self.event("saved", file=str(path), step=step, bytes=size, **checked)

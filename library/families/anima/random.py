@@ -125,7 +125,7 @@ DIFFUSERS_ENDINGS = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lor
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by `write_random_model`."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["anima"]), "real: anima-base-v1.0.safetensors"),

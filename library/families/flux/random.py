@@ -196,8 +196,9 @@ REAL = 3072  # FLUX.1's width, which diffusers' converter has written into it fo
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """Return the tables of a demo TOML for this model; `models` are the files written by random.write. {references} is
-    replaced by the folder of reference images.
+    """Return the tables of a demo TOML for this model; `models` are the files written by `write_random_model`.
+
+    {references} is replaced by the folder of reference images.
     """
     files: list[DemoLine] = [
         ("t5xxl", str(models["t5xxl"]), ""),

@@ -146,7 +146,7 @@ def _with_statistics(tensors: Tensors, channels: int) -> Tensors:
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by `write_random_model`."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["flux_2"]), "real: flux-2-klein-base-4b.safetensors"),
@@ -161,7 +161,7 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     known = diffusers_layers.stored_shapes(config)
-    assert not TREES.is_diffusers(known)  # random.write makes the original's layout
+    assert not TREES.is_diffusers(known)  # write_random_model makes the original's layout
     return diffusers_layers.convert_with_mixin(
         tensors, "Flux2Transformer2DModel", "Flux2LoraLoaderMixin", **diffusers_settings(Flux2Shape.of(known))
     )

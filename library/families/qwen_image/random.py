@@ -145,8 +145,9 @@ def _name_in_single_file(name: str) -> str:
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """Return the tables of a demo TOML for this model; `models` are the files written by random.write. {references} is
-    replaced by the folder of reference images.
+    """Return the tables of a demo TOML for this model; `models` are the files written by `write_random_model`.
+
+    {references} is replaced by the folder of reference images.
     """
     edit = "edit" in models["qwen_image"].name
     real = f"real: qwen_image_{'edit_2511_' if edit else ''}bf16.safetensors"

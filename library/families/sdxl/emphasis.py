@@ -56,7 +56,7 @@ def _joined(pieces: list[list]) -> list[tuple[str, float]]:
 
 
 def weighted_tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int | None) -> tuple[Tensor, Tensor]:
-    """Return token ids [B, chunks, 77] like clip.tokens, and a weight [B, 75 * chunks + 2] per merged token."""
+    """Return token ids [B, chunks, 77] like `clip_tokens`, and a weight [B, 75 * chunks + 2] per merged token."""
     inner, rows, emphasis = chunks * (clip.LENGTH - 2), [], []
     for text in texts:
         ids: list[int] = []

@@ -87,7 +87,7 @@ def rotate_pairs(x: Tensor, pe: Tensor) -> Tensor:
 
 
 def rotated_halves(x: Tensor, pe: Tensor) -> Tensor:
-    """`rotated` with the channels of the first half paired with those of the second."""
+    """`rotate_pairs`, but with the channels of the first half paired with those of the second."""
     (first, second), (cos, sin) = x.chunk(2, dim=-1), pe
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
 

@@ -140,7 +140,7 @@ def _zimage_single_file(tensors: Tensors) -> Tensors:
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by `write_random_model`."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["zimage"]), "real: z_image_bf16.safetensors"),
