@@ -171,3 +171,12 @@ def test_on_a_gpu_a_short_eager_training_is_compared_with_the_compiled_one(demo,
     assert (eager, few, name, steps) == ("flux-lora-eager", 40, "flux-lora", 100)
     assert eager_flags == ["--no-compile", "--no-sample_images"]
     assert flags[:2] == ["--compile", "--compile_fallback"] and flags[2:] == ["--sample_every_n_steps", "50"]
+
+
+def test_prompts_in_letters_that_the_font_lacks_are_called_by_their_number():
+    prompts = ("a cat", "青い背景の猫", "", "un chat à la fenêtre " * 9)
+    sheet = arrange_samples([{"step": s, "number": n, "prompt": one} for n, one in enumerate(prompts) for s in (0, 9)])
+    labels = sheet.labels
+    assert labels[0] == ["a cat"] and labels[1] == ["prompt 2"] and labels[2] == ["prompt 3"]
+    assert len(labels[3]) == 2 and labels[3][1].endswith(" ...")
+    assert draw_sheet(sheet, lambda place: None).size == sheet.size

@@ -10,11 +10,11 @@ from PIL import Image, ImageDraw, ImageFont
 from library.config.json_types import JsonMapping, JsonValue
 from library.config.problems import counted
 
-MOST_ROWS = 8
-CELL, MARGIN, HEAD, SIDE = 192, 10, 30, 176  # pixels: a sample, between samples, titles above, prompts beside them
-LETTERS = 24  # of a prompt in a line beside its samples
-LINES = 6
-TEXT_SIZE = 14
+MAX_ROWS = 8
+CELL, MARGIN, HEAD = 192, 10, 38  # pixels: a sample, between samples, titles above them
+TEXT_SIZE = 20  # readable where the page shows the picture at half its size
+LINE_HEIGHT, LETTER_WIDTH = 26, 10  # pixels of a prompt above its row; letters are narrower in the mean
+MAX_LINES = 2
 INK, FAINT, PAPER = (24, 24, 32), (112, 112, 124), (255, 255, 255)
 
 
@@ -29,7 +29,23 @@ class SampleSheet:
     @property
     def size(self) -> tuple[int, int]:
         """Width and height of the picture."""
-        return SIDE + MARGIN + len(self.steps) * (CELL + MARGIN), HEAD + len(self.prompts) * (CELL + MARGIN)
+        return self.width, HEAD + len(self.prompts) * (self.label_height + CELL + MARGIN)
+
+    @property
+    def width(self) -> int:
+        """Width of the picture, pixels."""
+        return MARGIN + len(self.steps) * (CELL + MARGIN)
+
+    @property
+    def labels(self) -> dict[int, list[str]]:
+        """The lines above each row, by the number of its prompt."""
+        letters = (self.width - 2 * MARGIN) // LETTER_WIDTH
+        return {number: _wrapped(_drawable(number, prompt), letters) for number, prompt in self.prompts.items()}
+
+    @property
+    def label_height(self) -> int:
+        """Height of the label above each row, pixels."""
+        return LINE_HEIGHT * max(map(len, self.labels.values()))
 
 
 def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
@@ -42,7 +58,7 @@ def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
     if len(steps) < 2:
         return None
     middle = min(steps, key=lambda step: abs(step - (steps[0] + steps[-1]) / 2))
-    rows = {number: prompts[number] for number in sorted(prompts)[:MOST_ROWS]}
+    rows = {number: prompts[number] for number in sorted(prompts)[:MAX_ROWS]}
     return SampleSheet(tuple(sorted({steps[0], middle, steps[-1]})), rows, places)
 
 
@@ -50,16 +66,18 @@ def draw_sheet(sheet: SampleSheet, opened: Callable[[int], Image.Image | None]) 
     """The picture, RGB. `opened` returns the sample at a place among the run's events; None leaves its cell empty."""
     image = Image.new("RGB", sheet.size, PAPER)
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(TEXT_SIZE)
+    labels, above = sheet.labels, sheet.label_height
     for column, step in enumerate(sheet.steps):
-        middle = SIDE + MARGIN + column * (CELL + MARGIN) + CELL / 2
-        pen.text((middle, HEAD / 2), _title(step), fill=INK, font=font, anchor="mm")
-    for row, (number, prompt) in enumerate(sheet.prompts.items()):
-        top = HEAD + row * (CELL + MARGIN)
-        pen.multiline_text((MARGIN, top + CELL / 2), _wrapped(prompt), fill=INK, font=font, anchor="lm", spacing=5)
+        middle = MARGIN + column * (CELL + MARGIN) + CELL / 2
+        pen.text((middle, HEAD / 2), _title(step), fill=FAINT, font=font, anchor="mm")
+    for row, number in enumerate(sheet.prompts):
+        top = HEAD + row * (above + CELL + MARGIN) + above
+        for line, text in enumerate(reversed(labels[number])):
+            pen.text((MARGIN, top - LINE_HEIGHT * (line + 0.5)), text, fill=INK, font=font, anchor="lm")
         for column, step in enumerate(sheet.steps):
             place = sheet.places.get((number, step))
             sample = None if place is None else opened(place)
-            left = SIDE + MARGIN + column * (CELL + MARGIN)
+            left = MARGIN + column * (CELL + MARGIN)
             if sample is None:
                 pen.text((left + CELL / 2, top + CELL / 2), "no image", fill=FAINT, font=font, anchor="mm")
             else:
@@ -84,7 +102,12 @@ def _title(step: int) -> str:
     return f"after {counted(step, 'step')!s}" if step else "base model"
 
 
-def _wrapped(prompt: str) -> str:
-    """A prompt in short lines; the font has Latin letters alone."""
-    plain = prompt.encode("latin-1", "replace").decode("latin-1")
-    return "\n".join(textwrap.wrap(plain, LETTERS, max_lines=LINES, placeholder=" ..."))
+def _drawable(number: int, prompt: str) -> str:
+    """The prompt, or its number where the font, which has Latin letters alone, would draw question marks for it."""
+    plain = prompt.encode("latin-1", "ignore").decode("latin-1")
+    return plain if plain.strip() and 2 * len(plain) > len(prompt) else f"prompt {number + 1}"
+
+
+def _wrapped(text: str, letters: int) -> list[str]:
+    """A text in at most MAX_LINES lines of so many letters."""
+    return textwrap.wrap(text, letters, max_lines=MAX_LINES, placeholder=" ...")
