@@ -30,18 +30,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from benchmarks import quality_report
-from benchmarks.small_model.data import GROUNDS, SIDE, compose
 from benchmarks.small_model.pretrain import FAMILIES, GUIDANCE
 from benchmarks.versus_measure import last_words
 from library.config.formats import toml_value
-from library.demo import images
+from library.demo import zorb
+from library.demo.zorb import SIDE
 
-THING = "zorb"  # a word of the tokenizers that no picture of the pretraining shows
+THING = zorb.NAME  # a word of the tokenizers that no picture of the pretraining shows
 TRAINED = ("white", "blue", "green", "pink", "yellow", "gray")  # grounds of the training pictures, two of each
 UNSEEN = ("orange", "purple", "black", "brown")  # those of the held-out pictures, two of each
+POSES = (zorb.STANDS, zorb.WAVES, zorb.CHEERS, zorb.LEANS, zorb.POINTS, zorb.JUMPS)
 EPOCHS = 4  # held-out losses of a run: a full training validates after each epoch
 # A prompt, the seed of its noise, and the ground on which the new thing is drawn to compare with.
 QUALITY_PROMPTS = (
@@ -115,18 +116,11 @@ class Job:
 # ---- what it learns from
 
 
-def draw_thing() -> Image.Image:
-    """The new thing, RGBA on a transparent ground, as large as an emoji."""
-    draw, scale, side = images.CONCEPTS["4_zorb toy"][1], 4, SIDE - 8
-    picture = Image.new("RGBA", (side * scale, side * scale), (0, 0, 0, 0))
-    radius = side * scale / 2.7
-    draw(ImageDraw.Draw(picture), (side * scale / 2, side * scale - radius * 1.05, radius))
-    return picture.resize((side, side), Image.Resampling.LANCZOS)
-
-
 def drawn(ground: str, number: int) -> Image.Image:
-    """The new thing on a ground, at a place and in a size that follow from the number."""
-    return compose(draw_thing(), GROUNDS[ground], Random(f"{THING}/{ground}/{number}"))
+    """The new thing on a ground, in a pose, place and size that follow from the number."""
+    random = Random(f"{THING}/{ground}/{number}")
+    place = (random.uniform(0.2, 0.8), random.uniform(0.2, 0.8))
+    return zorb.draw_scene(zorb.Scene(random.choice(POSES), random.uniform(0.75, 1.0), place, ground, 0))
 
 
 def write_data(folder: Path, steps: int, batch: int, processes: int) -> None:

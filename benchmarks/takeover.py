@@ -1,6 +1,7 @@
 """Compiling before the first step beside compiling beside the first steps: full-size models, cold caches.
 
     python -m benchmarks.takeover --family sdxl --steps 60 800 --out takeover.json     # on a GPU, minutes
+    python -m benchmarks.takeover --ways beside before --steps 1600 --warm             # and again with full caches
     python -m benchmarks.takeover --tiny --ways beside --options compile_blocks=single:0 --family flux    # to try it
 
 Each training is started as a user starts it, a LoRA without checkpointing on three sizes of image, with an empty cache
@@ -10,9 +11,11 @@ whole GPU, and the wall from launch to the saved file.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ TAKEOVER_WAYS = {
 COLUMNS = (
     "way",
     "steps",
+    "caches",
     "first_step_s",
     "before_s",
     "after_s",
@@ -68,12 +72,22 @@ def run_takeover(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
     return row
 
 
+def parse_option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE of the command line; a value that is none in TOML is a text."""
+    name, _, value = text.partition("=")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run all ways; 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=("sdxl", "flux"), default="sdxl")
     parser.add_argument("--ways", nargs="+", choices=TAKEOVER_WAYS, default=["before", "auto"])
     parser.add_argument("--steps", nargs="+", type=int, default=[60, 800])
+    parser.add_argument("--warm", action="store_true", help="run all ways again with the caches that they left")
     parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE", help="of the TOML, for all ways")
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
     parser.add_argument("--limit", type=float, default=500, help="seconds after which a training is ended")
@@ -82,8 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     work, rows = asked.work.resolve(), []
     versus_files.make_versus_inputs(work / "inputs", {asked.family}, asked.tiny)
-    given = dict(option.split("=", 1) for option in asked.options)
-    for steps in asked.steps:
+    given = dict(map(parse_option, asked.options))
+    for steps, caches in itertools.product(asked.steps, ("cold", "warm") if asked.warm else ("cold",)):
         (plain,) = (
             case
             for case in versus_files.versus_cases(asked.tiny, steps)
@@ -92,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         for way in asked.ways:
             options = {**plain.options, **TAKEOVER_WAYS[way], **given}
             case = VersusCase(asked.family, "lora", f"{way} {steps}", options, ())
-            row = {"way": way, "steps": steps, **run_takeover(case, work, asked.limit)}
+            row = {"way": way, "steps": steps, "caches": caches, **run_takeover(case, work, asked.limit)}
             rows.append({name: row.get(name) for name in COLUMNS})
             print(json.dumps(rows[-1], indent=1), flush=True)
             if asked.out:

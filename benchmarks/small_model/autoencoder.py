@@ -1,8 +1,8 @@
 """Train the small autoencoder of a family for a number of seconds: `vae.safetensors`, by diffusers' names.
 
-Loss: L1 and squared error of pixels and L1 of their differences to the neighbours, with a small KL term. Before the
-last part of the training the latents are scaled and shifted to what the family's code expects, unit variance after its
-own scale.
+Loss: L1 and squared error of pixels and L1 of their differences to the neighbours, with a small KL term. The decoder
+sees latents with a little noise, as a denoiser's are never exact. Before the last part of the training the latents are
+scaled and shifted to what the family's code expects, unit variance after its own scale.
 """
 
 import argparse
@@ -24,6 +24,7 @@ RATE = 1e-3
 SCALED_AFTER = 0.8  # share of the time; from then on whole pictures are seen
 CROP = 64  # pixels, a quarter of the work: convolutions learn the same from it
 KL_WEIGHT = 1e-6
+LATENT_NOISE = 0.1  # of the latents' standard deviation, added before decoding
 
 
 def read_pictures(folder: Path) -> Tensor:
@@ -37,7 +38,9 @@ def read_pictures(folder: Path) -> Tensor:
 def loss_of(vae: Any, pixels: Tensor) -> Tensor:
     """The loss of reconstructing pixels [B, 3, H, W] in -1..1."""
     posterior = vae.encode(pixels).latent_dist
-    decoded = vae.decode(posterior.sample()).sample.float()
+    latents = posterior.sample()
+    latents = latents + LATENT_NOISE * latents.detach().std() * torch.randn_like(latents)
+    decoded = vae.decode(latents).sample.float()
     wrong = decoded - pixels
     edges = wrong.diff(dim=2).abs().mean() + wrong.diff(dim=3).abs().mean()
     kl = 0.5 * (posterior.mean**2 + posterior.var - 1 - posterior.logvar).float().mean()
@@ -48,8 +51,10 @@ def loss_of(vae: Any, pixels: Tensor) -> Tensor:
 def scale_latents(vae: Any, pixels: Tensor, kind: networks.LatentScale) -> None:
     """Give the latents the mean and deviation that the family's scale and shift turn into 0 and 1."""
     latents = torch.cat([vae.encode(part).latent_dist.mean.float() for part in pixels.split(64)])
-    mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
-    factor = 1 / kind.scale / deviation
+    mean = latents.mean((0, 2, 3))
+    # One factor for all channels: those that say little stay small, so that the denoiser spends little on them.
+    deviation = (latents - mean[:, None, None]).square().mean().sqrt()
+    factor = torch.full_like(mean, 1 / kind.scale / deviation)
     offset = kind.shift - mean * factor
     before = vae.quant_conv if vae.quant_conv is not None else vae.encoder.conv_out
     after = vae.post_quant_conv if vae.post_quant_conv is not None else vae.decoder.conv_in
