@@ -111,10 +111,10 @@ class World:
 
     def gather(self, value: T) -> list[T]:
         """Return the value of every process, by rank."""
-        found = [value] * self.ranks
+        values = [value] * self.ranks
         if self.ranks > 1:
-            torch.distributed.all_gather_object(found, value)
-        return found
+            torch.distributed.all_gather_object(values, value)
+        return values
 
     def wait_for_everyone(self) -> None:
         self.accelerator.wait_for_everyone()

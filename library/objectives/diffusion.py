@@ -188,6 +188,6 @@ def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) ->
 
 
 def _host_random(generator: torch.Generator) -> random.Random:
-    # It is then the same again after a resume.
+    # Seeded by the generator's state, which a resumed run restores.
     state = generator.get_state().numpy().tobytes()
     return random.Random(hashlib.blake2b(state, digest_size=8).digest())

@@ -27,8 +27,8 @@ def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: NoisedB
     if kind == "l1":
         return difference.abs()
     c: Any = config.loss.huber_c * config.loss.huber_scale
-    if noised is not None and (own := noised.huber_c) is not None:
-        c = own.float().reshape(-1, *(1 for _ in difference.shape[1:]))
+    if noised is not None and (thresholds := noised.huber_c) is not None:
+        c = thresholds.float().reshape(-1, *(1 for _ in difference.shape[1:]))
     root = (difference.square() + c * c).sqrt()
     return 2 * (root - c) * (c if kind == "huber" else 1)
 
