@@ -36,7 +36,7 @@ RUNS = {script: where for family in all_families() for script, where in family.s
 
 
 def owner(name: str) -> str:
-    """The family of a name, which may be that of a variant in the demo."""
+    """Return the family of a name, which may be that of a variant in the demo."""
     return next(family.name for family in all_families() if name in (family.name, *family.demo_variants))
 
 
@@ -45,7 +45,7 @@ def titles() -> str:
 
 
 def config_class(script: str) -> type[RunConfig]:
-    """The config class of a script, by its file name with or without .py. Raises ConfigError for an unknown one."""
+    """Return the config class of a script, by its file name with or without .py. Raises ConfigError if unknown."""
     name = script.removesuffix(".py")
     if name not in RUNS:
         raise ConfigError(
@@ -70,7 +70,7 @@ def family_for(config: RunConfig) -> "Family":
 
 
 def compiling_cost(config: RunConfig) -> tuple[int, float]:
-    """The number of graphs that a config compiles, and approximately the seconds that takes on a fast GPU."""
+    """Return the number of graphs that a config compiles, and about how many seconds that takes on a fast GPU."""
     family = facts_of(config.family)
     if config.compile.compile_scope == "model":  # as one graph, with the same amount of code
         return 1, family.compile_seconds

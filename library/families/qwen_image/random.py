@@ -60,7 +60,7 @@ FULL_VISION = {"vision": 1280, "vision_mlp": 3420, "vision_layers": 32}
 
 
 def model_sizes(config: Any, full: bool) -> QwenSizes:
-    """The sizes of the relative that a config names."""
+    """Return the sizes of the variant that a config names."""
     variant = config.model.variant
     if not variant.template:
         return FULL if full else TINY
@@ -166,16 +166,16 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
-    known = diffusers_layers.stored_shapes(config)
-    head = known["transformer_blocks.0.attn.norm_q.weight"][0]
+    shapes = diffusers_layers.stored_shapes(config)
+    head = shapes["transformer_blocks.0.attn.norm_q.weight"][0]
     return diffusers_layers.convert_with_mixin(
         tensors,
         "QwenImageTransformer2DModel",
         "QwenImageLoraLoaderMixin",
-        in_channels=known["img_in.weight"][1],
-        out_channels=known["proj_out.weight"][0] // 4,
-        num_layers=len({name.split(".")[1] for name in known if name.startswith("transformer_blocks.")}),
+        in_channels=shapes["img_in.weight"][1],
+        out_channels=shapes["proj_out.weight"][0] // 4,
+        num_layers=len({name.split(".")[1] for name in shapes if name.startswith("transformer_blocks.")}),
         attention_head_dim=head,
-        num_attention_heads=known["img_in.weight"][0] // head,
-        joint_attention_dim=known["txt_in.weight"][1],
+        num_attention_heads=shapes["img_in.weight"][0] // head,
+        joint_attention_dim=shapes["txt_in.weight"][1],
     )
