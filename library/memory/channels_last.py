@@ -56,7 +56,6 @@ class LearningGroupNorm(nn.GroupNorm):
     """PyTorch's own, with a workaround for trained weights whose input needs no gradient (see with_gradient)."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, C, h, w] -> the same."""
         return super().forward(with_gradient(input))
 
 
