@@ -124,8 +124,8 @@ def by_arrival(method: TrainingMethod) -> list[nn.Parameter]:
     encoders.
     """
     whole = method.denoiser or nn.Module()
-    inside = {id(p) for p in whole.parameters()}
-    return sorted(reversed(method.parameters()), key=lambda p: id(p) not in inside)
+    in_denoiser = {id(p) for p in whole.parameters()}
+    return sorted(reversed(method.parameters()), key=lambda p: id(p) not in in_denoiser)
 
 
 @torch.no_grad()

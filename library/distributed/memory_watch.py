@@ -27,8 +27,8 @@ class MemoryWatch:
             return {}
         self._next = time.monotonic() + READ_INTERVAL
         on_gpu = self._device.type == "cuda"
-        held = torch.cuda.memory_reserved(self._device) if on_gpu else self._process.memory_info().rss
-        return {"memory_gb": round(held / BYTES_PER_GIB, 2)}
+        used = torch.cuda.memory_reserved(self._device) if on_gpu else self._process.memory_info().rss
+        return {"memory_gb": round(used / BYTES_PER_GIB, 2)}
 
     def peaks(self) -> dict[str, float | None]:
         """Return peak memory in GiB: of tensors on the GPU (None without one), and of RAM."""

@@ -88,7 +88,7 @@ class World:
         places the denoiser.
         """
         components.deferred.clear()
-        held = components.vae, *components.encoders.values()
+        networks = components.vae, *components.encoders.values()
         if not cached.latents and components.vae is not None:
             components.vae.to(self.device)
         elif not keep_vae:
@@ -98,8 +98,8 @@ class World:
                 components.encoders.pop(name).to("cpu")  # a full fine-tune keeps them for its file
             else:
                 components.encoders[name].to(self.device)
-        if any(network not in (components.vae, *components.encoders.values()) for network in held):
-            del held
+        if any(network not in (components.vae, *components.encoders.values()) for network in networks):
+            del networks
             gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -32,7 +32,7 @@ def all_families() -> tuple[FamilyFacts, ...]:
 
 
 # One entry per kind of training, for tabs of the page, chapters of the docs, and cases of tests.
-RUNS = {script: where for family in all_families() for script, where in family.scripts.items()}
+RUNS = {script: reference for family in all_families() for script, reference in family.scripts.items()}
 
 
 def owner(name: str) -> str:
@@ -62,7 +62,7 @@ def lora_script(family: str) -> str:
 
 
 def script_with(option: str) -> str:
-    return next((script for script, where in RUNS.items() if option in options_of(load_object(where))), "")
+    return next((script for script, reference in RUNS.items() if option in options_of(load_object(reference))), "")
 
 
 def family_for(config: RunConfig) -> "Family":
@@ -78,8 +78,8 @@ def compiling_cost(config: RunConfig) -> tuple[int, float]:
     return graphs, family.compile_seconds * graphs / sum(family.graphs.values())
 
 
-def load_object(where: str) -> Any:
-    module, name = where.split(":")
+def load_object(reference: str) -> Any:
+    module, name = reference.split(":")
     return getattr(importlib.import_module(module), name)
 
 

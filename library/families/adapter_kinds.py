@@ -76,17 +76,17 @@ class AdapterKind:
 def kinds(family: str) -> list[AdapterKind]:
     """Return the kinds of a family's adapters, those of its own modules first."""
     adapter_kinds, has_convolutions, presets = [], False, LycorisArgs.presets
-    for module, about in families.facts_of(family).adapter_modules.items():
-        args: type[NetworkArgs] = families.load_object(about.args)
+    for module, adapter_module in families.facts_of(family).adapter_modules.items():
+        args: type[NetworkArgs] = families.load_object(adapter_module.args)
         hidden = {*HIDDEN, *args.block_arguments, *(() if args.convolutions else OF_CONVOLUTIONS)}
         names = tuple(name for name in section_options(args) if name not in hidden)
-        title, text = ("LoRA-FA", FROZEN) if about.frozen_down else ("LoRA", USUAL_CHOICE)
+        title, text = ("LoRA-FA", FROZEN) if adapter_module.frozen_down else ("LoRA", USUAL_CHOICE)
         plain = tuple(name for name in names if "conv" not in name)
         adapter_kind = AdapterKind(
             id=module, title=title, about=text, module=module, args=args, names=plain, presets=args.presets
         )
         adapter_kinds.append(adapter_kind)
-        if args.convolutions and not about.frozen_down:
+        if args.convolutions and not adapter_module.frozen_down:
             has_convolutions = True
             presets = (*presets, *LycorisArgs.convolution_presets)
             adapter_kinds.append(

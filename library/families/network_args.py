@@ -177,7 +177,7 @@ class LycorisArgs:
 
 def _has_convolutions(family: str) -> bool:
     modules = families.facts_of(family).adapter_modules.values()
-    return any(families.load_object(about.args).convolutions for about in modules)
+    return any(families.load_object(adapter_module.args).convolutions for adapter_module in modules)
 
 
 LYCORIS = "lycoris.kohya"

@@ -35,8 +35,8 @@ def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Family
         return None, words
     for facts in families.all_families():
         # A file of all networks is recognised by its full names, a denoiser by names without prefix.
-        ways = (shapes, unwrapped, plain) if facts.denoiser_prefix else (plain, shapes)
-        if words := next(filter(None, map(facts.recognise, ways)), ""):
+        namings = (shapes, unwrapped, plain) if facts.denoiser_prefix else (plain, shapes)
+        if words := next(filter(None, map(facts.recognise, namings)), ""):
             return facts, words
     if words := next(filter(None, (facts.recognise_part(shapes) for facts in families.all_families())), ""):
         return None, words

@@ -227,11 +227,11 @@ def describe_blocks(denoiser: nn.Module, block_classes: tuple[str, ...]) -> str:
     parts = [f"{type(denoiser).__name__} as one ({', '.join(whole)})"] if whole else []
     for name, blocks in zip(block_classes, blocks_by_class(denoiser, block_classes), strict=True):
         counts = Counter(behaviour for block in blocks for behaviour in _behaviours_within(block))
-        shown = [
+        descriptions = [
             behaviour if number == len(blocks) else f"{number} {behaviour}"
             for behaviour, number in sorted(counts.items())
         ]
-        parts.append(f"{len(blocks)} {name}" + (f" ({', '.join(shown)})" if shown else ""))
+        parts.append(f"{len(blocks)} {name}" + (f" ({', '.join(descriptions)})" if descriptions else ""))
     return f"Blocks: {'; '.join(parts)}"
 
 

@@ -61,7 +61,7 @@ def mean_gradient(adapters: Iterable[Any]) -> Tensor | None:
             batch = members[first : first + size]
             ups, downs = [a.lora_up.weight for a in batch], [a.lora_down.weight for a in batch]
             u, d, gu, gd = (
-                torch.stack(each).float() for each in (ups, downs, [w.grad for w in ups], [w.grad for w in downs])
+                torch.stack(tensors).float() for tensors in (ups, downs, [w.grad for w in ups], [w.grad for w in downs])
             )
             lengths = squares((u, d), (gu, gd)).clamp(min=0).sqrt().mean(-1)
             means.append(lengths * torch.tensor([a.strength for a in batch]).to(lengths.device, non_blocking=True))

@@ -250,8 +250,8 @@ def _spec_from_file(layer: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict
 
 def _merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
     """Add multiplier * alpha / rank * (up @ down) to the weight, in float32; rounded once to its dtype."""
-    where = {"device": layer.weight.device, "dtype": torch.float32}
-    down, up = tensors["lora_down.weight"].to(**where), tensors["lora_up.weight"].to(**where)
+    device_and_dtype = {"device": layer.weight.device, "dtype": torch.float32}
+    down, up = tensors["lora_down.weight"].to(**device_and_dtype), tensors["lora_up.weight"].to(**device_and_dtype)
     rank = down.shape[0]
     delta = (up.flatten(1) @ down.flatten(1)).reshape(layer.weight.shape)
     delta *= multiplier * saved_alpha(tensors, rank) / rank

@@ -232,12 +232,12 @@ def _create_network(
     """Return the package's network. It has chosen its layers among the modules shown to it, but patched none yet."""
     name, (dim, alpha, settings) = config.network.module, requested
     create = load_module(name).create_network
-    shown = FilteredDenoiser(components.denoiser, left_out(components.denoiser, family, config))
+    visible_denoiser = FilteredDenoiser(components.denoiser, left_out(components.denoiser, family, config))
     with contextlib.ExitStack() as stack:
         if name == network_args.LYCORIS:
             stack.enter_context(known_presets(str(settings.get("preset", "full")), components.denoiser))
         stack.enter_context(_without_messages(name))
-        network = create(1.0, dim, alpha, components.vae, list(encoders.values()) or None, shown, **settings)
+        network = create(1.0, dim, alpha, components.vae, list(encoders.values()) or None, visible_denoiser, **settings)
     if not _is_module(network):
         raise ConfigError(Problem("network_module", "{name} makes no network: write lycoris.kohya", name=name))
     return network
@@ -356,10 +356,10 @@ def _trained_encoders(components: ModelComponents, config: AdapterRun, settings:
 
 def _name_adapters(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[str, AdapterLocation]:
     """Give each adapter its name in sd-scripts' files. Return their locations by name."""
-    where = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
+    locations = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
     places = {}
     for adapter in network.loras:
-        part, path = where[id(adapter.org_module[0])]
+        part, path = locations[id(adapter.org_module[0])]
         adapter.lora_name = family.adapter_name(part, path)
         places[adapter.lora_name] = AdapterLocation(part, path)
     return places

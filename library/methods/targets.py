@@ -1,4 +1,4 @@
-"""Which layers get an adapter, and its size: one table line per network module; the walk is shared."""
+"""Choose the layers that get an adapter, and its size: one table line per network module; the walk is shared."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

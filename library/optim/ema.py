@@ -42,8 +42,8 @@ class ExponentialMovingAverage:
     ) -> "ExponentialMovingAverage | None":
         """Return the average of a run with ema_decay, else None."""
         # Only the process that saves keeps it; with a sharded model each keeps the average of its rows.
-        on = config.optim.ema_decay and (main or method.shards)
-        return cls(method.parameters(), config, device, method.shards) if on else None
+        is_on = config.optim.ema_decay and (main or method.shards)
+        return cls(method.parameters(), config, device, method.shards) if is_on else None
 
     def start(self) -> None:
         self.values = [p.detach().to(self._device, torch.float32, copy=True) for p in self._parameters]

@@ -78,10 +78,12 @@ def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> 
     if relative_step(config):  # Adafactor sets its own rate and rejects another
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
     log.info("optimizer %s, %s", describe_optimizer(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
-    cut = bundled(method, groups, config)
+    split_into_bundles = bundled(method, groups, config)
     return (
-        fused_step.PartitionedOptimizer(groups, cut, functools.partial(_construct_optimizer, config), seed)
-        if cut
+        fused_step.PartitionedOptimizer(
+            groups, split_into_bundles, functools.partial(_construct_optimizer, config), seed
+        )
+        if split_into_bundles
         else _construct_optimizer(config, groups)
     )
 

@@ -54,10 +54,10 @@ def try_optimizer(spec: OptimizerSpec) -> str:
                 switch()
             weight.grad = torch.full_like(weight, 0.5)
             optimizer.step()
-            moved = float(weight.detach().sum())  # on a GPU, a missing kernel raises here
+            total = float(weight.detach().sum())  # on a GPU, a missing kernel raises here
     except Exception as error:  # packages raise anything: OSError for a library, RuntimeError for a device, ...
         return short_reason(error)
-    return "its first step ends in NaN" if math.isnan(moved) else ""
+    return "its first step ends in NaN" if math.isnan(total) else ""
 
 
 def try_arguments(spec: OptimizerSpec, arguments: Mapping[str, Any]) -> str:
@@ -68,8 +68,8 @@ def try_arguments(spec: OptimizerSpec, arguments: Mapping[str, Any]) -> str:
             sizes = [SIZE] if spec.module == "torch.optim" and spec.name == "Muon" else [SIZE, SIZE[:1]]
             # Open a GPU only if it matters, as it may be busy with another training.
             on_device = spec.package in packages.PACKAGE_NAMES or not OF_DEVICES.isdisjoint(arguments)
-            where = trial_device() if on_device else "cpu"
-            weights = [torch.nn.Parameter(torch.ones(size, device=where)) for size in sizes]
+            device = trial_device() if on_device else "cpu"
+            weights = [torch.nn.Parameter(torch.ones(size, device=device)) for size in sizes]
             optimizer = _construct_for_trial(spec, arguments, [{"params": weights, "name": "trial"}], 1e-3)
             for _ in range(TRIED_STEPS):
                 for weight in weights:

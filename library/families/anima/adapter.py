@@ -100,10 +100,10 @@ class LLMAdapterTransformerBlock(nn.Module):
         """x [B, T, C], states [B, L, source], mask [B, T] and states_mask [B, L], true for visible tokens, pe and
         pe_states [2, T or L, D / 2] -> x.
         """
-        inside = self.norm_self_attn(x).to(x.dtype)
-        x = x + self.self_attn.o_proj(self.attend(*self.self_attn.qkv(inside, inside, pe, pe), mask))
-        inside = self.norm_cross_attn(x).to(x.dtype)
-        x = x + self.cross_attn.o_proj(self.attend(*self.cross_attn.qkv(inside, states, pe, pe_states), states_mask))
+        normed = self.norm_self_attn(x).to(x.dtype)
+        x = x + self.self_attn.o_proj(self.attend(*self.self_attn.qkv(normed, normed, pe, pe), mask))
+        normed = self.norm_cross_attn(x).to(x.dtype)
+        x = x + self.cross_attn.o_proj(self.attend(*self.cross_attn.qkv(normed, states, pe, pe_states), states_mask))
         return x + self.mlp(self.norm_mlp(x).to(x.dtype))
 
 

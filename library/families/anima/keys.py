@@ -45,8 +45,8 @@ UNUSED = ("pos_embedder.", "accum_")  # tables and counters in some files, which
 def canonical_anima_path(path: str) -> str:
     """Convert a path of either tree to ours."""
     if path.startswith(DIFFUSERS_BLOCKS):
-        number, _, inside = path.removeprefix(DIFFUSERS_BLOCKS).partition(".")
-        return f"blocks.{number}.{INSIDE.get(inside, inside)}"
+        number, _, layer = path.removeprefix(DIFFUSERS_BLOCKS).partition(".")
+        return f"blocks.{number}.{INSIDE.get(layer, layer)}"
     return OUTSIDE_OF_BLOCKS.get(path, path)
 
 

@@ -124,12 +124,12 @@ class Block(nn.Module):
     def forward(self, x: Tensor, temb: Tensor, shared: Tensor, context: Tensor, pe: Tensor) -> Tensor:
         """x [B, S, C], temb [B, C], shared [B, 3 * C], context [B, T, text channels], pe [2, S, D / 2] -> x."""
         shift, scale, gate = (self.adaln_modulation_self_attn(temb) + shared)[:, None].chunk(3, dim=-1)
-        inside = modulated(x, shift, scale).to(x.dtype)
-        attended = self.attend(*self.self_attn.qkv(inside, inside, pe, pe), None)
+        normed = modulated(x, shift, scale).to(x.dtype)
+        attended = self.attend(*self.self_attn.qkv(normed, normed, pe, pe), None)
         x = x + gate * self.self_attn.output_proj(attended)
         shift, scale, gate = (self.adaln_modulation_cross_attn(temb) + shared)[:, None].chunk(3, dim=-1)
-        inside = modulated(x, shift, scale).to(x.dtype)
-        attended = self.attend(*self.cross_attn.qkv(inside, context), None)
+        normed = modulated(x, shift, scale).to(x.dtype)
+        attended = self.attend(*self.cross_attn.qkv(normed, context), None)
         x = x + gate * self.cross_attn.output_proj(attended)
         shift, scale, gate = (self.adaln_modulation_mlp(temb) + shared)[:, None].chunk(3, dim=-1)
         return finite(x + gate * self.mlp(modulated(x, shift, scale).to(x.dtype)))

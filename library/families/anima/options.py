@@ -227,13 +227,13 @@ class AnimaArgs(BlockArgs):
         """Return a layer's rank: patterns first, inclusion before default exclusion; then blocks, and the text adapter
         by its switch.
         """
-        inside = layer.part == "denoiser"
+        in_denoiser = layer.part == "denoiser"
         usual = not EXCLUDED.fullmatch(layer.path) and (
             self.train_llm_adapter or not layer.path.startswith(ADAPTER_PREFIX)
         )
         included = any(re.fullmatch(regex, layer.path) for regex in regexes(self.include_patterns))
-        if inside and not usual and not included:
+        if in_denoiser and not usual and not included:
             return NO_ADAPTER
-        layer_rank = self.rank_in_block(layer, re.match(r"blocks\.(\d+)\.", layer.path) if inside else None)
+        layer_rank = self.rank_in_block(layer, re.match(r"blocks\.(\d+)\.", layer.path) if in_denoiser else None)
         layer_rank = rank if layer_rank is None else layer_rank
         return (layer_rank, alpha) if layer_rank else NO_ADAPTER

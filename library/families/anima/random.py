@@ -77,7 +77,7 @@ def anima_shape(sizes: AnimaSizes, words: int) -> AnimaShape:
 
 
 def make_networks(sizes: AnimaSizes = TINY, words: int = VOCABULARY, target_words: int = T5_WORDS) -> RandomNetworks:
-    """Return the networks of these sizes, for tokenizers with so many words."""
+    """Return the networks of these sizes, for tokenizers with these numbers of tokens."""
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: Anima(anima_shape(sizes, target_words))),
         {"text_encoder": lambda: language_model.empty_qwen3(**sizes.text_settings(words))},
@@ -145,10 +145,10 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     """
     shapes = diffusers_layers.stored_shapes(config)
     dotted = {f"lora_unet_{path.replace('.', '_')}": f"diffusion_model.{path}" for path in matrices(shapes, "")}
-    apart = {name: name.partition(".")[::2] for name in tensors}
+    layers_and_endings = {name: name.partition(".")[::2] for name in tensors}
     named = {
         f"{dotted[layer]}.{DIFFUSERS_ENDINGS[ending]}": tensors[name]
-        for name, (layer, ending) in apart.items()
+        for name, (layer, ending) in layers_and_endings.items()
         if ending in DIFFUSERS_ENDINGS
     }
     head, (hidden, inputs) = shapes["blocks.0.self_attn.q_norm.weight"][0], shapes["x_embedder.proj.1.weight"]

@@ -58,9 +58,9 @@ def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
     files = PART_FILES[model_type]
 
     def look(part: str, path: Path, entries: Entries) -> Iterator[Problem]:
-        about = files.parts[part]
-        if problem := unfit(path, entries, part, about):
-            yield Problem(about.option, ": {problem}", problem=problem)
+        definition = files.parts[part]
+        if problem := unfit(path, entries, part, definition):
+            yield Problem(definition.option, ": {problem}", problem=problem)
         elif part == "denoiser" and (other := other_variant_problem(path, entries, model_type)):
             yield other
         else:
@@ -95,15 +95,15 @@ def title_in_metadata(config: RunConfig) -> str:
     path = PART_FILES["flux"].present(config, "denoiser")
     if path is None or path.suffix != ".safetensors" or not weights.header_entries(path):
         return ""
-    about = weights.raw_header(path).get("__metadata__")
-    return str(about.get("modelspec.title", "")) if isinstance(about, dict) else ""
+    metadata = weights.raw_header(path).get("__metadata__")
+    return str(metadata.get("modelspec.title", "")) if isinstance(metadata, dict) else ""
 
 
 def flux_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
     return {plain: tuple(entries[name]["shape"]) for plain, name in PLAIN_NAMES[part](entries).items()}
 
 
-def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | None:
+def unfit(path: Path, entries: Entries, part: str, definition: Part) -> Message | None:
     """Return why a file cannot serve as a part, with the fix; None if it can."""
     shapes = flux_shapes(entries, part)
     family, description = recognition.family_and_description(
@@ -113,12 +113,12 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | Non
         template = "{path} is a LoRA file, not a model; expected {what}"
         if part == "denoiser":
             template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
-        return Message(template, path=path, what=about.what)
+        return Message(template, path=path, what=definition.what)
     ours = family is FACTS and all(description != later for *_, later in LATER)
     fits = ours if part == "denoiser" else description in (PART_WORDS[part], UNKNOWN)
-    if fits and (problem := incomplete_part(path, about, shapes, "" if description == UNKNOWN else description)):
+    if fits and (problem := incomplete_part(path, definition, shapes, "" if description == UNKNOWN else description)):
         return problem
-    if not fits or not any(name.endswith(about.marker) for name in shapes):
+    if not fits or not any(name.endswith(definition.marker) for name in shapes):
         other = family if part == "denoiser" and family is not FACTS else None
         if other:
             return Message(
@@ -126,9 +126,9 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | Non
                 path=path,
                 found=description,
                 scripts=either(other.scripts),
-                what=about.what,
+                what=definition.what,
             )
-        return Message("{path} is {found}; expected {what}", path=path, found=description, what=about.what)
+        return Message("{path} is {found}; expected {what}", path=path, found=description, what=definition.what)
     if problem := weights.stored_oddly(path, entries, scaled=True):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None

@@ -154,8 +154,8 @@ class FluxFamily(TransformerFamily):
         problems = list(checkpoint.find_flux_problems(self.config, self.config.model.model_type))
         yield from problems
         for encoder in self.tokenizers:  # looked for beside the networks, so checked once these are found
-            about = (encoder, checkpoint.MODEL_OPTION)
-            if not self.files.named(self.config, encoder) or any(problem.option in about for problem in problems):
+            options = (encoder, checkpoint.MODEL_OPTION)
+            if not self.files.named(self.config, encoder) or any(problem.option in options for problem in problems):
                 continue
             try:
                 self._tokenizer_folder(encoder)

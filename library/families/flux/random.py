@@ -91,7 +91,7 @@ def model_sizes(config: FluxLora | FluxTrain, full: bool) -> FluxSizes:
 
 
 def make_networks(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int = T5_WORDS) -> RandomNetworks:
-    """Return the networks of these sizes, for tokenizers with so many words."""
+    """Return the networks of these sizes, for tokenizers with these numbers of tokens."""
     shape = Sizes(
         in_channels=4 * sizes.channels * sizes.inputs,
         out_channels=4 * sizes.channels,
@@ -147,8 +147,8 @@ def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
     length, sizes = min(family.text_length, family.config.model.text_tokens or family.text_length), denoiser.sizes
     text = {"l_pooled": (sizes.vector_channels or POOLED,), "t5_out": (length, sizes.text_channels)}
     text |= {"txt_ids": (length, 3), "t5_attn_mask": (length,)}
-    shown = family.variant.control_images
-    return InputShapes(sizes.out_channels // 4, text, shown.inpaints, shown.least)
+    control_images = family.variant.control_images
+    return InputShapes(sizes.out_channels // 4, text, control_images.inpaints, control_images.least)
 
 
 def write_random_model(

@@ -58,7 +58,8 @@ DEV_FILES = replace(
 )
 # Captions of dev may come from caches alone: its text encoder is larger than most models.
 CACHED_FILES = replace(
-    PART_FILES_OF_FLUX_2, parts={part: about for part, about in FLUX_2_PARTS.items() if part != "text_encoder"}
+    PART_FILES_OF_FLUX_2,
+    parts={part: definition for part, definition in FLUX_2_PARTS.items() if part != "text_encoder"},
 )
 FLUX_2_DENOISER = DoubleStreamFile(
     lambda _shapes: FLUX_2_TRANSFORMER, keys.TREES, keys.flux_2_sources, lambda shapes: Flux2(Flux2Shape.of(shapes))

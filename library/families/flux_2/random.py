@@ -87,8 +87,8 @@ def flux_2_shape(sizes: Flux2Sizes) -> Flux2Shape:
 
 
 def make_networks(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> RandomNetworks:
-    """Return the networks of these sizes, for a tokenizer with so many words, or the published one; the text encoder is
-    `whole`, or lacks unused layers.
+    """Return the networks of these sizes, for a tokenizer with `words` tokens, by default the published one. The text
+    encoder is `whole`, or lacks its unused layers.
     """
     skipped = 0 if whole else text_encoder.skipped(sizes.text_layers)
     empty_encoder = language_model.empty_mistral if sizes.guidance else language_model.empty_qwen3

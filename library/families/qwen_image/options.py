@@ -97,14 +97,14 @@ class OldVersions:
 def convert_model_version(old: JsonMapping, set_options: Collection[str]) -> tuple[JsonObject, list[Problem]]:
     """Return the model_version of old flags, unless it is also set."""
     names = {"edit": "edit", "edit_plus": "edit-2509"}
-    on = [name for name in names if old.get(name)]
-    if not on:
+    enabled = [name for name in names if old.get(name)]
+    if not enabled:
         return {}, []
     if "model_version" in set_options:
         why = Message("model_version is set, and counts alone")
-        return {}, [Problem(on[-1], "has no effect: {why}", why=why)]
-    return {"model_version": names[on[-1]]}, [
-        Problem(on[-1], "is read as model_version = {version}", version=names[on[-1]])
+        return {}, [Problem(enabled[-1], "has no effect: {why}", why=why)]
+    return {"model_version": names[enabled[-1]]}, [
+        Problem(enabled[-1], "is read as model_version = {version}", version=names[enabled[-1]])
     ]
 
 

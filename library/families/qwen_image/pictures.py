@@ -93,13 +93,13 @@ def cut_into_patches(image: Image.Image, area: int) -> ImagePatches:
 
 
 # Why: docs/decisions/2026-11-23-pictures-in-the-prompt.md
-def positions(ids: Sequence[int], picture: int, shown: Sequence[ImagePatches]) -> Tensor:
+def positions(ids: Sequence[int], picture: int, images: Sequence[ImagePatches]) -> Tensor:
     """Return frame, row and column of each token [3, L]: words count on all three axes alike, images from where they
     begin.
 
     `ids` contains the token `picture` once per image token.
     """
-    grids, index, position, remaining = [], 0, 0, iter(shown)
+    grids, index, position, remaining = [], 0, 0, iter(images)
     while index < len(ids):
         if ids[index] != picture:
             grids.append(torch.full((3, 1), position))
@@ -120,13 +120,13 @@ class VisionLanguageModel(nn.Module):
         super().__init__()
         self.language, self.visual = language, visual
 
-    def forward(self, ids: Tensor, places: Tensor, picture: int, shown: Sequence[ImagePatches]) -> Tensor:
+    def forward(self, ids: Tensor, places: Tensor, picture: int, images: Sequence[ImagePatches]) -> Tensor:
         """Token ids [B, L], positions [3, B, L], the images of all rows in turn -> last hidden states [B, L, C]."""
         states = self.language.embed_tokens(ids)
-        if shown:
+        if images:
             device = ids.device
-            grid = torch.tensor([(1, image.rows, image.columns) for image in shown], device=device)
-            patches = torch.cat([image.patches for image in shown]).to(device, states.dtype)
+            grid = torch.tensor([(1, image.rows, image.columns) for image in images], device=device)
+            patches = torch.cat([image.patches for image in images]).to(device, states.dtype)
             image_states = self.visual(patches, grid_thw=grid).pooler_output
             states = states.masked_scatter((ids == picture)[..., None], image_states.to(states.dtype))
         return self.language(inputs_embeds=states, position_ids=places).last_hidden_state

@@ -69,7 +69,7 @@ def model_sizes(config: Any, full: bool) -> QwenSizes:
 
 
 def make_networks(sizes: QwenSizes = TINY, words: int = VOCABULARY) -> RandomNetworks:
-    """Return the networks of these sizes, for a tokenizer with so many words."""
+    """Return the networks of these sizes, for a tokenizer with `words` tokens."""
     shape = QwenShape(
         in_channels=4 * sizes.channels,
         out_channels=4 * sizes.channels,
@@ -103,13 +103,18 @@ def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
     """Return this denoiser's inputs for one image with a caption of usual length."""
     sizes, variant = denoiser.sizes, family.variant
     width, height = pictures.seen_size((1024, 1024), variant.condition_area or 1)
-    shown = variant.control_images.least
+    num_references = variant.control_images.least
     length = (
         3 * text_encoder.LENGTH_MULTIPLE
-        + shown * width * height // pictures.TOKEN**2 // text_encoder.LENGTH_MULTIPLE * text_encoder.LENGTH_MULTIPLE
+        + num_references
+        * width
+        * height
+        // pictures.TOKEN**2
+        // text_encoder.LENGTH_MULTIPLE
+        * text_encoder.LENGTH_MULTIPLE
     )
     text = {"vl_embed": (length, sizes.text_channels), "vl_mask": (length,)}
-    return InputShapes(sizes.in_channels // 4, text, references=shown)
+    return InputShapes(sizes.in_channels // 4, text, references=num_references)
 
 
 def write_random_model(
@@ -151,7 +156,7 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     """
     edit = "edit" in models["qwen_image"].name
     real = f"real: qwen_image_{'edit_2511_' if edit else ''}bf16.safetensors"
-    shown = ("control_directory", "{references}", "real: other images of the same names; here grey ones")
+    control_line = ("control_directory", "{references}", "real: other images of the same names; here grey ones")
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["qwen_image"]), real),
@@ -160,7 +165,7 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
             ("vae", str(models["vae"]), "real: qwen_image_vae.safetensors"),
         ],
         "noise": [("timestep_sampling", "qwen_shift", "")],
-        **({"data": [shown]} if edit else {}),
+        **({"data": [control_line]} if edit else {}),
     }
 
 

@@ -103,23 +103,27 @@ def picture_words(number: int, tokens: int, numbered: bool) -> str:
     return f"{f'Picture {number}: ' if numbered else ''}{BEGIN}{PICTURE * tokens}{END}"
 
 
-def picture_tokens(tokenizer: Any, shown: Sequence[int], numbered: bool) -> int:
+def picture_tokens(tokenizer: Any, token_counts: Sequence[int], numbered: bool) -> int:
     """Return by how many tokens images with these numbers of tokens lengthen the denoiser's text, as a multiple of
     LENGTH_MULTIPLE.
     """
-    words = "".join(picture_words(number, 1, numbered) for number, _ in enumerate(shown, start=1))
-    count = len(tokenizer(words).input_ids) - len(shown) + sum(shown)
+    words = "".join(picture_words(number, 1, numbered) for number, _ in enumerate(token_counts, start=1))
+    count = len(tokenizer(words).input_ids) - len(token_counts) + sum(token_counts)
     # One more, as a line break at the beginning of a caption may be a token of its own after an image.
-    return -(-(count + 1) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE if shown else 0
+    return -(-(count + 1) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE if token_counts else 0
 
 
 def encode_with_pictures(
-    model: Any, tokenizer: Any, captions: Sequence[str], shown: Sequence[Sequence[ImagePatches]], numbered: bool
+    model: Any,
+    tokenizer: Any,
+    captions: Sequence[str],
+    images_by_caption: Sequence[Sequence[ImagePatches]],
+    numbered: bool,
 ) -> tuple[Tensor, Tensor]:
     """Encode captions like `encode_qwen_captions`, but in the template of the Edit models, each after its images."""
     picture, dropped = tokenizer.convert_tokens_to_ids(PICTURE), len(tokenizer(BEFORE_EDIT).input_ids)
     rows = []
-    for caption, images in zip(captions, shown, strict=True):
+    for caption, images in zip(captions, images_by_caption, strict=True):
         words = "".join(picture_words(n, image.tokens, numbered) for n, image in enumerate(images, start=1))
         max_length = MAX_TOKENS + len(tokenizer(f"{BEFORE_EDIT}{words}").input_ids)
         text = f"{BEFORE_EDIT}{words}{caption.replace(PICTURE, '')}{BEHIND}"
@@ -128,10 +132,10 @@ def encode_with_pictures(
     length = dropped + language_model.padded_length(rows, LENGTH_MULTIPLE, dropped)
     padded, mask = torch.zeros(len(rows), length, dtype=torch.long), torch.zeros(len(rows), length, dtype=torch.long)
     places = torch.zeros(3, len(rows), length, dtype=torch.long)
-    for row, (ids, images) in enumerate(zip(rows, shown, strict=True)):
+    for row, (ids, images) in enumerate(zip(rows, images_by_caption, strict=True)):
         padded[row, : len(ids)], mask[row, dropped : len(ids)] = torch.tensor(ids), 1
         places[:, row, : len(ids)] = positions(ids, picture, images)
-    flat = [image for images in shown for image in images]
+    flat = [image for images in images_by_caption for image in images]
     mask = mask[:, dropped:].to(device)
     states = model(padded.to(device), places.to(device), picture, flat)[:, dropped:]
     return states * mask[..., None].to(states.dtype), mask

@@ -71,7 +71,7 @@ def weighted_tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int 
 
 
 def count_weighted_tokens(tokenizer: Any, text: str) -> int:
-    """How many tokens a text has, its brackets read as emphasis."""
+    """Return the number of tokens of a text, with its brackets read as emphasis."""
     return sum(
         len(tokenizer(piece, add_special_tokens=False, truncation=False).input_ids) for piece, _ in parse_emphasis(text)
     )

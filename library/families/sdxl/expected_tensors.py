@@ -32,7 +32,7 @@ def unet(shapes: Shapes) -> list[str]:
             resnets += [f"{block}.resnets.{j}" for j in range(count)]
             if has_attention:
                 attentions |= {f"{block}.attentions.{j}": block for j in range(count)}
-    inside = (
+    transformer_layers = (
         f"{path}.transformer_blocks.{n}.{pattern}"
         for path, block in attentions.items()
         for n in range(depth.get(block, 1))
@@ -44,7 +44,7 @@ def unet(shapes: Shapes) -> list[str]:
         *(f"{path}.{RESNET}.{BOTH}" for path in resnets),
         *(f"{path}.conv_shortcut.{BOTH}" for path in resnets if changes_width(shapes, f"{path}.conv1.weight")),
         *(f"{path}.{{norm,proj_in,proj_out}}.{BOTH}" for path in attentions),
-        *inside,
+        *transformer_layers,
         *(f"down_blocks.{i}.downsamplers.0.conv.{BOTH}" for i, _ in levels[:-1]),
         *(f"up_blocks.{i}.upsamplers.0.conv.{BOTH}" for i, _ in levels[:-1]),
     )

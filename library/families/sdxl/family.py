@@ -105,23 +105,23 @@ class SdxlFamily:
                 "no_half_vae, give a vae that was made for fp16, or use bf16",
             )
 
-    def _tokenizers(self, where: str | Path | None) -> tokenizers.Tokenizers:
+    def _tokenizers(self, model_path: str | Path | None) -> tokenizers.Tokenizers:
         """Return the tokenizers of a model, by its path or Hugging Face id. Raises ConfigError if one is missing."""
         folders_and_names: dict[str, tuple[Path, str]] = {}
         for part, (name, subfolder) in conditions.TOKENIZERS.items():
             folder = tokenizers.find_tokenizer(
-                name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token
+                name, model_path, subfolder, self.config.model.tokenizer_cache_dir, self.token
             )
             folders_and_names[part] = folder, name
         return tokenizers.Tokenizers(folders_and_names)
 
     def stored_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """Return the shapes of all parts if the model is on this machine, else {}."""
-        where = Path(self.config.model.pretrained_model_name_or_path or "")
-        if not where.exists():
+        model_path = Path(self.config.model.pretrained_model_name_or_path or "")
+        if not model_path.exists():
             return {}
         with weights.shapes_only():
-            stored = model.open_checkpoint(where, half=False, mmap=True, vae=self.config.model.vae)
+            stored = model.open_checkpoint(model_path, half=False, mmap=True, vae=self.config.model.vae)
             shapes = {part: {n: tuple(t.shape) for n, t in read().items()} for part, read in stored.parts.items()}
             shapes["denoiser"] = stored.shapes
         self.layout = keys.Layout.of(shapes["denoiser"])
@@ -136,10 +136,10 @@ class SdxlFamily:
         options, half = self.config.model, dtype == torch.float16
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(model.wanted_files, half=half)
-        where = hub.local(
+        model_path = hub.local(
             options.pretrained_model_name_or_path or "", f"--{checkpoint.MODEL_OPTION}", choose, self.token
         )
-        stored = model.open_checkpoint(where, half, mmap, options.vae)
+        stored = model.open_checkpoint(model_path, half, mmap, options.vae)
         place = hub.local(options.vae, "--vae", checkpoint.vae_files, self.token) if options.vae else None
         # A fine-tune saves the VAE, too, so it is read now: its file could be deleted meanwhile.
         vae = functools.partial(model.read_vae, place, half, mmap) if place else None
@@ -156,15 +156,17 @@ class SdxlFamily:
             return model.build_network(stored, part, kinds[part])
 
         def waiting(part: str) -> DeferredNetwork:
-            network_path = place if place and part == "vae" else where
+            network_path = place if place and part == "vae" else model_path
             files = (
                 weights.files(network_path) if network_path.is_file() else sorted(network_path.rglob("*.safetensors"))
             )
             return DeferredNetwork(functools.partial(read, part), tuple(files), f"sdxl {part} {kinds[part]} {half}")
 
-        source = {"rest": stored.rest, "path": str(where)}
+        source = {"rest": stored.unassigned, "path": str(model_path)}
         deferred = {part: waiting(part) for part in ("vae", *conditions.TOKENIZERS)}
-        components = ModelComponents(denoiser, None, {}, self._tokenizers(where), source, deferred, fill_denoiser=fill)
+        components = ModelComponents(
+            denoiser, None, {}, self._tokenizers(model_path), source, deferred, fill_denoiser=fill
+        )
         if not deferring:
             components.read_denoiser()
             components.read_vae()

@@ -102,8 +102,8 @@ def unet_table(layout: Layout) -> dict[str, str]:
             modules[f"up_blocks.{i}.upsamplers.0.conv"] = f"{last}.{2 if has_attention else 1}.conv"
     modules |= {"mid_block.resnets.0": "middle_block.0", "mid_block.resnets.1": "middle_block.2"}
     modules["mid_block.attentions.0"] = "middle_block.1"
-    inside = {f"{a}.{b}": f"{modules[a]}.{c}" for a in modules if ".resnets." in a for b, c in RESNET.items()}
-    return OUTSIDE_OF_BLOCKS | modules | inside
+    resnet_layers = {f"{a}.{b}": f"{modules[a]}.{c}" for a in modules if ".resnets." in a for b, c in RESNET.items()}
+    return OUTSIDE_OF_BLOCKS | modules | resnet_layers
 
 
 def clip_g_table(layers: int) -> dict[str, str]:
@@ -176,8 +176,8 @@ def _open_clip_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
         if name == "text_projection":
             out["text_projection.weight"] = tensor.T.contiguous()
         elif ".attn.in_proj_" in name:
-            where, kind = name.split(".attn.in_proj_")
-            layer = where.replace("transformer.resblocks.", "text_model.encoder.layers.")
+            prefix, kind = name.split(".attn.in_proj_")
+            layer = prefix.replace("transformer.resblocks.", "text_model.encoder.layers.")
             for letter, piece in zip("qkv", tensor.chunk(3), strict=True):
                 # Clone, as a view would keep the other rows in memory.
                 out[f"{layer}.self_attn.{letter}_proj.{kind}"] = piece.clone()
@@ -195,8 +195,8 @@ def _transformers_to_open_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
             out["text_projection"] = tensor.T.contiguous()
         elif ".self_attn.q_proj." in name:
             three = [tensors[name.replace(".q_proj.", f".{letter}_proj.")] for letter in "qkv"]
-            where, kind = name.split(".self_attn.q_proj.")
-            layer = where.replace("text_model.encoder.layers.", "transformer.resblocks.")
+            prefix, kind = name.split(".self_attn.q_proj.")
+            layer = prefix.replace("text_model.encoder.layers.", "transformer.resblocks.")
             out[f"{layer}.attn.in_proj_{kind}"] = torch.cat(list(three))
         elif ".self_attn.k_proj." not in name and ".self_attn.v_proj." not in name:
             out[replace_prefix(name, table)] = tensor

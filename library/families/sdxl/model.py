@@ -37,7 +37,7 @@ class OpenCheckpoint:
     unet: dict[str, Source]  # diffusers name -> tensor
     shapes: dict[str, tuple[int, ...]]  # of the U-Net's tensors
     parts: dict[str, Callable[[], dict[str, Tensor]]]  # the other parts -> their tensors by diffusers name
-    rest: dict[str, Tensor] = field(default_factory=dict)
+    unassigned: dict[str, Tensor] = field(default_factory=dict)
 
 
 def wanted_files(names: Iterable[str], half: bool) -> list[str]:
@@ -45,10 +45,14 @@ def wanted_files(names: Iterable[str], half: bool) -> list[str]:
     names = list(names)
     out = [name for name in names if name.startswith(("tokenizer/", "tokenizer_2/", "scheduler/"))]
     for folder in FOLDERS.values():
-        inside = [name for name in names if name.startswith(f"{folder}/") and name.endswith(".safetensors")]
-        inside = [name for name in inside if "openvino" not in name and "non_ema" not in name]
-        marked = [name for name in inside if ".fp16" in name]
-        out += marked if half and marked else [name for name in inside if name not in marked] or marked
+        weight_files = [name for name in names if name.startswith(f"{folder}/") and name.endswith(".safetensors")]
+        weight_files = [name for name in weight_files if "openvino" not in name and "non_ema" not in name]
+        fp16_files = [name for name in weight_files if ".fp16" in name]
+        out += (
+            fp16_files
+            if half and fp16_files
+            else [name for name in weight_files if name not in fp16_files] or fp16_files
+        )
         out += [name for name in names if name.startswith(f"{folder}/") and name.endswith(".json")]
     return [*out, *(["model_index.json"] if "model_index.json" in names else [])]
 
@@ -157,10 +161,10 @@ def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Message | None:
     block_depths = list(depths(named))
     levels = len(keys.Layout.of(named).attention)
     for level in range(levels):
-        inside = {
+        depths_of_level = {
             n for block, n in block_depths if block in (f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}")
         }
-        if len(inside) > 1:
+        if len(depths_of_level) > 1:
             return Message(
                 "{path} has a distilled U-Net (SSD-1B or the like), which is not trained here: choose a full SDXL",
                 path=path,
@@ -172,8 +176,8 @@ def depths(names: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Return (block, number of transformer layers) of every attention in a U-Net with diffusers names."""
     layers_by_attention: dict[str, set[str]] = {}
     for name in names:
-        path, inside, below = name.partition(".transformer_blocks.")
-        if inside:
+        path, separator, below = name.partition(".transformer_blocks.")
+        if separator:
             layers_by_attention.setdefault(path, set()).add(below.split(".")[0])
     for path, layers in layers_by_attention.items():
         yield path.rsplit(".attentions.", 1)[0], 1 + max(map(int, layers))

@@ -121,8 +121,8 @@ class SdxlArgs(NetworkArgs):
         """Return the factors by block; rank or factor 0 means no adapters. The first and last blocks have no group."""
         factors = self.block_weights or (1.0,) * NUM_BLOCKS
         learns = self.block_dims or (1,) * NUM_BLOCKS
-        shown = iter([factor if rank else 0.0 for factor, rank in zip(factors, learns, strict=True)][1:-1])
-        return [[next(shown) for _ in range(count)] for count in counts]
+        trained = iter([factor if rank else 0.0 for factor, rank in zip(factors, learns, strict=True)][1:-1])
+        return [[next(trained) for _ in range(count)] for count in counts]
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
         adapts_convolutions = self.conv_dim is not None or self.conv_block_dims

@@ -55,7 +55,7 @@ def model_sizes(_config: RunConfig, full: bool) -> SdxlSizes:
 
 
 def make_networks(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
-    """Return the networks of these sizes, for tokenizers with so many words."""
+    """Return the networks of these sizes, for tokenizers with these numbers of tokens."""
     return RandomNetworks(
         lambda: _unet(sizes),
         {

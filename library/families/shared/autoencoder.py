@@ -59,12 +59,12 @@ def plain_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file in either layout, with any prefix -> {diffusers' key: key in the file}. Skips other keys."""
     names = list(names)
     prefix = next((name.removesuffix(VAE_MARKER) for name in names if name.endswith(VAE_MARKER)), "")
-    inside = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    inside = {name: key for name, key in inside.items() if name.startswith(VAE_PREFIXES)}
-    single = any(name.startswith(("encoder.down.", "decoder.up.")) for name in inside)
-    renames = (inverse(module_paths(*_counts(inside))) if single else {}) | INSIDE
+    unprefixed = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    unprefixed = {name: key for name, key in unprefixed.items() if name.startswith(VAE_PREFIXES)}
+    single = any(name.startswith(("encoder.down.", "decoder.up.")) for name in unprefixed)
+    renames = (inverse(module_paths(*_counts(unprefixed))) if single else {}) | INSIDE
     file_names = {}
-    for name, key in inside.items():
+    for name, key in unprefixed.items():
         diffusers_name = replace_prefix(name, renames)
         parts = diffusers_name.rsplit(".", 2)
         if ".attentions." in diffusers_name and parts[1] in OLD_ATTENTION:

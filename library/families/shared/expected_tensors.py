@@ -80,7 +80,7 @@ def t5(names: Collection[str]) -> list[str]:
 def language_model(names: Collection[str]) -> list[str]:
     """Return the tensors of a Qwen2, whose attention has biases, or a Qwen3, whose attention has norms."""
     norms = "self_attn.{q,k}_norm.weight" if any("q_norm" in name for name in names) else "self_attn.{q,k,v}_proj.bias"
-    inside = (
+    patterns = (
         norms,
         "self_attn.{q,k,v,o}_proj.weight",
         "mlp.{gate,up,down}_proj.weight",
@@ -88,19 +88,19 @@ def language_model(names: Collection[str]) -> list[str]:
     )
     layers = range(list_length(names, "layers."))
     return expanded(
-        "embed_tokens.weight", "norm.weight", *(f"layers.{n}.{pattern}" for n in layers for pattern in inside)
+        "embed_tokens.weight", "norm.weight", *(f"layers.{n}.{pattern}" for n in layers for pattern in patterns)
     )
 
 
 def mistral(names: Collection[str]) -> list[str]:
     """Return the tensors of a Mistral that are read: the norm after the last layer may be missing."""
-    inside = (
+    patterns = (
         "self_attn.{q,k,v,o}_proj.weight",
         "mlp.{gate,up,down}_proj.weight",
         "{input,post_attention}_layernorm.weight",
     )
     layers = range(list_length(names, "layers."))
-    return expanded("embed_tokens.weight", *(f"layers.{n}.{pattern}" for n in layers for pattern in inside))
+    return expanded("embed_tokens.weight", *(f"layers.{n}.{pattern}" for n in layers for pattern in patterns))
 
 
 def vision_language_model(names: Collection[str]) -> list[str]:

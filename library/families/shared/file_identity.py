@@ -105,8 +105,8 @@ def _not_finite(path: Path) -> list[str]:
                 if not tensor.is_floating_point() or not (tensor.dim() > 1 or name.endswith((".weight", ".bias"))):
                     continue
                 # 8-bit types have no isfinite of their own.
-                wide = tensor if tensor.element_size() > 1 else tensor.float()
-                if not wide.isfinite().all():
+                checked = tensor if tensor.element_size() > 1 else tensor.float()
+                if not checked.isfinite().all():
                     not_finite.append(name)
     except (OSError, SafetensorError):
         return []

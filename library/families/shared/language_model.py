@@ -27,8 +27,10 @@ def plain_language_names(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     marks = (EMBEDDING, QWEN3_MARK, "layers.0.self_attn.q_proj.bias")  # the first may be missing in an incomplete file
     prefix = next((name.removesuffix(mark) for mark in marks for name in names if name.endswith(mark)), "")
-    inside = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    return {plain: name for plain, name in inside.items() if plain.startswith(("embed_tokens.", "layers.", "norm."))}
+    unprefixed = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    return {
+        plain: name for plain, name in unprefixed.items() if plain.startswith(("embed_tokens.", "layers.", "norm."))
+    }
 
 
 def padded_length(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:

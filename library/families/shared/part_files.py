@@ -69,11 +69,11 @@ class PartFiles:
 
     def located(self, config: RunConfig, part: str) -> Path:
         """Return the local path of a part, downloading it if it is on the hub. Raises ConfigError."""
-        about, name = self.parts[part], self.named(config, part) or ""
-        if problem := hub.missing_model(about.option, name, about.what):
+        definition, name = self.parts[part], self.named(config, part) or ""
+        if problem := hub.missing_model(definition.option, name, definition.what):
             raise ConfigError(problem)
         path = hub.local(
-            name, about.option, lambda names: self.files_to_download(names, part), config.hub.huggingface_token
+            name, definition.option, lambda names: self.files_to_download(names, part), config.hub.huggingface_token
         )
         if not path.is_dir():
             return path
@@ -81,10 +81,10 @@ class PartFiles:
         if part_path is None:
             raise ConfigError(
                 Problem(
-                    about.option,
+                    definition.option,
                     ": the folder {path} does not hold {what}: give its file or folder",
                     path=path,
-                    what=Message(about.what),
+                    what=Message(definition.what),
                 )
             )
         return part_path
@@ -107,7 +107,7 @@ class PartFiles:
         """Yield problems of the parts, from their headers, each with its option and the fix. `look` checks a part that
         is on this machine.
         """
-        for part, about in self.parts.items():
+        for part, definition in self.parts.items():
             if part == "denoiser" and not self.named(config, part):
                 continue  # the config's own checks report it
             try:
@@ -118,7 +118,7 @@ class PartFiles:
                     yield problem
             except ConfigError as e:
                 for why in e.problems:
-                    yield why if why.option == about.option else Problem(about.option, ": {why}", why=why)
+                    yield why if why.option == definition.option else Problem(definition.option, ": {why}", why=why)
 
     def fitting(
         self,
@@ -156,7 +156,7 @@ class PartFiles:
         """Return why a file cannot serve as a part, in a sentence with the fix; None if it can. `shapes` are by the
         part's own keys.
         """
-        about = self.parts[part]
+        definition = self.parts[part]
         family, description = recognition.family_and_description(
             {name: tuple(entry["shape"]) for name, entry in entries.items()}
         )
@@ -164,12 +164,14 @@ class PartFiles:
             template = "{path} is a LoRA file, not a model; expected {what}"
             if part == "denoiser":
                 template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
-            return Message(template, path=path, what=about.what)
+            return Message(template, path=path, what=definition.what)
         words = self.words.get(part, description)
         expected_words = (words,) if isinstance(words, str) else words
-        marked = any(name.endswith(about.marker) for name in shapes)
+        marked = any(name.endswith(definition.marker) for name in shapes)
         recognised = description if description in expected_words and description != UNKNOWN else ""
-        if (recognised or description == UNKNOWN) and (problem := incomplete_part(path, about, shapes, recognised)):
+        if (recognised or description == UNKNOWN) and (
+            problem := incomplete_part(path, definition, shapes, recognised)
+        ):
             return problem
         if marked and description in (
             *expected_words,
@@ -190,9 +192,9 @@ class PartFiles:
                 path=path,
                 found=description,
                 scripts=either(other.scripts),
-                what=about.what,
+                what=definition.what,
             )
-        return Message("{path} is {found}; expected {what}", path=path, found=description, what=about.what)
+        return Message("{path} is {found}; expected {what}", path=path, found=description, what=definition.what)
 
     def mismatched(self, shapes: Mapping[str, Shapes], widths: Mapping[str, tuple[str, int]]) -> Iterator[Problem]:
         """Yield problems of parts that are valid but do not match: `widths` has a tensor of each part, and its number
@@ -235,17 +237,17 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
     return entries
 
 
-def incomplete_part(path: Path, about: Part, shapes: Shapes, description: str) -> Message | None:
+def incomplete_part(path: Path, definition: Part, shapes: Shapes, description: str) -> Message | None:
     """Return the message for an incomplete file of a part; None for a complete one, or one of mostly other tensors.
 
     `description` is the one by its header, "" if unknown.
     """
-    expected = about.tensors(shapes)
+    expected = definition.tensors(shapes)
     missing = [name for name in expected if name not in shapes]
     if missing and (description or 2 * (len(expected) - len(missing)) > len(shapes)):
-        return incomplete(path, description or about.what, missing, len(expected))
-    if description and not expected and not any(name.endswith(about.marker) for name in shapes):
-        return incomplete(path, description, [about.marker[0]])
+        return incomplete(path, description or definition.what, missing, len(expected))
+    if description and not expected and not any(name.endswith(definition.marker) for name in shapes):
+        return incomplete(path, description, [definition.marker[0]])
     return None
 
 

@@ -29,10 +29,10 @@ def plain_qwen_vae_names(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     marks = (DIFFUSERS_MARK, SINGLE_MARK)
     prefix = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
-    inside = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    unprefixed = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
     if not any(name.endswith(SINGLE_MARK) for name in names):
-        return {name: key for name, key in inside.items() if name.startswith(QWEN_VAE_PREFIXES)}
-    return {new: inside[name] for new, name in _from_single(inside).items()}
+        return {name: key for name, key in unprefixed.items() if name.startswith(QWEN_VAE_PREFIXES)}
+    return {new: unprefixed[name] for new, name in _from_single(unprefixed).items()}
 
 
 def _from_single(names: Iterable[str]) -> dict[str, str]:
@@ -56,8 +56,8 @@ def _from_single(names: Iterable[str]) -> dict[str, str]:
             renames[f"{side}.{kind}.{number}"] = f"{side}.down_blocks.{number}"
         elif kind == "upsamples":
             level, place = divmod(int(number), per_level)
-            where = "upsamplers.0" if int(number) in samplers else f"resnets.{place}"
-            renames[f"{side}.{kind}.{number}"] = f"{side}.up_blocks.{level}.{where}"
+            module = "upsamplers.0" if int(number) in samplers else f"resnets.{place}"
+            renames[f"{side}.{kind}.{number}"] = f"{side}.up_blocks.{level}.{module}"
     file_names = {}
     for name in names:
         new = replace_prefix(name, renames)

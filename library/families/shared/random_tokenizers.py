@@ -61,8 +61,8 @@ def clip_tokenizer(
     write_atomic(folder / "merges.txt", "\n".join(lines) + "\n")
     special = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
     special["pad_token"] = pad
-    about = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **special}
-    _write_json(folder / "tokenizer_config.json", about)
+    settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **special}
+    _write_json(folder / "tokenizer_config.json", settings)
     _write_json(folder / "special_tokens_map.json", special)
     return len(vocabulary)
 
@@ -81,9 +81,9 @@ def qwen_tokenizer(folder: Path, seeing: bool = False, merges: int = 120) -> int
     write_atomic(folder / "merges.txt", "\n".join(["#version: 0.2", *(f"{a} {b}" for a, b in pairs)]) + "\n")
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     added = {str(len(plain) + i): {"content": token, **flags} for i, token in enumerate(special)}
-    about = {"tokenizer_class": "Qwen2Tokenizer", "model_max_length": 131072, "added_tokens_decoder": added}
-    about |= {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "additional_special_tokens": special[1:]}
-    _write_json(folder / "tokenizer_config.json", about)
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "model_max_length": 131072, "added_tokens_decoder": added}
+    settings |= {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "additional_special_tokens": special[1:]}
+    _write_json(folder / "tokenizer_config.json", settings)
     return len(plain) + len(special)
 
 
@@ -105,9 +105,9 @@ def mistral_tokenizer(folder: Path, merges: int = 120) -> int:
     }
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "tokenizer.json", stored)
-    about = {"tokenizer_class": "LlamaTokenizerFast", "model_max_length": 131072, "padding_side": "left"}
-    about |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    _write_json(folder / "tokenizer_config.json", about)
+    settings = {"tokenizer_class": "LlamaTokenizerFast", "model_max_length": 131072, "padding_side": "left"}
+    settings |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    _write_json(folder / "tokenizer_config.json", settings)
     return len(plain)
 
 

@@ -48,7 +48,7 @@ def _file_pieces(path: Path, prefix: str, max_bytes: int) -> Iterator[tuple[Path
             entries = weights.header_entries(file)
             with file.open("rb") as opened:
                 start = 8 + int.from_bytes(opened.read(8), "little")  # data begins after the header and its length
-            ranges = [about["data_offsets"] for name, about in entries.items() if name.startswith(prefix)]
+            ranges = [entry["data_offsets"] for name, entry in entries.items() if name.startswith(prefix)]
             if ranges:
                 first, last = start + min(begin for begin, _ in ranges), start + max(end for _, end in ranges)
         for offset in range(first, min(last, first + max_bytes), PIECE_BYTES):
@@ -72,7 +72,7 @@ def _touch(path: Path, offset: int, memory: memoryview) -> None:
         if hasattr(os, "RWF_NOWAIT"):
             try:  # skip a piece whose ends are in memory
                 ends = (offset, offset + len(memory) - 1)
-                if all(os.preadv(file.fileno(), [memory[:1]], at, os.RWF_NOWAIT) for at in ends):
+                if all(os.preadv(file.fileno(), [memory[:1]], end, os.RWF_NOWAIT) for end in ends):
                     return
             except OSError:  # unknown on this file system
                 pass

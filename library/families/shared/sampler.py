@@ -98,16 +98,16 @@ class Sampler(ABC):
 
         Raises the error of the last attempt.
         """
-        ways = [("", latents.device), ("tiles", latents.device), ("CPU", torch.device("cpu"))]
-        ways = [way for way in ways if way[0] != "tiles" or not decoding.fits_in_a_tile(latents)]
-        for number, (way, device) in enumerate(ways, start=1):
+        attempts = [("", latents.device), ("tiles", latents.device), ("CPU", torch.device("cpu"))]
+        attempts = [method for method in attempts if method[0] != "tiles" or not decoding.fits_in_a_tile(latents)]
+        for number, (method, device) in enumerate(attempts, start=1):
             try:
-                pixels = self._decoded(latents.to(device), tiled=bool(way))
+                pixels = self._decoded(latents.to(device), tiled=bool(method))
             except Exception as error:
-                if not decoding.is_out_of_memory(error) or number == len(ways):
+                if not decoding.is_out_of_memory(error) or number == len(attempts):
                     raise
             else:
-                self.decoded_by = way or self.decoded_by
+                self.decoded_by = method or self.decoded_by
                 return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
             if torch.cuda.is_available():  # outside of the handler, whose error keeps tensors alive
                 torch.cuda.empty_cache()

@@ -11,8 +11,8 @@ def denoiser_prefix(names: Iterable[str]) -> str:
     """Return the prefix of a denoiser's names in a file, or ""; it may combine those of two programs."""
     names, outer = list(names), ""
     while True:
-        inside = [name.removeprefix(outer) for name in names if name.startswith(outer)]
-        candidates = (prefix for prefix in DENOISER_PREFIXES if any(name.startswith(prefix) for name in inside))
+        unprefixed = [name.removeprefix(outer) for name in names if name.startswith(outer)]
+        candidates = (prefix for prefix in DENOISER_PREFIXES if any(name.startswith(prefix) for name in unprefixed))
         if not (inner := next(candidates, "" if outer else shared_prefix(names))):
             return outer
         outer += inner

@@ -87,13 +87,13 @@ def tokenizer_places(
     name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None
 ) -> Iterator[Path]:
     """Yield the local folders that a tokenizer may be in, in the order of search."""
-    for where in (model, _trained_from.get()):
-        if where and Path(where).exists():
-            beside = Path(where) if Path(where).is_dir() else Path(where).parent
-            yield beside / subfolder
-            yield beside / "tokenizers" / name.replace("/", "_")
-            if beside.parent != beside:  # models/unet/x.safetensors with models/tokenizers
-                yield beside.parent / "tokenizers" / name.replace("/", "_")
+    for model_path in (model, _trained_from.get()):
+        if model_path and Path(model_path).exists():
+            model_folder = Path(model_path) if Path(model_path).is_dir() else Path(model_path).parent
+            yield model_folder / subfolder
+            yield model_folder / "tokenizers" / name.replace("/", "_")
+            if model_folder.parent != model_folder:  # models/unet/x.safetensors with models/tokenizers
+                yield model_folder.parent / "tokenizers" / name.replace("/", "_")
     if cache_dir:
         yield Path(cache_dir) / name.replace("/", "_")
 
@@ -151,7 +151,7 @@ def download_tokenizer(name: str, token: str | None, places: list[Path]) -> Path
     except Exception as e:  # errors of several network libraries, with the same advice
         reason = str(e).strip().splitlines() or [type(e).__name__]
         places_tried = ", ".join(map(str, places)) or "no local folder was given"
-        where = places[-1] if places else Path("tokenizers") / name.replace("/", "_")
+        target_folder = places[-1] if places else Path("tokenizers") / name.replace("/", "_")
         raise ConfigError(
             "the tokenizer {name} is on this machine neither in its folders ({places_tried}) nor "
             "in the Hugging Face cache, and could not be downloaded ({reason}): go online once, "
@@ -160,7 +160,7 @@ def download_tokenizer(name: str, token: str | None, places: list[Path]) -> Path
             places_tried=places_tried,
             reason=reason[0],
             stored=together(STORED[tokenizer_kind(name)][0]),
-            where=where,
+            where=target_folder,
         ) from e
     if not has_tokenizer(folder, tokenizer_kind(name)):
         raise ConfigError(

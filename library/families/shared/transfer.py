@@ -170,27 +170,27 @@ def _range_pieces(ranges: Mapping[str, FileRange], size: int) -> Iterator[_Piece
     """Yield the ranges in the order of their files: close ones together in one piece, large ones in several."""
     path, begin, end, parts = Path(), 0, 0, list[tuple[str, int, int, int]]()
     for name, place in sorted(ranges.items(), key=lambda item: (str(item[1].path), item[1].offset)):
-        done = 0
-        while done < place.length:
-            at = place.offset + done
-            if parts and (place.path != path or at - end > MAX_GAP or at - begin >= size):
+        tensor_offset = 0
+        while tensor_offset < place.length:
+            file_offset = place.offset + tensor_offset
+            if parts and (place.path != path or file_offset - end > MAX_GAP or file_offset - begin >= size):
                 yield _Piece(path, begin, end - begin, tuple(parts))
                 parts = []
             if not parts:
-                path, begin = place.path, at
-            length = min(place.length - done, begin + size - at)
-            parts.append((name, at - begin, done, length))
-            done, end = done + length, at + length
+                path, begin = place.path, file_offset
+            length = min(place.length - tensor_offset, begin + size - file_offset)
+            parts.append((name, file_offset - begin, tensor_offset, length))
+            tensor_offset, end = tensor_offset + length, file_offset + length
     if parts:
         yield _Piece(path, begin, end - begin, tuple(parts))
 
 
 def _read_piece(piece: _Piece, buffer: Tensor) -> None:
-    memory, done = buffer.numpy().data[: piece.length], 0
+    memory, num_read = buffer.numpy().data[: piece.length], 0
     # Unbuffered, so that bytes go directly into the pinned buffer.
     with piece.path.open("rb", buffering=0) as file:
         file.seek(piece.offset)
-        while done < piece.length:
-            if not (count := file.readinto(memory[done:])):
+        while num_read < piece.length:
+            if not (count := file.readinto(memory[num_read:])):
                 raise ConfigError("{path} became shorter while it was read: download it again", path=piece.path)
-            done += count
+            num_read += count

@@ -79,7 +79,7 @@ def header(path: str | Path) -> dict[str, tuple[int, ...]]:
 
     Raises ConfigError if the file is missing, is not a safetensors file or is truncated.
     """
-    return {name.replace(COMPILE_PREFIX, ""): tuple(about["shape"]) for name, about in header_entries(path).items()}
+    return {name.replace(COMPILE_PREFIX, ""): tuple(entry["shape"]) for name, entry in header_entries(path).items()}
 
 
 def header_entries(path: str | Path) -> dict[str, JsonObject]:
@@ -127,10 +127,10 @@ def _data_length(path: Path, table: JsonMapping) -> int:
     size.
     """
     places = []
-    for name, about in table.items():
+    for name, entry in table.items():
         dtype, shape, first, last = "", (), 0, 0
         try:
-            dtype, shape, (first, last) = about["dtype"], about["shape"], about["data_offsets"]
+            dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
             counts = [*shape, first, last]
             sound = isinstance(dtype, str) and all(type(n) is int and 0 <= n < 2**63 for n in counts) and first <= last
         except (TypeError, KeyError, ValueError):
@@ -203,12 +203,12 @@ class TensorFile:
 
     def range(self, name: str) -> FileRange | None:
         """Return the range of a tensor; None for unsupported dtypes."""
-        about = self.entries[name]
-        first, last = about["data_offsets"]
-        if about["dtype"] not in STORED_TYPES:
+        entry = self.entries[name]
+        first, last = entry["data_offsets"]
+        if entry["dtype"] not in STORED_TYPES:
             return None
         return FileRange(
-            self.path, self._data + first, last - first, STORED_TYPES[about["dtype"]], tuple(about["shape"])
+            self.path, self._data + first, last - first, STORED_TYPES[entry["dtype"]], tuple(entry["shape"])
         )
 
 
@@ -272,14 +272,14 @@ def _open_file(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
     if _shapes_only.get():
-        return {name: _without_numbers(about) for name, about in header_entries(path).items()}
+        return {name: _without_numbers(entry) for name, entry in header_entries(path).items()}
     return TensorFile(path, mmap)
 
 
-def _without_numbers(about: JsonMapping) -> Any:
+def _without_numbers(entry: JsonMapping) -> Any:
     import torch
 
-    return torch.empty(about["shape"], dtype=getattr(torch, STORED_TYPES.get(about["dtype"], "float32")), device="meta")
+    return torch.empty(entry["shape"], dtype=getattr(torch, STORED_TYPES.get(entry["dtype"], "float32")), device="meta")
 
 
 def _unpickled(path: Path) -> JsonObject:
@@ -370,7 +370,7 @@ def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = 
     8-bit formats, 4 bits.
     """
     marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
-    types = {about["dtype"] for name, about in entries.items() if name not in marks and name not in TOKENIZERS}
+    types = {entry["dtype"] for name, entry in entries.items() if name not in marks and name not in TOKENIZERS}
     if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
         return Message(
             "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",
@@ -382,10 +382,10 @@ def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = 
             "{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales",
             path=path,
         )
-    if odd := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
+    if unsupported := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
         return Message(
             "{path} is stored as {kind}, which is too coarse here: use the bf16 file, or fp8 e4m3fn",
             path=path,
-            kind=min(odd).lower(),
+            kind=min(unsupported).lower(),
         )
     return None

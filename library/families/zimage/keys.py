@@ -24,10 +24,10 @@ def canonical_zimage_path(path: str) -> str:
     first, _, below = path.partition(".")
     if first in OUTSIDE_OF_BLOCKS:
         return f"{OUTSIDE_OF_BLOCKS[first]}.{below}" if below else OUTSIDE_OF_BLOCKS[first]
-    block, inside, layer = path.partition(".attention.")
+    block, separator, layer = path.partition(".attention.")
     name, _, ending = layer.partition(".")
-    if inside and name in INSIDE:
-        return f"{block}{inside}{INSIDE[name]}{'.' if ending else ''}{ending}"
+    if separator and name in INSIDE:
+        return f"{block}{separator}{INSIDE[name]}{'.' if ending else ''}{ending}"
     return path
 
 
@@ -60,15 +60,15 @@ def zimage_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         for old, new in OUTSIDE_OF_BLOCKS.items():
             name = name.replace(f"{new}.", f"{old}.")
-        block, inside, layer = name.partition(".attention.")
-        if inside and layer == f"{PIECES[0]}.weight":
-            rows = [tensors[f"{block}{inside}{piece}.weight"] for piece in PIECES]
+        block, separator, layer = name.partition(".attention.")
+        if separator and layer == f"{PIECES[0]}.weight":
+            rows = [tensors[f"{block}{separator}{piece}.weight"] for piece in PIECES]
             out[f"{block}.{FUSED}.weight"] = torch.cat(rows)
-        elif not inside:
+        elif not separator:
             out[name] = tensor
         elif not layer.startswith(PIECES):
             path = layer.removesuffix(".weight")
-            out[f"{block}{inside}{renames[path]}.weight"] = tensor
+            out[f"{block}{separator}{renames[path]}.weight"] = tensor
     return out
 
 

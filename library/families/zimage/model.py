@@ -118,8 +118,8 @@ class ZImageMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, C] -> [B, S, C]."""
-        gate, inside = projections(x, self.w1, self.w3)
-        return self.w2(F.silu(gate) * inside)
+        gate, value = projections(x, self.w1, self.w3)
+        return self.w2(F.silu(gate) * value)
 
 
 class ZImageLayers(nn.Module):
@@ -138,14 +138,14 @@ class ZImageLayers(nn.Module):
     def refined(self, x: Tensor, pe: Tensor, mask: Tensor, modulation: tuple[Tensor, ...] | None) -> Tensor:
         """Return the tokens after attention and MLP; `modulation` has scale and gate of both, each [B, 1, C]."""
         scale1, gate1, scale2, gate2 = modulation or (None,) * 4
-        inside = self.attention_norm1(x).to(x.dtype)
-        inside = inside if scale1 is None else inside * (1 + scale1)
-        output = self.attention.to_out[0](self.attend(*self.attention.qkv(inside, pe), mask))
+        normed = self.attention_norm1(x).to(x.dtype)
+        normed = normed if scale1 is None else normed * (1 + scale1)
+        output = self.attention.to_out[0](self.attend(*self.attention.qkv(normed, pe), mask))
         output = self.attention_norm2(output).to(x.dtype)
         x = x + (output if gate1 is None else gate1.tanh() * output)
-        inside = self.ffn_norm1(x).to(x.dtype)
-        inside = inside if scale2 is None else inside * (1 + scale2)
-        output = self.ffn_norm2(self.feed_forward(inside)).to(x.dtype)
+        normed = self.ffn_norm1(x).to(x.dtype)
+        normed = normed if scale2 is None else normed * (1 + scale2)
+        output = self.ffn_norm2(self.feed_forward(normed)).to(x.dtype)
         return finite(x + (output if gate2 is None else gate2.tanh() * output))
 
 

@@ -90,7 +90,7 @@ def zimage_shape(sizes: ZImageSizes) -> ZImageShape:
 
 
 def make_networks(sizes: ZImageSizes = TINY, words: int = VOCABULARY, skipped: int = SKIPPED_LAYERS) -> RandomNetworks:
-    """Return the networks of these sizes, for a tokenizer with so many words."""
+    """Return the networks of these sizes, for a tokenizer with `words` tokens."""
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: ZImage(zimage_shape(sizes))),
         {"text_encoder": lambda: language_model.empty_qwen3(skipped, **sizes.text_settings(words))},

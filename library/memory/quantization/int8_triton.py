@@ -54,9 +54,9 @@ def _product(  # noqa: PLR0913 - a kernel takes no objects
     weight += column.to(tl.int64)[None, :] * k + depth[:, None]
     sums = tl.zeros((M, N), dtype=tl.int32)
     for start in range(0, k, K):
-        inside = depth < k - start
-        a = tl.load(left, mask=(row < m)[:, None] & inside[None, :], other=0)
-        b = tl.load(weight, mask=inside[:, None] & (column < n)[None, :], other=0)
+        within = depth < k - start
+        a = tl.load(left, mask=(row < m)[:, None] & within[None, :], other=0)
+        b = tl.load(weight, mask=within[:, None] & (column < n)[None, :], other=0)
         sums = tl.dot(a, b, sums, out_dtype=tl.int32)
         left += K
         weight += K
