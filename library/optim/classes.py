@@ -63,8 +63,8 @@ def steps_alone(config: RunConfig) -> bool:
 
 def steps_rows(config: RunConfig) -> bool:
     """Return whether the optimizer is elementwise, so that rows of a weight can be stepped separately."""
-    # 8-bit optimizers scale states by blocks, which differ between a row and the whole weight. Those named below use
-    # the shape of a weight, or all weights at once.
+    # 8-bit optimizers scale states by blocks, which differ between a row and the whole weight. Those named below depend
+    # on a weight's shape, on all weights, or on sparse gradients.
     spec = chosen_optimizer(config)
     not_elementwise = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
     return spec.module in ("torch.optim", "lion_pytorch", FREE) and spec.name not in not_elementwise

@@ -28,7 +28,7 @@ TARGET = "t5"  # the tokenizer whose ids the adapter reads
 TEXT_INPUTS = ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask")  # in the order of the denoiser's arguments
 # Parts of paths with separate learning rates. The first that matches applies: all layers of the adapter have one rate.
 RATE_GROUPS = ("llm_adapter.", ".self_attn.", ".cross_attn.", ".mlp.", ".adaln_modulation")
-EMPTY_CAPTION = 1  # T5's token of an empty caption, EOS, and its place in the mask
+EMPTY_CAPTION = 1  # T5's id of an empty caption, EOS; also its value in the mask
 
 
 def without_caption(arrays: dict[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Flux2Family(OneEncoderFamily):
         super().__init__(config)
         self.checkpoint = flux_2_checkpoint(config, self.sizes)
         self.positions = Flux2Positions()
-        # Cached latents are squares of 2 by 2 in one, as the denoiser reads them.
+        # In caches, 2 by 2 latents are one square with their channels, as the denoiser reads them.
         name, ending = self.version.base_model_version, f"_{self.version.short}"
         self.latent_cache = LatentCache(f"{ending}.safetensors", keyed_by_size=True, architecture=name, square=2)
         self.text_cache = TextCache(f"{ending}_te.safetensors", keys=("ctx_vec",), architecture=name)
