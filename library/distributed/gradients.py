@@ -58,11 +58,10 @@ class SentBucket:
         self.work.wait()
         pairs = [(p.grad, view) for p, view in zip(self.parameters, self.views, strict=True) if p.grad is not None]
         copy_all(pairs)
-        if len(pairs) < len(
-            self.parameters
-        ):  # reading the flags synchronises, so only a process that lacks gradients does
-            for p, view, given in zip(self.parameters, self.views, self.flags.tolist(), strict=True):
-                if p.grad is None and given:
+        # Reading the flags synchronises with the device, so only a process that lacks gradients does.
+        if len(pairs) < len(self.parameters):
+            for p, view, has_gradient in zip(self.parameters, self.views, self.flags.tolist(), strict=True):
+                if p.grad is None and has_gradient:
                     p.grad = view.clone()
 
 
@@ -75,7 +74,7 @@ class GradientAverager:
         """`parameters` roughly in the order in which gradients arrive, the same in all processes."""
         self._ranks, self._last, self._due = ranks, False, 0
         self._sent: deque[SentBucket] = deque()
-        self.buckets = [Bucket(some) for some in group_tensors(parameters)]
+        self.buckets = [Bucket(parameters_of_bucket) for parameters_of_bucket in group_tensors(parameters)]
         if len(self.buckets) > 1:  # send the first while the others are computed
             for bucket in self.buckets:
                 for p in bucket.parameters:
@@ -113,7 +112,7 @@ class GradientAverager:
     def _hook(self, bucket: Bucket) -> Any:
         def arrived(p: nn.Parameter) -> None:
             bucket.missing.discard(id(p))
-            if self._last and not bucket.missing:
+            if self._last and not bucket.missing:  # send in order: a later bucket waits for the earlier ones
                 ready = (n for n, other in enumerate(self.buckets) if other.missing)
                 self._send(next(ready, len(self.buckets)))
 
@@ -125,19 +124,19 @@ def by_arrival(method: TrainingMethod) -> list[nn.Parameter]:
     encoders.
     """
     whole = method.denoiser or nn.Module()
-    inside = {id(p) for p in whole.parameters()}
-    return sorted(reversed(method.parameters()), key=lambda p: id(p) not in inside)
+    in_denoiser = {id(p) for p in whole.parameters()}
+    return sorted(reversed(method.parameters()), key=lambda p: id(p) not in in_denoiser)
 
 
 @torch.no_grad()
 def broadcast(tensors: Iterable[Tensor]) -> None:
     """Overwrite tensors in place with the values of the first process."""
-    for some in group_tensors(list(tensors)):
-        flat = some[0].new_empty(sum(t.numel() for t in some))
-        views = views_of(flat, shapes_of(some))
-        foreach_copy_(views, some)
+    for group in group_tensors(list(tensors)):
+        flat = group[0].new_empty(sum(t.numel() for t in group))
+        views = views_of(flat, shapes_of(group))
+        foreach_copy_(views, group)
         torch.distributed.broadcast(flat, 0)
-        foreach_copy_(some, views)
+        foreach_copy_(group, views)
 
 
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -20,15 +20,15 @@ class MemoryWatch:
         self._device, self._process, self._next = device, psutil.Process(), 0.0
 
     def now(self) -> dict[str, float]:
-        """Return {"memory_gb": GiB in use on the GPU, or without one in RAM}; empty within SPACING seconds of the last
-        read.
+        """Return {"memory_gb": GiB in use on the GPU, or without one in RAM}; empty within READ_INTERVAL seconds of the
+        last read.
         """
         if time.monotonic() < self._next:
             return {}
         self._next = time.monotonic() + READ_INTERVAL
         on_gpu = self._device.type == "cuda"
-        held = torch.cuda.memory_reserved(self._device) if on_gpu else self._process.memory_info().rss
-        return {"memory_gb": round(held / BYTES_PER_GIB, 2)}
+        used = torch.cuda.memory_reserved(self._device) if on_gpu else self._process.memory_info().rss
+        return {"memory_gb": round(used / BYTES_PER_GIB, 2)}
 
     def peaks(self) -> dict[str, float | None]:
         """Return peak memory in GiB: of tensors on the GPU (None without one), and of RAM."""
@@ -43,8 +43,8 @@ class MemoryWatch:
 
     def hardware(self, processes: int) -> dict[str, Any]:
         """Return the device, its memory and the number of processes for the run's record."""
-        found: dict[str, Any] = {"device": str(self._device), "processes": processes}
+        facts: dict[str, Any] = {"device": str(self._device), "processes": processes}
         if self._device.type == "cuda":
             properties = torch.cuda.get_device_properties(self._device)
-            found |= {"gpu": properties.name, "gpu_memory_gb": round(properties.total_memory / BYTES_PER_GIB, 1)}
-        return found
+            facts |= {"gpu": properties.name, "gpu_memory_gb": round(properties.total_memory / BYTES_PER_GIB, 1)}
+        return facts

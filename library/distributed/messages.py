@@ -15,7 +15,7 @@ from library.compiler import torch_private
 from library.config.problems import MessageLike
 
 POLL, LONGEST_POLL = 0.0005, 0.05  # seconds between two polls of a late process, growing from the first to the last
-ANSWER = 2.0  # timeout in seconds of the store when reporting a failure
+STORE_TIMEOUT = 2.0  # seconds that reporting or reading a failure may take
 FAILURE = "the first process that failed"  # key in the store
 
 
@@ -30,39 +30,39 @@ class Messages:
         self._keys = [f"process {other}" for other in range(ranks)]
         self._write("")
 
-    def first_problem(self, own: str) -> str:
+    def first_problem(self, own_problem: str) -> str:
         """Wait for all processes before a step; return the first problem that any has with its batch, "" if none.
 
         `own` is this process' problem. Raises DistStoreError after the timeout.
         """
         self._step += 1
-        self._write(own)
+        self._write(own_problem)
         began = time.monotonic()
-        every = self._read()
-        while min(step for step, _ in every) < self._step:
+        reports = self._read()
+        while min(step for step, _ in reports) < self._step:
             waited = time.monotonic() - began
             if waited > self._timeout:
                 raise DistStoreError(f"wait timeout after {self._timeout:.0f} s")
             time.sleep(min(POLL + waited / 10, LONGEST_POLL))
-            every = self._read()
+            reports = self._read()
         # A process that has reached a later step had no problem with this one.
-        return next((problem for step, problem in every if step == self._step and problem), "")
+        return next((problem for step, problem in reports if step == self._step and problem), "")
 
     def report_failure(self, why: MessageLike) -> None:
         """Report why this process ends; only the first report is kept. Thread-safe, returns within seconds."""
-        said = f"process {self._rank} of this training has ended: {why}"
-        self._briefly(lambda: self._own_store.compare_set(FAILURE, "", said))
+        report = f"process {self._rank} of this training has ended: {why}"
+        self._briefly(lambda: self._own_store.compare_set(FAILURE, "", report))
 
     def reported_failure(self) -> str:
         """Return the first report, "" if there is none. Thread-safe, returns within seconds."""
-        found: list[str] = []
+        reports: list[str] = []
 
         def ask() -> None:
             if self._own_store.check([FAILURE]):
-                found.append(self._own_store.get(FAILURE).decode())
+                reports.append(self._own_store.get(FAILURE).decode())
 
         self._briefly(ask)
-        return "".join(found)
+        return "".join(reports)
 
     def _briefly(self, ask: Callable[[], object]) -> None:
         def run() -> None:
@@ -71,7 +71,7 @@ class Messages:
 
         asking = threading.Thread(target=run, daemon=True)
         asking.start()
-        asking.join(ANSWER)  # the machine that hosts the store may be gone and never answer
+        asking.join(STORE_TIMEOUT)  # the machine that hosts the store may be gone and never answer
 
     def _write(self, problem: str) -> None:
         self._store.set(self._keys[self._rank], f"{self._step} {problem}")
@@ -79,5 +79,5 @@ class Messages:
     def _read(self) -> Sequence[tuple[int, str]]:
         if not self._store.check(self._keys):  # `get` would wait for missing keys
             return [(-1, "")] * len(self._keys)
-        found = (value.decode().partition(" ") for value in self._store.multi_get(self._keys))
-        return [(int(step), problem) for step, _, problem in found]
+        entries = (value.decode().partition(" ") for value in self._store.multi_get(self._keys))
+        return [(int(step), problem) for step, _, problem in entries]

@@ -28,12 +28,14 @@ class ProcessWatch:
     def __init__(self, world: World, record: Record | None) -> None:
         """Every process must create one. `record` is the run's record, in the process that writes it."""
         folder = str(record.folder.absolute()) if record else ""
-        known = world.gather({**process.identity(), "run": folder})
-        self._record, self._rank, self._run = record, world.rank, Path(known[0]["run"])
+        identities = world.gather({**process.identity(), "run": folder})
+        self._record, self._rank, self._run = record, world.rank, Path(identities[0]["run"])
         # A process that has just answered but is not listed here runs on another machine, whatever its host name.
-        self._known = {rank: one for rank, one in enumerate(known) if rank != world.rank and process.alive(one)}
+        self._known = {
+            rank: identity for rank, identity in enumerate(identities) if rank != world.rank and process.alive(identity)
+        }
         self._left = threading.Event()
-        self._busy = False
+        self._busy = False  # whether the body of `not_needed` runs
 
     @property
     def gone(self) -> bool:
@@ -51,8 +53,8 @@ class ProcessWatch:
         `why` returns the error to report, `stopped` whether it is only a stop before the first step.
         """
         if self._known:
-            given = why, stopped
-            threading.Thread(target=self._watch, args=given, name="other processes", daemon=True).start()
+            callbacks = why, stopped
+            threading.Thread(target=self._watch, args=callbacks, name="other processes", daemon=True).start()
 
     def leave(self) -> None:
         # No collective follows, so the others may end first.
@@ -68,14 +70,14 @@ class ProcessWatch:
             self._busy = False
 
     def tell(self, error: ConfigError) -> None:
-        """If the first process is gone, let the lowest remaining rank report the error to the console and the run's
-        record.
+        """Report the error to the console and the run's record if the first process, which else does so, is gone, and
+        this one has the lowest remaining rank.
         """
         if self._record or not self._is_first_gone():
             return
-        before = [one for rank, one in self._known.items() if rank < self._rank]
+        lower_ranks = [identity for rank, identity in self._known.items() if rank < self._rank]
         facts = layout.load_facts(self._run / layout.RUN)
-        if any(map(process.alive, before)) or facts.get("state") in layout.FINAL:
+        if any(map(process.alive, lower_ranks)) or facts.get("state") in layout.FINAL:
             return
         if facts and 0 in self._known:
             more = {"state": "failed", "error": error.said, "ended": time.time(), "phase": None}

@@ -88,7 +88,7 @@ class World:
         places the denoiser.
         """
         components.deferred.clear()
-        held = components.vae, *components.encoders.values()
+        networks = components.vae, *components.encoders.values()
         if not cached.latents and components.vae is not None:
             components.vae.to(self.device)
         elif not keep_vae:
@@ -98,8 +98,8 @@ class World:
                 components.encoders.pop(name).to("cpu")  # a full fine-tune keeps them for its file
             else:
                 components.encoders[name].to(self.device)
-        if any(network not in (components.vae, *components.encoders.values()) for network in held):
-            del held
+        if any(network not in (components.vae, *components.encoders.values()) for network in networks):
+            del networks
             gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -111,10 +111,10 @@ class World:
 
     def gather(self, value: T) -> list[T]:
         """Return the value of every process, by rank."""
-        found = [value] * self.ranks
+        values = [value] * self.ranks
         if self.ranks > 1:
-            torch.distributed.all_gather_object(found, value)
-        return found
+            torch.distributed.all_gather_object(values, value)
+        return values
 
     def wait_for_everyone(self) -> None:
         self.accelerator.wait_for_everyone()

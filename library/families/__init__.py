@@ -32,11 +32,11 @@ def all_families() -> tuple[FamilyFacts, ...]:
 
 
 # One entry per kind of training, for tabs of the page, chapters of the docs, and cases of tests.
-RUNS = {script: where for family in all_families() for script, where in family.scripts.items()}
+RUNS = {script: reference for family in all_families() for script, reference in family.scripts.items()}
 
 
 def owner(name: str) -> str:
-    """The family of a name, which may be that of a variant in the demo."""
+    """Return the family of a name, which may be that of a variant in the demo."""
     return next(family.name for family in all_families() if name in (family.name, *family.demo_variants))
 
 
@@ -45,7 +45,7 @@ def titles() -> str:
 
 
 def config_class(script: str) -> type[RunConfig]:
-    """The config class of a script, by its file name with or without .py. Raises ConfigError for an unknown one."""
+    """Return the config class of a script, by its file name with or without .py. Raises ConfigError if unknown."""
     name = script.removesuffix(".py")
     if name not in RUNS:
         raise ConfigError(
@@ -62,7 +62,7 @@ def lora_script(family: str) -> str:
 
 
 def script_with(option: str) -> str:
-    return next((script for script, where in RUNS.items() if option in options_of(load_object(where))), "")
+    return next((script for script, reference in RUNS.items() if option in options_of(load_object(reference))), "")
 
 
 def family_for(config: RunConfig) -> "Family":
@@ -70,7 +70,7 @@ def family_for(config: RunConfig) -> "Family":
 
 
 def compiling_cost(config: RunConfig) -> tuple[int, float]:
-    """The number of graphs that a config compiles, and approximately the seconds that takes on a fast GPU."""
+    """Return the number of graphs that a config compiles, and about how many seconds that takes on a fast GPU."""
     family = facts_of(config.family)
     if config.compile.compile_scope == "model":  # as one graph, with the same amount of code
         return 1, family.compile_seconds
@@ -78,8 +78,8 @@ def compiling_cost(config: RunConfig) -> tuple[int, float]:
     return graphs, family.compile_seconds * graphs / sum(family.graphs.values())
 
 
-def load_object(where: str) -> Any:
-    module, name = where.split(":")
+def load_object(reference: str) -> Any:
+    module, name = reference.split(":")
     return getattr(importlib.import_module(module), name)
 
 

@@ -53,40 +53,40 @@ class AdapterKind:
 
     @property
     def options(self) -> list[Option]:
-        known = section_options(self.args)
-        return [known[name] for name in self.names]
+        options_by_name = section_options(self.args)
+        return [options_by_name[name] for name in self.names]
 
     @property
     def layer_names(self) -> set[str]:
-        """Arguments that choose layers, beside its fields."""
+        """Arguments that choose layers, which have no fields."""
         named = {name for preset in self.presets for name in preset.arguments}
         blocks = self.args.block_arguments if issubclass(self.args, NetworkArgs) else ()
         return {*named, *blocks, *(name for name in LAYER_ARGUMENTS if name in section_options(self.args))}
 
-    def is_meant(self, module: str, given: Mapping[str, str]) -> bool:
-        """Whether a module and its arguments select this kind."""
+    def is_meant(self, module: str, arguments: Mapping[str, str]) -> bool:
+        """Return whether a module and its arguments select this kind."""
         if module != self.module:
             return False
-        algo = given.get("algo", "").casefold()
-        said = {**given, "algo": ALGO_ALIASES.get(algo, algo)}
-        same = all(said.get(name, "").casefold() == value.casefold() for name, value in self.fixed.items())
-        return same and (not self.start or any(name in given for name in (*self.start, "conv_block_dims")))
+        algo = arguments.get("algo", "").casefold()
+        normalized = {**arguments, "algo": ALGO_ALIASES.get(algo, algo)}
+        fits = all(normalized.get(name, "").casefold() == value.casefold() for name, value in self.fixed.items())
+        return fits and (not self.start or any(name in arguments for name in (*self.start, "conv_block_dims")))
 
 
 def kinds(family: str) -> list[AdapterKind]:
-    """The kinds of a family's adapters, its own first."""
+    """Return the kinds of a family's adapters, those of its own modules first."""
     adapter_kinds, has_convolutions, presets = [], False, LycorisArgs.presets
-    for module, about in families.facts_of(family).adapter_modules.items():
-        args: type[NetworkArgs] = families.load_object(about.args)
+    for module, adapter_module in families.facts_of(family).adapter_modules.items():
+        args: type[NetworkArgs] = families.load_object(adapter_module.args)
         hidden = {*HIDDEN, *args.block_arguments, *(() if args.convolutions else OF_CONVOLUTIONS)}
         names = tuple(name for name in section_options(args) if name not in hidden)
-        title, text = ("LoRA-FA", FROZEN) if about.frozen_down else ("LoRA", USUAL_CHOICE)
+        title, text = ("LoRA-FA", FROZEN) if adapter_module.frozen_down else ("LoRA", USUAL_CHOICE)
         plain = tuple(name for name in names if "conv" not in name)
         adapter_kind = AdapterKind(
             id=module, title=title, about=text, module=module, args=args, names=plain, presets=args.presets
         )
         adapter_kinds.append(adapter_kind)
-        if args.convolutions and not about.frozen_down:
+        if args.convolutions and not adapter_module.frozen_down:
             has_convolutions = True
             presets = (*presets, *LycorisArgs.convolution_presets)
             adapter_kinds.append(
@@ -101,8 +101,8 @@ def kinds(family: str) -> list[AdapterKind]:
                     presets=args.presets,
                 )
             )
-    own = section_options(adapter_kinds[0].args)
-    absent = {*(() if has_convolutions else OF_CONVOLUTIONS), *(() if "train_t5xxl" in own else ("train_t5xxl",))}
+    options = section_options(adapter_kinds[0].args)
+    absent = {*(() if has_convolutions else OF_CONVOLUTIONS), *(() if "train_t5xxl" in options else ("train_t5xxl",))}
     for algo, (title, text, names) in LYCORIS_KINDS.items():
         fixed = {"algo": "locon", "dora_wd": "True"} if algo == "dora" else {"algo": algo}
         adapter_kinds.append(
@@ -120,12 +120,13 @@ def kinds(family: str) -> list[AdapterKind]:
     return adapter_kinds
 
 
-def kind_of(config: AdapterRun, known: Sequence[AdapterKind]) -> AdapterKind | None:
-    """The kind that a run's module and arguments select; None for one without fields here. Of several matches, the
-    one with the most fixed arguments."""
-    given, module = network_args.network_args_as_text(config), config.network.module
-    meant = [kind for kind in known if kind.is_meant(module, given)]
-    return max(meant, key=lambda kind: (len(kind.fixed), len(kind.start)), default=None)
+def kind_of(config: AdapterRun, adapter_kinds: Sequence[AdapterKind]) -> AdapterKind | None:
+    """Return the kind that a run's module and arguments select; None if no kind matches. Of several matches, the one
+    with the most fixed arguments.
+    """
+    arguments, module = network_args.network_args_as_text(config), config.network.module
+    matches = [kind for kind in adapter_kinds if kind.is_meant(module, arguments)]
+    return max(matches, key=lambda kind: (len(kind.fixed), len(kind.start)), default=None)
 
 
 USUAL_CHOICE = "The usual choice: learns well, and every program reads its files."

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeferredNetwork:
-    """A network that is read from its files when it is needed; each `read` makes a new one."""
+    """A network that is read from its files when it is needed; each call of `read` builds a new one."""
 
     read: "Callable[[], nn.Module]"
     files: tuple[Path, ...]
@@ -39,7 +39,7 @@ class WeightPlacement:
 class ModelComponents:
     """The networks of one checkpoint, on the host until something moves them."""
 
-    denoiser: "nn.Module"  # on the meta device until `read_denoiser`, where reading it was deferred
+    denoiser: "nn.Module"  # on the meta device until `read_denoiser`, if reading it was deferred
     vae: "nn.Module | None"
     encoders: "dict[str, nn.Module]"  # text encoders by short name: clip_l, clip_g, t5xxl
     tokenizers: Mapping[str, Any]
@@ -60,8 +60,8 @@ class ModelComponents:
         return [file for network in self.deferred.values() for file in network.files]
 
     def read_vae(self) -> None:
-        if waiting := self.deferred.pop("vae", None):
-            self.vae = waiting.read()
+        if deferred := self.deferred.pop("vae", None):
+            self.vae = deferred.read()
 
     def read_encoders(self) -> None:
         """Read the text encoders, if that was deferred."""
@@ -76,7 +76,7 @@ class LatentCache:
 
     suffix: str  # of the file's name, after <stem>_<W>x<H>: "_sdxl.npz"
     keyed_by_size: bool  # keys carry the latents' size, so that one file holds several
-    architecture: str = ""  # musubi-tuner's name of the model, where the file has its format: "flux_kontext"
+    architecture: str = ""  # musubi-tuner's name of the model, if the file has its format: "flux_kontext"
     numbers_controls: bool = True  # whether a single reference image has a number in that format
     frames: bool = False  # whether latents in that format are those of a video of one frame, [C, 1, h, w]
     square: int = 1  # side of the squares whose latents are channels in the file, whose keys then count no frames
@@ -88,11 +88,10 @@ class TextCache:
 
     suffix: str  # of the file's name, after <stem>: "_te_outputs.npz"
     keys: tuple[str, ...]  # the arrays in it, which are also the keys of what Family.text returns
-    options: tuple[
-        str, ...
-    ] = ()  # of the model section, besides lengths: a change of their values invalidates the cache
+    # Options of the model section, besides lengths: a change of their values invalidates the cache.
+    options: tuple[str, ...] = ()
     mask: str = ""  # the key of the mask of the caption's tokens: the other arrays are cut by it, and it is not stored
-    architecture: str = ""  # musubi-tuner's name of the model, where the file has its format
+    architecture: str = ""  # musubi-tuner's name of the model, if the file has its format
     names: Mapping[str, str] = field(default_factory=dict)  # key -> its name in the file, if different
     # The arrays (numpy) of a caption -> those of a dropped caption; None: cached captions cannot be dropped.
     without_caption: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -119,12 +118,12 @@ class SampleRequest:
     guide: "Image.Image | None" = None  # the control image of a ControlNet-LLLite
     controls: "tuple[Image.Image, ...]" = ()  # reference images, or the image to inpaint
     mask: "Image.Image | None" = None  # bright in the region to inpaint
-    shift: float | None = None  # of the sigmas, where the model is sampled with the same one at any size
+    shift: float | None = None  # of the sigmas, for models that are sampled with the same one at any size
 
 
 @dataclass(frozen=True)
 class BlockCost:
-    """The cost of blocks of one class, measured with steps of rank 16 at 1024 x 1024; defaults where not measured."""
+    """The cost of blocks of one class, measured with steps of rank 16 at 1024 x 1024; defaults if not measured."""
 
     container: str  # name of the lists in the denoiser that hold these blocks
     activations: float = 30  # elements kept for backward per element of the block's main input
@@ -132,7 +131,7 @@ class BlockCost:
 
 
 class Family(Protocol):
-    """Everything in which model families differ. No other part of library/ may depend on the family.
+    """Everything in which model families differ. No other part of library/ may depend on a certain family.
 
     A family object holds the run's config, so its methods take none.
     """
@@ -141,96 +140,78 @@ class Family(Protocol):
 
     @property
     def name(self) -> str:
-        """As in file names and metadata: "sdxl"."""
-        ...
+        """Its name in file names and metadata: "sdxl"."""
 
     @property
     def grid(self) -> int:
         """Bucket sides are multiples of this many pixels."""
-        ...
 
     @property
     def block_classes(self) -> tuple[str, ...]:
         """Classes in the denoiser that are compiled, checkpointed and swapped."""
-        ...
 
     @property
     def adapter_targets(self) -> tuple[str, ...]:
         """Classes in the denoiser whose linear layers can carry an adapter."""
-        ...
 
     @property
     def text_adapter_targets(self) -> tuple[str, ...]:
-        """The same for the text encoders; none where they are never trained."""
-        ...
+        """Classes in the text encoders whose linear layers can carry an adapter; empty if these are never trained."""
 
     @property
     def block_inputs(self) -> Mapping[str, BlockInputs]:
-        """By class in `block_classes`, so that one graph can serve all blocks of a class."""
-        ...
+        """The inputs of blocks by class in `block_classes`, so that one graph can serve all blocks of a class."""
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
         """Defaults of a sample prompt's fields."""
-        ...
 
     @property
     def sample_multiple(self) -> int:
         """Sides of sample images are multiples of this many pixels."""
-        ...
 
     @property
     def latent_cache(self) -> LatentCache:
         """The file format of cached latents."""
-        ...
 
     @property
     def text_cache(self) -> TextCache:
         """The file format of cached text outputs."""
-        ...
 
     @property
     def validation_timesteps(self) -> Sequence[float]:
         """The noise levels at which validation measures the loss, in 0..1."""
-        ...
 
     @property
     def patch_size(self) -> int:
         """Side of the square of latents that one token stands for."""
-        ...
 
     @property
     def block_costs(self) -> Mapping[str, BlockCost]:
-        """By class in `block_classes`, for the estimate of memory and time."""
-        ...
+        """The costs of blocks by class in `block_classes`, for the estimate of memory and time."""
 
     @property
     def utilization(self) -> Mapping[bool, float]:
         """Expected model FLOPs utilization of a step (0..1), eager (False) and compiled (True)."""
-        ...
 
     @property
     def architecture(self) -> str:
         """modelspec.architecture in saved files: "stable-diffusion-xl-v1-base", "flux-1-dev", "flux-1-schnell"."""
-        ...
 
     @property
     def base_model_version(self) -> str:
         """ss_base_model_version in saved files: "sdxl_base_v1-0", "flux1", "chroma"."""
-        ...
 
     def problems(self) -> "Iterator[Problem]":
-        """Problems of the model's files, from their headers only; nothing is loaded."""
-        ...
+        """Yield problems of the model's files, from their headers only; load nothing."""
 
     def notes(self) -> "Iterator[Problem]":
-        """Options that have no effect with this model; called only where `problems` has found none."""
-        ...
+        """Yield options that have no effect with this model. Called only if `problems` has found none."""
 
     def stored_shapes(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
-        """Shapes by the names of the networks' tensors, by part ("denoiser", "vae", text encoders), of the files that
-        are on this machine: from headers only. Raises ConfigError."""
-        ...
+        """Return the shapes of tensors by part ("denoiser", "vae", text encoders) and name, from the headers of the
+        files that are on this machine. Raises ConfigError.
+        """
 
     def load(
         self, dtype: "torch.dtype", frozen: "torch.dtype | None" = None, deferring: bool = False
@@ -238,10 +219,9 @@ class Family(Protocol):
         """Load everything to the CPU, in the sizes of the file. Networks that may be trained are in `dtype`, the others
         in `frozen`.
 
-        With fp8_base the matrices that the file has in 8 bits stay so. With `deferring` the VAE and the text encoders
-        are left in `deferred`, as caches may make them unnecessary, and the denoiser's weights to `read_denoiser`.
+        With fp8_base, matrices that are 8-bit in the file stay so. With `deferring` the VAE and the text encoders are
+        left in `deferred`, as caches may make them unnecessary, and `read_denoiser` reads the denoiser's weights.
         """
-        ...
 
     def latents(
         self,
@@ -253,33 +233,29 @@ class Family(Protocol):
 
         A list has one generator per image: the result then does not depend on the batch.
         """
-        ...
 
     @property
     def text_lengths(self) -> Mapping[str, int]:
         """The length in tokens of the arrays of the text cache that have a token dimension."""
-        ...
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
-        """How many tokens of the arrays in `text_lengths` a training step reads for images with these captions.
+        """Return how many tokens of the arrays in `text_lengths` a training step reads for images with these captions;
+        None for all.
 
-        None for all. It is monotonic in the captions. Shorter arrays are padded with zeros.
+        More captions never give a smaller number. Shorter arrays are padded with zeros.
         """
-        ...
 
     def text(
         self, components: ModelComponents, captions: list[str], encoders: tuple[str, ...] | None = None
     ) -> "dict[str, Tensor]":
-        """Captions -> the text inputs of the denoiser, by the cache's keys; of some encoders only, if named."""
-        ...
+        """Captions -> the text inputs of the denoiser by the cache's keys, only those of `encoders` if given."""
 
     def noised(self, latents: "Tensor", generator: "torch.Generator", timesteps: "Tensor | None" = None) -> NoisedBatch:
         """Cached latents [B, C, h, w] -> noised latents, timesteps, target and weights of a training step.
 
-        All on the latents' device, without a device sync. `timesteps` [B], as in `validation_timesteps`, are used
-        instead of sampled ones when given.
+        All on the latents' device, without a device sync. `timesteps` [B], if given, replace the sampled ones; their
+        units are those of `validation_timesteps`.
         """
-        ...
 
     def predict(
         self,
@@ -289,35 +265,28 @@ class Family(Protocol):
         sizes: "Tensor",
         controls: "Sequence[Tensor]" = (),
     ) -> "Tensor":
-        """The prediction in the parametrization of the target, float32 [B, C, h, w]. `denoiser` may be wrapped.
+        """Return the prediction in the parametrization of the target, float32 [B, C, h, w]. `denoiser` may be wrapped.
 
         sizes: float32 [B, 6], original height and width, crop top and left, target height and width. controls: the
-        results of capabilities.TakesControls.control_latents for control and reference images. For inpainting, the
-        latents of the image outside the mask, and the mask [B, 1, H, W] with 1 in the region to inpaint. For a
+        results of capabilities.TakesControls.control_latents for control and reference images; for inpainting, the
+        latents of the image outside the mask, and the mask [B, 1, H, W] with 1 in the region to inpaint; for a
         ControlNet-LLLite, the pixels of its control image.
         """
-        ...
 
     def export(self, components: ModelComponents) -> "dict[str, Tensor]":
-        """The whole model under the keys of a single file."""
-        ...
+        """Return the whole model under the keys of a single file."""
 
     def resolution_level(self, path: str) -> int:
-        """log2 of the downsampling of the latents at the input of this block; 0 where all blocks see the same size."""
-        ...
+        """Return log2 of the downsampling of the latents at the input of this block; 0 if all blocks see one size."""
 
     def execution_key(self, path: str) -> tuple[int, ...]:
-        """Sort key of a module of the denoiser by execution order; equal keys run in the order of the module tree."""
-        ...
+        """Return a module's sort key by execution order; equal keys run in the order of the module tree."""
 
     def swap_plan(self, number: int) -> dict[str, int]:
         """`blocks_to_swap` -> how many blocks of each class in `block_classes` are kept in host memory."""
-        ...
 
     def sampler(self, components: ModelComponents) -> "Sampler":
-        """The sampler that generates images with these networks."""
-        ...
+        """Return the sampler that generates images with these networks."""
 
     def adapter_name(self, part: str, path: str) -> str:
-        """The name of a module's adapter in files: ("denoiser", "img_in") -> "lora_unet_img_in"."""
-        ...
+        """Return the name of a module's adapter in files: ("denoiser", "img_in") -> "lora_unet_img_in"."""

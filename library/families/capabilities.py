@@ -18,7 +18,6 @@ class TakesControls(Protocol):
 
     def control_latents(self, components: ModelComponents, pixels: "Tensor") -> "Tensor":
         """Pixels [B, 3, H, W] in [-1, 1] of control images -> latents [B, C, h, w], float32 and deterministic."""
-        ...
 
 
 @runtime_checkable
@@ -26,13 +25,12 @@ class HasControlledLayers(Protocol):
     """A family for whose denoiser a ControlNet-LLLite can be trained."""
 
     def controlled_layers(self, denoiser: "nn.Module") -> Iterator[tuple[str, int]]:
-        """Paths of the linear layers that LLLite modules are attached to, and log2 of the downsampling of the latents
-        there."""
-        ...
+        """Yield the paths of the linear layers that LLLite modules are attached to, each with log2 of the downsampling
+        of the latents there.
+        """
 
     def control_name(self, path: str) -> str:
-        """The name of the module on such a layer in files."""
-        ...
+        """Return the name in files of the LLLite module on such a layer."""
 
 
 @runtime_checkable
@@ -41,18 +39,15 @@ class ReadsPictures(Protocol):
 
     @property
     def picture_template(self) -> str:
-        """The name of the template that inserts them, which caches store; "" where it reads none."""
-        ...
+        """The name of the template that inserts them, which caches store; "" if this model reads none."""
 
     def text_with_pictures(
         self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
     ) -> "dict[str, Tensor]":
-        """`Family.text` for captions with the reference images of each, possibly none."""
-        ...
+        """Encode captions like `Family.text`, each with its reference images, possibly none."""
 
     def picture_tokens(self, components: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
-        """How many tokens images of these (width, height) add to `Family.train_text_length`."""
-        ...
+        """Return how many tokens images of these (width, height) add to `Family.train_text_length`."""
 
 
 @runtime_checkable
@@ -62,8 +57,7 @@ class WritesFolders(Protocol):
     def write_folder(
         self, components: ModelComponents, place: Path, put: "Callable[[Path, Mapping[str, Tensor]], None]"
     ) -> None:
-        """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
-        ...
+        """Write the whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
 
 
 @runtime_checkable
@@ -71,8 +65,7 @@ class HasFrozenParts(Protocol):
     """A family whose denoiser may have parameters that are never trained."""
 
     def is_frozen(self, path: str) -> bool:
-        """Whether a parameter of the denoiser is never trained."""
-        ...
+        """Return whether a parameter of the denoiser is never trained."""
 
 
 @runtime_checkable
@@ -82,5 +75,4 @@ class HasBlockRates(Protocol):
     rate_names: tuple[str, ...]  # of the groups of `block_lrs`, in logs
 
     def learning_rate_block(self, path: str) -> int:
-        """The index in `block_lrs` of a parameter of the denoiser."""
-        ...
+        """Return a parameter's index in `block_lrs`."""

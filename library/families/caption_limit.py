@@ -26,8 +26,6 @@ class LimitsCaptions(Protocol):
     @property
     def caption_limit(self) -> CaptionLimit:
         """The limit with the options of this run."""
-        ...
 
     def tokenizers_of_captions(self) -> Mapping[str, Any]:
-        """The tokenizers by encoder, without loading the encoders. Raises ConfigError where one is not available."""
-        ...
+        """Return the tokenizers by encoder, without loading encoders. Raises ConfigError if one is unavailable."""

@@ -15,7 +15,9 @@ def has_tensor(name: str, *shape: int) -> Callable[[Shapes], bool]:
 
 
 def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> str:
-    """The first description whose pattern matches the name of a tensor, with this number of rows unless it is None."""
+    """Return the first description whose pattern matches the name of a tensor that has this number of rows (None: any
+    number), "" if there is none.
+    """
     for pattern, rows, words in kinds:
         search = re.compile(pattern).search
         if any(rows in (None, *shape[:1]) for name, shape in shapes.items() if search(name)):
@@ -24,7 +26,7 @@ def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> st
 
 
 def recognise_nothing(_shapes: Shapes) -> str:
-    """The default of `recognise_part`: the family has no files of its own beside its base models."""
+    """Recognise no file: the default of `recognise_part`, for families without separate VAE and text encoder files."""
     return ""
 
 
@@ -43,7 +45,7 @@ class HubFile:
     option: str  # that names it in a config
     repository: str
     path: str  # in the repository
-    size: int  # bytes, where the hub is not reachable
+    size: int  # bytes, to be shown if the hub is not reachable
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,18 @@ class BlockGroup:
 
 
 def block_of_adapter(name: str, groups: Iterable[BlockGroup]) -> tuple[int, int] | None:
-    """The block of an adapter: (number of its group, number of the block); None outside of blocks."""
-    for at, group in enumerate(groups):
+    """Return the block of an adapter: (number of its group, number of the block); None outside of blocks."""
+    for number, group in enumerate(groups):
         if match := re.search(group.pattern, name):
-            return at, int(match[1])
+            return number, int(match[1])
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmallModel:
-    """The small trained model of a family that comes with the program: what the demo's LoRA and fine-tune start from,
-    and the settings at which they learn in minutes on a CPU."""
+    """The small trained model of a family that comes with the program: the base of the demo's LoRA and fine-tune, and
+    the settings with which they learn in minutes on a CPU.
+    """
 
     files: Mapping[str, str]  # parts, as the tables name them -> files in library/demo/small_models/<family>
     tables: Callable[[Mapping[str, Path]], Mapping[str, list[tuple[str, Any, str]]]]  # paths of parts -> of a TOML
@@ -100,8 +103,8 @@ class FamilyFacts:
     base_models: tuple[str, ...]  # those descriptions of `recognise` that can be trained directly
 
     # In the metadata of saved files.
-    base_model_version: str  # ss_base_model_version, where no model is loaded
-    architecture: str  # modelspec.architecture, where no model is loaded
+    base_model_version: str  # ss_base_model_version, if no model is loaded
+    architecture: str  # modelspec.architecture, if no model is loaded
     # The same of variants: description by `recognise` -> both.
     relatives: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     implementation: str  # modelspec.implementation
@@ -120,7 +123,7 @@ class FamilyFacts:
     text_tokens: int  # text tokens in the denoiser's blocks, in addition to image tokens
     graphs: Mapping[str, int]  # forward graphs that its blocks need, by class: one for each shape of a block
     compile_seconds: float  # of compiling them, as measured on an H200
-    decoder_memory: float = 1.5  # GiB that the VAE takes in 16 bits to decode 1024 x 1024 pixels, besides its weights
+    decoder_memory: float = 1.5  # GiB that the VAE needs in 16 bits to decode 1024 x 1024 pixels, besides its weights
     denoiser_prefix: str = ""  # of the denoiser's tensors in a file that holds the other networks too
     recognise_part: Callable[[Shapes], str] = recognise_nothing  # `recognise` for its VAE and text encoders
     has_sd_scripts_defaults: bool = True  # whether sd-scripts trains it, so that its defaults apply

@@ -29,13 +29,13 @@ LAYER_PRESETS = (
     "unet-convblock-only",
 )
 UNMATCHED = "ia3"  # a preset of the package whose names match no layer, as they are compared with whole paths
-DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora")  # in bypass mode; others never
+DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora")  # algos with dropout, all in bypass mode only
 WITH_DORA = ("lora", "locon", "loha", "lokr")
 DROPPING_RANKS = {
     False: ("lora", "locon", "loha", "lokr", "diag-oft", "full"),
     True: ("lora", "locon", "loha", "glora"),
-}  # by bypass_mode
-STRONG = 100  # alpha / rank above which it is likely a mistake
+}  # algos with rank_dropout, by bypass_mode
+MAX_STRENGTH = 100  # a higher alpha / rank is likely a mistake
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,12 +146,12 @@ class LycorisArgs:
                 load_toml(Path(self.preset).expanduser())
             except ConfigError as e:
                 yield from (wrong_argument("preset", ": {why}", why=why) for why in e.problems)
-        rank, together = run.network.network_dim or 4, self.block_size or 4
-        if self.algo == "dylora" and rank % together:
+        rank, block_size = run.network.network_dim or 4, self.block_size or 4
+        if self.algo == "dylora" and rank % block_size:
             yield wrong_argument(
                 "block_size",
                 "({together}) must divide network_dim ({rank}): set one of them",
-                together=together,
+                together=block_size,
                 rank=rank,
             )
         try:
@@ -162,7 +162,7 @@ class LycorisArgs:
             )
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
-        """1 for each block with adapters, else 0, by group; `counts`: blocks per group. Raises ConfigError."""
+        """Return 1 for each block with adapters, else 0, by group; `counts`: blocks per group. Raises ConfigError."""
         texts = self.train_block_indices.split("/")
         if len(texts) == 1 and texts[0].strip() in ("", "all", "none"):
             texts *= len(counts)
@@ -177,7 +177,7 @@ class LycorisArgs:
 
 def _has_convolutions(family: str) -> bool:
     modules = families.facts_of(family).adapter_modules.values()
-    return any(families.load_object(about.args).convolutions for about in modules)
+    return any(families.load_object(adapter_module.args).convolutions for adapter_module in modules)
 
 
 LYCORIS = "lycoris.kohya"
@@ -187,20 +187,20 @@ HINTS = {"dropout": "; write --network_dropout instead"}
 
 
 def find_network_args_problems(config: AdapterRun) -> Iterator[Problem]:
-    """Problems of network_module and network_args. Needs no torch."""
+    """Yield problems of network_module and network_args. Needs no torch."""
     module = config.network.module
     cls = args_class(config)
     if cls is None:
-        if others := [family for family in families.all_families() if module in family.adapter_modules]:
-            own = next(iter(families.facts_of(config.family).adapter_modules))
-            others = together([known.title for known in others])
+        if other_families := [family for family in families.all_families() if module in family.adapter_modules]:
+            usual = next(iter(families.facts_of(config.family).adapter_modules))
+            titles = together([family.title for family in other_families])
             yield Problem(
                 "network_module",
                 "{module} is for {others}; for {title} write {own} or leave it empty",
                 module=module,
-                others=others,
+                others=titles,
                 title=config.title,
-                own=own,
+                own=usual,
                 fix={"network_module": None},
             )
         elif module.startswith("networks."):
@@ -215,19 +215,20 @@ def find_network_args_problems(config: AdapterRun) -> Iterator[Problem]:
                 fix={"network_module": None},
             )
         return
-    args, wrong = read_leniently(config, cls)
-    yield from wrong
+    args, problems = read_leniently(config, cls)
+    yield from problems
     has_ggpo = isinstance(args, NetworkArgs) and args.ggpo_strengths is not None
     if has_ggpo and config.precision.mixed_precision == "fp16":
         yield wrong_argument("ggpo_sigma", "and ggpo_beta need mixed_precision = bf16, as fp16 scales the gradients")
     if isinstance(args, LycorisArgs):
         yield from _random_in_python(args, config)
-        yield from _beyond_the_package(args, config)
+        yield from _failing_combinations(args, config)
 
 
 def _random_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
-    """Options with which LyCORIS draws random numbers in Python during forward: a compiled graph would fix the draw,
-    and the recomputation of a checkpoint would draw again."""
+    """Yield problems of options with which LyCORIS draws random numbers in Python during the forward pass: a compiled
+    graph would fix the draw, and the recomputation of a checkpoint would draw again.
+    """
     if config.compile.compile and args.module_dropout:
         yield wrong_argument("module_dropout", "of LyCORIS cannot be compiled: leave it out, or switch compile off")
     if args.algo.lower() == "dylora" and (config.compile.compile or config.memory.checkpointing):
@@ -237,8 +238,8 @@ def _random_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem
         )
 
 
-def _beyond_the_package(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
-    """Combinations that LyCORIS accepts, but fails with after the model is loaded or in the first step."""
+def _failing_combinations(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
+    """Yield problems of combinations that LyCORIS accepts, but with which it fails after the model is loaded."""
     algo = args.algo.lower()
     if args.bypass_mode and algo in ("dylora", "full"):
         yield wrong_argument("bypass_mode", "cannot be used with algo={algo}: leave it out", algo=algo)
@@ -293,7 +294,7 @@ def _unused_rank_dropout(args: LycorisArgs) -> Iterator[Problem]:
 
 
 def network_args_notes(config: AdapterRun) -> Iterator[Problem]:
-    """Arguments without effect in this run."""
+    """Yield arguments without effect in this run."""
     args = read_network_args(config)
     if isinstance(args, LycorisArgs):
         yield from _unused_dropout(args, config)
@@ -301,14 +302,14 @@ def network_args_notes(config: AdapterRun) -> Iterator[Problem]:
     elif isinstance(args, NetworkArgs):
         yield from args.notes()
     network = config.network
-    alone = {
+    switches = {
         "loraplus_text_encoder_lr_ratio": "network_train_unet_only",
         "loraplus_unet_lr_ratio": "network_train_text_encoder_only",
     }
-    for name, switch in alone.items():
+    for name, switch in switches.items():
         if getattr(args, name, None) is not None and getattr(network, switch):
             yield Problem("network_args", "{name} has no effect: {switch} is on", name=name, switch=switch)
-    if network.network_alpha > STRONG * (network.network_dim or 4):
+    if network.network_alpha > MAX_STRENGTH * (network.network_dim or 4):
         yield Problem(
             "network_alpha",
             "{alpha} is far above network_dim ({rank}): the adapter's strength is alpha / rank, and so much may end "
@@ -322,18 +323,18 @@ def network_args_notes(config: AdapterRun) -> Iterator[Problem]:
 
 
 def read_network_args(config: AdapterRun) -> Any:
-    """The arguments as the module's own dataclass. Raises ConfigError with all problems."""
-    if wrong := list(find_network_args_problems(config)):
-        raise ConfigError(*wrong)
+    """Return the arguments as the module's own dataclass. Raises ConfigError with all problems."""
+    if problems := list(find_network_args_problems(config)):
+        raise ConfigError(*problems)
     cls = args_class(config)
     return read_leniently(config, cls)[0] if cls else network_args_as_text(config)
 
 
 def args_class(config: AdapterRun) -> type[Any] | None:
-    """The class of a run's network_args; None for a module of another family or program."""
-    own = families.facts_of(config.family).adapter_modules.get(config.network.module)
-    if own:
-        return families.load_object(own.args)
+    """Return the class of a run's network_args; None for a module of another family or program."""
+    adapter_module = families.facts_of(config.family).adapter_modules.get(config.network.module)
+    if adapter_module:
+        return families.load_object(adapter_module.args)
     return LycorisArgs if config.network.module == LYCORIS else None
 
 
@@ -344,23 +345,24 @@ def network_args_as_text(config: AdapterRun) -> dict[str, str]:
 def lycoris_settings(config: AdapterRun) -> JsonObject:
     """Return the arguments for the package as text, but switches as bool."""
     # To the package any text other than "false" is true.
-    options, given = section_options(LycorisArgs), network_args_as_text(config)
+    options, texts = section_options(LycorisArgs), network_args_as_text(config)
     settings = {
         name: options[name].read(text) if options.get(name, options["algo"]).type is bool else text
-        for name, text in given.items()
+        for name, text in texts.items()
     }
     settings.pop("train_block_indices", None)  # our own argument, unknown to the package
     return settings
 
 
 def read_leniently(config: AdapterRun, cls: type) -> tuple[Any, list[Problem]]:
-    """The arguments of a run as a `cls`, with all problems; invalid ones have their defaults."""
+    """Return the arguments of a run as a `cls`, and all problems; invalid arguments have their defaults."""
     pairs, written = config.network.network_args, ": {pair} must be written key=value"
-    wrong = [Problem("network_args", written, pair=quoted(pair)) for pair in pairs if "=" not in pair]
+    problems = [Problem("network_args", written, pair=quoted(pair)) for pair in pairs if "=" not in pair]
     texts = {key.strip(): value.strip() for key, _, value in (p.partition("=") for p in pairs if "=" in p)}
+    # An empty value or "None" means the default.
     texts = {key: value for key, value in texts.items() if not (value in ("", "None") and key in section_options(cls))}
     for name in [n for n in HINTS if n in texts and n not in section_options(cls)]:
-        wrong.append(wrong_argument(name, "is not a known key{hint}", hint=Message(HINTS[name])))
+        problems.append(wrong_argument(name, "is not a known key{hint}", hint=Message(HINTS[name])))
         texts.pop(name)
-    arguments = cls(**read_section(cls, Layer(texts, "network_args"), wrong))
-    return arguments, [*wrong, *(arguments.check(config) if hasattr(arguments, "check") else ())]
+    arguments = cls(**read_section(cls, Layer(texts, "network_args"), problems))
+    return arguments, [*problems, *(arguments.check(config) if hasattr(arguments, "check") else ())]

@@ -35,8 +35,8 @@ def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Family
         return None, words
     for facts in families.all_families():
         # A file of all networks is recognised by its full names, a denoiser by names without prefix.
-        ways = (shapes, unwrapped, plain) if facts.denoiser_prefix else (plain, shapes)
-        if words := next(filter(None, map(facts.recognise, ways)), ""):
+        namings = (shapes, unwrapped, plain) if facts.denoiser_prefix else (plain, shapes)
+        if words := next(filter(None, map(facts.recognise, namings)), ""):
             return facts, words
     if words := next(filter(None, (facts.recognise_part(shapes) for facts in families.all_families())), ""):
         return None, words
@@ -52,7 +52,7 @@ def describe_checkpoint(shapes: Shapes) -> str:
 
 
 def _stable_diffusion(shapes: Shapes) -> str:
-    """The older Stable Diffusion of a U-Net: they differ in their text encoders."""
+    """Describe a U-Net of an older Stable Diffusion: these differ in their text encoders."""
     if not any(name.startswith("model.diffusion_model.") for name in shapes):
         return "an SD 1.5 / SD 2 U-Net in the diffusers layout"
     if any(name.startswith("cond_stage_model.model.") for name in shapes):
@@ -62,20 +62,20 @@ def _stable_diffusion(shapes: Shapes) -> str:
     return "a U-Net of Stable Diffusion without text encoders"
 
 
-def wrong_kind_error(path: str | Path, wanted: str) -> ConfigError:
-    """Return the error for a file of another kind than the wanted one, with its description."""
+def wrong_kind_error(path: str | Path, expected: str) -> ConfigError:
+    """Return the error for a file of another kind than expected, with the file's description."""
     try:
         checkpoint = describe_checkpoint(weights.header(path) if Path(path).suffix.lower() == ".safetensors" else {})
     except ConfigError as e:
         return e
-    return ConfigError("{path} is {found}, not {wanted}", path=path, found=checkpoint, wanted=wanted)
+    return ConfigError("{path} is {found}, not {wanted}", path=path, found=checkpoint, wanted=expected)
 
 
 def index_of(folder: Path) -> JsonObject:
-    """The index of a diffusers folder with a whole model; empty for any other folder."""
+    """Return the index of a diffusers folder with a whole model; empty for any other folder."""
     for name in INDEXES:
-        if found := table_of(folder / name):
-            return found
+        if index := table_of(folder / name):
+            return index
     return {}
 
 
@@ -88,7 +88,9 @@ class Recognised(NamedTuple):
 
 
 def whole_model(path: Path) -> Path | None:
-    """The folder of a whole diffusers model, given itself, its `transformer` folder or a file in that; else None."""
+    """Return the folder of a whole diffusers model from its path, its `transformer` folder or a file in that; None for
+    any other path.
+    """
     for folder in (path, path.parent, path.parent.parent):
         if (folder / "transformer").is_dir() and index_of(folder):
             return folder
@@ -98,7 +100,7 @@ def whole_model(path: Path) -> Path | None:
 def recognise_file(path: Path) -> Recognised:
     """Recognise a .safetensors file, possibly sharded, or a diffusers folder of a whole model or its transformer.
 
-    Only headers are read. Raises ConfigError when they cannot be.
+    Reads headers only. Raises ConfigError if they are unreadable.
     """
     whole = whole_model(path)
     if whole is None or whole / "transformer" not in (path, path.parent):
@@ -115,7 +117,7 @@ def recognise_file(path: Path) -> Recognised:
 
 
 def proposed_options(path: Path, recognised: Recognised) -> Mapping[str, str | bool]:
-    """Options that a base model requires, from its header, or else from its name, which may be wrong."""
+    """Return the options that a base model requires, from its header, or else from its name, which may mislead."""
     if recognised.options or not recognised.family:
         return recognised.options
     named = families.facts_of(recognised.family).named_options

@@ -15,6 +15,6 @@ class Variant:
     base_model_version: str  # ss_base_model_version
     architecture: str  # modelspec.architecture; "" where it is in the header
 
-    def __deepcopy__(self, known: object) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         # Immutable, so copies of a family can share it.
         return self

@@ -1,1 +1,1 @@
-"""How a denoiser is fitted into memory: storage, swapping, checkpointing, attention kernels, and their order."""
+"""Fit a denoiser into memory: storage, swapping, checkpointing, attention kernels, and the order of these steps."""

@@ -28,7 +28,7 @@ FLASH_PACKAGES = {"flash3": ("FA3", ("flash_attn_interface",)), "flash4": ("FA4"
 # 1.7 to 2.3 times as fast as flash attention on Hopper, and slower on Ampere and on RTX PRO cards
 # (huggingface/transformers#48163), so all others keep PyTorch's own order.
 ORDERS: dict[tuple[int, int], tuple[str, ...]] = {(9, 0): ("cudnn", "flash", "efficient", "math")}
-CUDNN = 90000  # versions before 9 had wrong gradients for some strides (pytorch#138581)
+MIN_CUDNN = 90000  # versions before 9 had wrong gradients for some strides (pytorch#138581)
 PYTORCHS_ORDER = "PyTorch's order"
 _chosen = contextlib.ExitStack()  # undoes `prefer`; global, as PyTorch's switches are
 
@@ -40,13 +40,13 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
     kernel. Lasts until the next call or the end of `keep_attention_settings`.
     """
     if kernel != "auto" and kernel not in offered(device):
-        known = ", ".join(["auto", *offered(device)])
+        choices = ", ".join(["auto", *offered(device)])
         raise ConfigError(
             Problem(
                 "attention_kernel",
                 ": there is no {kernel} on this machine; choose one of {known}",
                 kernel=kernel,
-                known=known,
+                known=choices,
             )
         )
     _chosen.close()
@@ -66,8 +66,8 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
     first = [getattr(SDPBackend, KERNELS[name]) for name in order]
     # An order instead of a switch, as some calls fit only other kernels, such as the VAE's wide heads.
     # Why: docs/decisions/2026-11-20-attention-kernels-in-an-order.md
-    others = [SDPBackend(number) for number in torch_private.sdp_priority_order() if SDPBackend(number) not in first]
-    _chosen.enter_context(sdpa_kernel(first + others, set_priority=True))
+    remaining = [SDPBackend(number) for number in torch_private.sdp_priority_order() if SDPBackend(number) not in first]
+    _chosen.enter_context(sdpa_kernel(first + remaining, set_priority=True))
     return kernel.upper() if kernel in FLASH_PACKAGES else KERNELS[order[0]]
 
 
@@ -85,7 +85,7 @@ def keep_attention_settings() -> Iterator[None]:
 
 
 def _has_cudnn() -> bool:
-    return (torch.backends.cudnn.version() or 0) >= CUDNN
+    return (torch.backends.cudnn.version() or 0) >= MIN_CUDNN
 
 
 def offered(device: torch.device) -> tuple[str, ...]:
@@ -103,12 +103,12 @@ def offered(device: torch.device) -> tuple[str, ...]:
 def _replace_flash(kernel: str) -> None:
     """Replace PyTorch's flash attention by a newer one, or restore it. Raises ConfigError on failure."""
     current = torch.nn.attention.current_flash_attention_impl()
-    wanted = FLASH_PACKAGES.get(kernel, (None,))[0]
-    if wanted == current:
+    implementation = FLASH_PACKAGES.get(kernel, (None,))[0]
+    if implementation == current:
         return
     try:
-        if wanted:
-            torch.nn.attention.activate_flash_attention_impl(wanted)
+        if implementation:
+            torch.nn.attention.activate_flash_attention_impl(implementation)
         else:
             torch.nn.attention.restore_flash_attention_impl()
     except Exception as error:  # a package built for another GPU or PyTorch may raise anything
@@ -131,10 +131,13 @@ class AttentionRecorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
-            self._ask(*args, **kwargs or {})
+            self._record(*args, **kwargs or {})
         return func(*args, **kwargs or {})
 
     def others(self) -> list[str]:
+        """Return kernels to compare with the usual ones: those that would change the selection, and those that support
+        none of the calls, to report why.
+        """
         return [name for name in offered(self.device) if name in self.unable or self._changes(name)]
 
     def why_not(self, kernel: str | None) -> str:
@@ -146,33 +149,34 @@ class AttentionRecorder(TorchFunctionMode):
         number = int(getattr(SDPBackend, KERNELS["flash" if newer else name]))
         return name in self.able and (newer or self.usual != {number})
 
-    def _ask(self, *given: Any, **named: Any) -> None:
-        given, named = tuple(map(_as_computed, given)), {name: _as_computed(value) for name, value in named.items()}
-        self.usual.add(torch_private.fused_sdp_choice(*given, **named))
+    def _record(self, *positional: Any, **keywords: Any) -> None:
+        positional = tuple(map(_as_computed, positional))
+        keywords = {name: _as_computed(value) for name, value in keywords.items()}
+        self.usual.add(torch_private.fused_sdp_choice(*positional, **keywords))
         for name in offered(self.device):
-            if name in self.able:
+            if name in self.able:  # one call suffices, and the check is not free
                 continue
             backend = getattr(SDPBackend, KERNELS["flash" if name in FLASH_PACKAGES else name])
-            if why := _refused(backend, given, named):
+            if why := _refused(backend, positional, keywords):
                 self.unable[name] = why
             else:
                 self.able.add(name)
                 self.unable.pop(name, None)
 
 
-def _refused(kernel: SDPBackend, given: Any, named: Any) -> str:
+def _refused(kernel: SDPBackend, positional: Any, keywords: Any) -> str:
     """Return why a kernel does not support a call, "" if it does."""
-    with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernel):
+    with warnings.catch_warnings(record=True) as caught, sdpa_kernel(kernel):
         warnings.simplefilter("always")
         try:
-            if torch_private.fused_sdp_choice(*given, **named) == kernel.value:
+            if torch_private.fused_sdp_choice(*positional, **keywords) == kernel.value:
                 return ""
         except RuntimeError as none_is_left:
-            said.append(warnings.WarningMessage(str(none_is_left), RuntimeWarning, "", 0))
+            caught.append(warnings.WarningMessage(str(none_is_left), RuntimeWarning, "", 0))
     # PyTorch warns about all kernels at once; keep the lines about this one.
-    lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]
-    telling = [line for line in lines if not line.endswith("because:") and "disabled" not in line]
-    return telling[0] if telling else "cannot compute the attention of this model"
+    lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in caught]
+    reasons = [line for line in lines if not line.endswith("because:") and "disabled" not in line]
+    return reasons[0] if reasons else "cannot compute the attention of this model"
 
 
 def _as_computed(x: Any) -> Any:

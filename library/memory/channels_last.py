@@ -11,7 +11,7 @@ from library.compiler.subclass import keep_class_name, with_gradient
 # Inductor assumes the strides of the first image size for all, so a layer that loses channels_last fails at the second.
 # Why: docs/decisions/2026-11-20-channels-last-in-compiled-blocks.md
 class GroupNorm(nn.GroupNorm):
-    """The same values as PyTorch's, with channels last in memory.
+    """PyTorch's group norm with the same values, but an output that is channels last in memory.
 
     PyTorch's own returns contiguous memory on CUDA. Inductor then converts it again for the next convolution, and
     applies the strides of the first image size to all sizes (torch 2.11 with dynamic sizes).
@@ -28,8 +28,8 @@ class GroupNorm(nn.GroupNorm):
         x = ((x - mean) * torch.rsqrt(variance + self.eps)).reshape(images, height, width, channels)
         if self.weight is not None:
             x = x * self.weight.float() + self.bias.float()
-        kept = torch.float32 if torch.is_autocast_enabled(input.device.type) else input.dtype
-        return x.permute(0, 3, 1, 2).to(kept)
+        output_dtype = torch.float32 if torch.is_autocast_enabled(input.device.type) else input.dtype
+        return x.permute(0, 3, 1, 2).to(output_dtype)
 
 
 @functools.cache
@@ -56,7 +56,6 @@ class LearningGroupNorm(nn.GroupNorm):
     """PyTorch's own, with a workaround for trained weights whose input needs no gradient (see with_gradient)."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, C, h, w] -> the same."""
         return super().forward(with_gradient(input))
 
 

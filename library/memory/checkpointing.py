@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep a block's inputs, and recompute the rest in backward."""
+"""Activation checkpointing: keep a block's inputs, and recompute its activations in the backward pass."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -83,9 +83,9 @@ def _keeps_function_outputs() -> bool:
 
 @functools.cache
 def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradients: bool = False) -> type[nn.Module]:
-    how: dict[str, Any] = {"use_reentrant": False}
+    options: dict[str, Any] = {"use_reentrant": False}
     if keep_attention or (own_gradients and _keeps_function_outputs()):
-        how["context_fn"] = _keeping_attention if keep_attention else _keeping_nothing
+        options["context_fn"] = _keeping_attention if keep_attention else _keeping_nothing
         torch_private.allow_in_place_checkpoints()
 
     class Checkpointed(cls):
@@ -93,8 +93,8 @@ def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradie
             if not torch.is_grad_enabled():
                 return super().forward(*args, **kwargs)
             if not torch.compiler.is_compiling() and (states := RecomputeStates.recording):
-                return checkpoint(super().forward, *args, **states.options(how), **kwargs)
-            return checkpoint(super().forward, *args, **how, **kwargs)
+                return checkpoint(super().forward, *args, **states.options(options), **kwargs)
+            return checkpoint(super().forward, *args, **options, **kwargs)
 
     return keep_class_name(Checkpointed, cls, CHECKPOINTED_KEEPING_ATTENTION if keep_attention else CHECKPOINTED)
 
@@ -105,8 +105,8 @@ def _checkpointed_outside(cls: type[nn.Module]) -> type[nn.Module]:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return super().__call__(*args, **kwargs)
-            how: dict[str, Any] = {"use_reentrant": False}
+            options: dict[str, Any] = {"use_reentrant": False}
             states = RecomputeStates.recording
-            return checkpoint(super().__call__, *args, **states.options(how) if states else how, **kwargs)
+            return checkpoint(super().__call__, *args, **states.options(options) if states else options, **kwargs)
 
     return keep_class_name(CheckpointedOutside, cls, CHECKPOINTED_OUTSIDE)

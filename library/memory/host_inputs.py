@@ -33,7 +33,10 @@ class _OffloadedInput:
 
 @dataclass(eq=False)
 class _Call:
-    """The offloaded inputs of one call of a block, and the previous call, whose inputs the backward pass needs next."""
+    """The offloaded inputs of one call of a block, and the previous call, whose inputs the backward pass needs next.
+
+    The reference is weak, so that a finished step's calls are freed with the graph that saved their tensors.
+    """
 
     before: "weakref.ref[_Call] | None"
     offloaded: list[_OffloadedInput] = field(default_factory=list)
@@ -60,18 +63,19 @@ class HostInputs:
         """Within the context, save host copies of these tensors for the backward pass."""
         call = _Call(self._last)
         ready = torch.cuda.current_stream(self.device).record_event() if self.is_cuda else None
+        # Saved tensors may be other objects than the arguments, so inputs are recognised by their memory.
         memory = {(x.data_ptr(), x.nbytes) for x in inputs}
 
         def pack(saved: Tensor) -> Any:
-            if (saved.data_ptr(), saved.nbytes) in memory and (one := self._offload(saved, ready)):
-                call.offloaded.append(one)
+            if (saved.data_ptr(), saved.nbytes) in memory and (offloaded := self._offload(saved, ready)):
+                call.offloaded.append(offloaded)
                 return call, len(call.offloaded) - 1
             # Leaves are not copied, as swapped weights change their memory meanwhile. Other tensors are saved without
             # their autograd history, since a node that saves its own output would be a reference cycle.
             return saved if saved.is_leaf else saved.detach()
 
-        def unpack(kept: Any) -> Tensor:
-            return kept if isinstance(kept, Tensor) else self._restore(*kept)
+        def unpack(packed: Any) -> Tensor:
+            return packed if isinstance(packed, Tensor) else self._restore(*packed)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             yield
@@ -101,23 +105,23 @@ class HostInputs:
         offloaded.device = None
         if not call.in_backward:
             call.in_backward = True
-            before = call.before() if call.before else None
-            for other in before.offloaded if before and not before.in_backward else ():
-                self._fetch(other)
+            call_before = call.before() if call.before else None
+            for offloaded_before in call_before.offloaded if call_before and not call_before.in_backward else ():
+                self._fetch(offloaded_before)
         return tensor
 
-    def _fetch(self, one: _OffloadedInput) -> None:
-        if one.device is not None:
+    def _fetch(self, offloaded: _OffloadedInput) -> None:
+        if offloaded.device is not None:
             return
         if self._to_device is None:
-            one.device = one.host.clone()
+            offloaded.device = offloaded.host.clone()
             return
         # Allocate on the compute stream, which may still use that memory.
-        one.device = torch.empty_like(one.host, device=self.device, pin_memory=False)
+        offloaded.device = torch.empty_like(offloaded.host, device=self.device, pin_memory=False)
         self._to_device.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._to_device):
-            one.device.copy_(one.host, non_blocking=True)
-        one.arrival = self._to_device.record_event()
+            offloaded.device.copy_(offloaded.host, non_blocking=True)
+        offloaded.arrival = self._to_device.record_event()
 
     def _free(self, call: _Call) -> None:
         """Free the device memory of a call's inputs once their copies to the host are done."""
@@ -126,11 +130,11 @@ class HostInputs:
                 self._wait_for(offloaded)
                 offloaded.device = None
 
-    def _wait_for(self, one: _OffloadedInput) -> Tensor:
-        assert one.device is not None
+    def _wait_for(self, offloaded: _OffloadedInput) -> Tensor:
+        assert offloaded.device is not None
         if self.is_cuda:
-            torch.cuda.current_stream(self.device).wait_event(one.arrival)
-        return one.device
+            torch.cuda.current_stream(self.device).wait_event(offloaded.arrival)
+        return offloaded.device
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Where each weight of a denoiser goes as its file is read: to the GPU, unless other work comes first."""
+"""Place each weight of a denoiser as its file is read: on the GPU, unless other work comes first."""
 
 from collections.abc import Callable
 
@@ -25,13 +25,13 @@ def plan_placement(
         config.network.base_weights or not config.network.module.startswith("networks.")
     ):
         return None
-    precision, number, later = config.precision, config.memory.blocks_to_swap or 0, False
+    precision, number, is_moved_later = config.precision, config.memory.blocks_to_swap or 0, False
     if config.adapters:
         # These are moved and rounded later, one at a time: products are timed first, and GGPO scales its noise
         # by the unrounded weights.
         arguments = config.network.network_args if isinstance(config, AdapterRun) else ()
         by_row = precision.fp8_compute or any(argument.startswith("ggpo") for argument in arguments)
-        later = precision.int8_base or precision.auto_compute or precision.fp8_denoiser and by_row
+        is_moved_later = precision.int8_base or precision.auto_compute or precision.fp8_denoiser and by_row
 
     def place(denoiser: nn.Module) -> WeightPlacement:
         waiting = set(swapping.choose_blocks(denoiser, family.swap_plan(number) if number else {}))
@@ -43,7 +43,7 @@ def plan_placement(
             matrices = {f"{path}.{name}.weight" for name in layers}
             if block in waiting:
                 host |= {f"{path}.{name}" for name, p in block.named_parameters() if p.dim() >= 2}
-            if later:
+            if is_moved_later:
                 host |= matrices
             elif config.adapters and precision.fp8_denoiser:
                 eight_bits |= matrices

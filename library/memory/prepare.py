@@ -23,21 +23,21 @@ from library.memory.quantization import fp8_storage
 
 logger = logging.getLogger(__name__)
 
-BYTES_OF_ADAM = 8  # per trained weight: two states, which are not allocated yet when a size is first recorded
+BYTES_OF_ADAM = 8  # per trained weight: two float32 states, not allocated yet when a size is first recorded
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare_denoiser` has chosen."""
+    """The choices of `prepare_denoiser`."""
 
     attention: str  # the attention kernel that was put first, "" on a CPU
-    not_compiled: str  # why the blocks run eagerly although compiling was asked for, "" when nothing is wrong
+    not_compiled: str  # why the blocks run eagerly although the config has `compile`, else ""
     blocks: str  # what the blocks do besides computing, for the log
 
 
 @dataclass
 class _Preparation:
-    """A denoiser on its way through PREPARATION_STEPS, and what decides about it."""
+    """A denoiser on its way through PREPARATION_STEPS, and everything that they depend on."""
 
     denoiser: nn.Module
     family: Family
@@ -55,7 +55,7 @@ class _Preparation:
         return blocks_by_class(self.denoiser, self.family.block_classes)
 
 
-def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
+def prepare_denoiser(  # noqa: PLR0913 - the denoiser and everything that its preparation depends on
     denoiser: nn.Module,
     family: Family,
     config: RunConfig,
@@ -64,23 +64,22 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     text_learns: bool = False,
     log: CompileLog | None = None,
 ) -> Prepared:
-    """Place the denoiser on its device and apply everything that saves memory or time, in this order.
+    """Place the denoiser on its device and apply everything that saves memory or time, by PREPARATION_STEPS.
 
-    Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. `sizes` are
-    those of the data set's batches; `text_learns` says that gradients go on through what the denoiser reads. `log` is
-    handed on to what compiles.
+    Call it when adapters, dtype and `requires_grad` are final; parameter names stay. `sizes` are those of the data
+    set's batches. `text_learns` says whether the text inputs need gradients, too. `log` collects compilations.
     """
     attention.switches(config.compile)
     kernel = attention.prefer(device, config.memory.attention_kernel)
-    given = _Preparation(denoiser, family, config, device, sizes, text_learns, log or CompileLog())
+    preparation = _Preparation(denoiser, family, config, device, sizes, text_learns, log or CompileLog())
     for step, _ in PREPARATION_STEPS:
-        step(given)
-    logger.info(said := describe_blocks(denoiser, family.block_classes))
-    return Prepared(kernel, given.not_compiled, said)
+        step(preparation)
+    logger.info(description := describe_blocks(denoiser, family.block_classes))
+    return Prepared(kernel, preparation.not_compiled, description)
 
 
 def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: RunConfig) -> None:
-    """Checkpoint text encoders, too, if they are trained: T5's activations are larger than its adapters."""
+    """Checkpoint the trained text encoders, too: T5's activations are larger than its adapters."""
     for name, encoder in encoders.items():
         if config.memory.checkpointing and learns.get(name):
             # Older versions of transformers have the other name only.
@@ -91,88 +90,90 @@ def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, boo
 # ---- the steps
 
 
-def _order_convolutions(given: _Preparation) -> None:
+def _order_convolutions(preparation: _Preparation) -> None:
     order: dict[str, Any] = {"memory_format": torch.channels_last}  # not among the declared arguments of `to`
-    given.denoiser.to(**order)
+    preparation.denoiser.to(**order)
 
 
-def _place_weights(given: _Preparation) -> None:
+def _place_weights(preparation: _Preparation) -> None:
     """Round the blocks' frozen matrices to 8 bits, and move everything but swapped weights to the device."""
-    config, denoiser = given.config, given.denoiser
+    config, denoiser = preparation.config, preparation.denoiser
     number = config.memory.blocks_to_swap or 0
-    to_swap = swapping.choose_blocks(denoiser, given.family.swap_plan(number) if number else {})
-    fp8_storage.store_blocks(given.blocks, config, given.device, to_swap)
-    # Swapped blocks that learn are on the device only while they are there for their gradients.
+    to_swap = swapping.choose_blocks(denoiser, preparation.family.swap_plan(number) if number else {})
+    fp8_storage.store_blocks(preparation.blocks, config, preparation.device, to_swap)
+    # Trained blocks that are swapped can be stepped on the device only within the backward pass, while they are there.
     stepped_on = "" if config.adapters else "device" if config.optim.stepped_early else "host"
-    given.swap = swapping.Swap(to_swap, given.device, stepped_on)
+    preparation.swap = swapping.Swap(to_swap, preparation.device, stepped_on)
     if not is_sharded(config):  # shards are taken from CPU memory, and only they go to the device
-        given.swap.place(denoiser)
+        preparation.swap.place(denoiser)
 
 
-def _checkpoint(given: _Preparation) -> None:
-    memory, options, precision = given.config.memory, given.config.compile, given.config.precision
+def _checkpoint(preparation: _Preparation) -> None:
+    memory, options, precision = preparation.config.memory, preparation.config.compile, preparation.config.precision
     if memory.checkpointing:
         around = options.compile and options.compile_scope == "inner"
         own_gradients = precision.fp8_compute or precision.int8_compute
-        offload_from = given.device if memory.cpu_offload_checkpointing else None
+        offload_from = preparation.device if memory.cpu_offload_checkpointing else None
         checkpointing.checkpoint_blocks(
-            given.blocks, offload_from, memory.checkpoint_keep_attention, around, own_gradients
+            preparation.blocks, offload_from, memory.checkpoint_keep_attention, around, own_gradients
         )
 
 
-def _compile(given: _Preparation) -> None:
-    options, denoiser, family, device = given.config.compile, given.denoiser, given.family, given.device
+def _compile(preparation: _Preparation) -> None:
+    config, denoiser, family = preparation.config, preparation.denoiser, preparation.family
+    options, device, sizes = config.compile, preparation.device, preparation.sizes
     if not options.compile:
         return
-    blocks, backends, inputs = compile_targets(denoiser, given.blocks, family, given.config, device, given.sizes)
+    blocks, backends, inputs = compile_targets(denoiser, preparation.blocks, family, config, device, sizes)
     if options.compile_scope == "model":
-        options = options if is_static(given.config, device, given.sizes) else replace(options, compile_dynamic="true")
+        options = options if is_static(config, device, sizes) else replace(options, compile_dynamic="true")
         getattr(denoiser, "as_one_graph", lambda: None)()
-    elif not given.text_learns:
-        every = (block for group in blocks for block in group if block in inputs)
-        ahead = before_trainable(denoiser, every, family)
-        inputs |= {block: replace(inputs[block], before_trainable=True) for block in ahead}
-    # PyTorch's own GroupNorm ends the process on a CPU, if it learns in this order and what comes in does not.
+    elif not preparation.text_learns:
+        compiled = (block for group in blocks for block in group if block in inputs)
+        untrained_beginning = before_trainable(denoiser, compiled, family)
+        inputs |= {block: replace(inputs[block], before_trainable=True) for block in untrained_beginning}
+    # On a CPU, PyTorch's GroupNorm ends the process if it is trained in channels_last and its input needs no gradient,
+    # so replace it in the whole denoiser there.
     for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
         channels_last.keep_channels_last(block)
     try:
-        compile_model(options, denoiser, blocks, False, family.name, inputs, backends, given.log)
+        compile_model(options, denoiser, blocks, False, family.name, inputs, backends, preparation.log)
     except ConfigError as e:
         if not options.compile_fallback:
             raise
-        given.not_compiled = str(e)
+        preparation.not_compiled = str(e)
 
 
-def _swap_blocks(given: _Preparation) -> None:
-    assert given.swap is not None, "_place_weights comes first"
-    given.swap.attach(given.denoiser)
+def _swap_blocks(preparation: _Preparation) -> None:
+    assert preparation.swap is not None, "_place_weights comes first"
+    preparation.swap.attach(preparation.denoiser)
 
 
-def _record(given: _Preparation) -> None:
-    if why_not := _record_graphs(given.denoiser, given.config, given.device, given.log):
+def _record(preparation: _Preparation) -> None:
+    if why_not := _record_graphs(preparation.denoiser, preparation.config, preparation.device, preparation.log):
         logger.info("CUDA graphs are not recorded: %s", why_not)
 
 
-def _let_norms_learn(given: _Preparation) -> None:
-    if given.device.type == "cpu":
-        channels_last.let_norms_learn(given.denoiser)
+def _let_norms_learn(preparation: _Preparation) -> None:
+    if preparation.device.type == "cpu":
+        channels_last.let_norms_learn(preparation.denoiser)
 
 
-# In this order only, each with the reason. What changes the classes of blocks is in the order of subclass.INSIDE_OUT,
-# which is asserted wherever a class changes.
+# The only order that works, each step with the reason. Steps that change the classes of blocks are in the order of
+# subclass.INSIDE_OUT, which is asserted wherever a class changes.
 PREPARATION_STEPS: tuple[tuple[Callable[[_Preparation], None], str], ...] = (
-    (_order_convolutions, "weights are rounded and moved in the order that convolutions are fastest in"),
-    (_place_weights, "what is swapped are the rounded weights"),
-    (_checkpoint, "inside what is compiled, so that one graph has the forward pass and its recomputation"),
+    (_order_convolutions, "weights are rounded and moved in the memory format in which convolutions are fastest"),
+    (_place_weights, "the rounded weights are swapped"),
+    (_checkpoint, "inside compiled blocks, so that one graph has the forward pass and its recomputation"),
     (_compile, "the names in state_dict stay, as blocks are compiled in place"),
     (_swap_blocks, "around compiled blocks, so that weights are fetched before a graph reads them"),
     (_record, "a recording replays all of the above as one piece"),
-    (_let_norms_learn, "only norms that compiling has left as they were need it"),
+    (_let_norms_learn, "only norms that compiling has not replaced need it"),
 )
 
 
 def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, log: CompileLog) -> str:
-    """Record CUDA graphs of the denoiser where its config allows that; returns why not on a GPU, "" otherwise."""
+    """Record CUDA graphs of the denoiser if its config allows that. Return the reason if not on a GPU, "" otherwise."""
     recorder = cudagraph.recorder_of(denoiser)
     if (early := config.optim.stepped_early) and several_processes():
         # Processes average each gradient as soon as it is complete, and that order differs between a recording and
@@ -181,70 +182,74 @@ def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, log: 
             recorder.give_up(f"several processes train with {early}")
         return f"several processes train with {early}"
     if recorder or device.type != "cuda":
-        return ""  # the mode of compiling asked for it; or there is nothing to record
+        return ""  # the compile mode has set up a recorder; or there is no GPU
     if is_sharded(config):
         return "fsdp gathers weights at every block"
     if why := config.compile.why_not_recorded(config):
         return why
-    learning = sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
-    room = 0 if config.optim.stepped_early else BYTES_OF_ADAM * learning
-    cudagraph.record_denoiser_calls(denoiser, log, None if config.compile.records_graphs else room)
+    num_trained = sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
+    reserved = 0 if config.optim.stepped_early else BYTES_OF_ADAM * num_trained
+    cudagraph.record_denoiser_calls(denoiser, log, None if config.compile.records_graphs else reserved)
     return ""
 
 
 def is_sharded(config: RunConfig) -> bool:
-    """Whether each of several processes keeps a part of the denoiser."""
+    """Return whether each of several processes keeps a part of the denoiser."""
     return config.distributed.fsdp and several_processes()
 
 
 def several_processes() -> bool:
-    """Whether this is one of several processes that train together."""
-    known = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return known and torch.distributed.get_world_size() > 1
+    """Return whether this is one of several processes that train together."""
+    is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return is_initialized and torch.distributed.get_world_size() > 1
 
 
 def before_trainable(denoiser: nn.Module, blocks: Iterable[nn.Module], family: Family) -> set[nn.Module]:
-    """The blocks that run before anything that learns does, so that no gradient has to go through them.
+    """Return the blocks that run before any trained parameter, so that no gradient has to pass through them.
 
-    None where nothing of the denoiser learns at all.
+    Empty if nothing in the denoiser is trained.
     """
     named = enumerate(denoiser.named_parameters())
     order = {id(p): (family.execution_key(path), number, p.requires_grad) for number, (path, p) in named}
-    learning = [place for place in order.values() if place[-1]]
-    if not learning:
+    trained = [position for position in order.values() if position[-1]]
+    if not trained:
         return set()
-    first = min(learning)
+    first = min(trained)
     return {block for block in blocks if all(order[id(p)] < first for p in block.parameters())}
 
 
 def describe_blocks(denoiser: nn.Module, block_classes: tuple[str, ...]) -> str:
-    """One line on what the blocks do besides computing.
+    """Describe in one line what was applied to the blocks: compiled, checkpointed, swapped, ...
 
-    Preparing replaces the classes of blocks and layers by subclasses that keep their names, so that neither the tree
-    nor `repr` shows it.
+    Preparing replaces the classes of blocks and layers by subclasses that keep their names, so `repr` does not show it.
     """
     whole = sorted(behaviours_of(denoiser))
     parts = [f"{type(denoiser).__name__} as one ({', '.join(whole)})"] if whole else []
     for name, blocks in zip(block_classes, blocks_by_class(denoiser, block_classes), strict=True):
-        counts = Counter(found for block in blocks for found in _behaviours_within(block))
-        shown = [found if number == len(blocks) else f"{number} {found}" for found, number in sorted(counts.items())]
-        parts.append(f"{len(blocks)} {name}" + (f" ({', '.join(shown)})" if shown else ""))
+        counts = Counter(behaviour for block in blocks for behaviour in _behaviours_within(block))
+        descriptions = [
+            behaviour if number == len(blocks) else f"{number} {behaviour}"
+            for behaviour, number in sorted(counts.items())
+        ]
+        parts.append(f"{len(blocks)} {name}" + (f" ({', '.join(descriptions)})" if descriptions else ""))
     return f"Blocks: {'; '.join(parts)}"
 
 
 def _behaviours_within(block: nn.Module) -> set[str]:
-    """Of a block and its layers. All blocks of a class can swap, so that they share their graphs; not all do."""
-    found = {behaviour for module in block.modules() for behaviour in behaviours_of(module)}
-    if any(parameter.dtype.itemsize == 1 for parameter in block.parameters()):  # also where adapters cast them
-        found.add(EIGHT_BIT)
-    return found if "_swap" in vars(block) else found - {SWAPPED}
+    """Return the behaviours of a block and its layers. All blocks of a class have the class that swaps, so that they
+    share graphs; only those with a `_swap` attribute do swap.
+    """
+    behaviours = {behaviour for module in block.modules() for behaviour in behaviours_of(module)}
+    if any(parameter.dtype.itemsize == 1 for parameter in block.parameters()):  # also if adapters cast the weights
+        behaviours.add(EIGHT_BIT)
+    return behaviours if "_swap" in vars(block) else behaviours - {SWAPPED}
 
 
 @contextlib.contextmanager
 def restored_after(denoiser: nn.Module, block_classes: tuple[str, ...]) -> Iterator[None]:
     """Restore block classes, hooks and swap state after a trial preparation: nothing recomputes, swaps or is compiled.
 
-    Layers that are stored in 8 bits stay so, and weights stay on the device, where the next preparation wants them.
+    Layers stored in 8 bits stay so, and weights stay on the device, where the next preparation needs them.
     """
     modules = [denoiser, *(module for module in denoiser.modules() if type(module).__name__ in block_classes)]
     classes, names = [type(module) for module in modules], [set(vars(module)) for module in modules]
@@ -256,7 +261,7 @@ def restored_after(denoiser: nn.Module, block_classes: tuple[str, ...]) -> Itera
             swap.undo()
         denoiser._forward_pre_hooks.clear()
         denoiser._forward_pre_hooks.update(hooks)
-        for module, cls, known in zip(modules, classes, names, strict=True):
+        for module, cls, original_names in zip(modules, classes, names, strict=True):
             module.__class__ = cls
-            for name in set(vars(module)) - known:
+            for name in set(vars(module)) - original_names:
                 del vars(module)[name]

@@ -28,7 +28,7 @@ ALIGNMENT = 256  # bytes, as kernels expect aligned weights
 
 def choose_blocks(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module]:
     """Return the blocks to swap: `counts` of each class, evenly spread."""
-    # Transfers then hide behind resident blocks.
+    # Transfers then overlap with the computation of resident blocks.
     chosen: list[nn.Module] = []
     for kind, count in counts.items():
         blocks = [m for m in denoiser.modules() if type(m).__name__ == kind]
@@ -128,9 +128,9 @@ class Swap:
         # Whatever still reads the slot was queued on the compute stream before this call, except for:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         # ... copies back to the host, of this block and of the slot's previous owner.
-        for one in (packed, self._slots.next.owner):
-            if one is not None and one.written is not None:
-                self.stream.wait_event(one.written)
+        for swapped in (packed, self._slots.next.owner):
+            if swapped is not None and swapped.written is not None:
+                self.stream.wait_event(swapped.written)
         with torch.cuda.stream(self.stream):
             slot = self._slots.fill(packed)
             slot.filled = self.stream.record_event()
@@ -157,7 +157,9 @@ def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
 
 
 class _Packed:
-    """The matrices of one block in one host buffer: the frozen ones, or all of a trained block."""
+    """The matrices of one block in one host buffer: the frozen ones, or all of a trained block. Vectors, which are
+    small, stay on the device.
+    """
 
     def __init__(self, block: nn.Module, pin: bool, learns: bool) -> None:
         self.block, self.pin = block, pin
@@ -196,15 +198,15 @@ class _Packed:
     def _offload_gradient(self, p: nn.Parameter) -> None:
         gradient, p.grad = p.grad, None
         assert gradient is not None  # the hook runs once it is complete
-        kept = self.gradients.get(p)
-        if kept is None:
-            kept = self._spare.pop(p, None)
-            if kept is None:
-                kept = torch.empty_like(gradient, device="cpu", pin_memory=self.pin)
-            self.gradients[p] = kept
+        host_gradient = self.gradients.get(p)
+        if host_gradient is None:
+            host_gradient = self._spare.pop(p, None)
+            if host_gradient is None:
+                host_gradient = torch.empty_like(gradient, device="cpu", pin_memory=self.pin)
+            self.gradients[p] = host_gradient
         else:  # add to an earlier batch of this step on the device, in stream order
-            gradient += kept.to(gradient.device, non_blocking=True)
-        kept.copy_(gradient, non_blocking=True)
+            gradient += host_gradient.to(gradient.device, non_blocking=True)
+        host_gradient.copy_(gradient, non_blocking=True)
 
     def hand_over_gradients(self) -> None:
         """Assign the gradients to `p.grad` for an optimizer on the host. Their memory is reused in the next step."""

@@ -48,7 +48,7 @@ def attach_method(components: ModelComponents, family: Family, config: RunConfig
 
 def reads_encoders(config: RunConfig) -> bool:
     """Return whether `attach_method` needs the text encoders: they or their words are trained, adapter files may change
-    them, or LyCORIS counts them.
+    them, or a foreign network module receives them.
     """
     if isinstance(config, EmbeddingRun):
         return True
@@ -78,6 +78,7 @@ def find_method_problems(config: RunConfig) -> Iterator[Problem]:
     files = {"network_weights": config.network.network_weights}
     files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
     for option, path in files.items():
+        # Files of base_weights may be downloaded from the hub later, network_weights not.
         if path and not Path(path).is_file() and not (option != "network_weights" and is_file_id(path)):
             if Path(path).is_dir():
                 yield Problem(option, ": {path} is a folder: name a file in it", path=path)

@@ -4,7 +4,7 @@ An adapted layer is a subclass instance in place of the original one. It holds t
 names in the base model's state dict stay, and code that looks for nn.Linear still finds it.
 
 No value that varies between layers or steps is a Python number read in `forward`: the scale is a tensor, dropout draws
-tensor masks on the device. So all layers of one shape share one graph, and a new multiplier needs none.
+tensor masks on the device. So all layers of one shape share one graph, which stays valid for any multiplier.
 """
 
 import math
@@ -56,18 +56,19 @@ class Adapter(nn.Module):
     @classmethod
     def around(cls, layer: nn.Linear | nn.Conv2d, spec: AdapterSpec, dtype: torch.dtype = torch.float32) -> "Adapter":
         """Return an adapted layer that shares `layer`'s parameters. Its output is the same while lora_up is zero."""
-        new = cls.__new__(cls)
-        # Copy the registries, or the adapter would also appear inside the original layer.
-        new.__dict__.update({k: v.copy() if isinstance(v, dict | set) else v for k, v in layer.__dict__.items()})
-        new.spec, new.alpha, new.multiplier = spec, spec.alpha, 1.0
+        adapted = cls.__new__(cls)
+        # Without __init__, which would allocate a new weight. Copy the registries, or the adapter would also appear
+        # inside the original layer.
+        adapted.__dict__.update({k: v.copy() if isinstance(v, dict | set) else v for k, v in layer.__dict__.items()})
+        adapted.spec, adapted.alpha, adapted.multiplier = spec, spec.alpha, 1.0
         device = layer.weight.device
-        new._add_factors(spec, {"device": device, "dtype": dtype})
-        new.register_buffer("scale", torch.ones((), device=device), persistent=False)
-        new.set_multiplier(1.0)
+        adapted._add_factors(spec, {"device": device, "dtype": dtype})
+        adapted.register_buffer("scale", torch.ones((), device=device), persistent=False)
+        adapted.set_multiplier(1.0)
         if spec.noise and isinstance(layer, nn.Linear):
-            new.register_buffer("ggpo_base", ggpo.typical_row(layer.weight), persistent=False)
-            new.register_buffer("ggpo_rows", torch.zeros(layer.out_features, device=device), persistent=False)
-        return new
+            adapted.register_buffer("ggpo_base", ggpo.typical_row(layer.weight), persistent=False)
+            adapted.register_buffer("ggpo_rows", torch.zeros(layer.out_features, device=device), persistent=False)
+        return adapted
 
     @property
     def rank(self) -> int:
@@ -86,7 +87,7 @@ class Adapter(nn.Module):
         return [self.lora_down.weight, *(up.weight for up in self.ups)]
 
     def with_strength(self, factors: Sequence[Tensor]) -> list[tuple[Tensor, float | None]]:
-        """Factors with the scale to fold into each: lora_up gets all of it."""
+        """Pair each factor with the scale to fold into it, None for lora_down: lora_up gets all of it."""
         return [(factor, self.strength if n else None) for n, factor in enumerate(factors)]
 
     def delta(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
@@ -104,10 +105,10 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def note_gradients(self) -> None:
-        """Before a step: compute the noise strength of the next pass from factors and gradients (GGPO)."""
-        if (noise := self.spec.noise) and (found := ggpo.gradients_of(self.lora_down, self.ups)):
+        """Compute the noise strength of the next pass from factors and gradients (GGPO). Call it before a step."""
+        if (noise := self.spec.noise) and (gradients := ggpo.gradients_of(self.lora_down, self.ups)):
             up, down, base = self._merged_up(), self.lora_down.weight, self.ggpo_base
-            self.ggpo_rows.copy_(ggpo.scales(up, down, found, self.strength, base, noise))
+            self.ggpo_rows.copy_(ggpo.scales(up, down, gradients, self.strength, base, noise))
 
     def _own_factors(self, x: Tensor) -> list[Tensor]:
         """Return the factors of a layer that is called directly instead of by its network."""
@@ -123,17 +124,17 @@ class Adapter(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the adapter's tensors as in a file, without its name."""
-        whole = isinstance(self.alpha, int)  # like sd-scripts, store a default alpha as an integer tensor
+        is_whole = isinstance(self.alpha, int)  # like sd-scripts, store a default alpha as an integer tensor
         parts = len(self.spec.split) or 1
-        alpha = torch.tensor(self.alpha * parts, dtype=torch.int64 if whole else torch.float32)
+        alpha = torch.tensor(self.alpha * parts, dtype=torch.int64 if is_whole else torch.float32)
         return {"lora_down.weight": self.lora_down.weight, "lora_up.weight": self._merged_up(), "alpha": alpha}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load an adapter from a file with its alpha. Raises ValueError if it does not fit."""
         down, up = tensors["lora_down.weight"], tensors["lora_up.weight"]
-        if (got := down.shape[0]) != self.rank:
-            raise ValueError(f"has rank {got} in the file and {self.rank} here")
+        if (file_rank := down.shape[0]) != self.rank:
+            raise ValueError(f"has rank {file_rank} in the file and {self.rank} here")
         self.lora_down.weight.copy_(down.reshape(self.lora_down.weight.shape))
         self._take_up(up)
         self.alpha = saved_alpha(tensors, down.shape[0]) / (len(self.spec.split) or 1)
@@ -164,9 +165,9 @@ class Adapter(nn.Module):
         self.set_multiplier(self.multiplier)
         return self
 
-    # ---- for the two kinds of layer
+    # ---- defined by linear layers and convolutions
 
-    def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
+    def _add_factors(self, spec: AdapterSpec, device_and_dtype: dict) -> None:
         raise NotImplementedError
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
@@ -184,7 +185,7 @@ class Adapter(nn.Module):
         self.lora_up.weight.copy_(up.reshape(self.lora_up.weight.shape))
 
     def _rank_mask_shape(self, hidden: Tensor) -> tuple[int, ...]:
-        """The shape of a mask with one value for each image and rank, to be broadcast over `hidden`."""
+        """Return the shape of a mask with one value for each image and rank, to broadcast over `hidden`."""
         raise NotImplementedError
 
     def _dropout(self, hidden: Tensor) -> Tensor:
@@ -193,7 +194,7 @@ class Adapter(nn.Module):
         spec = self.spec
         if not spec.drops or not self.training:  # test `drops` first, as reading `training` adds a guard to the graph
             return hidden
-        if spec.dropout:
+        if spec.dropout:  # divided by at least 1e-6, so that a dropout of 1 gives zeros instead of NaN
             hidden = hidden * keep_mask(hidden, hidden.shape, spec.dropout) / max(1 - spec.dropout, 1e-6)
         if spec.rank_dropout:
             hidden = (
@@ -201,7 +202,7 @@ class Adapter(nn.Module):
                 * keep_mask(hidden, self._rank_mask_shape(hidden), spec.rank_dropout)
                 / max(1 - spec.rank_dropout, 1e-6)
             )
-        if spec.module_dropout:
+        if spec.module_dropout:  # without rescaling, as in sd-scripts
             hidden = hidden * keep_mask(hidden, (1,), spec.module_dropout)
         return hidden
 
@@ -223,9 +224,9 @@ class LoraLinear(Adapter, nn.Linear):
     def base(self, x: Tensor) -> Tensor:
         return F.linear(x, cast_like(self.weight, x), None if self.bias is None else cast_like(self.bias, x))
 
-    def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
-        self.lora_down = _linear(self.in_features, spec.rank, where)
-        self.lora_up = _linear(spec.rank, self.out_features, where)
+    def _add_factors(self, spec: AdapterSpec, device_and_dtype: dict) -> None:
+        self.lora_down = _linear(self.in_features, spec.rank, device_and_dtype)
+        self.lora_up = _linear(spec.rank, self.out_features, device_and_dtype)
         _init_factors(self.lora_down, [self.lora_up], spec.frozen_down)
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
@@ -249,9 +250,9 @@ class SplitLoraLinear(LoraLinear):
     def ups(self) -> Sequence[Any]:
         return [*self.lora_up]
 
-    def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
-        self.lora_down = _linear(self.in_features, spec.rank * len(spec.split), where)
-        self.lora_up = nn.ModuleList(_linear(spec.rank, size, where) for size in spec.split)
+    def _add_factors(self, spec: AdapterSpec, device_and_dtype: dict) -> None:
+        self.lora_down = _linear(self.in_features, spec.rank * len(spec.split), device_and_dtype)
+        self.lora_up = nn.ModuleList(_linear(spec.rank, size, device_and_dtype) for size in spec.split)
         _init_factors(self.lora_down, self.lora_up, spec.frozen_down)
 
     def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
@@ -263,8 +264,9 @@ class SplitLoraLinear(LoraLinear):
 
     def _take_up(self, up: Tensor) -> None:
         blocks = [part.chunk(len(self.lora_up), dim=1) for part in up.split(self.spec.split)]
-        outside = [b for i, row in enumerate(blocks) for j, b in enumerate(row) if i != j]
-        if any(bool(block.any()) for block in outside):
+        # Separate adapters are block-diagonal in the file, so one with other values was trained as a whole.
+        off_diagonal = [block for i, row in enumerate(blocks) for j, block in enumerate(row) if i != j]
+        if any(bool(block.any()) for block in off_diagonal):
             raise ValueError("was trained without split_qkv; leave split_qkv out to go on with it")
         for i, part in enumerate(self.lora_up):
             part.weight.copy_(blocks[i][i])
@@ -280,12 +282,12 @@ class LoraConv2d(Adapter, nn.Conv2d):
     def base(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, cast_like(self.weight, x), None if self.bias is None else cast_like(self.bias, x))
 
-    def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
+    def _add_factors(self, spec: AdapterSpec, device_and_dtype: dict) -> None:
         shape: dict[str, Any] = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
         kernel: Any = self.kernel_size  # Conv2d annotates these more narrowly than it accepts
         with empty_weights.without_random_init():
-            self.lora_down = nn.Conv2d(self.in_channels, spec.rank, kernel, bias=False, **shape, **where)
-            self.lora_up = nn.Conv2d(spec.rank, self.out_channels, 1, bias=False, **where)
+            self.lora_down = nn.Conv2d(self.in_channels, spec.rank, kernel, bias=False, **shape, **device_and_dtype)
+            self.lora_up = nn.Conv2d(spec.rank, self.out_channels, 1, bias=False, **device_and_dtype)
         _init_factors(self.lora_down, [self.lora_up], spec.frozen_down)
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
@@ -317,7 +319,7 @@ def cast_like(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def scaled_in(dtype: torch.dtype) -> bool:
-    # float16 would lose small factors: its smallest value is too large.
+    # float16 would lose small factors: its smallest positive number is too large.
     return dtype != torch.float16
 
 
@@ -331,8 +333,8 @@ def factors_fit(weight: Tensor, tensors: Mapping[str, Tensor]) -> bool:
     down, up, alpha = tensors["lora_down.weight"], tensors.get("lora_up.weight"), tensors.get("alpha")
     if up is None or min(down.ndim, up.ndim) < 2 or (alpha is not None and alpha.numel() != 1):
         return False
-    theirs = up.shape[0], up.shape[1], math.prod(down.shape[1:])
-    return theirs == (weight.shape[0], down.shape[0], math.prod(weight.shape[1:]))
+    factor_sizes = up.shape[0], up.shape[1], math.prod(down.shape[1:])
+    return factor_sizes == (weight.shape[0], down.shape[0], math.prod(weight.shape[1:]))
 
 
 def saved_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
@@ -340,9 +342,9 @@ def saved_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
     return float(tensors["alpha"]) if "alpha" in tensors else float(rank)
 
 
-def _linear(inputs: int, outputs: int, where: dict) -> nn.Linear:
+def _linear(inputs: int, outputs: int, device_and_dtype: dict) -> nn.Linear:
     with empty_weights.without_random_init():
-        return nn.Linear(inputs, outputs, bias=False, **where)
+        return nn.Linear(inputs, outputs, bias=False, **device_and_dtype)
 
 
 @torch.no_grad()
@@ -353,10 +355,10 @@ def _init_factors(down: nn.Linear | nn.Conv2d, ups: Iterable[Any], frozen: bool 
     weight = down.weight
     # Draw on the host, so that the same seed gives the same adapters on every device.
     drawn = torch.empty_like(weight, device="cpu") if weight.device.type not in ("cpu", "meta") else weight
-    if frozen:  # as in sd-scripts, after arXiv 2308.03303
+    if frozen:  # as in sd-scripts, after LoRA-FA (arXiv 2308.03303)
         nn.init.normal_(drawn, std=math.sqrt(2.0 / (weight.shape[0] + weight.shape[1])))
     else:
-        nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))
+        nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))  # the default of nn.Linear and nn.Conv2d
     if drawn is not weight:
         weight.copy_(drawn)
     for up in ups:

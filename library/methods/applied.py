@@ -32,7 +32,7 @@ class AppliedChange:
         self.stored, self.strength = dict(tensors), 0.0
         self.change = LayerChange({TENSOR_ROLES.get(name, name): tensor for name, tensor in tensors.items()})
         self._is_plain = self.stored.keys() <= PLAIN_ROLES
-        self._on_device: dict[str, Tensor] = {}  # filled while it is in use
+        self._on_device: dict[str, Tensor] = {}  # filled while the strength is not 0
         self._ready: LayerChange | None = None
 
     def set_strength(self, strength: float) -> None:
@@ -61,7 +61,7 @@ class AppliedChange:
         return F.linear(x, weight, bias) if isinstance(layer, nn.Linear) else layer._conv_forward(x, weight, bias)
 
     def fits(self, layer: nn.Module) -> bool:
-        """Return whether it fits this layer."""
+        """Return whether the file's tensors have the sizes of this layer."""
         weight = layer.weight
         assert isinstance(weight, Tensor)
         if isinstance(layer, NORMS) != (self.change.kind.title == "norm") or self.change.missing:
@@ -99,17 +99,17 @@ class AppliedLoras:
         self.changes_text = False  # whether a file adapts a text encoder
         for part, root in networks(components).items():
             for path, name, layer in _adaptable_layers(root, part, family):
-                for known in filter(None, (name, AdapterLocation(part, path).alias)):
-                    self._layers[known] = part, layer
+                for file_name in filter(None, (name, AdapterLocation(part, path).alias)):
+                    self._layers[file_name] = part, layer
 
     def add(self, path: Path) -> None:
         """Read a file; it starts switched off. Raises ConfigError if it is no adapter, or for another model."""
-        found = by_name(file_of(path, self._family))
-        known = {name: tensors for name, tensors in found.items() if name in self._layers}
-        if not known:
+        adapters = by_name(file_of(path, self._family))
+        matching = {name: tensors for name, tensors in adapters.items() if name in self._layers}
+        if not matching:
             raise ConfigError("{path} holds nothing for this model: choose a LoRA that was trained for it", path=path)
         self._changes[path] = []
-        for name, tensors in known.items():
+        for name, tensors in matching.items():
             part, layer = self._layers[name]
             change = AppliedChange(tensors)
             if change.change.missing and not change.change.parts.keys() & TENSOR_ROLES.values():
@@ -142,18 +142,19 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     weight = layer.weight
     if "weight_scale" not in layer._buffers:
         return weight.to(x.device, torch.float32)
-    if isinstance(layer, nn.Linear):  # it may be stored rotated, but its output for the identity is the weight
-        one = torch.eye(layer.in_features, device=x.device, dtype=x.dtype)[None]
-        answer = layer.forward(one)[0].float()
-        return (answer if layer.bias is None else answer - layer.bias.float()).T.contiguous()
+    # A weight in 8 bits may be stored rotated, but the layer's output for the identity is the transposed weight.
+    if isinstance(layer, nn.Linear):
+        identity = torch.eye(layer.in_features, device=x.device, dtype=x.dtype)[None]
+        output = layer.forward(identity)[0].float()
+        return (output if layer.bias is None else output - layer.bias.float()).T.contiguous()
     scale = layer.get_buffer("weight_scale").view(-1, *(1 for _ in weight.shape[1:]))
     return (weight.float() * scale).to(x.device)
 
 
 def _adaptable_layers(root: nn.Module, part: str, family: Family) -> Iterator[tuple[str, str, nn.Module]]:
     """Yield path, file name and module of everything that an adapter may change."""
-    for found in targets.find_target_layers(root, part, family.adapter_name, ()):
-        yield found.path, found.name, found.layer
+    for target in targets.find_target_layers(root, part, family.adapter_name, ()):
+        yield target.path, target.name, target.layer
     for path, module in root.named_modules():
         if isinstance(module, NORMS) and module.weight is not None:
             yield path, family.adapter_name(part, path), module

@@ -42,18 +42,20 @@ class AppliedControls:
         """Read a file; it starts switched off. Raises ConfigError if it is for another model."""
         if not isinstance(self._family, HasControlledLayers):
             raise ConfigError("{path} is a LLLite file, which this model cannot follow: leave it out", path=path)
-        family, found = self._family, by_name(read_tensors(path, "a LLLite file"))
-        places = {
-            family.control_name(place): (place, halvings)
-            for place, halvings in family.controlled_layers(self._denoiser)
+        family, adapters = self._family, by_name(read_tensors(path, "a LLLite file"))
+        layers_by_name = {
+            family.control_name(layer_path): (layer_path, halvings)
+            for layer_path, halvings in family.controlled_layers(self._denoiser)
         }
-        if odd := sorted(found.keys() - places.keys()):
+        if unmatched := sorted(adapters.keys() - layers_by_name.keys()):
             raise ConfigError(
-                "{path} is a LLLite file for another model: it has no layer {name}", path=path, name=odd[0]
+                "{path} is a LLLite file for another model: it has no layer {name}", path=path, name=unmatched[0]
             )
         if self._picture is None:
             self._picture = show_picture(self._denoiser)
-        self._layers[path] = [self._put(path, name, *places[name], tensors) for name, tensors in found.items()]
+        self._layers[path] = [
+            self._put(path, name, *layers_by_name[name], tensors) for name, tensors in adapters.items()
+        ]
 
     def set(self, strengths: Mapping[Path, float]) -> None:
         """Set the strengths of these files; switch all others off."""
@@ -63,16 +65,17 @@ class AppliedControls:
 
     def _put(self, path: Path, name: str, place: str, halvings: int, tensors: Mapping[str, Tensor]) -> AppliedControl:
         try:
+            # `mid` reads the image's embedding and the output of `down`, so the former's width is the difference.
             sizes = tensors["mid.0.weight"].shape[1] - len(tensors["down.0.weight"]), len(tensors["down.0.weight"])
             layer: Any = self._denoiser.get_submodule(place)
-            plain = layer
+            plain = layer  # several files may change one layer: unwrap it to read its size
             while isinstance(plain, AppliedControl):
                 plain = plain.layer
             control = AppliedControl(plain, halvings, sizes, 0.0)
-            own = {key: value for key, value in tensors.items() if key.partition(".")[0] in TENSOR_GROUPS}
-            missing = control.load_state_dict(own, strict=False).missing_keys
-            if left := [key for key in missing if not key.startswith("layer.")]:
-                raise KeyError(left[0])
+            trained = {key: value for key, value in tensors.items() if key.partition(".")[0] in TENSOR_GROUPS}
+            missing = control.load_state_dict(trained, strict=False).missing_keys
+            if absent := [key for key in missing if not key.startswith("layer.")]:
+                raise KeyError(absent[0])
         except (KeyError, RuntimeError, IndexError) as e:
             raise ConfigError(
                 "{path}: {name} has another size than this model's layer: it is for another model", path=path, name=name

@@ -21,7 +21,7 @@ def is_embedding(names: set[str], components: ModelComponents) -> bool:
 
 
 class AppliedWords:
-    """Embeddings by their files. The tokenizers get new tokens for them, so that a word may be one they know."""
+    """Embeddings by their files. Each gets new tokens, so that its word may be one that the tokenizers know."""
 
     def __init__(self, components: ModelComponents, word: str = "") -> None:
         """`word` is the prompt word of files without one; without it, the file's name is used."""
@@ -31,14 +31,14 @@ class AppliedWords:
 
     def add(self, path: Path) -> None:
         """Read a file; it starts switched off. Raises ConfigError if it is for another model."""
-        found = {name: vectors.reshape(-1, vectors.shape[-1]) for name, vectors in _vectors(path).items()}
-        number = max(map(len, found.values()))
+        vectors_by_encoder = {name: vectors.reshape(-1, vectors.shape[-1]) for name, vectors in _vectors(path).items()}
+        number = max(map(len, vectors_by_encoder.values()))
         for name, encoder in self._parts.encoders.items():
             input_embeddings = encoder.get_input_embeddings()  # type: ignore[operator]
             width = (
                 input_embeddings.known if isinstance(input_embeddings, WordVectors) else input_embeddings
             ).weight.shape[1]
-            if name not in found or found[name].shape != (number, width):
+            if name not in vectors_by_encoder or vectors_by_encoder[name].shape != (number, width):
                 template = "{path} is an embedding for another model: it lacks {vectors} of {width} numbers for {name}"
                 vectors = counted(number, "vector")
                 raise ConfigError(template, path=path, vectors=vectors, width=width, name=name)
@@ -46,10 +46,11 @@ class AppliedWords:
         for name, encoder in self._parts.encoders.items():
             first = added_words.add_words(self._parts.tokenizers[name], words)
             input_embeddings = encoder.get_input_embeddings()  # type: ignore[operator]
-            layer = WordVectors(input_embeddings, first, found[name].float()).requires_grad_(False)
+            layer = WordVectors(input_embeddings, first, vectors_by_encoder[name].float()).requires_grad_(False)
             encoder.set_input_embeddings(layer)  # type: ignore[operator]
-        written = re.compile(rf"(?<!\w){re.escape(_word_of(path) or self._word or path.stem)}(?!\w)", re.IGNORECASE)
-        self._known[path] = written, " ".join(words)
+        # The whole word only: "cat" must not match in "catalogue". \b would fail for words like "<cat>".
+        pattern = re.compile(rf"(?<!\w){re.escape(_word_of(path) or self._word or path.stem)}(?!\w)", re.IGNORECASE)
+        self._known[path] = pattern, " ".join(words)
 
     def set(self, strengths: Mapping[Path, float]) -> None:
         self._used = [path for path in self._known if strengths.get(path)]
@@ -57,14 +58,16 @@ class AppliedWords:
     def with_tokens(self, text: str) -> str:
         """Replace the words of embeddings in a prompt by their tokens."""
         for path in self._used:
-            written, words = self._known[path]
-            text = written.sub(words, text)
+            pattern, words = self._known[path]
+            text = pattern.sub(words, text)
         return text
 
 
 def _vectors(path: Path) -> dict[str, Tensor]:
     tensors = read_tensors(path, "an embedding file")
-    if not tensors or any(not isinstance(one, Tensor) or one.dim() not in (1, 2) for one in tensors.values()):
+    if not tensors or any(
+        not isinstance(vectors, Tensor) or vectors.dim() not in (1, 2) for vectors in tensors.values()
+    ):
         raise ConfigError("{path} is no embedding file", path=path)
     return tensors
 

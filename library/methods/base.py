@@ -14,7 +14,7 @@ from library.methods.sharding import ShardedModel
 
 
 class TrainingMethod(ABC):
-    """Keeps trained parameters in groups, each with its learning rate; subclasses define `named`."""
+    """Trained parameters in groups, each with its learning rate; subclasses define `named`."""
 
     trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has trained parameters
     denoiser: nn.Module | None = None  # if its own weights are trained, which may be swapped and stepped block by block
@@ -29,21 +29,21 @@ class TrainingMethod(ABC):
 
     @abstractmethod
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What the file holds, in its keys, on the CPU."""
+        """Return the tensors of the saved file by their keys, on the CPU."""
 
     @abstractmethod
     def train(self, mode: bool = True) -> "TrainingMethod":
-        """Training or evaluation mode of trained modules."""
+        """Switch trained modules to training or evaluation mode."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups: {"params", "lr", "name"}. Groups with rate 0 are left out."""
+        """Return parameter groups for the optimizer: {"params", "lr", "name"}, without those with rate 0."""
         return [dict(group) for group in self._groups]
 
     def parameters(self) -> list[nn.Parameter]:
         return [p for group in self._groups for p in group["params"]]
 
     def snapshot(self) -> dict[str, Tensor]:
-        """The values of `named`, for a saved state; not copied."""
+        """Return the values of `named`, for a saved state; not copied."""
         return snapshot.take_values(self.named())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -51,13 +51,14 @@ class TrainingMethod(ABC):
         snapshot.restore_values(self.named(), tensors)
 
     def note_gradients(self) -> None:  # noqa: B027 - most methods take nothing from the gradients
-        """Before a step: take from the gradients what the next forward pass needs."""
+        """Keep what the next forward pass needs of the gradients. Call it before a step."""
 
     def mean_gradient(self) -> Tensor | None:
-        """Before a step: the mean gradient size; upstream shows it for some adapters only."""
+        """Return the mean gradient size before a step, None for most methods: sd-scripts logs it with GGPO only."""
         return None
 
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
+        """Apply `scale_weight_norms`; return values to log. Methods without adapters have no norms to limit."""
         return {}
 
 

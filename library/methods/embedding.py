@@ -27,16 +27,17 @@ NOTHING_TRAINED = "nothing is trained: learning_rate is 0; 5e-4 is usual"
 class WordVectors(nn.Module):
     """The embedding layer of a text encoder, with trained vectors for tokens from `first` on."""
 
-    def __init__(self, known: nn.Embedding, first: int, vectors: Tensor) -> None:
+    def __init__(self, frozen: nn.Embedding, first: int, vectors: Tensor) -> None:
         super().__init__()
-        self.known, self.first = known, first
+        self.known, self.first = frozen, first
         self.vectors = nn.Parameter(vectors)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens [B, L] -> vectors [B, L, C] in the dtype of the frozen ones."""
-        known = self.known(tokens.clamp(max=self.first - 1))
-        own = functional.embedding((tokens - self.first).clamp(min=0), self.vectors).to(known.dtype)
-        return torch.where((tokens >= self.first)[..., None], own, known)
+        # Look up both kinds for all tokens, clamped to valid indices, and select: the host need not know the tokens.
+        frozen = self.known(tokens.clamp(max=self.first - 1))
+        trained = functional.embedding((tokens - self.first).clamp(min=0), self.vectors).to(frozen.dtype)
+        return torch.where((tokens >= self.first)[..., None], trained, frozen)
 
 
 class LearnedWords(FrozenBaseMethod):
@@ -56,24 +57,24 @@ class LearnedWords(FrozenBaseMethod):
 
 def attach_words(components: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
     """Add the new words to the tokenizers and their vectors to the text encoders. The model must be frozen already."""
-    given = read_tensors(config.embedding.weights, "an embedding file") if config.embedding.weights else None
+    file_vectors = read_tensors(config.embedding.weights, "an embedding file") if config.embedding.weights else None
     layers = {}
     for name, encoder in components.encoders.items():
-        known, tokenizer = _input_embedding(encoder), components.tokenizers[name]
-        begins = added_words.word_tokens(tokenizer, config.embedding.init_word or "")
-        vectors = _beginning(known.weight.detach(), begins, len(config.embedding.words))
-        if given is not None:
-            vectors = _taken(name, given, vectors, config)
+        input_embedding, tokenizer = _input_embedding(encoder), components.tokenizers[name]
+        init_tokens = added_words.word_tokens(tokenizer, config.embedding.init_word or "")
+        vectors = _initial_vectors(input_embedding.weight.detach(), init_tokens, len(config.embedding.words))
+        if file_vectors is not None:
+            vectors = _vectors_of_file(name, file_vectors, vectors, config)
         first = added_words.add_words(tokenizer, config.embedding.words)
-        layers[name] = WordVectors(known, first, vectors.to(trained_dtype(config)))
+        layers[name] = WordVectors(input_embedding, first, vectors.to(trained_dtype(config)))
         encoder.set_input_embeddings(layers[name])  # type: ignore[operator]
-        if len(begins) > 1 and len(begins) != len(vectors):
+        if len(init_tokens) > 1 and len(init_tokens) != len(vectors):
             log.warning(
                 "init_word has %d tokens in %s for %d vectors: they are %s",
-                len(begins),
+                len(init_tokens),
                 name,
                 len(vectors),
-                "repeated" if len(begins) < len(vectors) else "cut",
+                "repeated" if len(init_tokens) < len(vectors) else "cut",
             )
     return LearnedWords(layers, config)
 
@@ -87,18 +88,20 @@ def _input_embedding(encoder: nn.Module) -> nn.Embedding:
     return encoder.get_input_embeddings()  # type: ignore[operator]
 
 
-def _beginning(vectors: Tensor, begins: list[int], number: int) -> Tensor:
-    """Return vectors [number, C] float32 like those of some tokens, repeated; without tokens, like a random word's."""
+def _initial_vectors(vectors: Tensor, init_tokens: list[int], number: int) -> Tensor:
+    """Return vectors [number, C], float32: those of `init_tokens`, repeated or cut; without tokens, random ones of the
+    usual mean and deviation.
+    """
     vectors = vectors.float()
-    if begins:
-        return vectors[list(itertools.islice(itertools.cycle(begins), number))].clone()
+    if init_tokens:
+        return vectors[list(itertools.islice(itertools.cycle(init_tokens), number))].clone()
     return vectors.mean(0) + vectors.std(0) * torch.randn(number, vectors.shape[1], device=vectors.device)
 
 
-def _taken(name: str, given: Mapping[str, Tensor], here: Tensor, config: EmbeddingRun) -> Tensor:
+def _vectors_of_file(name: str, file_vectors: Mapping[str, Tensor], initial: Tensor, config: EmbeddingRun) -> Tensor:
     """Return the vectors of a file for one text encoder. Raises ConfigError if they do not fit."""
-    path, path_vectors = config.embedding.weights, given.get(name)
-    if path_vectors is None:
+    path, vectors = config.embedding.weights, file_vectors.get(name)
+    if vectors is None:
         raise ConfigError(
             Problem(
                 "weights",
@@ -107,30 +110,30 @@ def _taken(name: str, given: Mapping[str, Tensor], here: Tensor, config: Embeddi
                 name=name,
             )
         )
-    path_vectors = path_vectors.unsqueeze(0) if path_vectors.dim() == 1 else path_vectors
-    if path_vectors.shape[1:] != here.shape[1:]:
+    vectors = vectors.unsqueeze(0) if vectors.dim() == 1 else vectors
+    if vectors.shape[1:] != initial.shape[1:]:
         raise ConfigError(
             Problem(
                 "weights",
                 ": the vectors of {path} have {theirs} numbers for {name}, and this model's have {ours}: choose an "
                 "embedding that was made for this model",
                 path=path,
-                theirs=path_vectors.shape[-1],
+                theirs=vectors.shape[-1],
                 name=name,
-                ours=here.shape[-1],
+                ours=initial.shape[-1],
             )
         )
-    if len(path_vectors) != len(here):
+    if len(vectors) != len(initial):
         raise ConfigError(
             Problem(
                 "weights",
                 ": {path} has {vectors}, and num_vectors_per_token is {ours}: set it to {theirs}",
                 path=path,
-                vectors=counted(len(path_vectors), "vector"),
-                theirs=len(path_vectors),
-                ours=len(here),
+                vectors=counted(len(vectors), "vector"),
+                theirs=len(vectors),
+                ours=len(initial),
                 also="num_vectors_per_token",
-                fix={"num_vectors_per_token": len(path_vectors)},
+                fix={"num_vectors_per_token": len(vectors)},
             )
         )
-    return path_vectors.float()
+    return vectors.float()

@@ -32,25 +32,26 @@ class FactorCache:
         self.multiplier.fill_(multiplier)
 
     def prepare(self, *_: Any) -> None:
-        """Assign the factors of the pass that begins to every adapter."""
+        """Cast and scale all factors, and assign them to the adapters for the pass that begins."""
         first = self.adapters[0].lora_down.weight
         self.multiplier = self.multiplier.to(first.device)
+        # Without autocast, layers compute in the dtype of their factors.
         cast = torch.is_autocast_enabled(first.device.type)
         dtype = torch.get_autocast_dtype(first.device.type) if cast else first.dtype
         jobs: dict[Any, list[tuple[Tensor, float | None]]] = {_CastAndScale.apply: [], _cast_and_scale: []}
-        learned = [adapter.factors() for adapter in self.adapters]
-        for adapter, factors in zip(self.adapters, learned, strict=True):
+        factors_by_adapter = [adapter.factors() for adapter in self.adapters]
+        for adapter, factors in zip(self.adapters, factors_by_adapter, strict=True):
             # Frozen factors, and those with learning rate 0, need no gradient.
             for factor, strength in adapter.with_strength(factors):
                 jobs[_CastAndScale.apply if factor.requires_grad else _cast_and_scale].append((factor, strength))
-        made: dict[int, Tensor] = {}
-        for make, some in jobs.items():
-            if some:
-                given = [factor for factor, _ in some]
-                scaled = make(dtype, [s for _, s in some], self.multiplier.clone(), *given)
-                made.update(zip(map(id, given), scaled, strict=True))
-        for adapter, factors in zip(self.adapters, learned, strict=True):
-            adapter.cached_factors = tuple(made[id(factor)] for factor in factors)
+        cached: dict[int, Tensor] = {}
+        for make, factors_and_strengths in jobs.items():
+            if factors_and_strengths:
+                factors_of_job = [factor for factor, _ in factors_and_strengths]
+                scaled = make(dtype, [s for _, s in factors_and_strengths], self.multiplier.clone(), *factors_of_job)
+                cached.update(zip(map(id, factors_of_job), scaled, strict=True))
+        for adapter, factors in zip(self.adapters, factors_by_adapter, strict=True):
+            adapter.cached_factors = tuple(cached[id(factor)] for factor in factors)
 
 
 class _CastAndScale(torch.autograd.Function):
@@ -58,24 +59,25 @@ class _CastAndScale(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor):
-        ctx.set_materialize_grads(False)
-        ctx.learned_in, ctx.made_in, ctx.strengths, ctx.multiplier = factors[0].dtype, dtype, strengths, multiplier
+        ctx.set_materialize_grads(False)  # None for factors of layers that the loss does not depend on, not zeros
+        ctx.trained_in, ctx.cast_to, ctx.strengths, ctx.multiplier = factors[0].dtype, dtype, strengths, multiplier
         return tuple(_cast_and_scale(dtype, strengths, multiplier, *factors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        arrived = [g for g in gradients if g is not None]
+        present = [g for g in gradients if g is not None]
         strengths = [s for s, g in zip(ctx.strengths, gradients, strict=True) if g is not None]
-        if not scaled_in(ctx.made_in):
-            strengths = [None] * len(arrived)
-        done = iter(_scaled(_cast_copies(arrived, ctx.learned_in), strengths, ctx.multiplier) if arrived else ())
-        return None, None, None, *(None if g is None else next(done) for g in gradients)
+        # The chain rule: what the factor was multiplied with in forward multiplies its gradient.
+        if not scaled_in(ctx.cast_to):
+            strengths = [None] * len(present)
+        results = iter(_scaled(_cast_copies(present, ctx.trained_in), strengths, ctx.multiplier) if present else ())
+        return None, None, None, *(None if g is None else next(results) for g in gradients)
 
 
 def _cast_and_scale(
     dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor
 ) -> Sequence[Tensor]:
-    """Scale first, then cast: rounded once."""
+    """Scale factors, and cast them afterwards, so that they are rounded once."""
     with torch.no_grad():
         if not scaled_in(dtype):
             strengths = [None] * len(factors)
@@ -83,18 +85,18 @@ def _cast_and_scale(
 
 
 def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multiplier: Tensor) -> Sequence[Tensor]:
-    """Factors that have a scale, times it and the multiplier; the others unchanged."""
-    known = [s for s in strengths if s is not None]
-    if not known:
+    """Multiply tensors that have a scale by it and the multiplier; return the others unchanged."""
+    scales = [s for s in strengths if s is not None]
+    if not scales:
         return tensors
-    some = torch_private.foreach_mul([t for t, s in zip(tensors, strengths, strict=True) if s is not None], known)
-    torch_private.foreach_mul_(some, multiplier)
-    done = iter(some)
-    return [t if s is None else next(done) for t, s in zip(tensors, strengths, strict=True)]
+    scaled = torch_private.foreach_mul([t for t, s in zip(tensors, strengths, strict=True) if s is not None], scales)
+    torch_private.foreach_mul_(scaled, multiplier)
+    results = iter(scaled)
+    return [t if s is None else next(results) for t, s in zip(tensors, strengths, strict=True)]
 
 
 def _cast_copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
-    """Copies in this dtype, each with memory of its own."""
-    made = [torch.empty_like(t, dtype=dtype) for t in tensors]
-    torch_private.foreach_copy_(made, list(tensors))
-    return made
+    """Return copies in this dtype, each with memory of its own."""
+    copies = [torch.empty_like(t, dtype=dtype) for t in tensors]
+    torch_private.foreach_copy_(copies, list(tensors))
+    return copies

@@ -12,7 +12,7 @@ from library.methods.base import TrainingMethod
 
 
 class FrozenBaseMethod(TrainingMethod):
-    """Parameters by their names in a saved state; all share one learning rate."""
+    """Trained parameters by their names in a saved state; all share one learning rate."""
 
     def __init__(self, config: RunConfig, label: str, trained: tuple[str, ...], nothing: str) -> None:
         """`label` names them in curves, `trained` lists the parts of the model that get gradients; `nothing` is the
@@ -25,7 +25,7 @@ class FrozenBaseMethod(TrainingMethod):
 
     @abstractmethod
     def named(self) -> dict[str, nn.Parameter]:
-        """All trained parameters."""
+        """Return all trained parameters by their names in a saved state."""
 
     def groups(self) -> list[dict[str, Any]]:
         return [{"params": self.parameters(), "lr": self._rate, "name": self._label}]

@@ -43,16 +43,17 @@ class FullFinetune(TrainingMethod):
     def shard(self, device: torch.device) -> None:
         """Shard the denoiser on the device from now on; its parameters become this process' rows."""
         assert self.denoiser is not None
+        # The denoiser's parameters are replaced, so remember their names; those of other networks stay.
         names = {id(p): name for name, p in self.denoiser.named_parameters()}
-        known = [[names.get(id(p), p) for p in group["params"]] for group in self._groups]
+        parameters_or_names = [[names.get(id(p), p) for p in group["params"]] for group in self._groups]
         for group in self._groups:
             group["params"] = []  # frees the whole weights
         shards = self.shards = ShardedModel(self.denoiser, self.block_classes, device)
-        for group, params in zip(self._groups, known, strict=True):
+        for group, params in zip(self._groups, parameters_or_names, strict=True):
             group["params"] = [shards.parameters[p] if isinstance(p, str) else p for p in params]
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """The whole model in the single file's keys; not copied and not cast where `dtype` is None."""
+        """Return the whole model under the keys of a single file; not copied and not cast if `dtype` is None."""
         tensors = self.family.export(self.components)
         return tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
@@ -64,27 +65,28 @@ class FullFinetune(TrainingMethod):
         self.family.write_folder(self.components, place, put)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """All trained parameters for a saved state; not copied."""
-        taken = super().snapshot()
+        """Return all trained parameters for a saved state; not copied."""
+        values = super().snapshot()
         if shards := self.shards:
-            taken |= {
+            values |= {
                 name: shards.whole(name.partition(".")[2]) for name, p in self.named().items() if rows_of_parameter(p)
             }
-        return taken
+        return values
 
     def train(self, mode: bool = True) -> "FullFinetune":
-        """Training or evaluation mode of the trained networks."""
+        """Switch the trained networks to training or evaluation mode."""
         for name, network in _networks(self.components).items():
-            network.train(
-                mode and self.trained_parts.get(name, False)
-            )  # networks kept only for saving stay in evaluation mode
+            # Networks kept only for saving stay in evaluation mode.
+            network.train(mode and self.trained_parts.get(name, False))
         return self
 
     def named(self) -> dict[str, nn.Parameter]:
-        """Trained parameters by network and path; of a sharded model this process' rows."""
-        every = {f"{n}.{key}": p for n, net in _networks(self.components).items() for key, p in net.named_parameters()}
-        every |= {f"denoiser.{name}": p for name, p in self.shards.parameters.items()} if self.shards else {}
-        return {name: p for name, p in every.items() if p.requires_grad}
+        """Return trained parameters by network and path; of a sharded model this process' rows."""
+        parameters = {
+            f"{n}.{key}": p for n, net in _networks(self.components).items() for key, p in net.named_parameters()
+        }
+        parameters |= {f"denoiser.{name}": p for name, p in self.shards.parameters.items()} if self.shards else {}
+        return {name: p for name, p in parameters.items() if p.requires_grad}
 
 
 def unfreeze_model(components: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
@@ -102,9 +104,9 @@ def _denoiser_groups(components: ModelComponents, family: Family, config: RunCon
     if not rate:
         return  # as in sd-scripts, learning_rate 0 freezes the U-Net even with block_lr
     if not rates:
-        fixed = family.is_frozen if isinstance(family, HasFrozenParts) else None
-        learn = [p for path, p in components.denoiser.named_parameters() if not (fixed and fixed(path))]
-        yield {"params": learn, "lr": rate, "name": "unet"}
+        is_frozen = family.is_frozen if isinstance(family, HasFrozenParts) else None
+        trained = [p for path, p in components.denoiser.named_parameters() if not (is_frozen and is_frozen(path))]
+        yield {"params": trained, "lr": rate, "name": "unet"}
         return
     assert isinstance(family, HasBlockRates)
     blocks: dict[int, list[nn.Parameter]] = {i: [] for i in range(len(rates))}
@@ -120,8 +122,8 @@ def _encoder_groups(components: ModelComponents, config: RunConfig) -> Iterator[
     for name, encoder in components.encoders.items():
         if encoder is None or name not in ENCODER_RATES:
             continue
-        own = getattr(config.optim, ENCODER_RATES[name])
-        rate = config.optim.learning_rate if own is None else own
+        encoder_rate = getattr(config.optim, ENCODER_RATES[name])
+        rate = config.optim.learning_rate if encoder_rate is None else encoder_rate
         yield {"params": _parameters_in_use(name, encoder), "lr": rate, "name": ENCODER_LABELS[name]}
 
 
@@ -130,7 +132,7 @@ def _parameters_in_use(name: str, encoder: nn.Module) -> list[nn.Parameter]:
     if name != "clip_l":
         return list(encoder.parameters())
     paths = dict(encoder.named_parameters())
-    # transformers 5 has "encoder.layers"; earlier versions put "text_model." before it
+    # transformers 5 has "encoder.layers"; earlier versions put "text_model." before it.
     last = max(int(p.split("encoder.layers.")[1].split(".")[0]) for p in paths if "encoder.layers." in p)
     unread = tuple(pattern.format(last=last) for pattern in UNREAD)
     return [p for path, p in paths.items() if not path.removeprefix("text_model.").startswith(unread)]

@@ -43,7 +43,7 @@ class ControlledLinear(nn.Module):
         self.down = nn.Sequential(nn.Linear(layer.in_features, width), nn.ReLU())
         self.mid = nn.Sequential(nn.Linear(width + channels, width), nn.ReLU())
         self.up = nn.Sequential(nn.Linear(width, layer.in_features))
-        for parameter in self.up.parameters():
+        for parameter in self.up.parameters():  # starts without effect
             nn.init.zeros_(parameter)
         self.picture = ControlPicture()
 
@@ -55,9 +55,9 @@ class ControlledLinear(nn.Module):
 
     def change(self, x: Tensor, pixels: Tensor) -> Tensor:
         """Return the shift of the layer's input, [B, tokens, C]."""
-        seen = _embedded(self.conditioning1, pixels)
-        inside = self.mid(torch.cat([seen.expand(len(x), -1, -1), self.down(x)], dim=-1))
-        return self.up(functional.dropout(inside, self.dropout, self.training))
+        embedded = _embedded(self.conditioning1, pixels)
+        hidden = self.mid(torch.cat([embedded.expand(len(x), -1, -1), self.down(x)], dim=-1))
+        return self.up(functional.dropout(hidden, self.dropout, self.training))
 
 
 class LLLite(FrozenBaseMethod):
@@ -68,36 +68,36 @@ class LLLite(FrozenBaseMethod):
         self.layers = dict(layers)
 
     def named(self) -> dict[str, nn.Parameter]:
-        """Trained parameters by their names in files."""
-        every = (
-            (f"{name}.{part}.{rest}", p)
+        """Return trained parameters by their names in files."""
+        parameters = (
+            (f"{name}.{part}.{key}", p)
             for name, layer in self.layers.items()
             for part in TENSOR_GROUPS
-            for rest, p in getattr(layer, part).named_parameters()
+            for key, p in getattr(layer, part).named_parameters()
         )
-        return dict(every)
+        return dict(parameters)
 
     def load(self, path: str) -> None:
-        """Load a file. ConfigError if its layers or sizes differ."""
-        given, here = read_tensors(path, "a LLLite file"), self.named()
-        odd = sorted(
+        """Load a file. Raises ConfigError if its layers or sizes differ."""
+        tensors, parameters = read_tensors(path, "a LLLite file"), self.named()
+        differing = sorted(
             name
-            for name in given.keys() | here.keys()
-            if name not in given or name not in here or given[name].shape != here[name].shape
+            for name in tensors.keys() | parameters.keys()
+            if name not in tensors or name not in parameters or tensors[name].shape != parameters[name].shape
         )
-        if odd:
+        if differing:
             raise ConfigError(
                 Problem(
                     "network_weights",
                     ": {path} does not fit ({tensor} differs): set cond_emb_dim and network_dim as they were for this "
                     "file, or choose another one",
                     path=path,
-                    tensor=odd[0],
+                    tensor=differing[0],
                 )
             )
         with torch.no_grad():
-            for name, parameter in here.items():
-                parameter.copy_(given[name])
+            for name, parameter in parameters.items():
+                parameter.copy_(tensors[name])
 
     def train(self, mode: bool = True) -> "LLLite":
         """Switch dropout on or off."""
@@ -140,7 +140,7 @@ def find_lllite_problems(config: ControlRun) -> Iterator[Problem]:
 
 
 def _control_embedding(channels: int, depth: int) -> nn.Sequential:
-    """Layers from pixels to `channels` at the size of latents halved `depth` - 1 times, as in upstream's files."""
+    """Return layers from pixels to `channels` at the size of latents halved `depth` - 1 times, as in sd-scripts."""
     half = channels // 2
     steps = {1: [(channels, 2)], 2: [(channels, 4)], 3: [(half, 4), (channels, 2)]}[depth]
     modules: list[nn.Module] = [nn.Conv2d(3, half, 4, 4)]
@@ -168,7 +168,7 @@ def _embedded(layers: nn.Sequential, pixels: Tensor) -> Tensor:
 def _with_control_input(cls: type[nn.Module]) -> type[nn.Module]:
     """Return a denoiser class that accepts the control image among its conditions."""
 
-    # As an argument it becomes an input of recorded passes.
+    # As an argument the image becomes an input of recorded passes (CUDA graphs), which are replayed with new values.
     class Shown(cls):
         control_picture: ControlPicture
 

@@ -32,14 +32,14 @@ NOTHING_TRAINED = (
 
 @dataclass(frozen=True)
 class AdapterLocation:
-    """Where an adapter is. Holds no reference to the layer, which would keep replaced weights alive."""
+    """The location of an adapter. It holds no reference to the layer, which would keep replaced weights alive."""
 
     part: str
     path: str
 
     @property
     def alias(self) -> str:
-        """The name that diffusers' own tree would give; such files (lora_unet_down_blocks_...) are read as well."""
+        """The name by diffusers' module tree: files with such names (lora_unet_down_blocks_...) are read as well."""
         return f"lora_unet_{self.path.replace('.', '_')}" if self.part == "denoiser" else ""
 
 
@@ -47,7 +47,7 @@ class LoraAdapters(TrainingMethod):
     """Adapters inside a frozen model."""
 
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: AdapterRun) -> None:
-        """`adapters` and where they are, by their name in the file."""
+        """`adapters` and their locations have the same keys: the names in the file."""
         self.adapters, self.places = adapters, places
         names = lora_names_of(config.family)
         self.file_names = {name: names.file_name(place.part, place.path, name) for name, place in places.items()}
@@ -66,41 +66,43 @@ class LoraAdapters(TrainingMethod):
                 self.trained_parts[place.part] = self.trained_parts.get(place.part, False) or parameter.requires_grad
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What the file holds, on the CPU; cast to `dtype` when one is given, alpha as well where that holds it."""
-        out = {}
+        """Return the file's tensors, on the CPU; cast to `dtype` if given, but alpha to float32 if `dtype` would
+        change it.
+        """
+        tensors = {}
         for name, adapter in self.adapters.items():
             for key, tensor in adapter.tensors().items():
                 kind = dtype or tensor.dtype
                 stored = exact(tensor, kind) if key == "alpha" else tensor.detach().to("cpu", kind).contiguous()
-                out[f"{self.file_names[name]}.{key}"] = stored
-        return out
+                tensors[f"{self.file_names[name]}.{key}"] = stored
+        return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
-        """Load adapters from a file. Returns adapters that only one side has; they are no error.
+        """Load adapters from a file. Return those that only the file or the network has, which are no error.
 
-        Raises ConfigError when an adapter of the same name has another rank or form.
+        Raises ConfigError if an adapter of the same name has another rank or form.
         """
-        names, wrong, misfits = {place.alias: name for name, place in self.places.items()}, [], []
-        found = {names.get(name, name): values for name, values in by_name(tensors).items()}
-        for name in self.adapters.keys() & found.keys():
+        names, errors, misfits = {place.alias: name for name, place in self.places.items()}, [], []
+        adapters = {names.get(name, name): values for name, values in by_name(tensors).items()}
+        for name in self.adapters.keys() & adapters.keys():
             try:
-                if "lora_up.weight" in found[name] and not factors_fit(self.adapters[name].weight, found[name]):
+                if "lora_up.weight" in adapters[name] and not factors_fit(self.adapters[name].weight, adapters[name]):
                     misfits.append(name)
                     continue
-                self.adapters[name].load(found[name])
+                self.adapters[name].load(adapters[name])
             except KeyError as e:
-                wrong.append(Message("{name} has no {key} in the file, so it is no LoRA", name=name, key=e.args[0]))
+                errors.append(Message("{name} has no {key} in the file, so it is no LoRA", name=name, key=e.args[0]))
             except (ValueError, RuntimeError) as e:
-                wrong.append(Message("{name} {why}", name=name, why=e))
-        if wrong:
-            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+                errors.append(Message("{name} {why}", name=name, why=e))
+        if errors:
+            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             template = (
                 ": the LoRA file does not fit this network: {module}{more}; "
                 "set network_dim to the file's rank, or use dim_from_weights"
             )
-            raise ConfigError(Problem("network_weights", template, module=min(wrong, key=str), more=more))
-        only_here = [name for name in self.adapters if name not in found]
-        return Unmatched(only_here, [name for name in found if name not in self.adapters], sorted(misfits))
+            raise ConfigError(Problem("network_weights", template, module=min(errors, key=str), more=more))
+        only_here = [name for name in self.adapters if name not in adapters]
+        return Unmatched(only_here, [name for name in adapters if name not in self.adapters], sorted(misfits))
 
     def train(self, mode: bool = True) -> "LoraAdapters":
         """Switch dropout on or off."""
@@ -114,26 +116,25 @@ class LoraAdapters(TrainingMethod):
             adapters.set_multiplier(multiplier)
 
     def note_gradients(self) -> None:
-        """Before a step: compute the strength of the next pass' noise, where adapters use it (GGPO)."""
         for adapter in self._noisy:
             adapter.note_gradients()
 
     def mean_gradient(self) -> Tensor | None:
-        """Before a step: the mean gradient as sd-scripts logs it with GGPO, else None."""
         return ggpo.mean_gradient(self.adapters.values()) if self.args.ggpo else None
 
     @torch.no_grad()
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """`scale_weight_norms`: shrink each adapter whose product is larger than `maximum`, both factors alike.
+        """Apply `scale_weight_norms`: shrink each adapter whose product is larger than `maximum`, both factors alike.
 
-        Returns 0-dim tensors on the device, so that nothing waits: keys_scaled, average and maximum norm.
+        Returns keys_scaled, and the average and maximum norm, as 0-dim tensors on the device, which need no sync.
         """
         norms, ratios = [], []
         for adapter in self.adapters.values():
+            # At least half the maximum, as in sd-scripts; it also keeps a norm of 0 from dividing by zero.
             norm = adapter.product_norm().clamp(min=maximum / 2)
             ratio = norm.clamp(max=maximum) / norm
             for parameter in own_parameters(adapter):
-                parameter.mul_(ratio.sqrt())
+                parameter.mul_(ratio.sqrt())  # the product of both factors shrinks by `ratio`
             norms.append(norm * ratio)
             ratios.append(ratio)
         after = torch.stack(norms)
@@ -141,15 +142,15 @@ class LoraAdapters(TrainingMethod):
         return {"keys_scaled": scaled, "average": after.mean(), "maximum": after.max()}
 
     def named(self) -> dict[str, Tensor]:
-        """Trained parameters, and GGPO's buffers."""
-        own = ("lora_down.", "lora_up.")
-        every = ((f"{n}.{key}", p) for n, a in self.adapters.items() for key, p in a.named_parameters())
-        remembered = {f"{n}.ggpo_rows": a.ggpo_rows for n, a in self.adapters.items() if "ggpo_rows" in a._buffers}
-        return {name: p for name, p in every if name.partition(".")[2].startswith(own)} | remembered
+        """Return trained parameters, and GGPO's buffers."""
+        prefixes = ("lora_down.", "lora_up.")
+        parameters = ((f"{n}.{key}", p) for n, a in self.adapters.items() for key, p in a.named_parameters())
+        buffers = {f"{n}.ggpo_rows": a.ggpo_rows for n, a in self.adapters.items() if "ggpo_rows" in a._buffers}
+        return {name: p for name, p in parameters if name.partition(".")[2].startswith(prefixes)} | buffers
 
 
 def attach_lora(components: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:
-    """Put adapters into the denoiser and the text encoders as the config says. The model must be frozen already."""
+    """Put the config's adapters into the denoiser and the text encoders. The model must be frozen already."""
     plan, network = targets.plan(config, family.adapter_targets), config.network
     file = network.network_weights
     weights = plain_file("network_weights", file, config.family) if file else None
@@ -176,7 +177,7 @@ def merge_base_weights(
 ) -> Unmatched:
     """Add a LoRA to the weights of the model itself (`base_weights`).
 
-    The sum is made in float32 and then rounded once to the weight's own dtype, also when that is bfloat16 or float8.
+    The sum is computed in float32 and then rounded once to the weight's own dtype, also if that is bfloat16 or float8.
     """
     adapters, used, misfits = by_name(tensors), set(), []
     for part, root in networks(components).items():
@@ -192,17 +193,17 @@ def merge_base_weights(
 
 
 def networks(components: ModelComponents) -> dict[str, nn.Module]:
-    """Text encoders first, as sd-scripts creates and lists them."""
+    """Return text encoders and denoiser by name, in the order in which sd-scripts creates and lists them."""
     return {**{n: e for n, e in components.encoders.items() if e is not None}, "denoiser": components.denoiser}
 
 
 def learned(adapter: Adapter) -> list[nn.Parameter]:
-    """The trained ones of the adapter's own parameters."""
+    """Return the trained ones of the adapter's own parameters."""
     return [*adapter.lora_up.parameters()] if adapter.spec.frozen_down else own_parameters(adapter)
 
 
 def own_parameters(adapter: Adapter) -> list[nn.Parameter]:
-    """The adapter's parameters without the layer's own."""
+    """Return the adapter's parameters without the layer's."""
     return [*adapter.lora_down.parameters(), *adapter.lora_up.parameters()]
 
 
@@ -210,10 +211,10 @@ def own_parameters(adapter: Adapter) -> list[nn.Parameter]:
 
 
 def _factor_caches(method: LoraAdapters, components: ModelComponents, config: AdapterRun) -> Iterator[FactorCache]:
-    """What casts and scales all factors of a network once per pass, for each network with adapters."""
+    """Yield the cache of cast and scaled factors for each network with adapters."""
     for part, network in networks(components).items():
         adapters = [adapter for name, adapter in method.adapters.items() if method.places[name].part == part]
-        # Where the whole denoiser is one graph, the preparation would be traced into it, once for each layer.
+        # If the whole denoiser is one graph, the preparation would be traced into it, once for each layer.
         whole = part == "denoiser" and config.compile.compile and config.compile.compile_scope == "model"
         if adapters and not whole:
             yield FactorCache(network, adapters)
@@ -236,10 +237,11 @@ def _targets(
 
 # Why: docs/decisions/2026-11-22-foreign-lora-files-are-renamed.md
 def _spec_from_file(layer: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
-    """`dim_from_weights`: the adapters of the file, each with its own rank and alpha."""
+    """Return the rank and alpha that an adapter has in the file (`dim_from_weights`); None if the file lacks it."""
     tensors = sizes.get(layer.name) or sizes.get(AdapterLocation(layer.part, layer.path).alias)
     if not tensors or "lora_down.weight" not in tensors:
         return None
+    # In the file, the parts of a split adapter are stacked: both rank and alpha are multiplied by their number.
     rows = tensors["lora_down.weight"].shape[0]
     spec = plan.spec_of_rank(layer, rows, saved_alpha(tensors, rows))
     parts = len(spec.split) or 1
@@ -248,8 +250,8 @@ def _spec_from_file(layer: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict
 
 def _merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
     """Add multiplier * alpha / rank * (up @ down) to the weight, in float32; rounded once to its dtype."""
-    where = {"device": layer.weight.device, "dtype": torch.float32}
-    down, up = tensors["lora_down.weight"].to(**where), tensors["lora_up.weight"].to(**where)
+    device_and_dtype = {"device": layer.weight.device, "dtype": torch.float32}
+    down, up = tensors["lora_down.weight"].to(**device_and_dtype), tensors["lora_up.weight"].to(**device_and_dtype)
     rank = down.shape[0]
     delta = (up.flatten(1) @ down.flatten(1)).reshape(layer.weight.shape)
     delta *= multiplier * saved_alpha(tensors, rank) / rank
@@ -268,7 +270,7 @@ def _log_adapters(method: LoraAdapters) -> None:
 
 
 def _parameter_groups(method: LoraAdapters, config: AdapterRun) -> Iterator[dict[str, Any]]:
-    """Parameter groups, text encoders first: by part, by block where these have weights, by pattern and for LoRA+."""
+    """Yield parameter groups, text encoders first: by part, by block if weighted, by pattern and for LoRA+."""
     optim, args = config.optim, method.args
     ratio = args.loraplus_text_encoder_lr_ratio or args.loraplus_lr_ratio
     for names, rate, label in _encoder_rates(method, config):
@@ -287,32 +289,35 @@ def _parameter_groups(method: LoraAdapters, config: AdapterRun) -> Iterator[dict
 
 
 def _encoder_rates(method: LoraAdapters, config: AdapterRun) -> Iterable[tuple[list[str], float, str]]:
-    """`text_encoder_lr`: SDXL has one rate for both encoders, the first value; FLUX has one for CLIP-L, one for T5."""
-    given = tuple(config.optim.text_encoder_lr)
-    rates = (*given, *given[-1:], config.optim.learning_rate, config.optim.learning_rate)
+    """Yield adapter names, learning rate and label of text encoders from `text_encoder_lr`. SDXL has one rate for both
+    encoders, the first value; FLUX has one for CLIP-L, and one for T5.
+    """
+    chosen = tuple(config.optim.text_encoder_lr)
+    # A missing value repeats the last one; without any, learning_rate applies.
+    rates = (*chosen, *chosen[-1:], config.optim.learning_rate, config.optim.learning_rate)
     encoders = {n: place.part for n, place in method.places.items() if place.part != "denoiser"}
-    if not (own := method.args.encoder_rates):
+    if not (separate_rates := method.args.encoder_rates):
         yield list(encoders), rates[0], "textencoder"
         return
-    yield [n for n, part in encoders.items() if part not in own], rates[0], "textencoder 1"
-    for i, name in enumerate(own, 1):
+    yield [n for n, part in encoders.items() if part not in separate_rates], rates[0], "textencoder 1"
+    for i, name in enumerate(separate_rates, 1):
         yield [n for n, part in encoders.items() if part == name], rates[i], f"textencoder {i + 1}"
 
 
 def _rate_groups(
     method: LoraAdapters, names: list[str], rate: float, label: str, ratio: float | None
 ) -> Iterator[dict[str, Any]]:
-    """One group, or several: patterns of `network_reg_lrs` have their own, and LoRA+ gives lora_up another rate."""
-    known = method.args.rate_patterns
+    """Yield one group, or one for each matching pattern of `network_reg_lrs`; LoRA+ gives lora_up another rate."""
+    patterns = method.args.rate_patterns
     members: dict[tuple[str, float], list[Adapter]] = {}
     for name in names:
         path = method.places[name].path
-        own = (
+        matching_rates = (
             (f"{label} reg_lr_{i}", lr)
-            for i, (pattern, lr) in enumerate(known)
+            for i, (pattern, lr) in enumerate(patterns)
             if method.args.fits(pattern, name, path)
         )
-        members.setdefault(next(own, (label, rate)), []).append(method.adapters[name])
+        members.setdefault(next(matching_rates, (label, rate)), []).append(method.adapters[name])
     for (title, lr), adapters in members.items():
         if ratio:
             downs = [p for a in adapters if not a.spec.frozen_down for p in a.lora_down.parameters()]

@@ -1,4 +1,4 @@
-"""Read LoRA files for a network: tensors by adapter, and what of a file does not fit the network."""
+"""Read LoRA files for a network: tensors by adapter, and the adapters that do not fit the network."""
 
 import logging
 from collections.abc import Mapping
@@ -36,8 +36,9 @@ class Unmatched:
 
 
 def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> None:
-    """Warn of adapters that only the file or only the model has. ConfigError if they have none in common, or sizes
-    differ."""
+    """Warn of adapters that only the file or only the model has. Raises ConfigError if they have none in common, or if
+    sizes differ.
+    """
     if unmatched.misfits:
         template = ": {path}: {name} has another size than this model's layer: it is for another model"
         raise ConfigError(Problem(option, template, path=path, name=unmatched.misfits[0]))
@@ -50,10 +51,10 @@ def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters:
 
 
 def file_of(path: str | Path, family: str) -> dict[str, Tensor]:
-    """The tensors of a LoRA file for a family, .safetensors, .pt or .ckpt, by kohya's names.
+    """Return the tensors of a LoRA file for a family, .safetensors, .pt or .ckpt, by kohya's names.
 
-    Files of diffusers (PEFT) and of ComfyUI's own tree are renamed; where they keep parts of a layer of FLUX.1 apart,
-    the rank is the sum of the parts'. ConfigError when the file is not there or not one.
+    Files of diffusers (PEFT) and of ComfyUI's module tree are renamed; if they have separate adapters for the parts of
+    a layer of FLUX.1, the rank is the sum of the parts'. Raises ConfigError if the file is missing or no LoRA file.
     """
     path = Path(path)
     tensors = read_tensors(path, "a LoRA file")
@@ -61,8 +62,9 @@ def file_of(path: str | Path, family: str) -> dict[str, Tensor]:
 
 
 def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
-    """`file_of` where nothing but a plain LoRA can be used. ConfigError for one of another kind, and for a damaged one:
-    with half of an adapter, or with NaN or infinity."""
+    """Return the tensors of a plain LoRA file, as `file_of`. Raises ConfigError for adapters of another kind, and for a
+    damaged file: with half of an adapter, or with NaN or infinity.
+    """
     tensors = file_of(path, family)
     for key in tensors:
         if kind := adapter_files.other_kind(key):
@@ -89,15 +91,15 @@ def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
 
 
 def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """File keys -> {adapter's name: {"lora_down.weight": ..., "lora_up.weight": ..., "alpha": ...}}.
+    """Return the tensors of a file by adapter: {name: {"lora_down.weight": ..., "lora_up.weight": ..., "alpha": ...}}.
 
-    Names that compiled models of other tools left in (`_orig_mod`) are cleaned.
+    `_orig_mod` in names, which other programs leave in files of compiled models, is removed.
     """
-    found: dict[str, dict[str, Tensor]] = {}
+    adapters: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        name, _, rest = key.replace("_orig_mod_", "").replace("_orig_mod.", "").partition(".")
-        found.setdefault(name, {})[rest] = tensor
-    return found
+        name, _, role = key.replace("_orig_mod_", "").replace("_orig_mod.", "").partition(".")
+        adapters.setdefault(name, {})[role] = tensor
+    return adapters
 
 
 def _some(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The bridge to network modules that are not ours: `lycoris.kohya` of the lycoris-lora package, or any module that has
+"""The bridge to network modules of other packages: `lycoris.kohya` of lycoris-lora, or any module that has
 `create_network` as sd-scripts calls it.
 
 Such a network patches the layers' forward. Its adapters are renamed to sd-scripts' names and registered inside the
@@ -43,7 +43,7 @@ class LycorisAdapters(TrainingMethod):
     """Adapters of another package as a TrainingMethod."""
 
     def __init__(self, network: Any, places: dict[str, AdapterLocation], config: AdapterRun) -> None:
-        """`places` of adapters by their names."""
+        """`places` are the locations of adapters by their names."""
         self.network, self._config = network, config
         names = lora_names_of(config.family)
         self.file_names = {name: names.file_name(place.part, place.path, name) for name, place in places.items()}
@@ -60,11 +60,11 @@ class LycorisAdapters(TrainingMethod):
             self.trained_parts[part] = self.trained_parts.get(part, False) or learns
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What the file holds, on the CPU; cast to `dtype` when one is given."""
-        out, blocks = {}, block_sizes(self.network)
-        for key, tensor in self.network.state_dict().items():
-            name, _, rest = key.partition(".")
-            if rest == "alpha":
+        """Return the file's tensors, on the CPU; cast to `dtype` if given."""
+        tensors, blocks = {}, block_sizes(self.network)
+        for full_key, tensor in self.network.state_dict().items():
+            name, _, key = full_key.partition(".")
+            if key == "alpha":
                 tensor = tensor * blocks.get(name, 1)
                 kind = dtype or tensor.dtype
                 stored = (
@@ -72,58 +72,57 @@ class LycorisAdapters(TrainingMethod):
                 )
             else:
                 stored = tensor.detach().to("cpu", dtype or tensor.dtype)
-            out[f"{self.file_names[name]}.{rest}"] = stored.contiguous()
-        return out
+            tensors[f"{self.file_names[name]}.{key}"] = stored.contiguous()
+        return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
-        """Load a file of the same kind of network, with its alpha; returns what does not match."""
-        before = {id(adapter): _adapter_alpha(adapter) for adapter in self.network.loras}
+        """Load a file of the same kind of network, with its alpha; return the names that do not match."""
+        config_alphas = {id(adapter): _adapter_alpha(adapter) for adapter in self.network.loras}
         unused = unused_alphas(tensors)
-        useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
+        loaded = {name: tensor for name, tensor in tensors.items() if name not in unused}
         for name, size in block_sizes(self.network).items():
-            if (key := f"{name}.alpha") in useful:
-                useful[key] = useful[key] / size
-        for name, tensor in useful.items():
+            if (key := f"{name}.alpha") in loaded:
+                loaded[key] = loaded[key] / size
+        for name, tensor in loaded.items():
             if name.endswith(".alpha") and not math.isfinite(float(tensor)):
                 template = "{name} of the file is infinite or NaN; take a file that was saved in float or bf16"
                 raise ConfigError(template, name=name)
         try:
-            missing, unexpected = self.network.load_state_dict(useful, strict=False)
-            taken = [name for adapter in self.network.loras for name in put_blocks(adapter, tensors)]
+            missing, unexpected = self.network.load_state_dict(loaded, strict=False)
+            block_names = [name for adapter in self.network.loras for name in put_blocks(adapter, tensors)]
         except RuntimeError as e:
             raise ConfigError("the file does not fit this network: {why}", why=str(e).splitlines()[-1].strip()) from e
         # The package keeps the scale that it has computed from the config's alpha.
         for adapter in self.network.loras:
-            known = before[id(adapter)]
-            if known and isinstance(getattr(adapter, "scale", None), float):
-                adapter.scale *= _adapter_alpha(adapter) / known
+            config_alpha = config_alphas[id(adapter)]
+            if config_alpha and isinstance(getattr(adapter, "scale", None), float):
+                adapter.scale *= _adapter_alpha(adapter) / config_alpha
         missing = [name for name in missing if name not in unused]
         blocks = (".up_list.", ".down_list.")
-        missing = [name for name in missing if not (taken and any(block in name for block in blocks))]
-        return Unmatched(missing, [name for name in unexpected if name not in taken])
+        missing = [name for name in missing if not (block_names and any(block in name for block in blocks))]
+        return Unmatched(missing, [name for name in unexpected if name not in block_names])
 
     def train(self, mode: bool = True) -> "LycorisAdapters":
         """Switch dropout on or off."""
-        for parameter in self.parameters():  # the package views some as matrices, whatever order the model is in
+        for parameter in self.parameters():  # the package views some as matrices, which channels-last ones cannot be
             if not parameter.is_contiguous():
                 parameter.data = parameter.data.contiguous()
         self.network.train(mode)
         return self
 
     def set_multiplier(self, multiplier: float) -> None:
-        """Strength of all adapters. The package keeps it as a Python number, so a compiled graph is made anew."""
+        """Set the strength of all adapters. The package keeps it as a Python number, so compiled graphs recompile."""
         for adapter in self.network.loras:
             adapter.multiplier = multiplier
 
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """`scale_weight_norms`, as the package does it."""
+        """Apply `scale_weight_norms` as the package does."""
         device = self.parameters()[0].device
         scaled, average, largest = self.network.apply_max_norm_regularization(maximum, device)
         values = {"keys_scaled": scaled, "average": average, "maximum": largest}
         return {name: torch.as_tensor(value) for name, value in values.items()}
 
     def named(self) -> dict[str, nn.Parameter]:
-        """All trained parameters."""
         return {f"{a.lora_name}.{key}": p for a in self.network.loras for key, p in a.named_parameters()}
 
     def _make_groups(self) -> list[dict[str, Any]]:
@@ -139,16 +138,16 @@ class LycorisAdapters(TrainingMethod):
 
 
 def unused_alphas(names: Collection[str]) -> set[str]:
-    """The alphas of LoKr whose matrices are both whole: there is no rank, and whoever reads the file leaves them out.
+    """Return the alphas of LoKr adapters whose matrices are both whole: they have no rank, so readers ignore alpha.
 
-    LyCORIS writes network_dim there, which is huge where it asks for whole matrices, and infinite in float16.
+    LyCORIS writes network_dim there, which is huge if it was set to request whole matrices, and infinite in float16.
     """
     layers = (name.removesuffix(".alpha") for name in names if name.endswith(".alpha"))
     return {f"{layer}.alpha" for layer in layers if f"{layer}.lokr_w1" in names and f"{layer}.lokr_w2" in names}
 
 
 def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
-    """A sentence when the package of the network module is not installed."""
+    """Yield a problem if the package of the network module is missing or cannot be used."""
     module = config.network.module
     if module.startswith("networks."):
         return
@@ -162,15 +161,15 @@ def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
         yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
 
 
-def _is_module(made: object) -> bool:
-    return isinstance(made, nn.Module)
+def _is_module(network: object) -> bool:
+    return isinstance(network, nn.Module)
 
 
 def load_module(name: str) -> Any:
-    """Import a network module. Raises ConfigError when it cannot be loaded here or makes no networks."""
+    """Import a network module. Raises ConfigError if it cannot be loaded here or has no create_network."""
     try:
         module = importlib.import_module(name)
-    except Exception as error:  # a package that does not fit this machine raises what it likes
+    except Exception as error:  # a package built for another machine may raise anything
         raise ConfigError(
             Problem(
                 "network_module",
@@ -188,9 +187,9 @@ def load_module(name: str) -> Any:
 
 
 def attach_lycoris(components: ModelComponents, family: Family, config: AdapterRun) -> LycorisAdapters:
-    """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
-    if wrong := [*find_lycoris_problems(config), *network_args.find_network_args_problems(config)]:
-        raise ConfigError(*wrong)
+    """Let the package put its adapters into the model. Raises ConfigError if it is missing or does not fit."""
+    if problems := [*find_lycoris_problems(config), *network_args.find_network_args_problems(config)]:
+        raise ConfigError(*problems)
     dim, alpha, settings = _wanted_network(config)
     encoders = _trained_encoders(components, config, settings)
     network = _create_network(components, encoders, family, config, (dim, alpha, settings))
@@ -207,7 +206,9 @@ def attach_lycoris(components: ModelComponents, family: Family, config: AdapterR
 
 
 def _wanted_network(config: AdapterRun) -> tuple[int, float, JsonObject]:
-    """Rank, alpha and the package's other arguments: of the config, or of a file with what the config says besides."""
+    """Return rank, alpha and the package's other arguments: of the config, or of a file, over which the config's
+    arguments take precedence.
+    """
     network = config.network
     is_lycoris = network.module == network_args.LYCORIS
     settings: JsonObject = {
@@ -226,17 +227,17 @@ def _create_network(
     encoders: Mapping[str, nn.Module],
     family: Family,
     config: AdapterRun,
-    wanted: tuple[int, float, JsonObject],
+    requested: tuple[int, float, JsonObject],
 ) -> Any:
-    """The package's network, which finds its layers in what it is shown and touches none of them yet."""
-    name, (dim, alpha, settings) = config.network.module, wanted
+    """Return the package's network. It has chosen its layers among the modules shown to it, but patched none yet."""
+    name, (dim, alpha, settings) = config.network.module, requested
     create = load_module(name).create_network
-    shown = FilteredDenoiser(components.denoiser, left_out(components.denoiser, family, config))
+    visible_denoiser = FilteredDenoiser(components.denoiser, left_out(components.denoiser, family, config))
     with contextlib.ExitStack() as stack:
         if name == network_args.LYCORIS:
             stack.enter_context(known_presets(str(settings.get("preset", "full")), components.denoiser))
-        stack.enter_context(_said_briefly(name))
-        network = create(1.0, dim, alpha, components.vae, list(encoders.values()) or None, shown, **settings)
+        stack.enter_context(_without_messages(name))
+        network = create(1.0, dim, alpha, components.vae, list(encoders.values()) or None, visible_denoiser, **settings)
     if not _is_module(network):
         raise ConfigError(Problem("network_module", "{name} makes no network: write lycoris.kohya", name=name))
     return network
@@ -253,12 +254,14 @@ def _load_weights(method: LycorisAdapters, path: str, family: str) -> None:
 
 
 def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """So that it moves with its layer from now on, and computes what this trainer needs."""
+    """Register an adapter inside its layer, with which it moves from now on, and replace the methods of the package
+    that fail here.
+    """
     layer = adapter.org_module[0]
     match_scale_of_file(adapter)
     layer.add_module("adapter", _moved(adapter, device, dtype))
     if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
-        adapter.org_forward = types.MethodType(_as_it_is, layer)
+        adapter.org_forward = types.MethodType(_call_current_forward, layer)
     if vars(layer).get("forward") == adapter.forward and not takes_the_weight(adapter):
         layer.forward = types.MethodType(_adapted_or_not, adapter)
     if getattr(adapter, "op", None) is functional.group_norm:
@@ -267,15 +270,17 @@ def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) 
         _drop_rows_on_the_device(adapter)
 
 
-def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the layer's current `forward`: the package keeps the one from before its weights were quantized to 8
-    bits."""
+def _call_current_forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the forward method of the layer's current class: the package keeps the one from before the weights were
+    quantized to 8 bits, which changes the class.
+    """
     return type(layer).forward(layer, *args, **kwargs)
 
 
 def _adapted_or_not(adapter: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the layer with its adapter, or as it is at a multiplier of 0: there the package's DoRA scales nothing, but
-    adds the difference of the weights all the same."""
+    """Call the layer with its adapter, or without it at a multiplier of 0: the package's DoRA would then add the
+    difference of the weights all the same.
+    """
     return adapter.forward(*args, **kwargs) if adapter.multiplier else adapter.org_forward(*args, **kwargs)
 
 
@@ -284,8 +289,9 @@ def _adapter_alpha(adapter: Any) -> float:
 
 
 def _moved(adapter: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The adapter where and in what it learns; an alpha that is too large for that type stays as it is, and so does
-    one that would lose its value (on the device "meta")."""
+    """Move an adapter to the device and dtype of training. Its alpha keeps its dtype if that is too small for it, and
+    its device if it would lose its value on the device "meta".
+    """
     alpha = getattr(adapter, "alpha", None)
     adapter.to(device, dtype)
     if isinstance(alpha, Tensor) and adapter.alpha.is_meta:
@@ -300,33 +306,35 @@ def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _drop_rows_on_the_device(adapter: Any) -> None:
-    """LoKr's rank_dropout, drawn where its weights are: the package draws on the CPU, which fails on a GPU."""
-    whole, share, scaled = adapter.get_weight, adapter.rank_dropout, adapter.rank_dropout_scale
+    """Draw LoKr's rank_dropout on the device of its weights: the package draws on the CPU, which fails on a GPU."""
+    original_get_weight, probability, is_rescaled = adapter.get_weight, adapter.rank_dropout, adapter.rank_dropout_scale
     adapter.rank_dropout = 0.0
 
     def get_weight(shape: Any) -> Tensor:
-        weight = whole(shape)
+        weight = original_get_weight(shape)
         if not adapter.training:
             return weight
-        kept = (torch.rand(len(weight), device=weight.device) > share).to(weight.dtype)
-        kept = kept / kept.mean() if scaled else kept
-        return weight * kept.view(-1, *[1] * (weight.ndim - 1))
+        mask = (torch.rand(len(weight), device=weight.device) > probability).to(weight.dtype)
+        mask = mask / mask.mean() if is_rescaled else mask
+        return weight * mask.view(-1, *[1] * (weight.ndim - 1))
 
     adapter.get_weight = get_weight
 
 
 def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
-    """Rank, alpha and arguments of the network that a file was made by, from its metadata."""
-    facts: Mapping[str, str] = {}
+    """Return rank, alpha and arguments of the network that wrote a file, from its metadata. Raises ConfigError if they
+    are missing.
+    """
+    metadata: Mapping[str, str] = {}
     if str(path).endswith(".safetensors"):
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
+            metadata = file.metadata() or {}
     try:
-        arguments = parse_json(facts.get("ss_network_args", "{}"), path)
-        own = {name: str(value) for name, value in arguments.items() if name != "dropout"}
-        if own.get("preset") not in network_args.LAYER_PRESETS:  # a file of whoever made this one
-            own.pop("preset", None)
-        return int(facts["ss_network_dim"]), float(facts["ss_network_alpha"]), own
+        arguments = parse_json(metadata.get("ss_network_args", "{}"), path)
+        settings = {name: str(value) for name, value in arguments.items() if name != "dropout"}
+        if settings.get("preset") not in network_args.LAYER_PRESETS:  # a preset file on the author's machine
+            settings.pop("preset", None)
+        return int(metadata["ss_network_dim"]), float(metadata["ss_network_alpha"]), settings
     except (KeyError, ValueError, AttributeError) as e:
         raise ConfigError(
             Problem(
@@ -347,20 +355,21 @@ def _trained_encoders(components: ModelComponents, config: AdapterRun, settings:
 
 
 def _name_adapters(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[str, AdapterLocation]:
-    """Give each adapter the name sd-scripts' users expect. Returns where they are, by name."""
-    where = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
+    """Give each adapter its name in sd-scripts' files. Return their locations by name."""
+    locations = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
     places = {}
     for adapter in network.loras:
-        part, path = where[id(adapter.org_module[0])]
+        part, path = locations[id(adapter.org_module[0])]
         adapter.lora_name = family.adapter_name(part, path)
         places[adapter.lora_name] = AdapterLocation(part, path)
     return places
 
 
 @contextlib.contextmanager
-def _said_briefly(name: str) -> Iterator[None]:
-    """The package warns about every kind of model it knows and did not find here, and prints for each layer that has no
-    dropout; only its errors are of interest."""
+def _without_messages(name: str) -> Iterator[None]:
+    """Suppress the package's warnings and prints, and turn its errors into ConfigError: it warns about every kind of
+    model that it knows and did not find here, and prints a line for each layer without dropout.
+    """
     logger = logging.getLogger("LyCORIS")
     level = logger.level
     logger.setLevel(logging.ERROR)

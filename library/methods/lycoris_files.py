@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def block_sizes(network: Any) -> dict[str, int]:
-    """Return the ranks that DyLoRA trains together, by adapter."""
+    """Return the number of ranks that DyLoRA trains together, by adapter."""
     # DyLoRA scales by alpha / blocks in use, other programs by alpha / rank: so a file's alpha, written for these, is
     # the network's alpha times the block size.
     return {adapter.lora_name: adapter.block_size for adapter in network.loras if hasattr(adapter, "up_list")}
 
 
 def takes_the_weight(adapter: Any) -> bool:
-    """Return whether it holds the layer's weight itself, as algo=full does; the layer computes nothing without it."""
+    """Return whether an adapter holds the layer's weight itself, as algo=full does: the layer needs it to compute."""
     return getattr(adapter, "is_diff", None) is False
 
 
@@ -44,6 +44,6 @@ def put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
     if len(ups) != len(adapter.up_list):
         raise RuntimeError(f"{names[0]} has rank {up.shape[1]}, the network has {adapter.lora_dim}")
     with torch.no_grad():
-        for mine, its in zip([*adapter.up_list, *adapter.down_list], [*ups, *downs], strict=True):
-            mine.copy_(its)
+        for parameter, block in zip([*adapter.up_list, *adapter.down_list], [*ups, *downs], strict=True):
+            parameter.copy_(block)
     return names

@@ -21,17 +21,19 @@ def known_presets(preset: str, denoiser: nn.Module) -> Iterator[None]:
     """Register a preset file under its name within the context. Raises ConfigError if it is unreadable or no preset."""
     # The package would otherwise open the file itself, with a parser without limits.
     presets = importlib.import_module("lycoris.config").PRESET
-    own = {type(module).__name__ for module in denoiser.modules() if type(module).__name__.endswith("Attention")}
-    before = dict(presets)
+    attention_classes = {
+        type(module).__name__ for module in denoiser.modules() if type(module).__name__.endswith("Attention")
+    }
+    original = dict(presets)
     classes = presets[OF_ATTENTION].get("unet_target_module", [])
-    presets[OF_ATTENTION] = {**presets[OF_ATTENTION], "unet_target_module": [*classes, *sorted(own)]}
+    presets[OF_ATTENTION] = {**presets[OF_ATTENTION], "unet_target_module": [*classes, *sorted(attention_classes)]}
     if preset not in (*network_args.LAYER_PRESETS, network_args.UNMATCHED):
         presets[preset] = _preset_of_file(preset)
     try:
         yield
     finally:
         presets.clear()
-        presets.update(before)
+        presets.update(original)
 
 
 def _preset_of_file(preset: str) -> JsonObject:

@@ -96,12 +96,14 @@ class ShardedModel:
 
     def _rows(self, p: Any) -> Any:
         """Return a parameter that holds this process' rows of a weight."""
-        size = -(-p.shape[0] // self._ranks)
+        size = -(
+            -p.shape[0] // self._ranks
+        )  # rounded up, as FSDP2 cuts: the last processes may have fewer rows, or none
         first, last = (min(rank * size, p.shape[0]) for rank in (self._rank, self._rank + 1))
         with torch.no_grad():
-            own: Any = nn.Parameter(p.to_local(), requires_grad=p.requires_grad)
-        own.rows = Rows(p.shape, first, last)
-        return own
+            local: Any = nn.Parameter(p.to_local(), requires_grad=p.requires_grad)
+        local.rows = Rows(p.shape, first, last)
+        return local
 
     # ---- a step
 
@@ -127,11 +129,11 @@ class ShardedModel:
         squares = torch.zeros(2, device=self._device)  # sums for sharded and for whole parameters
         learning = [p for p in parameters if p.grad is not None]
         for whole in (False, True):
-            some = [p.grad for p in learning if p.grad is not None and (rows_of_parameter(p) is None) == whole]
-            if some:
-                norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in some]
+            gradients = [p.grad for p in learning if p.grad is not None and (rows_of_parameter(p) is None) == whole]
+            if gradients:
+                norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
                 squares[int(whole)] = torch.stack(norms).square().sum()
-        distributed.all_reduce(squares[:1])
+        distributed.all_reduce(squares[:1])  # whole parameters have the same gradient in every process
         norm = squares.sum().sqrt()
         nn.utils.clip_grads_with_norm_(learning, limit, norm)
         return norm
@@ -141,14 +143,14 @@ class ShardedModel:
     def whole(self, name: str) -> Tensor:
         return self._lazy(self._numbers[name])
 
-    def offer(self, own: Tensor, rows: Rows) -> Tensor:
+    def offer(self, local: Tensor, rows: Rows) -> Tensor:
         """Return a whole tensor, gathered when read. Collective: every process passes its rows, in the same order."""
-        self._offered.append((own, rows))
+        self._offered.append((local, rows))
         return self._lazy(len(self._offered) - 1)
 
     def _lazy(self, number: int) -> Tensor:
-        own, rows = self._offered[number]
-        return LazyTensor(rows.shape, own.dtype, lambda: self._collect(number))
+        local, rows = self._offered[number]
+        return LazyTensor(rows.shape, local.dtype, lambda: self._collect(number))
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
@@ -161,7 +163,7 @@ class ShardedModel:
             self._forget_offers()
 
     def serve(self) -> None:
-        """In all other processes: send the requested rows to the first one until it sends DONE."""
+        """In all other processes: send the requested rows to the first one until it sends END_OF_TENSORS."""
         while (number := self._announce(END_OF_TENSORS)) != END_OF_TENSORS:
             self._gather(number)
         self._forget_offers()
@@ -173,9 +175,9 @@ class ShardedModel:
 
     def _announce(self, number: int) -> int:
         """Broadcast a number from rank 0."""
-        said = torch.tensor(number, device=self._device)
-        distributed.broadcast(said, 0)
-        return int(said)
+        tensor = torch.tensor(number, device=self._device)
+        distributed.broadcast(tensor, 0)
+        return int(tensor)
 
     def _collect(self, number: int) -> Tensor:
         if not self._serving:
@@ -187,11 +189,11 @@ class ShardedModel:
 
     def _gather(self, number: int) -> Tensor | None:
         """Return a whole tensor in host memory, in the first process."""
-        own, rows = self._offered[number]
+        local, rows = self._offered[number]
         size = -(-rows.shape[0] // self._ranks)
         # Collectives need equal sizes, and the last processes may have fewer rows.
-        padded = torch.zeros((size, *rows.shape[1:]), dtype=own.dtype, device=self._device)
-        padded[: len(own)] = own
+        padded = torch.zeros((size, *rows.shape[1:]), dtype=local.dtype, device=self._device)
+        padded[: len(local)] = local
         if self._rank:
             distributed.gather(padded)
             return None
@@ -213,10 +215,10 @@ class ShardedModel:
 def own_state(state: State, weights: Sequence[nn.Parameter]) -> State:
     """Return this process' part of a state_dict with whole tensors, for an optimizer of `weights`."""
 
-    def own(value: Tensor, p: nn.Parameter, rows: Rows) -> Tensor:
+    def cut(value: Tensor, p: nn.Parameter, rows: Rows) -> Tensor:
         return rows.own(value).to(p.device, copy=True) if value.shape == rows.shape else value
 
-    return _change_state(state, weights, own)
+    return _change_state(state, weights, cut)
 
 
 def _change_state(

@@ -10,7 +10,6 @@ from library.methods.sharding import own_part, whole_shape
 
 
 def take_values(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters' values by name; not copied."""
     return {name: parameter.detach() for name, parameter in named.items()}
 
 
@@ -28,9 +27,9 @@ def differing_tensors(
         )
         if names
     ]
-    if not what and (odd := sorted(name for name in here if here[name] != saved[name])):
-        sizes = {"theirs": _format_shape(saved[odd[0]]), "ours": _format_shape(here[odd[0]])}
-        what = [Message("{layer} has the shape {theirs} in the state and {ours} here", layer=odd[0], **sizes)]
+    if not what and (differing := sorted(name for name in here if here[name] != saved[name])):
+        sizes = {"theirs": _format_shape(saved[differing[0]]), "ours": _format_shape(here[differing[0]])}
+        what = [Message("{layer} has the shape {theirs} in the state and {ours} here", layer=differing[0], **sizes)]
     if not what:
         return None
     if changes is None:
@@ -55,7 +54,10 @@ def _format_shape(shape: tuple[int, ...]) -> str:
 @torch.no_grad()
 def restore_values(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Copy saved values into the parameters. Raises ConfigError, changing nothing, if names or shapes differ."""
-    here, saved = ({name: tuple(whole_shape(tensor)) for name, tensor in some.items()} for some in (named, tensors))
+    here, saved = (
+        {name: tuple(whole_shape(tensor)) for name, tensor in tensors_by_name.items()}
+        for tensors_by_name in (named, tensors)
+    )
     if problem := differing_tensors(here, saved):
         raise ConfigError(problem)
     for name, parameter in named.items():

@@ -1,4 +1,4 @@
-"""Which layers get an adapter, and its size: one table line per network module; the walk is shared."""
+"""Choose the layers that get an adapter, and its size: one table line per network module; the walk is shared."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class TargetLayer:
 
     @property
     def is_large_conv(self) -> bool:
-        """A convolution with a real kernel; 1x1 ones count as linear layers."""
+        """Whether it is a convolution with a kernel above 1x1; smaller ones count as linear layers."""
         return isinstance(self.layer, nn.Conv2d) and self.layer.kernel_size != (1, 1)
 
     @property
@@ -49,11 +49,11 @@ class AdapterPlan:
     encoders: bool
     frozen_down: bool = False  # LoRA-FA
 
-    def spec(self, found: TargetLayer) -> AdapterSpec | None:
-        rank, alpha = self.args.rank_of(found, self.rank, self.alpha)
-        return self.spec_of_rank(found, rank, alpha) if rank else None
+    def spec(self, target: TargetLayer) -> AdapterSpec | None:
+        rank, alpha = self.args.rank_of(target, self.rank, self.alpha)
+        return self.spec_of_rank(target, rank, alpha) if rank else None
 
-    def spec_of_rank(self, found: TargetLayer, rank: int, alpha: float | int) -> AdapterSpec:
+    def spec_of_rank(self, target: TargetLayer, rank: int, alpha: float | int) -> AdapterSpec:
         """Return a spec of this rank, with the config's dropouts and splits."""
         return AdapterSpec(
             rank=rank,
@@ -63,7 +63,7 @@ class AdapterPlan:
             module_dropout=self.args.module_dropout or 0.0,
             noise=self.args.ggpo_strengths,
             frozen_down=self.frozen_down,
-            split=self.args.split_sizes(found),
+            split=self.args.split_sizes(target),
         )
 
     def wants(self, part: str) -> bool:
@@ -81,9 +81,8 @@ def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
     return AdapterPlan(
         args=args,
         rank=network.network_dim or DEFAULT_RANK,
-        alpha=1
-        if network.network_alpha == 1
-        else network.network_alpha,  # sd-scripts' default is an integer, which its files show
+        # sd-scripts' default is an integer, which shows in the dtype of alpha in its files.
+        alpha=1 if network.network_alpha == 1 else network.network_alpha,
         dropout=network.network_dropout or 0.0,
         blocks=args.classes(blocks),
         denoiser=not network.network_train_text_encoder_only,
@@ -95,7 +94,7 @@ def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
 def find_target_layers(
     root: nn.Module, part: str, name_of: Callable[[str, str], str], blocks: tuple[str, ...]
 ) -> Iterator[TargetLayer]:
-    """Yield every linear layer and convolution of a network in tree order, with its block."""
+    """Yield every linear layer and convolution of a network in tree order, with its outermost block of `blocks`."""
     inside: dict[str, str] = {}
     for path, module in root.named_modules():
         parent = path.rpartition(".")[0]

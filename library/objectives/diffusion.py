@@ -42,17 +42,17 @@ def diffusion_loss_weights(loss: sections.Loss, v_prediction: bool) -> Tensor:
     """
     alpha_bar = alphas()
     snr = alpha_bar / (1.0 - alpha_bar)
-    cut = snr.clamp(max=LARGEST_SNR)
-    out = torch.ones(STEPS)
+    clipped = snr.clamp(max=LARGEST_SNR)
+    weights = torch.ones(STEPS)
     if loss.min_snr_gamma:
-        out = out * snr.clamp(max=loss.min_snr_gamma) / (snr + 1.0 if v_prediction else snr)
+        weights = weights * snr.clamp(max=loss.min_snr_gamma) / (snr + 1.0 if v_prediction else snr)
     if loss.scale_v_pred_loss_like_noise_pred:
-        out = out * cut / (cut + 1.0)
+        weights = weights * clipped / (clipped + 1.0)
     if loss.v_pred_like_loss:
-        out = out * (1.0 + loss.v_pred_like_loss * (cut + 1.0) / cut)
+        weights = weights * (1.0 + loss.v_pred_like_loss * (clipped + 1.0) / clipped)
     if loss.debiased_estimation_loss:
-        out = out / (cut + 1.0) if v_prediction else out / cut.sqrt()
-    return out
+        weights = weights / (clipped + 1.0) if v_prediction else weights / clipped.sqrt()
+    return weights
 
 
 def huber_thresholds(loss: sections.Loss, alpha_bar: Tensor) -> Tensor | None:
@@ -188,6 +188,6 @@ def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) ->
 
 
 def _host_random(generator: torch.Generator) -> random.Random:
-    # It is then the same again after a resume.
+    # Seeded by the generator's state, which a resumed run restores.
     state = generator.get_state().numpy().tobytes()
     return random.Random(hashlib.blake2b(state, digest_size=8).digest())

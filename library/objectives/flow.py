@@ -116,7 +116,7 @@ def density(noise: sections.Flow, uniform: Callable[[], Tensor], normal: Callabl
 
 
 def from_table(u: Tensor, shift: float, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Positions in [0, 1] -> sigmas of the table of 1000 shifted steps, from `high`, the noisiest, to above `low`."""
+    """Positions in [0, 1] -> sigmas in the table of 1000 shifted steps, from `high`, the noisiest, to above `low`."""
     first, end = (math.ceil(round(TABLE * (1 - unshifted(sigma, shift)), 6)) for sigma in (high, low))
     first = min(first, TABLE - 1)
     index = torch.floor((end - first) * u + first).clamp(first, max(first, end - 1))
@@ -134,8 +134,8 @@ def shifted(sigmas: Tensor, shift: float) -> Tensor:
 
 def shift_of_tokens(tokens: int, line: Line = DEFAULT_SHIFT_LINE) -> float:
     """Return mu for a number of image tokens: linear through two points and beyond. The shift is e^mu."""
-    (few, low), (many, high) = line
-    return low + (tokens - few) * (high - low) / (many - few)
+    (first_tokens, first_mu), (second_tokens, second_mu) = line
+    return first_mu + (tokens - first_tokens) * (second_mu - first_mu) / (second_tokens - first_tokens)
 
 
 def shift_of_size(height: int, width: int, line: Line = DEFAULT_SHIFT_LINE) -> float:

@@ -27,8 +27,8 @@ def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: NoisedB
     if kind == "l1":
         return difference.abs()
     c: Any = config.loss.huber_c * config.loss.huber_scale
-    if noised is not None and (own := noised.huber_c) is not None:
-        c = own.float().reshape(-1, *(1 for _ in difference.shape[1:]))
+    if noised is not None and (thresholds := noised.huber_c) is not None:
+        c = thresholds.float().reshape(-1, *(1 for _ in difference.shape[1:]))
     root = (difference.square() + c * c).sqrt()
     return 2 * (root - c) * (c if kind == "huber" else 1)
 
@@ -51,13 +51,13 @@ def per_image(
         mask, size = mask.to(loss), loss.shape[-2:]
         mask = mask if mask.shape[-2:] == size else F.interpolate(mask, size=size, mode="area")
         loss, area = loss * mask, mask.flatten(1).mean(1).clamp_min(SMALLEST_AREA)
-    out = loss.flatten(1).mean(1)
+    losses = loss.flatten(1).mean(1)
     if by_area and area is not None:
-        out = out / area
+        losses = losses / area
     for factor in (image_weight, weight):
         if factor is not None:
-            out = out * factor.to(out)
-    return out
+            losses = losses * factor.to(losses)
+    return losses
 
 
 def reduce(

@@ -26,18 +26,18 @@ def chosen_optimizer(config: RunConfig) -> OptimizerSpec:
     return spec_named(config.optim.optimizer)
 
 
-def optimizer_arguments(config: RunConfig, given: JsonMapping | None = None) -> JsonObject:
-    """Return optimizer_args, or `given` instead, over the defaults of the table. Raises ConfigError naming every
+def optimizer_arguments(config: RunConfig, arguments: JsonMapping | None = None) -> JsonObject:
+    """Return the table's defaults, updated with `arguments` (default: optimizer_args). Raises ConfigError naming every
     unreadable argument.
     """
-    if given is None:
-        given = read_arguments(config.optim.optimizer_args, "optimizer_args")
-    own = {**chosen_optimizer(config).defaults, **given}
+    if arguments is None:
+        arguments = read_arguments(config.optim.optimizer_args, "optimizer_args")
+    merged = {**chosen_optimizer(config).defaults, **arguments}
     if chosen_optimizer(config) is SPECS["adafactor"]:
-        own.setdefault("relative_step", True)
-        if own.get("warmup_init"):
-            own["relative_step"] = True
-    return own
+        merged.setdefault("relative_step", True)  # as in sd-scripts
+        if merged.get("warmup_init"):  # Adafactor raises for warmup_init without relative_step
+            merged["relative_step"] = True
+    return merged
 
 
 def relative_step(config: RunConfig) -> bool:
@@ -46,27 +46,28 @@ def relative_step(config: RunConfig) -> bool:
 
 def is_schedule_free(config: RunConfig) -> bool:
     """Whether the optimizer keeps an average that must be swapped in for samples and saving."""
-    cls = chosen_optimizer(config)
-    if cls is SPECS["prodigyplusschedulefree"]:
+    spec = chosen_optimizer(config)
+    if spec is SPECS["prodigyplusschedulefree"]:
         return bool(optimizer_arguments(config).get("use_schedulefree", True))
-    return "ScheduleFree" in cls.name
+    return "ScheduleFree" in spec.name
 
 
 def steps_alone(config: RunConfig) -> bool:
     """Return whether all optimizer state belongs to single weights, and steps keep the dtype of the parameters."""
     # Excluded are bitsandbytes' 8-bit and paged optimizers, and those that adapt the learning rate from all weights.
-    cls = chosen_optimizer(config)
-    if cls in [SPECS[name] for name in ALONE]:
+    spec = chosen_optimizer(config)
+    if spec in [SPECS[name] for name in ALONE]:
         return True
-    return cls.module in ("torch.optim", "lion_pytorch", "transformers.optimization") and cls.name != "LBFGS"
+    return spec.module in ("torch.optim", "lion_pytorch", "transformers.optimization") and spec.name != "LBFGS"
 
 
 def steps_rows(config: RunConfig) -> bool:
     """Return whether the optimizer is elementwise, so that rows of a weight can be stepped separately."""
-    # 8-bit optimizers scale states by blocks, which differ between a row and the whole weight.
-    cls = chosen_optimizer(config)
-    others = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
-    return cls.module in ("torch.optim", "lion_pytorch", FREE) and cls.name not in others
+    # 8-bit optimizers scale states by blocks, which differ between a row and the whole weight. Those named below depend
+    # on a weight's shape, on all weights, or on sparse gradients.
+    spec = chosen_optimizer(config)
+    not_elementwise = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
+    return spec.module in ("torch.optim", "lion_pytorch", FREE) and spec.name not in not_elementwise
 
 
 # ---- classes and arguments by name
@@ -102,32 +103,32 @@ def missing_package(module: str) -> MessageLike:
     return "" if packages.is_installed(package) else packages.not_installed(package)
 
 
-def load_subclass(cls: OptimizerSpec, base: type) -> type:
-    """Import a class that derives from `base`. Raises ConfigError like `import_class`, and for anything else."""
-    made = import_class(cls)
-    if not isinstance(made, type) or not issubclass(made, base) or made is base:  # the base itself cannot step
+def load_subclass(spec: OptimizerSpec, base: type) -> type:
+    """Import a class. Raises ConfigError like `import_class`, and if the class does not derive from `base`."""
+    loaded_class = import_class(spec)
+    # The base class itself cannot step.
+    if not isinstance(loaded_class, type) or not issubclass(loaded_class, base) or loaded_class is base:
         raise ConfigError(
-            "{module}.{name} is no subclass of {base}", module=cls.module, name=cls.name, base=base.__name__
+            "{module}.{name} is no subclass of {base}", module=spec.module, name=spec.name, base=base.__name__
         )
-    return made
+    return loaded_class
 
 
-def import_class(cls: OptimizerSpec) -> type:
+def import_class(spec: OptimizerSpec) -> type:
     """Import a class. Raises ConfigError if the module lacks it, or cannot be imported here."""
-    if optimizer_class := getattr(
-        sys.modules.get(cls.module), cls.name, None
-    ):  # reuse it, as every bundle loads the class
+    # Every bundle loads the class, so skip the import where the module is loaded.
+    if optimizer_class := getattr(sys.modules.get(spec.module), spec.name, None):
         return optimizer_class
     try:
-        with _without_warnings(cls.module), without_collecting(), without_optional(cls.module):
-            module = importlib.import_module(cls.module)
+        with _without_warnings(spec.module), without_collecting(), without_optional(spec.module):
+            module = importlib.import_module(spec.module)
     except Exception as e:  # a package built for another machine may raise anything
-        raise ConfigError("{module} cannot be loaded: {why}", module=cls.module, why=e) from e
-    known = {name.lower(): made for name, made in vars(module).items() if isinstance(made, type)}
-    if (optimizer_class := getattr(module, cls.name, None) or known.get(cls.name.lower())) is None:
-        names = [made.__name__ for made in known.values()]
+        raise ConfigError("{module} cannot be loaded: {why}", module=spec.module, why=e) from e
+    classes = {name.lower(): member for name, member in vars(module).items() if isinstance(member, type)}
+    if (optimizer_class := getattr(module, spec.name, None) or classes.get(spec.name.lower())) is None:
+        names = [member.__name__ for member in classes.values()]
         raise ConfigError(
-            "{module} has no {name}{hint}", module=cls.module, name=cls.name, hint=did_you_mean(cls.name, names)
+            "{module} has no {name}{hint}", module=spec.module, name=spec.name, hint=did_you_mean(spec.name, names)
         )
     return optimizer_class
 
@@ -144,8 +145,8 @@ def _without_warnings(module: str) -> Iterator[None]:
         log.setLevel(level)
 
 
-def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str) -> Iterator[Problem]:
-    """Return a sentence for each argument that a function does not take."""
+def unknown_arguments(function: Any, names: Iterable[str], option: str, title: str) -> Iterator[Problem]:
+    """Yield a problem for each argument name that a function does not take."""
     function = package_class(function)
     try:
         parameters = inspect.signature(function).parameters
@@ -155,7 +156,7 @@ def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str
     passes_on = not getattr(function, "__module__", "").startswith("pytorch_optimizer.")
     if passes_on and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    for name in own:
+    for name in names:
         if name not in parameters:
             yield Problem(
                 option,

@@ -42,8 +42,8 @@ class ExponentialMovingAverage:
     ) -> "ExponentialMovingAverage | None":
         """Return the average of a run with ema_decay, else None."""
         # Only the process that saves keeps it; with a sharded model each keeps the average of its rows.
-        on = config.optim.ema_decay and (main or method.shards)
-        return cls(method.parameters(), config, device, method.shards) if on else None
+        is_on = config.optim.ema_decay and (main or method.shards)
+        return cls(method.parameters(), config, device, method.shards) if is_on else None
 
     def start(self) -> None:
         self.values = [p.detach().to(self._device, torch.float32, copy=True) for p in self._parameters]
@@ -63,22 +63,21 @@ class ExponentialMovingAverage:
         if all(p.dtype == torch.float32 and p.device == self._device for p in self._parameters):
             lerp(self.values, [*self._parameters], number)
             return
-        for value, p in zip(
-            self.values, self._parameters, strict=True
-        ):  # one at a time, as a copy of all may be too large
+        # One at a time, as a copy of all may be too large.
+        for value, p in zip(self.values, self._parameters, strict=True):
             lerp([value], [p.to(self._device, torch.float32)], number)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average into the networks within this context; the weights wait in CPU memory and are restored bit
-        for bit.
+        """Put the average into the networks within this context; the weights are kept in CPU memory meanwhile, and
+        restored bit for bit.
         """
-        kept = [p.detach().to("cpu", copy=True) for p in self._parameters]
+        trained = [p.detach().to("cpu", copy=True) for p in self._parameters]
         try:
             self._put(self.values)
             yield
         finally:
-            self._put(kept)
+            self._put(trained)
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:
@@ -86,12 +85,12 @@ class ExponentialMovingAverage:
             p.copy_(value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the average by parameter index."""
-        found = {f"{i:05d}": value.contiguous() for i, value in enumerate(self.values)}
-        for name, p in zip(found, self._parameters, strict=True):
+        """Return the average by parameter index; zero-padded, so that sorted names are in the order of parameters."""
+        averages = {f"{i:05d}": value.contiguous() for i, value in enumerate(self.values)}
+        for name, p in zip(averages, self._parameters, strict=True):
             if self._shards and (rows := rows_of_parameter(p)):
-                found[name] = self._shards.offer(found[name], rows)
-        return found
+                averages[name] = self._shards.offer(averages[name], rows)
+        return averages
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Load a saved average. Raises ConfigError if it belongs to other weights."""

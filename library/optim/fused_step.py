@@ -18,7 +18,7 @@ from library.methods.sharding import rows_of_parameter, whole_shape
 from library.optim.stochastic_rounding import StepRNG, write_rounded
 
 Group = dict[str, Any]
-WIDENED = 2**24  # weights in float32 at a time; a larger tensor is its own bundle
+WIDENED = 2**24  # most weights in float32 at a time (64 MiB); a larger tensor is its own bundle
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -41,10 +41,10 @@ class PartialOptimizer:
         self.group, self.weights, self._step_rng = group, weights, step_rng
         self.waiting: set[int] = set()  # ids of weights that have no gradient yet
         self.stepped = -1  # the last step that was taken
-        own = {key: value for key, value in group.items() if key != "params"}
+        settings = {key: value for key, value in group.items() if key != "params"}
         # Empty, but with the weights' number of dimensions, by which an optimizer may sort them.
         self._master_params = [nn.Parameter(torch.empty((0,) * max(1, p.dim()), device=p.device)) for _, p in weights]
-        self.optimizer = make([{**own, "params": self._master_params}])
+        self.optimizer = make([{**settings, "params": self._master_params}])
 
     def wait(self) -> None:
         self.waiting = {id(p) for _, p in self.weights}
@@ -55,14 +55,14 @@ class PartialOptimizer:
         self.stepped = step
         for group in self.optimizer.param_groups:  # several, if the optimizer has sorted the weights
             group["lr"] = self.group["lr"]
-        lent = []
+        stepped = []
         for (number, p), master_param in zip(self.weights, self._master_params, strict=True):
             gradient, p.grad = p.grad, None
             if gradient is not None:
                 self._to_fp32(p, gradient, master_param)
-                lent.append((number, p, master_param))
+                stepped.append((number, p, master_param))
         self.optimizer.step()
-        for number, p, master_param in lent:
+        for number, p, master_param in stepped:
             self._write_back(p, master_param, self._step_rng.generator_for(p.device, step, number))
 
     def _to_fp32(self, p: nn.Parameter, gradient: Tensor, master_param: nn.Parameter) -> None:
@@ -113,6 +113,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         self.limit = 0.0  # norm limit of each gradient when stepping within the backward pass
         self._norms: list[Tensor] = []
         self._share: Callable[[Tensor], Any] | None = None
+        # Over all groups: a weight's random numbers must not depend on how groups are split into bundles.
         numbers = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
         step_rng = StepRNG(seed)
         self.bundles = [
@@ -155,7 +156,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         self.steps += 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Free all gradients, and expect every one again."""
+        """Free all gradients, and wait for every one again."""
         super().zero_grad(set_to_none)
         for bundle in self.bundles:
             bundle.wait()
@@ -191,9 +192,8 @@ def by_size(group: Group) -> Iterator[list[nn.Parameter]]:
     """Yield bundles of as many tensors as may be in float32 at once."""
     bundle: list[nn.Parameter] = []
     for p in group["params"]:
-        if (
-            bundle and sum(whole_shape(b).numel() for b in (*bundle, p)) > WIDENED
-        ):  # by whole weights, so that bundles do not depend on the number of ranks
+        # By the size of whole weights, so that bundles do not depend on the number of ranks.
+        if bundle and sum(whole_shape(b).numel() for b in (*bundle, p)) > WIDENED:
             yield bundle
             bundle = []
         bundle.append(p)
@@ -216,10 +216,10 @@ def by_block(blocks: Iterable[nn.Module]) -> Callable[[Group], Iterator[list[nn.
     block_of = {id(p): i for i, block in enumerate(blocks, start=1) for p in block.parameters()}
 
     def cut(group: Group) -> Iterator[list[nn.Parameter]]:
-        found: dict[int, list[nn.Parameter]] = {}
+        bundles: dict[int, list[nn.Parameter]] = {}
         for p in group["params"]:
-            found.setdefault(block_of.get(id(p), 0), []).append(p)
-        yield from found.values()
+            bundles.setdefault(block_of.get(id(p), 0), []).append(p)
+        yield from bundles.values()
 
     return cut
 

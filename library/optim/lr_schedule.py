@@ -49,19 +49,20 @@ FUNCTIONS = {
 
 
 def make_schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRScheduler:
-    """Return the learning rate over `total_steps` scheduler steps (optimizer steps times processes).
+    """Return the learning rate schedule over `total_steps` scheduler steps (optimizer steps times processes).
 
-    Warm-up and decay given as shares refer to that total. Raises ConfigError with the messages of `problems`.
+    Warm-up and decay given as shares refer to that total. Raises ConfigError with the problems of
+    `find_schedule_problems` and `too_long`.
     """
-    if wrong := list(find_schedule_problems(config)):
-        raise ConfigError(*wrong)
-    own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
-    if wrong := list(too_long(config, total_steps)):
-        raise ConfigError(*wrong)
+    if problems := list(find_schedule_problems(config)):
+        raise ConfigError(*problems)
+    arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+    if problems := list(too_long(config, total_steps)):
+        raise ConfigError(*problems)
     if is_schedule_free(config):
         return LambdaLR(optimizer, lambda _: 1.0)
     try:
-        return _build(optimizer, config, own, total_steps)
+        return _build(optimizer, config, arguments, total_steps)
     except ConfigError:
         raise
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
@@ -71,28 +72,31 @@ def make_schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> 
         ) from error
 
 
-def _build(optimizer: Optimizer, config: RunConfig, own: JsonObject, total_steps: int) -> LRScheduler:
+def _build(optimizer: Optimizer, config: RunConfig, arguments: JsonObject, total_steps: int) -> LRScheduler:
     """Return a config's schedule for an optimizer. Raises its class' errors for impossible arguments."""
     if config.optim.lr_scheduler_type:
-        return load_subclass(_custom(config), LRScheduler)(optimizer, **own)
-    name, given = _chosen_schedule(config)
+        return load_subclass(_custom(config), LRScheduler)(optimizer, **arguments)
+    name, rate_text = _chosen_schedule(config)
     if name == "adafactor":
-        initial = float(given) if given else config.optim.learning_rate
-        return import_class(FUNCTIONS[name])(optimizer, initial_lr=initial)
-    return import_class(FUNCTIONS[name])(optimizer, **{**_schedule_settings(name, config.optim, total_steps), **own})
+        initial_rate = float(rate_text) if rate_text else config.optim.learning_rate
+        return import_class(FUNCTIONS[name])(optimizer, initial_lr=initial_rate)
+    return import_class(FUNCTIONS[name])(
+        optimizer, **{**_schedule_settings(name, config.optim, total_steps), **arguments}
+    )
 
 
 def find_schedule_problems(config: RunConfig) -> Iterator[Problem]:
-    """Return what is wrong with the choice of schedule, a sentence each."""
+    """Yield the problems of the chosen schedule and its arguments."""
     try:
-        own, is_read = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args"), True
+        arguments, is_read = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args"), True
     except ConfigError as e:
         yield from e.problems
         pairs = (pair.split("=", 1) for pair in config.optim.lr_scheduler_args if "=" in pair)
-        own, is_read = dict.fromkeys(name.strip() for name, _ in pairs), False
+        arguments, is_read = dict.fromkeys(name.strip() for name, _ in pairs), False  # names can still be checked
     if config.optim.lr_scheduler_type:
-        yield from _custom_problems(config, own, is_read)
+        yield from _custom_problems(config, arguments, is_read)
         return
+    # sd-scripts writes Adafactor's initial rate behind a colon: adafactor:1e-4.
     name = config.optim.lr_scheduler.split(":")[0]
     if name not in FUNCTIONS:
         yield Problem(
@@ -103,17 +107,17 @@ def find_schedule_problems(config: RunConfig) -> Iterator[Problem]:
             functions=", ".join(FUNCTIONS),
         )
         return
-    yield from _needs(name, config, own)
-    if (own and name != "adafactor") or name == "polynomial":  # importing it takes long
-        wrong = [*unknown_arguments(import_class(FUNCTIONS[name]), own, "lr_scheduler_args", name)]
-        yield from wrong
-        if is_read and not wrong and (why := _tried(config, own)):
-            yield Problem("lr_scheduler_args" if own else "lr_scheduler", NOT_TAKEN, title=name, why=why)
+    yield from _needs(name, config, arguments)
+    if (arguments and name != "adafactor") or name == "polynomial":  # importing it takes long
+        unknown = [*unknown_arguments(import_class(FUNCTIONS[name]), arguments, "lr_scheduler_args", name)]
+        yield from unknown
+        if is_read and not unknown and (why := _tried(config, arguments)):
+            yield Problem("lr_scheduler_args" if arguments else "lr_scheduler", NOT_TAKEN, title=name, why=why)
 
 
 def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
-    """Return problems of warmup_stable_decay phases longer than all `total` steps, and of schedules that end earlier,
-    such as OneCycleLR with fewer steps.
+    """Yield problems of schedules that do not fit `total` steps: phases of warmup_stable_decay that are longer, or a
+    schedule that ends earlier, such as OneCycleLR with fewer steps.
     """
     optim = config.optim
     yield from _ends_early(config, total)
@@ -139,10 +143,14 @@ def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
         return
     if config.optim.lr_scheduler_type and not code_names.may_look(_custom(config).module):
         return
-    own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
-    if why := _tried(config, own, total):
+    arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+    if why := _tried(config, arguments, total):
         option = (
-            "lr_scheduler_args" if own else "lr_scheduler_type" if config.optim.lr_scheduler_type else "lr_scheduler"
+            "lr_scheduler_args"
+            if arguments
+            else "lr_scheduler_type"
+            if config.optim.lr_scheduler_type
+            else "lr_scheduler"
         )
         yield Problem(
             option,
@@ -154,12 +162,12 @@ def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
 
 
 def for_groups(config: RunConfig, rates: Sequence[float]) -> Iterator[Problem]:
-    """Return problems of lists among lr_scheduler_args without one value per group with its own rate."""
+    """Yield problems of lists among lr_scheduler_args that do not have one value per parameter group."""
     try:
-        own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+        arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     except ConfigError:
         return
-    if rates and has_lists(config) and (why := _tried(config, own, rates=rates)):
+    if rates and has_lists(config) and (why := _tried(config, arguments, rates=rates)):
         chosen = config.optim.lr_scheduler_type or config.optim.lr_scheduler
         yield Problem("lr_scheduler_args", NOT_TAKEN, title=chosen, why=why)
 
@@ -167,16 +175,16 @@ def for_groups(config: RunConfig, rates: Sequence[float]) -> Iterator[Problem]:
 def has_lists(config: RunConfig) -> bool:
     """Return whether an argument of the schedule is a list, which may need one value per group."""
     try:
-        own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+        arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     except ConfigError:
         return False
-    return any(isinstance(one, list | tuple) for one in own.values())
+    return any(isinstance(argument, list | tuple) for argument in arguments.values())
 
 
 def schedule_notes(config: RunConfig) -> Iterator[Problem]:
-    """Return what is allowed but rarely intended: a warm-up that an optimizer ignores, a decay that never begins."""
-    if without := own_warmup(config):
-        yield without
+    """Yield what is allowed but rarely intended: a warm-up that an optimizer ignores, a decay that never begins."""
+    if problem := own_warmup(config):
+        yield problem
     if _falls_at_the_end(config) and not config.optim.lr_decay_steps:
         yield Problem(
             "lr_decay_steps",
@@ -189,12 +197,12 @@ def schedule_notes(config: RunConfig) -> Iterator[Problem]:
 def _falls_at_the_end(config: RunConfig) -> bool:
     """Return whether lr_decay_steps decides when the rate falls."""
     optim = config.optim
-    own = {pair.partition("=")[0].strip() for pair in optim.lr_scheduler_args}
+    argument_names = {pair.partition("=")[0].strip() for pair in optim.lr_scheduler_args}
     named = optim.lr_scheduler == "warmup_stable_decay" and not optim.lr_scheduler_type
-    return named and not optim.without_schedule and not own & {"num_decay_steps", "num_stable_steps"}
+    return named and not optim.without_schedule and not argument_names & {"num_decay_steps", "num_stable_steps"}
 
 
-def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
+def _needs(name: str, config: RunConfig, arguments: JsonObject) -> Iterator[Problem]:
     optim = config.optim
     if name == "adafactor" and chosen_optimizer(config).name != "Adafactor":
         yield Problem(
@@ -207,14 +215,14 @@ def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
             float(optim.lr_scheduler.split(":")[1])
         except ValueError:
             yield Problem("lr_scheduler", "must be written adafactor:<rate>, got {given}", given=optim.lr_scheduler)
-    has_minimum = optim.lr_scheduler_min_lr_ratio is not None or {"min_lr", "min_lr_rate"} & own.keys()
+    has_minimum = optim.lr_scheduler_min_lr_ratio is not None or {"min_lr", "min_lr_rate"} & arguments.keys()
     if name == "cosine_with_min_lr" and not has_minimum:
         yield Problem(
             "lr_scheduler",
             "cosine_with_min_lr needs lr_scheduler_min_lr_ratio: 0.1 ends at a tenth of the rate",
             fix={"lr_scheduler_min_lr_ratio": 0.1},
         )
-    if name == "piecewise_constant" and not _are_rules(own.get("step_rules")):
+    if name == "piecewise_constant" and not _are_rules(arguments.get("step_rules")):
         yield Problem(
             "lr_scheduler",
             "piecewise_constant needs lr_scheduler_args, like step_rules='1:100,0.1' (0.1 from step 100)",
@@ -222,7 +230,7 @@ def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
 
 
 def _are_rules(text: Any) -> bool:
-    """Return whether text defines the rate: factor:step pairs, then the factor after the last step."""
+    """Return whether text is a valid step_rules: factor:step pairs, then the factor after the last step."""
     *pairs, last = (part.split(":") for part in str(text).split(","))
     try:
         numbers = [(float(factor), int(step)) for factor, step in pairs]
@@ -231,92 +239,100 @@ def _are_rules(text: Any) -> bool:
         return False
 
 
-def _custom_problems(config: RunConfig, own: JsonObject, is_read: bool) -> Iterator[Problem]:
-    cls = _custom(config)
-    if absent := missing_package(cls.module):
-        yield Problem("lr_scheduler_type", "{chosen} {absent}", chosen=config.optim.lr_scheduler_type, absent=absent)
+def _custom_problems(config: RunConfig, arguments: JsonObject, is_read: bool) -> Iterator[Problem]:
+    spec = _custom(config)
+    if missing := missing_package(spec.module):
+        yield Problem("lr_scheduler_type", "{chosen} {absent}", chosen=config.optim.lr_scheduler_type, absent=missing)
         return
-    if why := code_names.why_not_class(cls.module, cls.name, "lr_scheduler_type"):
+    if why := code_names.why_not_class(spec.module, spec.name, "lr_scheduler_type"):
         yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=config.optim.lr_scheduler_type, why=why)
-    elif code_names.may_look(cls.module):  # importing any other one runs it, which a check must not
-        yield from load_problems(config, own, is_read)
+    elif code_names.may_look(spec.module):  # importing any other one runs it, which a check must not
+        yield from load_problems(config, arguments, is_read)
 
 
-def load_problems(config: RunConfig, own: JsonObject | None = None, is_read: bool = True) -> Iterator[Problem]:
-    """Return what is wrong with the class of lr_scheduler_type, which is imported for that; of arguments that are not
-    `is_read` only names are checked.
+def load_problems(config: RunConfig, arguments: JsonObject | None = None, is_read: bool = True) -> Iterator[Problem]:
+    """Yield problems of the class of lr_scheduler_type, which this imports. Unless `is_read`, only the arguments' names
+    are checked, as their values are unreadable.
     """
-    chosen, cls = config.optim.lr_scheduler_type, _custom(config)
-    own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args") if own is None else own
+    chosen, spec = config.optim.lr_scheduler_type, _custom(config)
+    arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args") if arguments is None else arguments
     try:
-        subclass = load_subclass(cls, LRScheduler)
+        subclass = load_subclass(spec, LRScheduler)
     except ConfigError as e:
         yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=chosen, why=e.said)
         return
-    if wrong := [
-        *_unusable_schedule(subclass, own, cls.name),
-        *unknown_arguments(subclass, own, "lr_scheduler_args", cls.name),
+    if problems := [
+        *_unusable_schedule(subclass, arguments, spec.name),
+        *unknown_arguments(subclass, arguments, "lr_scheduler_args", spec.name),
     ]:
-        yield from wrong
-    elif is_read and (why := _tried(config, own)):
-        yield Problem("lr_scheduler_args", NOT_TAKEN, title=cls.name, why=why)
+        yield from problems
+    elif is_read and (why := _tried(config, arguments)):
+        yield Problem("lr_scheduler_args", NOT_TAKEN, title=spec.name, why=why)
 
 
-def _unusable_schedule(made: type, own: JsonObject, title: str) -> Iterator[Problem]:
-    """Return what a schedule requires that text cannot express, or that is missing."""
-    needed = [*_needed(made.__init__)]
-    beyond = [one.name for one in needed if re.search("Callable|LRScheduler", str(one.annotation))]
-    beyond += [one.name for one in _needed(made.step)]
-    if beyond:
+def _unusable_schedule(schedule_class: type, arguments: JsonObject, title: str) -> Iterator[Problem]:
+    """Yield problems of required arguments: those that text cannot express, or that are missing."""
+    required = [*_needed(schedule_class.__init__)]
+    not_expressible = [
+        parameter.name for parameter in required if re.search("Callable|LRScheduler", str(parameter.annotation))
+    ]
+    not_expressible += [parameter.name for parameter in _needed(schedule_class.step)]
+    if not_expressible:
         yield Problem(
             "lr_scheduler_type",
             ": {title} needs {names}, which cannot be written as a value; choose another schedule, such as "
             "torch.optim.lr_scheduler.LinearLR",
             title=title,
-            names=together(beyond),
+            names=together(not_expressible),
         )
-    elif absent := [one.name for one in needed if one.name not in own]:
+    elif missing := [parameter.name for parameter in required if parameter.name not in arguments]:
         yield Problem(
             "lr_scheduler_args",
             ": {title} needs {names}; add {first}=VALUE",
             title=title,
-            names=together(absent),
-            first=absent[0],
+            names=together(missing),
+            first=missing[0],
         )
 
 
 def _needed(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
-    """Return the arguments without defaults of a method, besides the optimizer."""
+    """Yield the arguments without defaults of a method, besides the optimizer."""
     try:
-        known = [*inspect.signature(function).parameters.values()][1:]
+        parameters = [*inspect.signature(function).parameters.values()][1:]
     except (TypeError, ValueError):  # classes in C have no signature
         return
-    for parameter in known:
+    for parameter in parameters:
         is_plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if parameter.default is parameter.empty and is_plain and parameter.name != "optimizer":
             yield parameter
 
 
-def _tried(config: RunConfig, own: JsonObject, total: int | None = None, rates: Sequence[float] = ()) -> str:
+def _tried(config: RunConfig, arguments: JsonObject, total: int | None = None, rates: Sequence[float] = ()) -> str:
     """Return why a schedule fails within `total` steps of groups with these rates, "" if it works or is unused. Without
-    a known total, only its first step is tried.
+    a total, only its first step is tried.
     """
     if is_schedule_free(config) or (relative_step(config) and not config.optim.lr_scheduler_type):
         return ""
     rate = config.optim.learning_rate
-    # The number of groups is unknown before the model is, so try each.
-    most = max((len(one) for one in own.values() if isinstance(one, list | tuple)), default=1)
-    groups = rates or [rate] * (most if 0 < most <= MAX_GROUPS else 1)
-    cls = chosen_optimizer(config)
-    is_known = not missing_package(cls.module) and code_names.may_look(cls.module)
+    # The number of groups is unknown before the model is, so take the one that the longest list was written for.
+    longest_list = max(
+        (len(argument) for argument in arguments.values() if isinstance(argument, list | tuple)), default=1
+    )
+    groups = rates or [rate] * (longest_list if 0 < longest_list <= MAX_GROUPS else 1)
+    chosen = chosen_optimizer(config)
+    is_known = not missing_package(chosen.module) and code_names.may_look(chosen.module)
     try:
-        given = optimizer_arguments(config)
+        optimizer_args = optimizer_arguments(config)
     except ConfigError:  # reported for optimizer_args
-        given = {}
-    spec = cls if is_known else OptimizerSpec("torch.optim", "AdamW")
+        optimizer_args = {}
+    spec = chosen if is_known else OptimizerSpec("torch.optim", "AdamW")
     length = total or int(config.steps.max_train_steps)
     return trial.try_schedule(
-        spec, given if is_known else {}, groups, lambda made: _build(made, config, own, length), total or 1
+        spec,
+        optimizer_args if is_known else {},
+        groups,
+        lambda optimizer: _build(optimizer, config, arguments, length),
+        total or 1,
     )
 
 
@@ -327,10 +343,10 @@ def _custom(config: RunConfig) -> OptimizerSpec:
 
 def _chosen_schedule(config: RunConfig) -> tuple[str, str]:
     """Return the schedule's name and the text after its colon. Adafactor with relative_step has its own."""
-    name, _, given = config.optim.lr_scheduler.partition(":")
+    name, _, rate_text = config.optim.lr_scheduler.partition(":")
     if relative_step(config):
-        return "adafactor", given if name == "adafactor" else ""
-    return name, given
+        return "adafactor", rate_text if name == "adafactor" else ""
+    return name, rate_text
 
 
 def steps_of_share(value: int | float, total: int) -> int:
@@ -352,6 +368,7 @@ def _schedule_settings(name: str, optim: Optim, total: int) -> JsonObject:
         "cosine": lambda: whole,
         "cosine_with_restarts": lambda: {**whole, "num_cycles": optim.lr_scheduler_num_cycles},
         "polynomial": lambda: {**whole, "power": optim.lr_scheduler_power},
+        # Half the cycles, as in sd-scripts: transformers counts the default, half a wave, as 0.5 here.
         "cosine_with_min_lr": lambda: {
             **whole,
             "num_cycles": optim.lr_scheduler_num_cycles / 2,

@@ -89,9 +89,9 @@ def package_problem(name: str) -> MessageLike:
 
 def working_optimizer(name: str) -> str:
     """Return the nearest optimizer whose package works."""
-    own = optimizer_spec(name)
-    others = (other for other in own.instead if optimizer_spec(other).package != own.package)
-    return next((other for other in others if not package_problem(other)), "AdamW")
+    spec = optimizer_spec(name)
+    alternatives = (other for other in spec.instead if optimizer_spec(other).package != spec.package)
+    return next((other for other in alternatives if not package_problem(other)), "AdamW")
 
 
 def advice(config: RunConfig) -> tuple[Message, JsonObject]:

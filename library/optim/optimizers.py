@@ -67,21 +67,23 @@ def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> 
     """Return the optimizer of all trained parameters, one group per learning rate. Call it after they are placed.
 
     AdamW is fused on CUDA, unless optimizer_args disable that. Weights in half precision, and those stepped within the
-    backward pass, are stepped in bundles, with rounding seeded by `seed`. Raises ConfigError with the messages of
-    `problems`.
+    backward pass, are stepped in bundles, with rounding seeded by `seed`. Raises ConfigError with the problems of
+    `find_optimizer_problems`.
     """
-    if wrong := list(find_optimizer_problems(config)):
-        raise ConfigError(*wrong)
+    if problems := list(find_optimizer_problems(config)):
+        raise ConfigError(*problems)
     groups = method.groups()
-    if wrong := _find_rates_problem(config, {group["name"]: group["lr"] for group in groups}):
-        raise ConfigError(wrong)
+    if problems := _find_rates_problem(config, {group["name"]: group["lr"] for group in groups}):
+        raise ConfigError(problems)
     if relative_step(config):  # Adafactor sets its own rate and rejects another
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
     log.info("optimizer %s, %s", describe_optimizer(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
-    cut = bundled(method, groups, config)
+    split_into_bundles = bundled(method, groups, config)
     return (
-        fused_step.PartitionedOptimizer(groups, cut, functools.partial(_construct_optimizer, config), seed)
-        if cut
+        fused_step.PartitionedOptimizer(
+            groups, split_into_bundles, functools.partial(_construct_optimizer, config), seed
+        )
+        if split_into_bundles
         else _construct_optimizer(config, groups)
     )
 
@@ -102,15 +104,20 @@ def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunCon
 
 
 def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
-    cls, own = chosen_optimizer(config), optimizer_arguments(config)
-    always = dict(cls.always)
+    spec, arguments = chosen_optimizer(config), optimizer_arguments(config)
+    always = dict(spec.always)
     # Swapped weights are on the host now and may be stepped there; fused kernels support both.
     with_cuda = any(p.is_cuda for group in groups for p in group["params"])
-    if cls.name == "AdamW" and cls.module == "torch.optim" and with_cuda and not {"fused", "foreach"} & own.keys():
+    if (
+        spec.name == "AdamW"
+        and spec.module == "torch.optim"
+        and with_cuda
+        and not {"fused", "foreach"} & arguments.keys()
+    ):
         always["fused"] = True
     rate = None if relative_step(config) else config.optim.learning_rate
     try:
-        return load_subclass(cls, Optimizer)(groups, lr=rate, **always, **own)
+        return load_subclass(spec, Optimizer)(groups, lr=rate, **always, **arguments)
     except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which accepts only matrices
         raise ConfigError(
             Problem(
@@ -123,14 +130,14 @@ def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Any
 
 
 def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:
-    """Problems of the choice of optimizer and its arguments."""
-    cls, own = chosen_optimizer(config), {}
+    """Yield problems of the choice of optimizer and its arguments."""
+    spec, arguments = chosen_optimizer(config), {}
     try:
-        own = optimizer_arguments(config)
+        arguments = optimizer_arguments(config)
     except ConfigError as e:
         yield from e.problems
-    is_refused = cls.name.lower() == "automagic"  # the option's own rules reject it
-    if not is_refused and (unusable := _unusable_package(cls)):
+    is_refused = spec.name.lower() == "automagic"  # the option's own rules reject it
+    if not is_refused and (unusable := _unusable_package(spec)):
         advice, fix = names.advice(config)
         yield Problem(
             "optimizer_type",
@@ -141,40 +148,38 @@ def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:
             fix=fix,
         )
     elif not is_refused:
-        yield from _signature_problems(cls, own, config.optim.optimizer)
+        yield from _signature_problems(spec, arguments, config.optim.optimizer)
     if config.optim.ema_decay and is_schedule_free(config):
         yield Problem(
             "ema_decay",
             "cannot be used with {name}, which averages by itself: set ema_decay = 0",
-            name=cls.name,
+            name=spec.name,
             fix={"ema_decay": 0},
         )
     if (early := config.optim.stepped_early) and is_schedule_free(config):
         yield Problem(
             early,
             "cannot be used with {name}: use AdamW or Adafactor, or leave {early} out",
-            name=cls.name,
+            name=spec.name,
             early=option_name(early),
         )
     if config.distributed.fsdp and not config.adapters and not steps_rows(config):
         yield Problem(
             "optimizer_type",
             ": {name} needs whole weights, and with fsdp each GPU has only rows of them: use AdamW, or leave fsdp out",
-            name=cls.name,
+            name=spec.name,
             also="fsdp",
             fix=other_optimizer(config, "AdamW"),
         )
     if isinstance(config, AdapterRun):
         rates = {"unet_lr": config.optim.unet_lr, "text_encoder_lr": next(iter(config.optim.text_encoder_lr), None)}
-        if wrong := _find_rates_problem(config, rates):
-            yield wrong
+        if problem := _find_rates_problem(config, rates):
+            yield problem
     yield from schedule_problems(config)
 
 
 def _find_rates_problem(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | None:
-    """Return the problem that rates differ although the optimizer supports only one, and would raise at its
-    first step.
-    """
+    """Return the problem if rates differ, but the optimizer supports only one and would raise at its first step."""
     if not chosen_optimizer(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return None
     message = together([f"{name} {rate}" for name, rate in rates.items()])
@@ -194,8 +199,8 @@ def _find_rates_problem(config: RunConfig, rates: Mapping[str, float | None]) ->
 
 
 def zero_rate_problems(config: RunConfig) -> Iterator[Problem]:
-    """Return the problem that every learning rate is 0."""
-    if chosen_optimizer(config) is names.SPECS["adafactor"]:
+    """Yield a problem if every learning rate is 0."""
+    if chosen_optimizer(config) is names.SPECS["adafactor"]:  # may set its own rate
         return
     rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
     if rates and not any(rates.values()):
@@ -207,15 +212,15 @@ def zero_rate_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _rates_of_adapters(config: AdapterRun) -> dict[str, float]:
     """Return options and values of the learning rates of all parts with adapters; {} if patterns set them."""
-    optim, network, given = config.optim, config.network, tuple(config.optim.text_encoder_lr)
+    optim, network, encoder_rates = config.optim, config.network, tuple(config.optim.text_encoder_lr)
     if any("_reg_lrs" in pair for pair in network.network_args):
         return {}
-    asked = [] if network.network_train_text_encoder_only else [("unet_lr", optim.unet_lr)]
+    option_rates = [] if network.network_train_text_encoder_only else [("unet_lr", optim.unet_lr)]
     if not network.network_train_unet_only:
         t5 = any(re.fullmatch(r"\s*train_t5xxl\s*=\s*(true|1|yes|on)\s*", a, re.I) for a in network.network_args)
-        asked += [("text_encoder_lr", rate) for rate in (given[: 2 if t5 else 1] or (None,))]
+        option_rates += [("text_encoder_lr", rate) for rate in (encoder_rates[: 2 if t5 else 1] or (None,))]
     rates: dict[str, float] = {}
-    for name, rate in asked:
+    for name, rate in option_rates:
         name, rate = ("learning_rate", optim.learning_rate) if rate is None else (name, rate)
         rates[name] = max(rate, rates.get(name, 0.0))
     return rates
@@ -223,19 +228,19 @@ def _rates_of_adapters(config: AdapterRun) -> dict[str, float]:
 
 def _rates_of_models(config: RunConfig) -> dict[str, float]:
     optim = config.optim
-    found = {"learning_rate": optim.learning_rate}
+    rates = {"learning_rate": optim.learning_rate}
     if optim.learning_rate and optim.block_lrs:
-        found = {"block_lr": max(optim.block_lrs)}
+        rates = {"block_lr": max(optim.block_lrs)}
     if config.trains_whole_encoders:
-        own = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
-        found |= {name: rate for name, rate in own.items() if rate is not None}
-        if None in own.values():
-            found["learning_rate"] = optim.learning_rate
-    return found
+        encoder_rates = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
+        rates |= {name: rate for name, rate in encoder_rates.items() if rate is not None}
+        if None in encoder_rates.values():
+            rates["learning_rate"] = optim.learning_rate
+    return rates
 
 
 def optimizer_notes(config: RunConfig) -> Iterator[Problem]:
-    """Return options that are probably unintended, or have no effect."""
+    """Yield options that are probably unintended, or have no effect."""
     name = chosen_optimizer(config).name
     if chosen_optimizer(config).finds_rate and config.optim.learning_rate <= 0.1:
         yield Problem(
@@ -252,10 +257,10 @@ def optimizer_notes(config: RunConfig) -> Iterator[Problem]:
             name=name,
             fix={"max_grad_norm": 0.0},
         )
-    most = HIGH_FOR_ADAPTERS if config.adapters else HIGH_FOR_MODELS
+    highest_usual = HIGH_FOR_ADAPTERS if config.adapters else HIGH_FOR_MODELS
     rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
     for option, rate in (rates or {"learning_rate": config.optim.learning_rate}).items():
-        if rate > (most if name in USUAL_RATES else HIGH_FOR_ANY):
+        if rate > (highest_usual if name in USUAL_RATES else HIGH_FOR_ANY):
             yield Problem(
                 option,
                 "{rate} is very high for {name} and may end in NaN; {usual} is usual",
@@ -295,7 +300,7 @@ def optimizer_notes(config: RunConfig) -> Iterator[Problem]:
 
 
 def named_code_problems(config: RunConfig) -> Iterator[Problem]:
-    """Return what is wrong with classes of unlisted packages, which are imported before anything else."""
+    """Yield problems of classes of unlisted packages, which are imported before anything else."""
     unlisted = code_names.unlisted(config)
     if "optimizer_type" in unlisted:
         yield from _load_problems(chosen_optimizer(config), optimizer_arguments(config), config.optim.optimizer)
@@ -305,67 +310,71 @@ def named_code_problems(config: RunConfig) -> Iterator[Problem]:
 
 def describe_optimizer(config: RunConfig) -> str:
     """The optimizer as metadata names it: module.Class(k=v,...)."""
-    cls, own = chosen_optimizer(config), optimizer_arguments(config)
-    made = package_class(import_class(cls))
-    text = ",".join(f"{key}={value}" for key, value in own.items())
-    return f"{made.__module__}.{made.__name__}" + (f"({text})" if text else "")
+    spec, arguments = chosen_optimizer(config), optimizer_arguments(config)
+    optimizer_class = package_class(import_class(spec))
+    text = ",".join(f"{key}={value}" for key, value in arguments.items())
+    return f"{optimizer_class.__module__}.{optimizer_class.__name__}" + (f"({text})" if text else "")
 
 
-def train_mode(made: Any) -> None:
-    """Switch a schedule-free optimizer to the mode in which it steps; others have no modes."""
-    if callable(switch := getattr(made, "train", None)):
+def train_mode(optimizer: Any) -> None:
+    """Switch a schedule-free optimizer to the mode in which it steps; do nothing for others, which have no modes."""
+    if callable(switch := getattr(optimizer, "train", None)):
         switch()
 
 
-def eval_mode(made: Any) -> None:
-    if callable(switch := getattr(made, "eval", None)):
+def eval_mode(optimizer: Any) -> None:
+    if callable(switch := getattr(optimizer, "eval", None)):
         switch()
 
 
 @contextlib.contextmanager
-def averaged(made: Any) -> Iterator[None]:
+def averaged(optimizer: Any) -> Iterator[None]:
     """Use the averaged weights of a schedule-free optimizer within this context, for samples, validation and saving."""
-    eval_mode(made)
+    eval_mode(optimizer)
     try:
         yield
     finally:
-        train_mode(made)
+        train_mode(optimizer)
 
 
-def _unusable_package(cls: OptimizerSpec) -> MessageLike:
-    """Return why an optimizer's package cannot be used, and how to install it; tries a step."""
-    if absent := missing_package(cls.package):
-        return absent
-    error = tried(cls) if cls in names.SPECS.values() and cls.package in packages.PACKAGE_NAMES else ""
-    return packages.broken(cls.package, error) if error else ""
+def _unusable_package(spec: OptimizerSpec) -> MessageLike:
+    """Return why an optimizer's package cannot be used, and how to install it; "" if a trial step works."""
+    if missing := missing_package(spec.package):
+        return missing
+    error = tried(spec) if spec in names.SPECS.values() and spec.package in packages.PACKAGE_NAMES else ""
+    return packages.broken(spec.package, error) if error else ""
 
 
-def tried(cls: OptimizerSpec) -> str:
+def tried(spec: OptimizerSpec) -> str:
     """Return the error of this optimizer when it stepped a small weight here, "" if none."""
-    packages.remember(cls.package, error := trial.try_optimizer(cls))
+    packages.remember(spec.package, error := trial.try_optimizer(spec))
     return error
 
 
-def _signature_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Iterator[Problem]:
-    if why := code_names.why_not_class(cls.module, cls.name, "optimizer_type"):
+def _signature_problems(spec: OptimizerSpec, arguments: dict[str, Any], title: str) -> Iterator[Problem]:
+    if why := code_names.why_not_class(spec.module, spec.name, "optimizer_type"):
         yield Problem("optimizer_type", "{title}: {why}; AdamW is an optimizer", title=title, why=why)
-    elif code_names.may_look(cls.module):  # importing any other one runs it, which a check must not
-        yield from _load_problems(cls, own, title)
+    elif code_names.may_look(spec.module):  # importing any other one runs it, which a check must not
+        yield from _load_problems(spec, arguments, title)
 
 
-def _load_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Iterator[Problem]:
+def _load_problems(spec: OptimizerSpec, arguments: dict[str, Any], title: str) -> Iterator[Problem]:
     try:
-        unknown = list(unknown_arguments(load_subclass(cls, Optimizer), own, "optimizer_args", title))
+        unknown = list(unknown_arguments(load_subclass(spec, Optimizer), arguments, "optimizer_args", title))
     except ConfigError as e:
         template = "{title}: {why}; AdamW is an optimizer"
         yield Problem("optimizer_type", template, title=title, why=e.said)
         return
     unknown += [
         Problem("optimizer_args", ": {title} sets {name} itself; leave it out", title=title, name=name)
-        for name in sorted(cls.always.keys() & own.keys())
+        for name in sorted(spec.always.keys() & arguments.keys())
     ]
     yield from unknown
     # Optimizers of the table without changed arguments were already tried with their package.
-    if not unknown and (own or cls not in names.SPECS.values()) and (error := trial.try_arguments(cls, own)):
-        template = ": {title} does not take these values ({why})" if own else ": {title} cannot be used ({why})"
-        yield Problem("optimizer_args" if own else "optimizer_type", template, title=title, why=error)
+    if (
+        not unknown
+        and (arguments or spec not in names.SPECS.values())
+        and (error := trial.try_arguments(spec, arguments))
+    ):
+        template = ": {title} does not take these values ({why})" if arguments else ": {title} cannot be used ({why})"
+        yield Problem("optimizer_args" if arguments else "optimizer_type", template, title=title, why=error)

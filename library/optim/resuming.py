@@ -28,14 +28,14 @@ class Saved:
 
     optimizer: JsonObject  # its state_dict
     schedule: JsonObject
-    groups: JsonMapping | None  # `described` of that optimizer; None in states of older versions
+    groups: JsonMapping | None  # `describe_groups` of that optimizer; None in states of older versions
     settings: JsonMapping  # the options that it was saved with, as far as they are known
     rescheduled: bool  # whether the config has another schedule or number of steps
 
 
 def describe_groups(optimizer: Any) -> JsonObject:
-    """Return the settings of all groups as JSON values, equal ones once. Call it before the first step, when they equal
-    the config's.
+    """Return the settings of all groups as JSON values, without duplicates. Call it before the first step, while they
+    equal the config's.
     """
     kinds: list[str] = []
     numbers = []
@@ -62,15 +62,15 @@ def take_over(
     moved = saved.rescheduled or _has_other_rates(optimizer, saved)
     if moved:  # before loading puts the saved rates into the groups
         _advance(schedule, int(saved.schedule.get("last_epoch", 0)), config)
-    own = [dict(group) for group in _all_groups(optimizer)]
+    configured = [dict(group) for group in _all_groups(optimizer)]
     load(saved.optimizer)
     if not moved:
         schedule.load_state_dict(saved.schedule)
     changed = changed_arguments(saved.settings, config)
-    before = _read_described(saved.groups, len(own))
+    initial_groups = _read_described(saved.groups, len(configured))
     updates = []
-    for group, new, made in zip(_all_groups(optimizer), own, before, strict=True):
-        names = {*_changed_names(group, new, made, changed), *(name for name in RATES if moved and name in new)}
+    for group, new, initial in zip(_all_groups(optimizer), configured, initial_groups, strict=True):
+        names = {*_changed_names(group, new, initial, changed), *(name for name in RATES if moved and name in new)}
         updates.append({name: new[name] for name in names})
     if not any(updates):
         return
@@ -93,17 +93,17 @@ def only_for_starts(settings: JsonMapping, config: RunConfig) -> list[str]:
 
 
 def needs_other_memory(settings: JsonMapping, config: RunConfig) -> bool:
-    """Return whether the config's arguments make the optimizer keep other tensors per weight than the state's; found by
-    stepping a small weight with both.
+    """Return whether the optimizer keeps other tensors per weight with the config's arguments than with the state's.
+    Steps a small weight with both.
     """
     before = _saved_arguments(settings, config)
     if before is None or not changed_arguments(settings, config):
         return False
-    known, needed = (
+    saved_shapes, needed_shapes = (
         trial.optimizer_state_shapes(chosen_optimizer(config), before),
         trial.optimizer_state_shapes(chosen_optimizer(config), optimizer_arguments(config)),
     )
-    return not needed.items() <= known.items() if known and needed else False
+    return not needed_shapes.items() <= saved_shapes.items() if saved_shapes and needed_shapes else False
 
 
 def _saved_arguments(settings: JsonMapping, config: RunConfig) -> JsonObject | None:
@@ -125,22 +125,24 @@ def _stored_groups(state: JsonMapping) -> Groups:
     return [*first, *(group for bundle in bundles for group in bundle["param_groups"])]
 
 
-def _read_described(found: JsonMapping | None, count: int) -> list[JsonObject | None]:
-    """Return what `described` wrote, by group; None for each if it is missing or has other groups."""
-    if not found or len(found["groups"]) != count:
+def _read_described(described: JsonMapping | None, count: int) -> list[JsonObject | None]:
+    """Return the settings by group from the result of `describe_groups`; None for each group if it is missing or has
+    other groups.
+    """
+    if not described or len(described["groups"]) != count:
         return [None] * count
-    return [found["kinds"][number] for number in found["groups"]]
+    return [described["kinds"][number] for number in described["groups"]]
 
 
 def _use_own_kernels(state: JsonMapping, optimizer: Any) -> None:
     # The placement of the state's tensors depends on these settings.
-    for stored, own in zip(_stored_groups(state), _all_groups(optimizer), strict=False):
-        stored.update({name: own[name] for name in KERNEL_SETTINGS if name in stored and name in own})
+    for stored, current in zip(_stored_groups(state), _all_groups(optimizer), strict=False):
+        stored.update({name: current[name] for name in KERNEL_SETTINGS if name in stored and name in current})
 
 
 def _has_other_rates(optimizer: Any, saved: Saved) -> bool:
     pairs = zip(optimizer.param_groups, _stored_groups(saved.optimizer), strict=False)
-    return any(own.get("initial_lr") != stored.get("initial_lr") for own, stored in pairs)
+    return any(current.get("initial_lr") != stored.get("initial_lr") for current, stored in pairs)
 
 
 def _advance(schedule: LRScheduler, steps: int, config: RunConfig) -> None:
@@ -151,7 +153,7 @@ def _advance(schedule: LRScheduler, steps: int, config: RunConfig) -> None:
         warnings.simplefilter("ignore")
         if isinstance(schedule, LambdaLR):  # computes the rate of any step directly
             schedule.last_epoch = steps - 1
-            schedule.step()
+            schedule.step()  # increments last_epoch, and sets the groups' rates
             return
         try:
             for _ in range(steps):
@@ -169,22 +171,24 @@ def _advance(schedule: LRScheduler, steps: int, config: RunConfig) -> None:
             ) from error
 
 
-def _changed_names(group: JsonMapping, new: JsonMapping, made: JsonMapping | None, changed: set[str]) -> Iterator[str]:
-    """Return settings of a loaded group that the config has changed; not what training itself has changed
-    since `made`.
+def _changed_names(
+    group: JsonMapping, new: JsonMapping, initial: JsonMapping | None, changed: set[str]
+) -> Iterator[str]:
+    """Yield the names of settings of a loaded group that the config has changed, but not of those that training itself
+    has changed since `initial`, the group's settings before its first step.
     """
     for name, value in new.items():
         if name in (*RATES, *WEIGHTS, *KERNEL_SETTINGS, *ESTIMATE) or isinstance(value, Tensor):
             continue
-        if name not in group:  # kept by another schedule or a newer package
+        if name not in group:  # a setting of another schedule or a newer package
             yield name
-        elif made is None:
+        elif initial is None:
             if name in changed:
                 yield name
-        elif name in made and _json_value(value) != made[name] and _json_value(group[name]) == made[name]:
+        elif name in initial and _json_value(value) != initial[name] and _json_value(group[name]) == initial[name]:
             yield name
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value as it returns from JSON; a tensor, which only training sets, becomes None."""
-    return json.loads(json.dumps(value, default=lambda found: None if isinstance(found, Tensor) else str(found)))
+    """Return a value after a round trip through JSON; a tensor, which only training sets, becomes None."""
+    return json.loads(json.dumps(value, default=lambda leaf: None if isinstance(leaf, Tensor) else str(leaf)))

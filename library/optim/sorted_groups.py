@@ -16,13 +16,13 @@ class Muon(pytorch_optimizer.Muon):
     """
 
     def __init__(self, params: Groups, lr: float, **arguments: Any) -> None:
-        made = []
+        sorted_groups = []
         for group in params:
             weights = list(group["params"])
             for matrices in (True, False):
-                if some := [p for p in weights if (p.dim() > 1) == matrices]:
-                    made.append({"lr": lr, **group, "params": some, "use_muon": matrices})
-        super().__init__(made, lr=lr, **arguments)
+                if weights_of_kind := [p for p in weights if (p.dim() > 1) == matrices]:
+                    sorted_groups.append({"lr": lr, **group, "params": weights_of_kind, "use_muon": matrices})
+        super().__init__(sorted_groups, lr=lr, **arguments)
 
 
 class AdamMini(pytorch_optimizer.AdamMini):

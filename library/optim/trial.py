@@ -23,7 +23,7 @@ from library import packages
 from library.optim.classes import import_class
 from library.optim.names import SPECS, OptimizerSpec
 
-SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to others
+SIZE = (64, 128)  # of the weight; bitsandbytes keeps states of fewer than 4096 elements in 32 bits
 OF_DEVICES = {"capturable", "fused", "foreach"}  # arguments that only some devices support
 TRIED_STEPS = 3  # optimizer steps to try, as the first does not use its state
 MAX_SCHEDULE_STEPS = 5000  # steps to try one by one, about 0.1 s
@@ -36,42 +36,45 @@ class PackageExitError(Exception):
 
 def package(module: str) -> str:
     """Return why a package does not work, "" if it does; cached."""
-    cls = next((spec for spec in SPECS.values() if spec.package == module), None)
-    error = try_optimizer(cls) if cls else _try_import(module)
+    spec = next((spec for spec in SPECS.values() if spec.package == module), None)
+    error = try_optimizer(spec) if spec else _try_import(module)
     packages.remember(module, error)
     return error
 
 
-def try_optimizer(cls: OptimizerSpec) -> str:
+def try_optimizer(spec: OptimizerSpec) -> str:
     """Return why an optimizer cannot step any weight, "" if it can."""
     try:
         with _quiet():
             weight = torch.nn.Parameter(torch.ones(SIZE, device=trial_device()))
-            made = import_class(cls)([{"params": [weight], "name": "trial"}], lr=1.0, **cls.always, **cls.defaults)
-            if callable(switch := getattr(made, "train", None)):
+            optimizer = import_class(spec)(
+                [{"params": [weight], "name": "trial"}], lr=1.0, **spec.always, **spec.defaults
+            )
+            if callable(switch := getattr(optimizer, "train", None)):
                 switch()
             weight.grad = torch.full_like(weight, 0.5)
-            made.step()
-            moved = float(weight.detach().sum())  # on a GPU, a missing kernel raises here
+            optimizer.step()
+            total = float(weight.detach().sum())  # on a GPU, a missing kernel raises here
     except Exception as error:  # packages raise anything: OSError for a library, RuntimeError for a device, ...
         return short_reason(error)
-    return "" if moved == moved else "its first step ends in NaN"
+    return "its first step ends in NaN" if math.isnan(total) else ""
 
 
-def try_arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
+def try_arguments(spec: OptimizerSpec, arguments: Mapping[str, Any]) -> str:
     """Return why an optimizer rejects these arguments or cannot step with them, "" if it can."""
     try:
         with _quiet():
-            sizes = [SIZE] if cls.module == "torch.optim" and cls.name == "Muon" else [SIZE, SIZE[:1]]
+            # Muon takes matrices only; others are tried with a vector as well, such as a bias.
+            sizes = [SIZE] if spec.module == "torch.optim" and spec.name == "Muon" else [SIZE, SIZE[:1]]
             # Open a GPU only if it matters, as it may be busy with another training.
-            on_device = cls.package in packages.PACKAGE_NAMES or not OF_DEVICES.isdisjoint(own)
-            where = trial_device() if on_device else "cpu"
-            weights = [torch.nn.Parameter(torch.ones(size, device=where)) for size in sizes]
-            made = _construct_for_trial(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
+            on_device = spec.package in packages.PACKAGE_NAMES or not OF_DEVICES.isdisjoint(arguments)
+            device = trial_device() if on_device else "cpu"
+            weights = [torch.nn.Parameter(torch.ones(size, device=device)) for size in sizes]
+            optimizer = _construct_for_trial(spec, arguments, [{"params": weights, "name": "trial"}], 1e-3)
             for _ in range(TRIED_STEPS):
                 for weight in weights:
                     weight.grad = torch.full_like(weight, 0.5)
-                made.step()
+                optimizer.step()
             is_finite = all(bool(weight.isfinite().all()) for weight in weights)
     except Exception as error:
         return short_reason(error)
@@ -79,8 +82,8 @@ def try_arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
 
 
 def try_schedule(
-    cls: OptimizerSpec,
-    own: Mapping[str, Any],
+    spec: OptimizerSpec,
+    arguments: Mapping[str, Any],
     rates: Sequence[float],
     make: Callable[[torch.optim.Optimizer], LRScheduler],
     total: int,
@@ -92,7 +95,7 @@ def try_schedule(
     groups = [{"params": [w], "lr": rate} for w, rate in zip(weights, rates, strict=True)]
     try:
         with _quiet():
-            optimizer = _construct_for_trial(cls, own, groups, rates[0])
+            optimizer = _construct_for_trial(spec, arguments, groups, rates[0])
     except Exception:  # reported for the optimizer
         optimizer = torch.optim.SGD(groups, lr=rates[0], momentum=0.9)
     try:
@@ -103,7 +106,7 @@ def try_schedule(
                 for group in optimizer.param_groups:
                     if not -max(rates) * ALLOWED_UNDERSHOOT <= float(group["lr"]) < math.inf:
                         return f"its learning rate is {float(group['lr']):g} at step {step}"
-            if total > MAX_SCHEDULE_STEPS:
+            if total > MAX_SCHEDULE_STEPS:  # jump to the last step
                 schedule.last_epoch = total - 1
                 schedule.step()
     except Exception as error:  # as above
@@ -111,35 +114,39 @@ def try_schedule(
     return ""
 
 
-def _construct_for_trial(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str, Any]], rate: float) -> Any:
+def _construct_for_trial(
+    spec: OptimizerSpec, arguments: Mapping[str, Any], groups: list[dict[str, Any]], rate: float
+) -> Any:
     """Return an optimizer that is ready to step. Adafactor with relative_step sets its own rate and rejects another."""
-    given = None if own.get("relative_step") else rate
-    if given is None:
+    learning_rate = None if arguments.get("relative_step") else rate
+    if learning_rate is None:
         groups = [{name: value for name, value in group.items() if name != "lr"} for group in groups]
-    made = import_class(cls)(groups, lr=given, **{**cls.always, **own})
-    if callable(switch := getattr(made, "train", None)):
+    optimizer = import_class(spec)(groups, lr=learning_rate, **{**spec.always, **arguments})
+    if callable(switch := getattr(optimizer, "train", None)):
         switch()
-    return made
+    return optimizer
 
 
-def optimizer_state_shapes(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def optimizer_state_shapes(spec: OptimizerSpec, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the tensors that an optimizer keeps for a matrix and a vector, as name -> shape; {} if no step is
     possible.
     """
     weights = {"matrix": torch.ones(SIZE, device=trial_device()), "vector": torch.ones(SIZE[0], device=trial_device())}
-    learned = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
+    parameters = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
     try:
         with _quiet():
-            made = _construct_for_trial(cls, own, [{"params": [*learned.values()], "name": "trial"}], 1e-3)
-            for weight in learned.values():
+            optimizer = _construct_for_trial(
+                spec, arguments, [{"params": [*parameters.values()], "name": "trial"}], 1e-3
+            )
+            for weight in parameters.values():
                 weight.grad = torch.full_like(weight, 0.5)
-            made.step()
+            optimizer.step()
     except Exception:  # reported elsewhere; here only the state matters
         return {}
     return {
         f"{name}.{key}": tuple(value.shape)
-        for name, weight in learned.items()
-        for key, value in made.state[weight].items()
+        for name, weight in parameters.items()
+        for key, value in optimizer.state[weight].items()
         if isinstance(value, torch.Tensor)
     }
 
@@ -152,7 +159,7 @@ def trial_device() -> str:
 
 
 def short_reason(error: BaseException) -> str:
-    """Return an error in one line; behind our own wording, the package's."""
+    """Return an error in one line: the package's own, if ours was raised from it."""
     error = error.__cause__ or error
     if isinstance(error, PackageExitError):
         return str(error)
@@ -174,16 +181,16 @@ def _try_import(module: str) -> str:
 def _quiet() -> Iterator[None]:
     """Suppress what packages print while they are imported.
 
-    Raises PackageExitError where one calls exit(), as Lion does where use_triton finds no Triton; the reason is what it
-    printed last.
+    Raises PackageExitError if one calls exit(), as Lion does if use_triton finds no Triton; its text is the last line
+    that the package printed.
     """
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as printed:
         warnings.simplefilter("ignore")
         try:
             yield
         except SystemExit as error:
-            said = [*printed.getvalue().split("\n"), error.code if isinstance(error.code, str) else ""]
-            lines = [line.strip() for line in said if line.strip()]
+            printed_lines = [*printed.getvalue().split("\n"), error.code if isinstance(error.code, str) else ""]
+            lines = [line.strip() for line in printed_lines if line.strip()]
             raise PackageExitError(lines[-1][:200] if lines else "it ends the program without a reason") from None
 
 

@@ -104,7 +104,7 @@ def test_blocks_of_full_width_equal_diffusers():
     from diffusers.models.transformers.transformer_flux2 import Flux2SingleTransformerBlock, Flux2TransformerBlock
 
     sizes = random.flux_2_shape(random.FULL)
-    layers = BlockLayers(sizes.hidden, sizes.head, sizes.mlp, given=True, bias=False, gated=True)
+    layers = BlockLayers(sizes.hidden, sizes.head, sizes.mlp, external_modulation=True, bias=False, gated=True)
     assert sizes.axes == (32, 32, 32, 32)
     torch.manual_seed(0)
     places = Flux2Positions()

@@ -303,13 +303,13 @@ def test_only_the_needed_files_of_a_repository_are_fetched():
         *("transformer/config.json", "transformer/diffusion_pytorch_model-00001-of-00003.safetensors"),
         *("transformer/diffusion_pytorch_model.safetensors.index.json", "vae/diffusion_pytorch_model.safetensors"),
     ]
-    assert parts.wanted(whole, "denoiser") == [name for name in whole if name.startswith("transformer/")]
-    assert parts.wanted(whole, "ae") == ["vae/diffusion_pytorch_model.safetensors"]
+    assert parts.files_to_download(whole, "denoiser") == [name for name in whole if name.startswith("transformer/")]
+    assert parts.files_to_download(whole, "ae") == ["vae/diffusion_pytorch_model.safetensors"]
     encoders = ["clip_l.safetensors", "t5xxl_fp16.safetensors", "t5xxl_fp8_e4m3fn.safetensors"]
-    assert parts.wanted(encoders, "t5xxl") == ["t5xxl_fp16.safetensors"]
-    assert parts.wanted(encoders, "clip_l") == ["clip_l.safetensors"]
+    assert parts.files_to_download(encoders, "t5xxl") == ["t5xxl_fp16.safetensors"]
+    assert parts.files_to_download(encoders, "clip_l") == ["clip_l.safetensors"]
     with pytest.raises(ValueError, match=r"ae.safetensors"):
-        parts.wanted(encoders, "ae")
+        parts.files_to_download(encoders, "ae")
 
 
 def test_a_hub_id_is_enough_for_all_parts_and_is_not_fetched_to_be_checked(files, monkeypatch):

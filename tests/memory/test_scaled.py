@@ -131,7 +131,7 @@ def test_what_comes_in_8_bits_stays_bit_for_bit():
 
 def test_rounding_a_few_rows_at_a_time_changes_nothing(monkeypatch):
     exact, whole = layers()
-    monkeypatch.setattr(fp8_matmul, "ROUNDED_AT_ONCE", 5 * 64 + 1)
+    monkeypatch.setattr(fp8_matmul, "MAX_ROUNDED", 5 * 64 + 1)
     _, parts = layers()
     rows, scale = fp8_matmul.quantize_rows_fp8(exact.weight)
     for found in (whole, parts):

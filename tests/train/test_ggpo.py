@@ -37,7 +37,7 @@ def test_rows_are_scaled_by_the_lengths_of_the_matrices_that_are_never_formed(ki
 
 
 def test_the_mean_length_of_the_gradients_rows_is_that_of_the_matrices_that_are_never_formed(monkeypatch):
-    monkeypatch.setattr(ggpo, "TOGETHER", 2 * 3 * (12 + 30))  # two at a time
+    monkeypatch.setattr(ggpo, "MAX_STACKED", 2 * 3 * (12 + 30))  # two at a time
     layers, means = [], []
     for n in range(5):
         layer = LoraLinear.around(

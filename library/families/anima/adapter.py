@@ -28,7 +28,7 @@ class AdapterShape:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "AdapterShape":
-        """Return sizes from tensor shapes by the denoiser's keys. KeyError names the first missing key."""
+        """Return sizes from tensor shapes by the denoiser's keys. Raises KeyError naming the first missing key."""
         words, width = shapes[f"{ADAPTER_NAMES_PREFIX}embed.weight"]
         first = f"{ADAPTER_NAMES_PREFIX}blocks.0"
         return cls(
@@ -57,14 +57,14 @@ class Projections(nn.Module):
     def qkv(
         self, x: Tensor, context: Tensor, pe: Tensor | None = None, pe_context: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, S, C], context [B, T, any] -> q, k (normed and, with their tables, rotated) and v, each [B,
-        H, any, D].
+        """x [B, S, C], context [B, T, any] -> q, k (normed and, with their tables, rotated) and v, each [B, H, S or T,
+        D].
         """
         if context is x:
-            made = projections(x, self.q_proj, self.k_proj, self.v_proj)
+            projected = projections(x, self.q_proj, self.k_proj, self.v_proj)
         else:
-            made = (self.q_proj(x), *projections(context, self.k_proj, self.v_proj))
-        q, k, v = (one.unflatten(-1, (-1, self.q_norm.weight.shape[0])).transpose(1, 2) for one in made)
+            projected = (self.q_proj(x), *projections(context, self.k_proj, self.v_proj))
+        q, k, v = (tensor.unflatten(-1, (-1, self.q_norm.weight.shape[0])).transpose(1, 2) for tensor in projected)
         q, k = self.q_norm(q), self.k_norm(k)
         q = q if pe is None else rotated_halves(q, pe)
         k = k if pe_context is None else rotated_halves(k, pe_context)
@@ -95,20 +95,20 @@ class LLMAdapterTransformerBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, sizes.mlp), nn.GELU(), nn.Linear(sizes.mlp, width))
 
     def forward(  # noqa: PLR0913 - two rows of tokens, each with a mask and a table
-        self, x: Tensor, states: Tensor, own: Tensor, seen: Tensor, pe: Tensor, pe_states: Tensor
+        self, x: Tensor, states: Tensor, mask: Tensor, states_mask: Tensor, pe: Tensor, pe_states: Tensor
     ) -> Tensor:
-        """x [B, T, C], states [B, L, source], own [B, T] and seen [B, L], true for visible tokens, pe and pe_states [2,
-        T or L, D / 2] -> x.
+        """x [B, T, C], states [B, L, source], mask [B, T] and states_mask [B, L], true for visible tokens, pe and
+        pe_states [2, T or L, D / 2] -> x.
         """
-        inside = self.norm_self_attn(x).to(x.dtype)
-        x = x + self.self_attn.o_proj(self.attend(*self.self_attn.qkv(inside, inside, pe, pe), own))
-        inside = self.norm_cross_attn(x).to(x.dtype)
-        x = x + self.cross_attn.o_proj(self.attend(*self.cross_attn.qkv(inside, states, pe, pe_states), seen))
+        normed = self.norm_self_attn(x).to(x.dtype)
+        x = x + self.self_attn.o_proj(self.attend(*self.self_attn.qkv(normed, normed, pe, pe), mask))
+        normed = self.norm_cross_attn(x).to(x.dtype)
+        x = x + self.cross_attn.o_proj(self.attend(*self.cross_attn.qkv(normed, states, pe, pe_states), states_mask))
         return x + self.mlp(self.norm_mlp(x).to(x.dtype))
 
 
 class AnimaAdapter(nn.Module):
-    """Six such blocks, as published."""
+    """The text adapter: an embedding of T5's tokens, and blocks (six, as published)."""
 
     def __init__(self, sizes: AdapterShape):
         super().__init__()
@@ -123,15 +123,15 @@ class AnimaAdapter(nn.Module):
         """States of Qwen3 [B, L, source], zero after each caption, with their mask, and ids of T5 [B, T] with theirs ->
         the text for the denoiser [B, T, C], zero after each caption.
         """
-        own, seen = ids_mask.to(torch.bool), mask.to(torch.bool)
+        is_caption, is_visible = ids_mask.to(torch.bool), mask.to(torch.bool)
         # An empty caption would have no visible token, for which attention may return NaN, so it sees the zeros after
         # it.
-        seen = seen | ~seen.any(dim=1, keepdim=True)
+        is_visible = is_visible | ~is_visible.any(dim=1, keepdim=True)
         x = self.embed(ids.long()).to(states.dtype)
         pe, pe_states = (self.positions(row, tokens.shape[1], ids.device) for row, tokens in enumerate((ids, states)))
         for block in self.blocks:
-            x = block(x, states, own, seen, pe, pe_states)
-        return self.norm(self.out_proj(x)).to(states.dtype) * own[..., None]
+            x = block(x, states, is_caption, is_visible, pe, pe_states)
+        return self.norm(self.out_proj(x)).to(states.dtype) * is_caption[..., None]
 
     def positions(self, row: int, length: int, device: torch.device) -> Tensor:
         """Return the RoPE table for a text [2, length, D / 2], cached by length."""

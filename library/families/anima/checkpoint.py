@@ -67,7 +67,7 @@ def anima_part_files(config: Any) -> PartFiles:
 
 
 def anima_checkpoint(config: Any) -> Checkpoint:
-    """Return how this run's files are loaded."""
+    """Return the Checkpoint of a run, which loads its files."""
     files, lengths = anima_part_files(config), (config.model.qwen3_max_token_length, config.model.t5_max_token_length)
     return dataclasses.replace(
         ANIMA_CHECKPOINT,
@@ -80,11 +80,11 @@ def anima_checkpoint(config: Any) -> Checkpoint:
 
 
 def find_anima_problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
-    """Problems of the parts, from their headers, each with its option and the fix."""
-    beside = _adapter_shapes(files, config)
+    """Yield problems of the parts, from their headers, each with its option and the fix."""
+    adapter_shapes = _adapter_shapes(files, config)
 
-    def of_denoiser(path: Path, own: Shapes) -> Iterator[Problem]:
-        if "llm_adapter" not in files.parts and f"{adapter.ADAPTER_NAMES_PREFIX}{keys.EMBEDDING}" not in own:
+    def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
+        if "llm_adapter" not in files.parts and f"{adapter.ADAPTER_NAMES_PREFIX}{keys.EMBEDDING}" not in shapes:
             yield Problem(
                 "llm_adapter_path",
                 "is not set, and {path} has no text adapter: give the file of one, or a model that has it",
@@ -93,14 +93,14 @@ def find_anima_problems(files: PartFiles, config: RunConfig) -> Iterator[Problem
             )
         yield from config.compile.beyond(
             {
-                DENOISER_BLOCK: count_anima_blocks(own),
-                adapter.ADAPTER_BLOCK: adapter.count_adapter_blocks({**own, **beside}),
+                DENOISER_BLOCK: count_anima_blocks(shapes),
+                adapter.ADAPTER_BLOCK: adapter.count_adapter_blocks({**shapes, **adapter_shapes}),
             }
         )
 
-    def widths(own: Shapes) -> dict[str, tuple[str, int]]:
-        channels = own.get("final_layer.linear.weight", (0,))[0] // 4
-        source = {**own, **beside}.get(f"{adapter.ADAPTER_NAMES_PREFIX}blocks.0.cross_attn.k_proj.weight")
+    def widths(shapes: Shapes) -> dict[str, tuple[str, int]]:
+        channels = shapes.get("final_layer.linear.weight", (0,))[0] // 4
+        source = {**shapes, **adapter_shapes}.get(f"{adapter.ADAPTER_NAMES_PREFIX}blocks.0.cross_attn.k_proj.weight")
         text = {"text_encoder": (language_model.EMBEDDING, source[1])} if source else {}
         return {"vae": (qwen_vae_names.DIFFUSERS_MARK, channels)} | text
 
@@ -116,34 +116,35 @@ def _adapter_shapes(files: PartFiles, config: RunConfig) -> Shapes:
 
 
 def anima_shapes(entries: Entries, part: str) -> Shapes:
-    """Shapes by the network's own keys."""
+    """Return shapes by the network's own keys."""
     if part == "denoiser":
         return ANIMA_DENOISER.plain_shapes(entries)
-    known = {
+    naming = {
         "vae": qwen_vae_names.plain_qwen_vae_names,
         "text_encoder": language_model.plain_language_names,
         "llm_adapter": keys.adapter,
     }
-    return {plain: tuple(entries[name]["shape"]) for plain, name in known[part](entries).items()}
+    return {plain: tuple(entries[name]["shape"]) for plain, name in naming[part](entries).items()}
 
 
 def open_denoiser(
     files: PartFiles, config: RunConfig, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
 ) -> Any:
-    """DenoiserFile.open, with the adapter from its own file, if there is one."""
+    """Open the denoiser like DenoiserFile.open, with the adapter from a separate file, if there is one."""
     beside: Extra = {}
     if "llm_adapter" in files.parts:
         file = weights.open_weights(files.located(config, "llm_adapter"), mmap)
         shapes = file.shapes()
-        beside = {own: (shapes[name], file.source(name)) for own, name in keys.adapter(file).items()}
+        beside = {plain: (shapes[name], file.source(name)) for plain, name in keys.adapter(file).items()}
     return ANIMA_DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
 
 
 def encode_anima_captions(
     model: Any, tokenizer: Any, captions: Sequence[str], length: int = MAX_TOKENS
 ) -> tuple[Tensor, Tensor]:
-    """Captions, without any template -> the last states of Qwen3-0.6B [B, length, C], zero behind each caption,
-    and a mask [B, length] of its own tokens."""
+    """Captions, without any template -> the last states of Qwen3-0.6B [B, length, C], zero after each caption, and a
+    mask [B, length] of its own tokens.
+    """
     ids = tokenizer(list(captions), max_length=length, truncation=True).input_ids if captions else []
     return language_model.encode_ids(model, ids, length)
 

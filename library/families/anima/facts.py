@@ -8,7 +8,7 @@ ANIMA_TRANSFORMER = "an Anima transformer"
 BARE = "a Cosmos-Predict2 transformer"  # or Anima's, with the adapter in a separate file
 ANIMA_ADAPTER = "a text adapter of Anima"
 ADAPTER_MARK = "blocks.0.cross_attn.o_proj.weight"  # a tensor of the adapter, with or without a prefix
-AROUND = ("x_embedder.", "t_embedder.", "final_layer.")  # of the transformer, outside of its blocks
+SURROUNDING_PREFIXES = ("x_embedder.", "t_embedder.", "final_layer.")  # prefixes of the transformer's other tensors
 
 
 def recognise_anima(shapes: Shapes) -> str:
@@ -18,7 +18,7 @@ def recognise_anima(shapes: Shapes) -> str:
     if in_folder or any(re.match(r"blocks\.\d+\.adaln_modulation_self_attn\.", name) for name in shapes):
         return ANIMA_TRANSFORMER if adapter else BARE
     if adapter:
-        return ANIMA_TRANSFORMER if any(name.startswith(AROUND) for name in shapes) else ANIMA_ADAPTER
+        return ANIMA_TRANSFORMER if any(name.startswith(SURROUNDING_PREFIXES) for name in shapes) else ANIMA_ADAPTER
     return ""
 
 

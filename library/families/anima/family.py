@@ -26,18 +26,13 @@ if TYPE_CHECKING:
 
 TARGET = "t5"  # the tokenizer whose ids the adapter reads
 TEXT_INPUTS = ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask")  # in the order of the denoiser's arguments
-RATE_GROUPS = (
-    "llm_adapter.",
-    ".self_attn.",
-    ".cross_attn.",
-    ".mlp.",
-    ".adaln_modulation",
-)  # what has its own, in this order
-EMPTY_CAPTION = 1  # the id that an empty caption is for T5: its end
+# Parts of paths with separate learning rates. The first that matches applies: all layers of the adapter have one rate.
+RATE_GROUPS = ("llm_adapter.", ".self_attn.", ".cross_attn.", ".mlp.", ".adaln_modulation")
+EMPTY_CAPTION = 1  # T5's id of an empty caption, EOS; also its value in the mask
 
 
 def without_caption(arrays: dict[str, Any]) -> dict[str, Any]:
-    """What the arrays of a cached caption (numpy) are for an empty one."""
+    """Return the arrays (numpy) of an empty caption, from those of a cached one."""
     empty = {name: array * 0 for name, array in arrays.items()}
     for name in ("t5_input_ids", "t5_attn_mask"):
         empty[name][0] = EMPTY_CAPTION
@@ -81,13 +76,13 @@ class AnimaFamily(OneEncoderFamily):
 
     def tokenizer_folders(self) -> dict[str, tuple[Path, str]]:
         """Return the folders of the tokenizers of Qwen3 and T5."""
-        found = super().tokenizer_folders()
-        given, name = self.config.model.t5_tokenizer_path, tokenizers.T5_XXL
-        folder = tokenizers.tokenizer_of_option(given, name, "t5_tokenizer_path") if given else None
-        return found | {TARGET: (folder or self.tokenizer_folder(name, "t5_tokenizer"), name)}
+        folders = super().tokenizer_folders()
+        named_folder, name = self.config.model.t5_tokenizer_path, tokenizers.T5_XXL
+        folder = tokenizers.tokenizer_of_option(named_folder, name, "t5_tokenizer_path") if named_folder else None
+        return folders | {TARGET: (folder or self.tokenizer_folder(name, "t5_tokenizer"), name)}
 
     def stored_shapes(self) -> dict[str, Shapes]:
-        """Shapes of the parts whose files are on this machine; the adapter is a part of the denoiser."""
+        """Return the shapes of the parts whose files are on this machine; the adapter is part of the denoiser."""
         shapes = super().stored_shapes()
         if "denoiser" in shapes:
             shapes["denoiser"] = {**shapes["denoiser"], **shapes.pop("llm_adapter", {})}
@@ -103,14 +98,14 @@ class AnimaFamily(OneEncoderFamily):
 
     @property
     def caption_limit(self) -> CaptionLimit:
-        """T5 tokens without the end mark; Qwen3 needs fewer for the same words."""
+        """The limit of T5 tokens, without the end mark; Qwen3 needs fewer for the same words."""
         length = self.config.model.t5_max_token_length
         more = f"t5_max_token_length = {MAX_TOKENS}" if length < MAX_TOKENS else ""
         return CaptionLimit(TARGET, length - 1, more)
 
     @property
     def text_lengths(self) -> Mapping[str, int]:
-        """Token lengths of the arrays in the text cache."""
+        """The lengths in tokens of the arrays in the text cache."""
         options = self.config.model
         lengths = (options.qwen3_max_token_length,) * 2 + (options.t5_max_token_length,) * 2
         return dict(zip(TEXT_INPUTS, lengths, strict=True))
@@ -125,22 +120,23 @@ class AnimaFamily(OneEncoderFamily):
             return {}
         states, mask = self.checkpoint.encode(components.encoders[ENCODER], components.tokenizers[ENCODER], captions)
         target = t5.t5_tokens(components.tokenizers[TARGET], captions, self.config.model.t5_max_token_length)
-        made = (states, mask, *(one.to(torch.int32).to(states.device, non_blocking=True) for one in target))
-        return dict(zip(TEXT_INPUTS, made, strict=True))
+        inputs = (states, mask, *(tensor.to(torch.int32).to(states.device, non_blocking=True) for tensor in target))
+        return dict(zip(TEXT_INPUTS, inputs, strict=True))
 
     # ---- a training step
 
     def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]. Nothing is drawn."""
+        """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]; not sampled."""
         return qwen_vae.latents(components.vae, pixels)
 
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
+        """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
         output = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT_INPUTS), noised.timesteps)
+        # Inputs of a token are ordered by channel, outputs by row and column.
         return packing.unpack_channels_last(output.float(), *size)
 
     def sampler(self, components: ModelComponents) -> "Sampler":

@@ -37,7 +37,7 @@ INSIDE = {
     "ff.net.0.proj": "mlp.layer1",
     "ff.net.2": "mlp.layer2",
 }
-DIFFUSERS_BLOCKS = "transformer_blocks."  # of diffusers
+DIFFUSERS_BLOCKS = "transformer_blocks."  # prefix of blocks in diffusers
 EMBEDDING = "embed.weight"  # of the adapter, in any file that has one
 UNUSED = ("pos_embedder.", "accum_")  # tables and counters in some files, which follow from the sizes
 
@@ -45,19 +45,19 @@ UNUSED = ("pos_embedder.", "accum_")  # tables and counters in some files, which
 def canonical_anima_path(path: str) -> str:
     """Convert a path of either tree to ours."""
     if path.startswith(DIFFUSERS_BLOCKS):
-        number, _, inside = path.removeprefix(DIFFUSERS_BLOCKS).partition(".")
-        return f"blocks.{number}.{INSIDE.get(inside, inside)}"
+        number, _, layer = path.removeprefix(DIFFUSERS_BLOCKS).partition(".")
+        return f"blocks.{number}.{INSIDE.get(layer, layer)}"
     return OUTSIDE_OF_BLOCKS.get(path, path)
 
 
 def anima_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
     """Plain keys of a transformer's file in either layout -> {our key: key in the file, the first of one piece}."""
-    found = {}
+    sources = {}
     for name in names:
         if not name.startswith(UNUSED):
             path, _, ending = name.rpartition(".")
-            found[f"{canonical_anima_path(path)}.{ending}"] = (name, 0, 1)
-    return found
+            sources[f"{canonical_anima_path(path)}.{ending}"] = (name, 0, 1)
+    return sources
 
 
 def adapter(names: Iterable[str]) -> dict[str, str]:
@@ -104,11 +104,10 @@ class AnimaLoraNames(LoraNames):
     mergeable: ClassVar[tuple[str, ...]] = (ANIMA_TRANSFORMER,)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
-        """A path of either tree -> ours."""
         return canonical_anima_path(path), 0, 1
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Return attention and MLP of all blocks, without modulation, embedders and text adapter."""
+        """Yield attention and MLP of all blocks, without modulation, embedders and text adapter."""
         for path in matrices(shapes, denoiser_prefix(shapes)):
             if path.startswith("blocks.") and any(part in path for part in BLOCK_LAYERS):
                 yield "denoiser", path

@@ -1,4 +1,4 @@
-"""The Anima denoiser: Cosmos-Predict2's transformer and the adapter that makes its text, in the tree of its own files.
+"""The Anima denoiser: Cosmos-Predict2's transformer and the adapter for its text, in the tree of its own files.
 
 Module paths are the names of LoRA modules, and LyCORIS finds blocks by their class names; `keys` knows diffusers'
 names.
@@ -30,7 +30,7 @@ from library.families.shared.transformer import (
 DENOISER_BLOCK = "Block"
 PADDING = 4  # the last inputs of a token, which mark padding latents; an image has none
 ROPE_THETA = 10000.0
-LARGER = 4.0  # the positions are stretched for images this many times as wide as in the first training
+STRETCH = 4.0  # positions are stretched for images this many times as wide as in the first training
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AnimaShape:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "AnimaShape":
-        """Return sizes from tensor shapes by this model's keys. KeyError names the first missing key."""
+        """Return sizes from tensor shapes by this model's keys. Raises KeyError naming the first missing key."""
         channels = tuple(shapes["final_layer.linear.weight"])[0]
         hidden, inputs = shapes["x_embedder.proj.1.weight"]
         if inputs != channels + PADDING:
@@ -66,7 +66,7 @@ class AnimaShape:
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """How the width of a head is shared by frame, row and column: 128 gives (44, 42, 42)."""
+        """The share of a head's width that frame, row and column get: of 128 (44, 42, 42)."""
         side = self.head // 6 * 2
         return self.head - 2 * side, side, side
 
@@ -74,7 +74,7 @@ class AnimaShape:
     def theta(self) -> float:
         # The frame is always 0, so one base serves all axes.
         side = self.axes[1]
-        return ROPE_THETA * LARGER ** (side / (side - 2))
+        return ROPE_THETA * STRETCH ** (side / (side - 2))
 
 
 def count_anima_blocks(names: Iterable[str]) -> int:
@@ -97,7 +97,6 @@ class AnimaMLP(nn.Module):
         self.layer1, self.layer2 = nn.Linear(hidden, mlp, bias=False), nn.Linear(mlp, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, S, C] -> the same."""
         return self.layer2(F.gelu(self.layer1(x)))
 
 
@@ -125,13 +124,13 @@ class Block(nn.Module):
     def forward(self, x: Tensor, temb: Tensor, shared: Tensor, context: Tensor, pe: Tensor) -> Tensor:
         """x [B, S, C], temb [B, C], shared [B, 3 * C], context [B, T, text channels], pe [2, S, D / 2] -> x."""
         shift, scale, gate = (self.adaln_modulation_self_attn(temb) + shared)[:, None].chunk(3, dim=-1)
-        inside = modulated(x, shift, scale).to(x.dtype)
-        own = self.attend(*self.self_attn.qkv(inside, inside, pe, pe), None)
-        x = x + gate * self.self_attn.output_proj(own)
+        normed = modulated(x, shift, scale).to(x.dtype)
+        attended = self.attend(*self.self_attn.qkv(normed, normed, pe, pe), None)
+        x = x + gate * self.self_attn.output_proj(attended)
         shift, scale, gate = (self.adaln_modulation_cross_attn(temb) + shared)[:, None].chunk(3, dim=-1)
-        inside = modulated(x, shift, scale).to(x.dtype)
-        seen = self.attend(*self.cross_attn.qkv(inside, context), None)
-        x = x + gate * self.cross_attn.output_proj(seen)
+        normed = modulated(x, shift, scale).to(x.dtype)
+        attended = self.attend(*self.cross_attn.qkv(normed, context), None)
+        x = x + gate * self.cross_attn.output_proj(attended)
         shift, scale, gate = (self.adaln_modulation_mlp(temb) + shared)[:, None].chunk(3, dim=-1)
         return finite(x + gate * self.mlp(modulated(x, shift, scale).to(x.dtype)))
 
@@ -156,9 +155,7 @@ class Anima(nn.Module):
         self.sizes = sizes
         self.x_embedder = PatchEmbed(sizes)
         hidden = sizes.hidden
-        time = TimestepEmbedding(
-            hidden, hidden, 3 * hidden, bias=False
-        )  # the part of the modulation shared by all blocks
+        time = TimestepEmbedding(hidden, hidden, 3 * hidden, bias=False)  # the modulation that all blocks share
         self.t_embedder = nn.Sequential(nn.Identity(), time)
         self.t_embedding_norm = WeightedRMSNorm(hidden)
         self.llm_adapter = AnimaAdapter(sizes.adapter)
@@ -177,7 +174,7 @@ class Anima(nn.Module):
         ids_mask: Tensor,
         times: Tensor,
     ) -> Tensor:
-        """Packed noisy latents -> noise minus image, packed with the channel last.
+        """Predict noise minus image from packed noisy latents, packed with the channel last.
 
         img [B, S, channels], of `size` (height, width) in tokens; txt [B, L, width] of Qwen3 and txt_mask [B, L]; ids
         [B, T] of T5 and ids_mask [B, T], masks 1 or true for the tokens of the caption; times [B] in 0..1, float32.
@@ -197,7 +194,7 @@ class Anima(nn.Module):
         self._tables.keeps = self.llm_adapter.tables.keeps = False
 
     def positions(self, height: int, width: int, device: torch.device) -> Tensor:
-        """The RoPE table for an image of so many tokens [2, S, D / 2], kept by sizes."""
+        """Return the RoPE table for an image with this number of tokens [2, S, D / 2], cached by size."""
 
         def make() -> Tensor:
             rows, columns = torch.meshgrid(

@@ -25,7 +25,7 @@ FOREIGN = {
     "vae_chunk_size": "images are encoded whole; vae_batch_size says how many at once",
     "vae_disable_cache": "a single image needs no cache in the VAE",
 }
-# Values with which sigmoid_scale has no effect.
+# Why sigmoid_scale has no effect.
 WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 RATE_OPTIONS = ("self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr", "llm_adapter_lr")
 
@@ -101,8 +101,7 @@ class AnimaAdapterCache(sections.TextBatchCache):
     """What is encoded once when adapters are trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """Reject caching the outputs of a trained text encoder."""
-        # The outputs of a trained text encoder change, so they cannot be cached.
+        """Reject caching the outputs of a trained text encoder, which change in every step."""
         yield from sections.TextBatchCache.check(self, run)
         if self.text and not run.network.network_train_unet_only:
             yield Problem(
@@ -137,7 +136,7 @@ class AnimaFullOptim(sections.FullOptim):
 
     @property
     def block_lrs(self) -> tuple[float, ...]:
-        """The default rate, and those of the parts in the order of AnimaFamily.rate_names; none if all are equal."""
+        """The default rate, and those of the parts in the order of AnimaFamily.rate_names; () if no part has one."""
         parts = (self.llm_adapter_lr, self.self_attn_lr, self.cross_attn_lr, self.mlp_lr, self.mod_lr)
         rates = [self.learning_rate if rate is None else rate for rate in parts]
         return (self.learning_rate, *rates) if any(rate is not None for rate in parts) else ()
@@ -228,13 +227,13 @@ class AnimaArgs(BlockArgs):
         """Return a layer's rank: patterns first, inclusion before default exclusion; then blocks, and the text adapter
         by its switch.
         """
-        inside = layer.part == "denoiser"
+        in_denoiser = layer.part == "denoiser"
         usual = not EXCLUDED.fullmatch(layer.path) and (
             self.train_llm_adapter or not layer.path.startswith(ADAPTER_PREFIX)
         )
-        included = any(re.fullmatch(one, layer.path) for one in regexes(self.include_patterns))
-        if inside and not usual and not included:
+        included = any(re.fullmatch(regex, layer.path) for regex in regexes(self.include_patterns))
+        if in_denoiser and not usual and not included:
             return NO_ADAPTER
-        own = self.rank_in_block(layer, re.match(r"blocks\.(\d+)\.", layer.path) if inside else None)
-        own = rank if own is None else own
-        return (own, alpha) if own else NO_ADAPTER
+        layer_rank = self.rank_in_block(layer, re.match(r"blocks\.(\d+)\.", layer.path) if in_denoiser else None)
+        layer_rank = rank if layer_rank is None else layer_rank
+        return (layer_rank, alpha) if layer_rank else NO_ADAPTER

@@ -60,7 +60,7 @@ def model_sizes(_config: RunConfig, full: bool) -> AnimaSizes:
 
 
 def anima_shape(sizes: AnimaSizes, words: int) -> AnimaShape:
-    """The denoiser's own sizes."""
+    """Return the denoiser's sizes."""
     adapter = AdapterShape(
         words, sizes.text, sizes.adapter, sizes.adapter_head, 4 * sizes.adapter, sizes.adapter_blocks
     )
@@ -77,7 +77,7 @@ def anima_shape(sizes: AnimaSizes, words: int) -> AnimaShape:
 
 
 def make_networks(sizes: AnimaSizes = TINY, words: int = VOCABULARY, target_words: int = T5_WORDS) -> RandomNetworks:
-    """Return the networks of these sizes, for tokenizers with so many words."""
+    """Return the networks of these sizes, for tokenizers with these numbers of tokens."""
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: Anima(anima_shape(sizes, target_words))),
         {"text_encoder": lambda: language_model.empty_qwen3(**sizes.text_settings(words))},
@@ -143,15 +143,15 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
 
     diffusers requires dotted model paths, which `kohya tools convert --to diffusers` writes.
     """
-    known = diffusers_layers.stored_shapes(config)
-    dotted = {f"lora_unet_{one.replace('.', '_')}": f"diffusion_model.{one}" for one in matrices(known, "")}
-    apart = {name: name.partition(".")[::2] for name in tensors}
+    shapes = diffusers_layers.stored_shapes(config)
+    dotted = {f"lora_unet_{path.replace('.', '_')}": f"diffusion_model.{path}" for path in matrices(shapes, "")}
+    layers_and_endings = {name: name.partition(".")[::2] for name in tensors}
     named = {
         f"{dotted[layer]}.{DIFFUSERS_ENDINGS[ending]}": tensors[name]
-        for name, (layer, ending) in apart.items()
+        for name, (layer, ending) in layers_and_endings.items()
         if ending in DIFFUSERS_ENDINGS
     }
-    head, (hidden, inputs) = known["blocks.0.self_attn.q_norm.weight"][0], known["x_embedder.proj.1.weight"]
+    head, (hidden, inputs) = shapes["blocks.0.self_attn.q_norm.weight"][0], shapes["x_embedder.proj.1.weight"]
     return diffusers_layers.convert_with_mixin(
         named,
         "CosmosTransformer3DModel",
@@ -160,8 +160,8 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
         out_channels=(inputs - PADDING) // 4,
         num_attention_heads=hidden // head,
         attention_head_dim=head,
-        num_layers=len({name.split(".")[1] for name in known if name.startswith("blocks.")}),
-        text_embed_dim=known["blocks.0.cross_attn.k_proj.weight"][1],
-        adaln_lora_dim=known["blocks.0.adaln_modulation_self_attn.1.weight"][0],
+        num_layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
+        text_embed_dim=shapes["blocks.0.cross_attn.k_proj.weight"][1],
+        adaln_lora_dim=shapes["blocks.0.adaln_modulation_self_attn.1.weight"][0],
         extra_pos_embed_type=None,
     )

@@ -17,9 +17,7 @@ SHIFT = 3.0  # shift of the sigmas at any image size, unless the prompt sets ano
 
 
 class AnimaSampler(FlowSampler):
-    """Converts latents to tokens and back in each step, as the model's output has another channel order
-    than its input.
-    """
+    """Converts latents to tokens and back in each step, as the model has another channel order in its output."""
 
     family: "AnimaFamily"
 
@@ -43,5 +41,5 @@ class AnimaSampler(FlowSampler):
 
 
 def anima_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
-    """The steps + 1 sigmas of a sampling run, from 1 to 0."""
+    """Return the steps + 1 sigmas of a sampling run, from 1 to 0."""
     return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift).tolist()

@@ -48,20 +48,19 @@ PLAIN_NAMES = {
     "t5xxl": t5.plain_t5_names,
     "ae": autoencoder.plain_vae_names,
 }
-PART_FILES = {
-    name: PartFiles(dict(_part_descriptions(variant))) for name, variant in FLUX_VARIANTS.items()
-}  # by model_type
+# By model_type.
+PART_FILES = {name: PartFiles(dict(_part_descriptions(variant))) for name, variant in FLUX_VARIANTS.items()}
 
 
 def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
-    """Problems of the parts, from their headers, each with its option and the fix."""
+    """Yield problems of the parts, from their headers, each with its option and the fix."""
     shapes: dict[str, Shapes] = {}
     files = PART_FILES[model_type]
 
     def look(part: str, path: Path, entries: Entries) -> Iterator[Problem]:
-        about = files.parts[part]
-        if problem := unfit(path, entries, part, about):
-            yield Problem(about.option, ": {problem}", problem=problem)
+        definition = files.parts[part]
+        if problem := unfit(path, entries, part, definition):
+            yield Problem(definition.option, ": {problem}", problem=problem)
         elif part == "denoiser" and (other := other_variant_problem(path, entries, model_type)):
             yield other
         else:
@@ -75,11 +74,11 @@ def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
 
 
 def other_variant_problem(path: Path, entries: Entries, model_type: str) -> Problem | None:
-    """The problem of a transformer of another variant than model_type."""
+    """Return the problem of a transformer of another variant than model_type, None if it is of this one."""
     words = FACTS.recognise(flux_shapes(entries, "denoiser")).removesuffix(IN_DIFFUSERS_LAYOUT)
-    if words == FLUX_VARIANTS[model_type].found:
+    if words == FLUX_VARIANTS[model_type].description:
         return None
-    fitting = next(name for name, variant in FLUX_VARIANTS.items() if variant.found == words)
+    fitting = next(name for name, variant in FLUX_VARIANTS.items() if variant.description == words)
     return Problem(
         "model_type",
         ": {path} is {found}: use model_type = {fitting}",
@@ -96,40 +95,40 @@ def title_in_metadata(config: RunConfig) -> str:
     path = PART_FILES["flux"].present(config, "denoiser")
     if path is None or path.suffix != ".safetensors" or not weights.header_entries(path):
         return ""
-    about = weights.raw_header(path).get("__metadata__")
-    return str(about.get("modelspec.title", "")) if isinstance(about, dict) else ""
+    metadata = weights.raw_header(path).get("__metadata__")
+    return str(metadata.get("modelspec.title", "")) if isinstance(metadata, dict) else ""
 
 
 def flux_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
     return {plain: tuple(entries[name]["shape"]) for plain, name in PLAIN_NAMES[part](entries).items()}
 
 
-def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | None:
+def unfit(path: Path, entries: Entries, part: str, definition: Part) -> Message | None:
     """Return why a file cannot serve as a part, with the fix; None if it can."""
     shapes = flux_shapes(entries, part)
-    of, description = recognition.family_and_description(
+    family, description = recognition.family_and_description(
         {name: tuple(entry["shape"]) for name, entry in entries.items()}
     )
     if description == "a LoRA file":
         template = "{path} is a LoRA file, not a model; expected {what}"
         if part == "denoiser":
             template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
-        return Message(template, path=path, what=about.what)
-    ours = of is FACTS and all(description != later for *_, later in LATER)
+        return Message(template, path=path, what=definition.what)
+    ours = family is FACTS and all(description != later for *_, later in LATER)
     fits = ours if part == "denoiser" else description in (PART_WORDS[part], UNKNOWN)
-    if fits and (problem := incomplete_part(path, about, shapes, "" if description == UNKNOWN else description)):
+    if fits and (problem := incomplete_part(path, definition, shapes, "" if description == UNKNOWN else description)):
         return problem
-    if not fits or not any(name.endswith(about.marker) for name in shapes):
-        other = of if part == "denoiser" and of is not FACTS else None
+    if not fits or not any(name.endswith(definition.marker) for name in shapes):
+        other = family if part == "denoiser" and family is not FACTS else None
         if other:
             return Message(
                 "{path} is {found}; train it with {scripts}; expected {what}",
                 path=path,
                 found=description,
                 scripts=either(other.scripts),
-                what=about.what,
+                what=definition.what,
             )
-        return Message("{path} is {found}; expected {what}", path=path, found=description, what=about.what)
+        return Message("{path} is {found}; expected {what}", path=path, found=description, what=definition.what)
     if problem := weights.stored_oddly(path, entries, scaled=True):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None
@@ -146,18 +145,18 @@ def unusual(path: Path, shapes: Shapes) -> Message | None:
         sizes = Sizes.of(FLUX_DENOISER.bfl_shapes(shapes))
     except KeyError as e:
         return incomplete(path, FACTS.recognise(shapes).removesuffix(IN_DIFFUSERS_LAYOUT), [e.args[0]])
-    if sizes.in_channels not in (inputs := {one.inputs * sizes.out_channels for one in FLUX_VARIANTS.values()}):
+    if sizes.in_channels not in (inputs := {variant.inputs * sizes.out_channels for variant in FLUX_VARIANTS.values()}):
         return Message(
             "{path} takes {takes} channels (Depth, Canny), which is not trained here: use one that takes {inputs}",
             path=path,
             takes=sizes.in_channels,
-            inputs=either([str(one) for one in sorted(inputs)]),
+            inputs=either([str(count) for count in sorted(inputs)]),
         )
     return None
 
 
 def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Iterator[Problem]:
-    """Problems of parts that are valid but do not match: a smaller T5, another VAE."""
+    """Yield problems of parts that are valid but do not match: a smaller T5, another VAE."""
     if "denoiser" not in shapes:
         return
     model = FLUX_DENOISER.bfl_shapes(shapes["denoiser"])
@@ -169,12 +168,12 @@ def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Itera
         "ae": ("decoder.conv_in.weight", 1, model["final_layer.linear.weight"][0] // 4),
     }
     for part, (name, dimension, expected) in widths.items():
-        got = next((shape[dimension] for key, shape in shapes.get(part, {}).items() if key.endswith(name)), expected)
-        if got != expected:
+        width = next((shape[dimension] for key, shape in shapes.get(part, {}).items() if key.endswith(name)), expected)
+        if width != expected:
             yield Problem(
                 part,
                 ": has {got} channels where this FLUX model expects {expected}: give {what}",
-                got=got,
+                got=width,
                 expected=expected,
                 what=Message(parts[part].what),
             )
@@ -187,5 +186,5 @@ def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
         raise recognition.wrong_kind_error(path, PART_WORDS["clip_l"])
     with complete(path, PART_WORDS["clip_l"]):
         return clip.encoder(
-            {own: weights.cast_floating(file[name], dtype) for own, name in clip.plain_clip_names(file).items()}
+            {plain: weights.cast_floating(file[name], dtype) for plain, name in clip.plain_clip_names(file).items()}
         )

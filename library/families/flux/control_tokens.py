@@ -35,15 +35,15 @@ def packed(controls: Sequence[Tensor], inpaints: bool) -> list[Tensor]:
     """
     if not inpaints:
         return [packing.pack(latents) for latents in controls]
-    around, mask = controls
+    outside_mask, mask = controls
     pixels = torch.nn.functional.pixel_unshuffle(mask, 8)  # the mask square of each latent pixel, row by row
-    return [torch.cat((packing.pack(around), packing.pack(pixels)), dim=-1)]
+    return [torch.cat((packing.pack(outside_mask), packing.pack(pixels)), dim=-1)]
 
 
-def add_control_tokens(tokens: Tensor, more: Sequence[Tensor], inpaints: bool) -> Tensor:
+def add_control_tokens(tokens: Tensor, controls: Sequence[Tensor], inpaints: bool) -> Tensor:
     """Combine tokens of the noised image [B, S, 64] with those of `packed`: appended, or as further channels."""
-    more = [one.to(tokens).expand(len(tokens), -1, -1) for one in more]
-    return torch.cat((tokens, *more), dim=-1 if inpaints else 1) if more else tokens
+    controls = [control.to(tokens).expand(len(tokens), -1, -1) for control in controls]
+    return torch.cat((tokens, *controls), dim=-1 if inpaints else 1) if controls else tokens
 
 
 def reference_size(size: tuple[int, int], area: int) -> tuple[int, int]:
@@ -52,13 +52,12 @@ def reference_size(size: tuple[int, int], area: int) -> tuple[int, int]:
     """
     _, width, height = min((abs(size[0] / size[1] - w / h), w, h) for w, h in KONTEXT_SHAPES)
     scale = (area / MEGAPIXEL) ** 0.5
-    return max(TOKEN_SIDE, round(width * scale / TOKEN_SIDE) * TOKEN_SIDE), max(
-        TOKEN_SIDE, round(height * scale / TOKEN_SIDE) * TOKEN_SIDE
-    )
+    width, height = (max(TOKEN_SIDE, round(side * scale / TOKEN_SIDE) * TOKEN_SIDE) for side in (width, height))
+    return width, height
 
 
 def scaled_pixels(image: "Image.Image", size: tuple[int, int]) -> Tensor:
-    """A picture scaled to (width, height) as [1, 3, H, W] in -1..1."""
+    """Scale an image to (width, height); return pixels [1, 3, H, W] in -1..1."""
     scaled = image.convert("RGB").resize(size, 1)  # Lanczos, as in diffusers' pipelines
     return torch.from_numpy(np.asarray(scaled).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
 

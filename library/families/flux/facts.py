@@ -40,9 +40,8 @@ LATER_BLOCKS = (
     (re.compile(r"(^|\.)single_blocks\.\d+\.linear1\.weight$"), 7, ""),
     (re.compile(r"(^|\.)single_transformer_blocks\.\d+\.proj_mlp\.weight$"), 4, IN_DIFFUSERS_LAYOUT),
 )
-FLUX_MODULATION = re.compile(
-    r"_mod\.lin\.|\.modulation\.lin\.|\.norm1?\.linear\."
-)  # modulation of a block, absent in Chroma
+# Modulation of a block, absent in Chroma.
+FLUX_MODULATION = re.compile(r"_mod\.lin\.|\.modulation\.lin\.|\.norm1?\.linear\.")
 
 
 def part_of(shapes: Shapes) -> str:
@@ -124,10 +123,10 @@ FACTS = FamilyFacts(
     base_model_version="flux1",
     architecture="flux-1-dev",
     relatives={
-        variant.found + layout: (variant.base_model_version, variant.architecture or "flux-1-dev")
+        variant.description + layout: (variant.base_model_version, variant.architecture or "flux-1-dev")
         for variant in FLUX_VARIANTS.values()
         for layout in ("", IN_DIFFUSERS_LAYOUT)
-        if variant.found != TRANSFORMER
+        if variant.description != TRANSFORMER
     },
     implementation="https://github.com/black-forest-labs/flux",
     has_prediction_type=False,

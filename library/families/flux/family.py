@@ -86,7 +86,7 @@ class FluxFamily(TransformerFamily):
 
     @cached_property
     def is_schnell(self) -> bool:
-        """Whether the model was distilled without guidance, from its header."""
+        """Whether the model was distilled without guidance, read from its header; `load` sets it, too."""
         path = self.files.located(self.config, "denoiser")
         plain = checkpoint.flux_shapes(part_files.read_entries(path), "denoiser")
         return Sizes.of(checkpoint.FLUX_DENOISER.bfl_shapes(plain)).is_schnell
@@ -119,28 +119,30 @@ class FluxFamily(TransformerFamily):
 
     @property
     def caption_limit(self) -> CaptionLimit:
-        """T5 tokens per step without the end mark; CLIP-L reads only the beginning. A model not yet downloaded counts
-        as not schnell.
+        """The limit of T5 tokens, without the end mark; CLIP-L reads only the beginning. A model that is not downloaded
+        yet counts as not schnell.
         """
-        options, most = self.config.model, T5_LENGTH[False]
-        here = options.t5xxl_max_token_length or self.files.present(self.config, "denoiser")
-        length = self.text_length if here else most
+        options, default_length = self.config.model, T5_LENGTH[False]
+        is_known = options.t5xxl_max_token_length or self.files.present(self.config, "denoiser")
+        length = self.text_length if is_known else default_length
         if options.t5xxl_train_length == "256" and length > 256:
             return CaptionLimit("t5xxl", 255, "t5xxl_train_length = max")
-        return CaptionLimit("t5xxl", length - 1, "" if length >= most else f"t5xxl_max_token_length = {most}")
+        return CaptionLimit(
+            "t5xxl", length - 1, "" if length >= default_length else f"t5xxl_max_token_length = {default_length}"
+        )
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
         """Return the tokenizers of the existing text encoders. Raises ConfigError if one is unavailable."""
-        found = {part: (self._tokenizer_folder(part), name) for part, (name, _) in self.tokenizers.items()}
-        return tokenizers.Tokenizers(found)
+        folders_and_names = {part: (self._tokenizer_folder(part), name) for part, (name, _) in self.tokenizers.items()}
+        return tokenizers.Tokenizers(folders_and_names)
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """Return the number of T5 tokens that a step uses for these captions, by t5xxl_train_length; None for all."""
-        wanted = self.config.model.t5xxl_train_length
-        if wanted == "max":
+        train_length = self.config.model.t5xxl_train_length
+        if train_length == "max":
             return None
         longest = 256
-        if wanted == "longest":
+        if train_length == "longest":
             longest = (
                 t5.longest_t5_text(components.tokenizers["t5xxl"], captions, self.text_length)
                 + self.variant.padding_seen
@@ -148,12 +150,12 @@ class FluxFamily(TransformerFamily):
         return min(-(-longest // T5_STEP) * T5_STEP, self.text_length)
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what is missing or wrong among the model's files; reads headers only."""
-        wrong = list(checkpoint.find_flux_problems(self.config, self.config.model.model_type))
-        yield from wrong
-        for encoder in self.tokenizers:  # searched beside the networks, so reported once these are found
-            about = (encoder, checkpoint.MODEL_OPTION)
-            if not self.files.named(self.config, encoder) or any(one.option in about for one in wrong):
+        """Yield problems of the model's files; read headers only."""
+        problems = list(checkpoint.find_flux_problems(self.config, self.config.model.model_type))
+        yield from problems
+        for encoder in self.tokenizers:  # looked for beside the networks, so checked once these are found
+            options = (encoder, checkpoint.MODEL_OPTION)
+            if not self.files.named(self.config, encoder) or any(problem.option in options for problem in problems):
                 continue
             try:
                 self._tokenizer_folder(encoder)
@@ -161,7 +163,7 @@ class FluxFamily(TransformerFamily):
                 yield from (problem.replaced(topic="model") for problem in e.problems)
 
     def notes(self) -> Iterator[Problem]:
-        """Options without effect for this model, as far as that is known without downloading it."""
+        """Yield options without effect for this model, as far as that is known without downloading it."""
         if not self.files.present(self.config, "denoiser"):
             return
         options, base = self.config.model, self.config.model.pretrained_model_name_or_path
@@ -198,18 +200,18 @@ class FluxFamily(TransformerFamily):
         return tokenizers.find_tokenizer(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
 
     def stored_shapes(self) -> dict[str, Shapes]:
-        """Shapes of the parts whose files are on this machine."""
-        found: dict[str, Shapes] = {}
+        """Return the shapes of the parts whose files are on this machine."""
+        shapes_by_part: dict[str, Shapes] = {}
         for part in self.files.parts:
             with contextlib.suppress(ConfigError):
                 if path := self.files.present(self.config, part):
-                    shapes = checkpoint.flux_shapes(part_files.read_entries(path), part)
-                    found["vae" if part == "ae" else part] = shapes
-        if "denoiser" in found:
-            found["denoiser"] = checkpoint.FLUX_DENOISER.bfl_shapes(found["denoiser"])
-            sizes = Sizes.of(found["denoiser"])
+                    part_shapes = checkpoint.flux_shapes(part_files.read_entries(path), part)
+                    shapes_by_part["vae" if part == "ae" else part] = part_shapes
+        if "denoiser" in shapes_by_part:
+            shapes_by_part["denoiser"] = checkpoint.FLUX_DENOISER.bfl_shapes(shapes_by_part["denoiser"])
+            sizes = Sizes.of(shapes_by_part["denoiser"])
             self.depth = (sizes.double_blocks, sizes.single_blocks)
-        return found
+        return shapes_by_part
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """Load all networks on the CPU, in the sizes of their files. Raises ConfigError.
@@ -252,12 +254,14 @@ class FluxFamily(TransformerFamily):
         return f"{PART_PREFIXES[part]}_{path.replace('.', '_')}"
 
     def is_frozen(self, path: str) -> bool:
-        """Chroma's approximator, which is never trained, and a guidance embedding that is unused."""
+        """Return whether a parameter is frozen: in Chroma's approximator, or in a guidance embedding that is unused."""
         bypassed = self.config.model.bypass_guidance_embedding and path.startswith("guidance_in.")
         return bypassed or path.startswith(f"{APPROXIMATOR}.")
 
     def swap_plan(self, number: int) -> dict[str, int]:
-        """`blocks_to_swap` -> blocks of each kind: half as double blocks, and two single ones for each of the rest."""
+        """Swap half of the number as double blocks, and for each of the others two single blocks, which are half as
+        large.
+        """
         double, single = number // 2, 2 * (number - number // 2)
         return {"DoubleStreamBlock": min(double, self.depth[0]), "SingleStreamBlock": min(single, self.depth[1])}
 
@@ -286,14 +290,14 @@ class FluxFamily(TransformerFamily):
         With apply_t5_attn_mask T5 ignores padding, too. Gradients flow if enabled. Without CLIP-L l_pooled is zeros, as
         in sd-scripts' caches.
         """
-        wanted = tuple(components.encoders) if encoders is None else encoders
+        encoder_names = tuple(components.encoders) if encoders is None else encoders
         out: dict[str, Tensor] = {}
-        if "clip_l" in wanted:
+        if "clip_l" in encoder_names:
             model = components.encoders["clip_l"]
             ids = clip.clip_tokens(components.tokenizers["clip_l"], captions)[:, 0]
             ids = ids.to(next(model.parameters()).device, non_blocking=True)
             out["l_pooled"] = model(input_ids=ids).pooler_output
-        if "t5xxl" in wanted:
+        if "t5xxl" in encoder_names:
             ids, mask = t5.t5_tokens(components.tokenizers["t5xxl"], captions, self.text_length)
             used = mask if self.config.model.apply_t5_attn_mask else None
             out["t5_out"] = t5.encode_t5_ids(components.encoders["t5xxl"], ids, used)
@@ -307,7 +311,7 @@ class FluxFamily(TransformerFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
+        """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents, inpaints = noised.latents, self.variant.control_images.inpaints
         height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
         options, guidance = self.config.model, None
@@ -322,6 +326,7 @@ class FluxFamily(TransformerFamily):
             guidance=guidance,
             **self.conditions(text, (height, width), latents.device, references),
         )
+        # Tokens of reference images follow those of the image.
         return packing.unpack(output[:, : height * width].float(), height, width)
 
     def conditions(

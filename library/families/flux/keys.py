@@ -92,7 +92,9 @@ def _count_approximator_layers(names: Iterable[str]) -> int:
 
 
 def _key_pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every BFL key of a model with so many blocks and approximator's layers, and the diffusers keys of its rows."""
+    """Yield every BFL key of a model with these numbers of blocks and of the approximator's layers, and the diffusers
+    keys of its rows.
+    """
     for bfl, made_of in TREES.pairs(doubles, singles, guided):
         if not layers or not bfl.startswith(MODULATIONS) and not bfl.split(".", 2)[-1].startswith(MODULATIONS):
             yield bfl, made_of
@@ -105,16 +107,17 @@ def _key_pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterato
 
 
 def flux_to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename tensors of diffusers to the names of the original file, joining those that it keeps as one."""
+    """Convert diffusers' state dict to the single file's, joining the tensors that are one there."""
     return {
         name: join_tensors(name, [tensors[part] for part in made_of]) for name, made_of in flux_sources(tensors).items()
     }
 
 
 def flux_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The single file's state dict -> diffusers'. Rows of fused tensors are views."""
+    """Convert the single file's state dict to diffusers'. Rows of fused tensors are views."""
     hidden, guided = tensors["img_in.weight"].shape[0], "guidance_in.in_layer.weight" in tensors
 
+    # Query, key, value, and in single blocks the MLP, which is the rest.
     def sizes(tensor: Tensor, pieces: int) -> list[int]:
         return [hidden, hidden, hidden, tensor.shape[0] - 3 * hidden][:pieces]
 
@@ -153,7 +156,7 @@ class FluxLoraNames(DoubleStreamLoraNames):
     # diffusers ignores lora_A under its own names of fused layers, and ComfyUI reads diffusers' names.
     shared: ClassVar[SharedForm] = SharedForm("diffusers", has_alphas=False)
     mergeable: ClassVar[tuple[str, ...]] = tuple(
-        found + layout for found in (TRANSFORMER, FILL, CHROMA) for layout in ("", IN_DIFFUSERS_LAYOUT)
+        description + layout for description in (TRANSFORMER, FILL, CHROMA) for layout in ("", IN_DIFFUSERS_LAYOUT)
     )
     layouts: ClassVar[DoubleStreamKeys] = TREES
     sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(flux_sources)

@@ -46,7 +46,7 @@ class Sizes:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "Sizes":
-        """Return sizes from tensor shapes by single-file key. KeyError names the first missing key."""
+        """Return sizes from tensor shapes by single-file key. Raises KeyError naming the first missing key."""
         hidden, in_channels = shapes["img_in.weight"]
         approximator = None
         if f"{APPROXIMATOR}.in_proj.weight" in shapes:
@@ -68,12 +68,12 @@ class Sizes:
 
     @property
     def is_schnell(self) -> bool:
-        """Return whether neither guidance nor approximator exists: shorter text, and unshifted noise."""
+        """Whether neither guidance nor approximator exists: the text is shorter, and noise is not shifted."""
         return not self.guidance and self.approximator is None
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """How the width of a head is shared by the three axes of a position: (index, row, column)."""
+        """The share of a head's width that each axis of a position gets: (index, row, column)."""
         return rope_axes(self.head)
 
 
@@ -110,8 +110,8 @@ class Flux(PositionTables, nn.Module):
 
     def __init__(self, sizes: Sizes):
         super().__init__()
-        given = sizes.approximator is not None
-        layers = BlockLayers(sizes.hidden, sizes.head, sizes.mlp, given)
+        external_modulation = sizes.approximator is not None
+        layers = BlockLayers(sizes.hidden, sizes.head, sizes.mlp, external_modulation)
         self.sizes = sizes
         self.axes = sizes.axes
         self.img_in = nn.Linear(sizes.in_channels, sizes.hidden)
@@ -124,9 +124,9 @@ class Flux(PositionTables, nn.Module):
         self.txt_in = nn.Linear(sizes.text_channels, sizes.hidden)
         self.double_blocks = nn.ModuleList(DoubleStreamBlock(layers) for _ in range(sizes.double_blocks))
         self.single_blocks = nn.ModuleList(SingleStreamBlock(layers) for _ in range(sizes.single_blocks))
-        self.final_layer = LastLayer(sizes.hidden, sizes.out_channels, given=given)
+        self.final_layer = LastLayer(sizes.hidden, sizes.out_channels, external_modulation=external_modulation)
 
-    def forward(  # noqa: PLR0913 - what the model is conditioned on
+    def forward(  # noqa: PLR0913 - the inputs and conditions of the model
         self,
         img: Tensor,
         img_ids: Tensor,
@@ -137,7 +137,7 @@ class Flux(PositionTables, nn.Module):
         guidance: Tensor | None = None,
         txt_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Packed latents -> the velocity, packed alike.
+        """Predict the velocity of packed latents, packed alike.
 
         img [B, I, in channels]; img_ids [I, 3] and txt_ids [L, 3], positions shared by the batch; txt [B, L, text
         channels]; timesteps [B] in 0..1 and guidance [B], float32; y [B, vector channels], unused by Chroma;

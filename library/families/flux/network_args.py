@@ -153,14 +153,14 @@ class FluxArgs(PatternArgs):
 
     @property
     def ggpo_strengths(self) -> tuple[float, float] | None:
-        given = self.ggpo_sigma, self.ggpo_beta
-        return None if given[0] is None or given[1] is None else (given[0], given[1])
+        sigma, beta = self.ggpo_sigma, self.ggpo_beta
+        return None if sigma is None or beta is None else (sigma, beta)
 
     def adapts_encoder(self, part: str) -> bool:
         return part != "t5xxl" or self.train_t5xxl
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """Check the values that have a syntax of their own."""
+        """Check the values with a special syntax."""
         yield from self.unreadable(
             train_double_block_indices=indices, train_single_block_indices=indices, in_dims=ranks
         )
@@ -170,15 +170,15 @@ class FluxArgs(PatternArgs):
         for name in ("conv_dim", "conv_alpha"):
             if getattr(self, name) is not None:
                 yield Problem("network_args", "{name} has no effect: its blocks have no convolutions", name=name)
-        given = {"ggpo_sigma": self.ggpo_sigma, "ggpo_beta": self.ggpo_beta}
-        alone = [name for name, value in given.items() if value is not None]
+        strengths = {"ggpo_sigma": self.ggpo_sigma, "ggpo_beta": self.ggpo_beta}
+        alone = [name for name, value in strengths.items() if value is not None]
         if len(alone) == 1:
             yield Problem(
                 "network_args", "{alone} has no effect: GGPO needs both ggpo_sigma and ggpo_beta", alone=alone[0]
             )
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
-        """By kind first, then by number."""
+        """Return 1 for each block with adapters, else 0: for double blocks, then for single blocks."""
         texts = (self.train_double_block_indices, self.train_single_block_indices)
         kinds = zip(("double", "single"), texts, counts, strict=True)
         return [index_factors(text if self.train_blocks in ("all", kind) else "none", n) for kind, text, n in kinds]
@@ -188,13 +188,13 @@ class FluxArgs(PatternArgs):
         return tuple(name for name in NetworkArgs.classes(self, targets) if name.startswith(only))
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Patterns of names come first, then the kinds of layers; embedders outside of blocks have in_dims."""
+        """Return a layer's rank and alpha: by patterns of names, then by kind of layer; by in_dims for embedders."""
         embedder = self._embedder_rank(layer)
         if (not layer.inside and embedder is None) or self.is_excluded(layer):
             return NO_ADAPTER
-        for pattern, own in patterns(self.network_reg_dims, int):
+        for pattern, named_rank in patterns(self.network_reg_dims, int):
             if re.search(pattern, layer.name):
-                return own, alpha
+                return named_rank, alpha
         if embedder is not None:
             return embedder, alpha
         if layer.part != "denoiser":
@@ -204,20 +204,22 @@ class FluxArgs(PatternArgs):
         if block and chosen is not None and int(block[2]) not in chosen:
             return NO_ADAPTER
         for pattern, option in LAYER_TYPES:
-            if (own := getattr(self, option)) is not None and re.search(pattern, layer.name):
-                return own, alpha
+            if (type_rank := getattr(self, option)) is not None and re.search(pattern, layer.name):
+                return type_rank, alpha
         return rank, alpha
 
     def _embedder_rank(self, layer: NetworkLayer) -> int | None:
-        given = ranks(self.in_dims)
-        if not given or layer.part != "denoiser":
+        embedder_ranks = ranks(self.in_dims)
+        if not embedder_ranks or layer.part != "denoiser":
             return None
-        return next((r for name, r in zip(EMBEDDERS, given, strict=True) if layer.path.split(".")[0] == name), None)
+        return next(
+            (r for name, r in zip(EMBEDDERS, embedder_ranks, strict=True) if layer.path.split(".")[0] == name), None
+        )
 
     def split_sizes(self, layer: NetworkLayer) -> tuple[int, ...]:
-        """Output sizes of query, key, value (and MLP) inside the fused matrices; () for other layers."""
+        """Return the output sizes of query, key, value (and MLP) in the fused matrices; () for other layers."""
         if not self.split_qkv or not re.search(r"_blocks_\d+_(?:\w+_attn_qkv|linear1)$", layer.name):
             return ()
         width, outputs = layer.features
-        rest = outputs - 3 * width
-        return (width, width, width, rest) if rest else (width, width, width)
+        mlp_width = outputs - 3 * width
+        return (width, width, width, mlp_width) if mlp_width else (width, width, width)

@@ -35,7 +35,7 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
 )
 
-# Values with which sigmoid_scale has no effect.
+# Why sigmoid_scale has no effect.
 WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 OTHER_FLUX_FILES = {
     "clip_l": "the CLIP-L text encoder (clip_l.safetensors)",
@@ -103,9 +103,9 @@ class FluxModel(sections.Model):
 
     @property
     def text_tokens(self) -> int | None:
-        """Return the maximum number of text tokens per step, if an option limits it."""
-        length, most = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
-        return min(length, most) if length and most else length or most
+        """The maximum number of text tokens per step, None if no option limits it."""
+        length, train_length = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
+        return min(length, train_length) if length and train_length else length or train_length
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Reject varying lengths of captions that are encoded in each step; Chroma masks their padding."""

@@ -91,7 +91,7 @@ def model_sizes(config: FluxLora | FluxTrain, full: bool) -> FluxSizes:
 
 
 def make_networks(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int = T5_WORDS) -> RandomNetworks:
-    """Return the networks of these sizes, for tokenizers with so many words."""
+    """Return the networks of these sizes, for tokenizers with these numbers of tokens."""
     shape = Sizes(
         in_channels=4 * sizes.channels * sizes.inputs,
         out_channels=4 * sizes.channels,
@@ -147,8 +147,8 @@ def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
     length, sizes = min(family.text_length, family.config.model.text_tokens or family.text_length), denoiser.sizes
     text = {"l_pooled": (sizes.vector_channels or POOLED,), "t5_out": (length, sizes.text_channels)}
     text |= {"txt_ids": (length, 3), "t5_attn_mask": (length,)}
-    shown = family.variant.control_images
-    return InputShapes(sizes.out_channels // 4, text, shown.inpaints, shown.least)
+    control_images = family.variant.control_images
+    return InputShapes(sizes.out_channels // 4, text, control_images.inpaints, control_images.least)
 
 
 def write_random_model(
@@ -165,9 +165,10 @@ def write_random_model(
     if sizes.approximator:
         del makers[0]
     places = {name: folder / name for name in ("tokenizer", "tokenizer_2")[: len(makers)]}
-    found = [make(place) for make, place in zip(makers, places.values(), strict=True)]
+    vocabulary_sizes = [make(place) for make, place in zip(makers, places.values(), strict=True)]
     full = sizes in (FULL, *FULL_VARIANTS.values())
-    words = (CLIP_WORDS, T5_WORDS) if full else (found[0], found[-1])  # other programs expect the former
+    # Other programs expect the real vocabularies in a model of full size.
+    words = (CLIP_WORDS, T5_WORDS) if full else (vocabulary_sizes[0], vocabulary_sizes[-1])
     networks = make_networks(replace(sizes, guidance=guidance), *words)
     files = {"clip_l": "clip_l", "t5xxl": "t5xxl_fp16"}
     parts: dict[str, tuple[str, Tensors, Layout]] = {"flux": (stem, networks.denoiser().state_dict(), prefixed(""))}
@@ -192,7 +193,7 @@ def _with_unit_latents(tensors: Tensors) -> Tensors:
     return tensors
 
 
-REAL = 3072  # FLUX.1's width, which diffusers' converter has written into it for the fused layer of single blocks
+REAL_WIDTH = 3072  # of FLUX.1: diffusers' converter assumes it for the fused layer of single blocks
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
@@ -259,49 +260,52 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     from diffusers import ChromaTransformer2DModel, FluxTransformer2DModel, loaders
 
-    known = _shapes_in_file(config)
-    width, head = known["img_in.weight"][0], known["double_blocks.0.img_attn.norm.query_norm.scale"][0]
+    shapes = _shapes_in_file(config)
+    width, head = shapes["img_in.weight"][0], shapes["double_blocks.0.img_attn.norm.query_norm.scale"][0]
     with torch.device("meta"):
         sizes: dict[str, Any] = {
-            "in_channels": known["img_in.weight"][1],
-            "num_layers": 1 + max(int(k.split(".")[1]) for k in known if k.startswith("double_blocks.")),
-            "num_single_layers": 1 + max(int(k.split(".")[1]) for k in known if k.startswith("single_blocks.")),
+            "in_channels": shapes["img_in.weight"][1],
+            "num_layers": 1 + max(int(k.split(".")[1]) for k in shapes if k.startswith("double_blocks.")),
+            "num_single_layers": 1 + max(int(k.split(".")[1]) for k in shapes if k.startswith("single_blocks.")),
             "attention_head_dim": head,
             "num_attention_heads": width // head,
-            "joint_attention_dim": known["txt_in.weight"][1],
+            "joint_attention_dim": shapes["txt_in.weight"][1],
         }
-        if f"{keys.APPROXIMATOR}in_proj.weight" in known:
+        if f"{keys.APPROXIMATOR}in_proj.weight" in shapes:
             model: Any = ChromaTransformer2DModel(**sizes, approximator_hidden_dim=8, approximator_layers=1)
         else:
-            pooled, guided = known["vector_in.in_layer.weight"][1], "guidance_in.in_layer.weight" in known
+            pooled, guided = shapes["vector_in.in_layer.weight"][1], "guidance_in.in_layer.weight" in shapes
             model = FluxTransformer2DModel(**sizes, pooled_projection_dim=pooled, guidance_embeds=guided)
-    found: Any = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
+    renamed: Any = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
     prefix = "transformer."
-    found = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
-    return {name: _as_narrow_again(name, tensor, width) for name, tensor in found.items()}, layer_sizes(model)
+    renamed = {name.removeprefix(prefix): tensor for name, tensor in renamed.items() if name.startswith(prefix)}
+    return {name: _as_narrow_again(name, tensor, width) for name, tensor in renamed.items()}, layer_sizes(model)
 
 
 def _as_wide_as_the_real_one(tensors: JsonObject, width: int) -> JsonObject:
-    """Pad fused outputs of single blocks (q, k, v, mlp) with zeros to FLUX.1's own sizes."""
-    # diffusers splits them at these sizes.
+    """Pad fused outputs of single blocks (q, k, v, mlp) with zeros to FLUX.1's own sizes, at which diffusers splits
+    them.
+    """
     out = dict(tensors)
     for name, tensor in tensors.items():
         if "_single_blocks_" in name and name.endswith("_linear1.lora_up.weight"):
-            padded = tensor.new_zeros(REAL * 7, tensor.shape[1])
+            padded = tensor.new_zeros(REAL_WIDTH * 7, tensor.shape[1])
             for part, start in zip(tensor.split([width, width, width, 4 * width]), (0, 1, 2, 3), strict=True):
-                padded[start * REAL : start * REAL + part.shape[0]] = part
+                padded[start * REAL_WIDTH : start * REAL_WIDTH + part.shape[0]] = part
             out[name] = padded
     return out
 
 
 def _as_narrow_again(name: str, tensor: Any, width: int) -> Any:
     if name.startswith("single_transformer_blocks.") and name.endswith(ADAPTER_ENDINGS[1]):
-        full = {"to_q": REAL, "to_k": REAL, "to_v": REAL, "proj_mlp": 4 * REAL}.get(name.split(".")[-3])
+        full = {"to_q": REAL_WIDTH, "to_k": REAL_WIDTH, "to_v": REAL_WIDTH, "proj_mlp": 4 * REAL_WIDTH}.get(
+            name.split(".")[-3]
+        )
         if full and tensor.shape[0] == full:
-            return tensor[: full // REAL * width]
+            return tensor[: full // REAL_WIDTH * width]
     return tensor
 
 
 def _shapes_in_file(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    known = weights.header(config.model.pretrained_model_name_or_path or "")
-    return {name.removeprefix("model.diffusion_model."): shape for name, shape in known.items()}
+    shapes = weights.header(config.model.pretrained_model_name_or_path or "")
+    return {name.removeprefix("model.diffusion_model."): shape for name, shape in shapes.items()}

@@ -32,7 +32,7 @@ class FluxSampler(FlowSampler):
         return packing.unpack(self.denoised(request, text, (height, width), controls), height, width)
 
     def controls(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
-        """Return the control inputs for `predict`. The image may be omitted to inpaint everything."""
+        """Return the control inputs for `predict`. To inpaint, a missing image is grey, a missing mask covers all."""
         (height, width), use = self.size(request), self.family.variant.control_images
         if not use.inpaints:
             sizes = [
@@ -40,13 +40,13 @@ class FluxSampler(FlowSampler):
             ]
             pictures = [control_tokens.scaled_pixels(*pair) for pair in zip(request.controls, sizes, strict=False)]
             return [self.encoded(picture.to(device)) for picture in pictures]
-        shown = torch.zeros(1, 3, height, width)
+        image = torch.zeros(1, 3, height, width)
         mask = torch.ones(1, 1, height, width)
         if request.controls:
-            shown = control_tokens.scaled_pixels(request.controls[0], (width, height))
+            image = control_tokens.scaled_pixels(request.controls[0], (width, height))
         if request.mask:
             mask = control_tokens.scaled_paint_mask(request.mask, (width, height))
-        return [self.encoded((shown * (1 - mask)).to(device)), mask.to(device)]
+        return [self.encoded((image * (1 - mask)).to(device)), mask.to(device)]
 
     def denoised(
         self,
@@ -55,7 +55,7 @@ class FluxSampler(FlowSampler):
         size: tuple[int, int],
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Seeded noise, denoised; `size` counts tokens. Returns packed latents, float32 [1, h * w, 4 C]."""
+        """Denoise from seeded noise; `size` counts tokens. Return packed latents, float32 [1, h * w, 4 C]."""
         model, inpaints = self.denoiser, self.family.variant.control_images.inpaints
         count, device = len(text["t5_out"]), model.img_in.weight.device
         noise = torch.randn(1, size[0] * size[1], model.sizes.out_channels, generator=sample_generator(request))

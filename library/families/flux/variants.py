@@ -16,11 +16,11 @@ DEV = {"sample_steps": 20, "scale": 1.0, "guidance_scale": 3.5}
 class FluxVariant(Variant):
     """One variant. Variants with the same header are distinguished by the option or the file's name."""
 
-    found: str  # its description by `recognise`
-    transformer: str  # the same with the usual file
+    description: str  # by `recognise`
+    transformer: str  # its description with the usual file name
     files: tuple[str, ...]  # patterns of its file name, for folders with several models
-    tokenizer: str = "tokenizer_2"  # the folder of T5's, in a diffusers model
-    text_encoder: str = "text_encoder_2"  # and T5's own
+    tokenizer: str = "tokenizer_2"  # the folder of T5's tokenizer in a diffusers model
+    text_encoder: str = "text_encoder_2"  # the folder of T5
     encoders: tuple[str, ...] = ("clip_l", "t5xxl")
     inputs: int = 1  # input channels as a multiple of output channels
     musubi: tuple[str, str] | None = None  # short and full name in musubi-tuner's caches, whose format it then uses
@@ -38,7 +38,7 @@ FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
 # Why: docs/decisions/2026-11-22-variants-share-a-folder.md
 TRANSFORMER, CHROMA, RADIANCE = "a FLUX.1 transformer", "a Chroma transformer", "a Chroma Radiance transformer"
 IN_DIFFUSERS_LAYOUT = " in the diffusers layout"
-IN_FOLDER = (  # whole, as catalogues of translations have them
+IN_FOLDER = (  # written out, as they are entries of the translations
     "a FLUX.1 transformer in the diffusers layout",
     "a FLUX.1 Fill transformer in the diffusers layout",
     "a Chroma transformer in the diffusers layout",
@@ -46,20 +46,20 @@ IN_FOLDER = (  # whole, as catalogues of translations have them
 FLUX_VARIANTS = {
     "flux": FluxVariant(
         title="FLUX.1",
-        found=TRANSFORMER,
+        description=TRANSFORMER,
         transformer="a FLUX.1 transformer (flux1-dev.safetensors, or a diffusers folder)",
         files=("flux1*.safetensors",),
     ),
     "krea": FluxVariant(
         title="FLUX.1 Krea",
-        found=TRANSFORMER,
+        description=TRANSFORMER,
         transformer="a FLUX.1 transformer (flux1-krea-dev.safetensors, or a diffusers folder)",
         files=("flux1*.safetensors",),
         sample_defaults=DEV | {"sample_steps": 28, "guidance_scale": 4.5},
     ),
     "kontext": FluxVariant(
         title="FLUX.1 Kontext",
-        found=TRANSFORMER,
+        description=TRANSFORMER,
         transformer="a FLUX.1 Kontext transformer (flux1-kontext-dev.safetensors, or a diffusers folder)",
         files=("flux1*.safetensors",),
         control_images=ControlUse(least=1, most=8),
@@ -69,17 +69,17 @@ FLUX_VARIANTS = {
     ),
     "fill": FluxVariant(
         title="FLUX.1 Fill",
-        found=FILL,
+        description=FILL,
         transformer="a FLUX.1 Fill transformer (flux1-fill-dev.safetensors, or a diffusers folder)",
         files=("flux1*.safetensors",),
-        inputs=6,  # noise, what is around the mask, and 4 x as much of the mask
+        inputs=6,  # noise, the image outside the mask, and 4 times as many channels of the mask
         control_images=ControlUse(inpaints=True),
         base_model_version="flux_fill",
         sample_defaults=DEV | {"sample_steps": 50, "guidance_scale": 30.0},
     ),
     "chroma": FluxVariant(
         title="Chroma",
-        found=CHROMA,
+        description=CHROMA,
         transformer="a Chroma transformer (Chroma1-HD.safetensors, or a diffusers folder)",
         files=("[Cc]hroma*.safetensors",),
         tokenizer="tokenizer",
@@ -102,7 +102,7 @@ def options_naming(test: Callable[[FluxVariant], bool]) -> dict[str, tuple[str, 
 
 def choose_variant(model_type: str, model: str | Path | None, title: str = "") -> FluxVariant:
     """Return the variant of a run."""
-    # Krea is dev with other weights, so its name in the path or the file's `title` is enough; no computation depends on
+    # Krea is dev with other weights, so its name in the path or in the file's title is enough: only defaults depend on
     # it.
     if model_type == "flux" and "krea" in f"{model} {title}".lower():
         return FLUX_VARIANTS["krea"]

@@ -58,7 +58,8 @@ DEV_FILES = replace(
 )
 # Captions of dev may come from caches alone: its text encoder is larger than most models.
 CACHED_FILES = replace(
-    PART_FILES_OF_FLUX_2, parts={part: about for part, about in FLUX_2_PARTS.items() if part != "text_encoder"}
+    PART_FILES_OF_FLUX_2,
+    parts={part: definition for part, definition in FLUX_2_PARTS.items() if part != "text_encoder"},
 )
 FLUX_2_DENOISER = DoubleStreamFile(
     lambda _shapes: FLUX_2_TRANSFORMER, keys.TREES, keys.flux_2_sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
@@ -66,7 +67,7 @@ FLUX_2_DENOISER = DoubleStreamFile(
 
 
 def find_flux_2_problems(config: Any) -> Iterator[Problem]:
-    """Problems of the three parts, from their headers, each with its option and the fix."""
+    """Yield problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         with complete(path, FLUX_2_TRANSFORMER):
@@ -81,7 +82,7 @@ def find_flux_2_problems(config: Any) -> Iterator[Problem]:
 
 
 def without_encoder(config: Any) -> Iterator[Problem]:
-    """Options that dev does not support without its text encoder."""
+    """Yield problems of options that dev does not support without its text encoder."""
     if not config.cache.cache_text_encoder_outputs_to_disk:
         yield Problem(
             "text_encoder",
@@ -91,28 +92,28 @@ def without_encoder(config: Any) -> Iterator[Problem]:
             also="cache_text_encoder_outputs_to_disk",
         )
     if config.sample.wanted:
-        given = "sample_prompts" if config.sample.sample_prompts else "sample_from_captions"
+        option = "sample_prompts" if config.sample.sample_prompts else "sample_from_captions"
         yield Problem(
-            given,
+            option,
             "cannot be sampled without the text encoder: set text_encoder, or leave it empty",
             also="text_encoder",
             fix={"sample_images": False},
         )
 
 
-def widths(own: Shapes) -> dict[str, tuple[str, int]]:
+def widths(shapes: Shapes) -> dict[str, tuple[str, int]]:
     """Return a tensor of each part, and its number of columns for a denoiser of these shapes."""
-    if not {"txt_in.weight", "img_in.weight"} <= own.keys():
+    if not {"txt_in.weight", "img_in.weight"} <= shapes.keys():
         return {}
     return {
-        "text_encoder": (language_model.EMBEDDING, own["txt_in.weight"][1] // text_encoder.TAPS),
-        "vae": (autoencoder.VAE_MARKER, own["img_in.weight"][1] // 4),
+        "text_encoder": (language_model.EMBEDDING, shapes["txt_in.weight"][1] // text_encoder.TAPS),
+        "vae": (autoencoder.VAE_MARKER, shapes["img_in.weight"][1] // 4),  # a token has 2 by 2 latents
     }
 
 
 def other_model_problems(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
-    """Return the problem of a transformer that does not match model_version. Distilled kleins have the header of their
-    base: without a chosen version, the file's name or folder may contradict.
+    """Yield the problem of a transformer that does not match model_version. Distilled kleins have the header of their
+    base model, so without a model_version, the name of the file or folder is checked.
     """
     version, in_header = config.model.model_version, model_in_header(sizes.hidden, sizes.guidance)
     if in_header == "dev" and not version:
@@ -158,16 +159,16 @@ def calls_itself_distilled(path: Path) -> bool:
 
 
 def flux_2_shapes(entries: Entries, part: str) -> Shapes:
-    """Shapes by the network's own keys. KeyError names a tensor that a transformer lacks."""
+    """Return shapes by the network's own keys. Raises KeyError naming a tensor that a transformer lacks."""
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     if part == "denoiser":
         return FLUX_2_DENOISER.bfl_shapes(
             {plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()}
         )
-    known = (
+    names = (
         language_model.plain_language_names(shapes) if part == "text_encoder" else autoencoder.plain_vae_names(shapes)
     )
-    return {plain: shapes[name] for plain, name in known.items()}
+    return {plain: shapes[name] for plain, name in names.items()}
 
 
 FLUX_2_CHECKPOINT = Checkpoint(
@@ -179,8 +180,8 @@ FLUX_2_CHECKPOINT = Checkpoint(
     tokenizers.QWEN3,
     text_encoder.encode_flux_2_captions,
     None,
-    most=text_encoder.LENGTH,
-    around=text_encoder.QWEN3.tokens,
+    max_tokens=text_encoder.LENGTH,
+    template_tokens=text_encoder.QWEN3.tokens,
 )
 DEV_CHECKPOINT = replace(
     FLUX_2_CHECKPOINT,
@@ -188,7 +189,7 @@ DEV_CHECKPOINT = replace(
     readers={"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_short_mistral},
     tokenizer=tokenizers.MISTRAL_REPOSITORY,
     encode=partial(text_encoder.encode_flux_2_captions, template=text_encoder.MISTRAL_TEMPLATE),
-    around=text_encoder.MISTRAL_TEMPLATE.tokens,
+    template_tokens=text_encoder.MISTRAL_TEMPLATE.tokens,
 )
 CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": vae.load_flux_2_vae})
 

@@ -15,6 +15,7 @@ def recognise_flux_2(shapes: Shapes) -> str:
     recognised by gated MLPs six times as wide as the stream.
     """
     gated = any(name.endswith(GATED) and shape[0] == 6 * shape[-1] for name, shape in shapes.items() if shape)
+    # In the diffusers layout, single blocks have one matrix for q, k, v and the gated MLP.
     joined = any("single_transformer_blocks." in name and "to_qkv_mlp_proj" in name for name in shapes)
     return FLUX_2_TRANSFORMER if gated or joined or any(mark in shapes for mark in MODULATION_MARKS) else ""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Flux2Family(OneEncoderFamily):
-    """FLUX.2: a transformer, Qwen3 or Mistral, and an autoencoder of its own."""
+    """FLUX.2: a transformer, Qwen3 or Mistral, and a new autoencoder."""
 
     config: Flux2Lora | Flux2Train
     name = "flux_2"
@@ -51,7 +51,7 @@ class Flux2Family(OneEncoderFamily):
         super().__init__(config)
         self.checkpoint = flux_2_checkpoint(config, self.sizes)
         self.positions = Flux2Positions()
-        # Cached images are in the squares that the denoiser reads.
+        # In caches, 2 by 2 latents are one square with their channels, as the denoiser reads them.
         name, ending = self.version.base_model_version, f"_{self.version.short}"
         self.latent_cache = LatentCache(f"{ending}.safetensors", keyed_by_size=True, architecture=name, square=2)
         self.text_cache = TextCache(f"{ending}_te.safetensors", keys=("ctx_vec",), architecture=name)
@@ -81,7 +81,7 @@ class Flux2Family(OneEncoderFamily):
         return self.version.sample_defaults
 
     def notes(self) -> Iterator[Problem]:
-        """Warn of what no file reveals, and of what distilled models lose."""
+        """Warn of a version that no file reveals, and of training a distilled model."""
         named, version = self.config.model.model_version, self.version
         if not named and not version.guided:
             yield Problem(
@@ -100,7 +100,7 @@ class Flux2Family(OneEncoderFamily):
     # ---- files
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
-        """As usual; the VAE is in vae_dtype."""
+        """Load like OneEncoderFamily, but the VAE in vae_dtype; remember the transformer's sizes."""
         components = super().load(dtype, frozen, deferring)
         denoiser: Any = components.denoiser  # a Flux2
         self.sizes = denoiser.sizes
@@ -110,16 +110,18 @@ class Flux2Family(OneEncoderFamily):
         return getattr(torch, self.config.model.vae_dtype) if part == "vae" else dtype
 
     def swap_plan(self, number: int) -> dict[str, int]:
-        """`blocks_to_swap` -> blocks of each kind: half as double blocks, and two single ones for each of the rest."""
+        """Swap half of the number as double blocks, and for each of the others two single blocks, which are half as
+        large.
+        """
         sizes = self.sizes
-        depth = (sizes.double_blocks, sizes.single_blocks) if sizes else (8, 24)
+        depth = (sizes.double_blocks, sizes.single_blocks) if sizes else (8, 24)  # of klein 9B, before a download
         double = min(number // 2, depth[0])
         return {DOUBLE: double, SINGLE: min(2 * (number - double), depth[1])}
 
     # ---- a training step
 
     def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] -> normalised modes, float32 [B, 32, H / 8, W / 8]. Nothing is drawn."""
+        """Pixels [B, 3, H, W] in [-1, 1] -> normalised modes, float32 [B, 32, H / 8, W / 8]; not sampled."""
         vae: Any = components.vae  # an AutoencoderKLFlux2
         first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
@@ -131,7 +133,7 @@ class Flux2Family(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
+        """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size, count = (latents.shape[-2] // 2, latents.shape[-1] // 2), len(latents)
         guidance = torch.full((count,), self.config.model.guidance_scale, device=latents.device)

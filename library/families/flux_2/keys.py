@@ -49,7 +49,7 @@ def flux_2_sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def flux_2_to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename tensors of diffusers to the names of the original file, joining those that it keeps as one."""
+    """Convert diffusers' state dict to the single file's, joining the tensors that are one there."""
     return {
         name: join_tensors(name, [tensors[part] for part in made_of])
         for name, made_of in flux_2_sources(tensors).items()

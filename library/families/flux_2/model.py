@@ -45,7 +45,7 @@ class Flux2Shape:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "Flux2Shape":
-        """Return sizes from tensor shapes by single-file key. KeyError names the first missing key."""
+        """Return sizes from tensor shapes by single-file key. Raises KeyError naming the first missing key."""
         hidden, in_channels = shapes["img_in.weight"]
         return cls(
             in_channels=in_channels,
@@ -60,7 +60,7 @@ class Flux2Shape:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """How the width of a head is shared by the four axes of a position: (image, row, column, word)."""
+        """The share of a head's width that each axis of a position gets: (image, row, column, word)."""
         if self.head % 8:
             raise ValueError(f"a head of width {self.head} cannot be shared by four axes; it must be a multiple of 8")
         return (self.head // 4,) * 4
@@ -74,7 +74,7 @@ class Flux2(PositionTables, nn.Module):
     def __init__(self, sizes: Flux2Shape):
         super().__init__()
         hidden = sizes.hidden
-        layers = BlockLayers(hidden, sizes.head, sizes.mlp, given=True, bias=False, gated=True)
+        layers = BlockLayers(hidden, sizes.head, sizes.mlp, external_modulation=True, bias=False, gated=True)
         self.sizes = sizes
         self.axes = sizes.axes
         self.img_in = nn.Linear(sizes.in_channels, hidden, bias=False)
@@ -88,7 +88,7 @@ class Flux2(PositionTables, nn.Module):
         self.single_blocks = nn.ModuleList(SingleStreamBlock(layers) for _ in range(sizes.single_blocks))
         self.final_layer = LastLayer(hidden, sizes.in_channels, bias=False)
 
-    def forward(  # noqa: PLR0913 - what the model is conditioned on
+    def forward(  # noqa: PLR0913 - the inputs and conditions of the model
         self,
         img: Tensor,
         img_ids: Tensor,
@@ -97,7 +97,7 @@ class Flux2(PositionTables, nn.Module):
         timesteps: Tensor,
         guidance: Tensor | None = None,
     ) -> Tensor:
-        """Packed latents -> the velocity, packed alike.
+        """Predict the velocity of packed latents, packed alike.
 
         img [B, I, in channels]; img_ids [I, 4] and txt_ids [L, 4], positions shared by the batch; txt [B, L, text
         channels]; timesteps [B] in 0..1 and guidance [B], float32, unused by klein.

@@ -31,7 +31,7 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
 # Flags of musubi-tuner that are not needed here.
 MUSUBI_FLAGS = {"fp8_text_encoder": "fp8_base keeps the text encoder in 8 bits as well"}
 
-# Values with which sigmoid_scale has no effect.
+# Why sigmoid_scale has no effect.
 NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or flux2_shift"
 OTHER_FLUX_2_FILES = {
     "text_encoder": "the Qwen3-4B (klein 4B) or Qwen3-8B (klein 9B) text encoder",
@@ -184,14 +184,13 @@ class Flux2Args(TransformerArgs):
     train_single_block_indices: str = opt("all", 'single blocks that carry adapters: "all", "none" or "0-3,5"')
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """Check the values that have a syntax of their own."""
         yield from self.unreadable(**dict.fromkeys(self.block_arguments, indices))
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Patterns of names come first; then blocks are chosen."""
-        own = self.rank_by_name(layer)
-        if own is None:
+        """Return a layer's rank and alpha: by patterns of names, then by the chosen blocks."""
+        layer_rank = self.rank_by_name(layer)
+        if layer_rank is None:
             block = re.search(r"(double|single)_blocks_(\d+)_", layer.name)
             chosen = indices(getattr(self, f"train_{block[1]}_block_indices")) if block else None
-            own = 0 if block and chosen is not None and int(block[2]) not in chosen else rank
-        return (own, alpha) if own else NO_ADAPTER
+            layer_rank = 0 if block and chosen is not None and int(block[2]) not in chosen else rank
+        return (layer_rank, alpha) if layer_rank else NO_ADAPTER

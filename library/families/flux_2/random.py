@@ -66,14 +66,14 @@ FULL_VERSIONS = {"klein-base-9b": LARGE, "klein-9b": LARGE, "dev": DEV}
 
 
 def model_sizes(config: Any, full: bool) -> Flux2Sizes:
-    """The sizes of the model that a config names."""
+    """Return the sizes of the model that a config names."""
     if full:
         return FULL_VERSIONS.get(config.model.model_version, FULL)
     return replace(TINY, guidance=config.model.model_version == "dev")
 
 
 def flux_2_shape(sizes: Flux2Sizes) -> Flux2Shape:
-    """The denoiser's own sizes."""
+    """Return the denoiser's sizes."""
     return Flux2Shape(
         in_channels=4 * sizes.channels,
         text_channels=text_encoder.TAPS * sizes.text,
@@ -87,8 +87,8 @@ def flux_2_shape(sizes: Flux2Sizes) -> Flux2Shape:
 
 
 def make_networks(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> RandomNetworks:
-    """Return the networks of these sizes, for a tokenizer with so many words, or the published one; the text encoder is
-    `whole`, or lacks unused layers.
+    """Return the networks of these sizes, for a tokenizer with `words` tokens, by default the published one. The text
+    encoder is `whole`, or lacks its unused layers.
     """
     skipped = 0 if whole else text_encoder.skipped(sizes.text_layers)
     empty_encoder = language_model.empty_mistral if sizes.guidance else language_model.empty_qwen3
@@ -139,8 +139,8 @@ def write_random_model(
 
 
 def _with_statistics(tensors: Tensors, channels: int) -> Tensors:
-    places = torch.arange(4 * channels)
-    statistics = {"running_mean": (places % 5 - 2) / 10, "running_var": 1 + (places % 3) / 10}
+    indices = torch.arange(4 * channels)
+    statistics = {"running_mean": (indices % 5 - 2) / 10, "running_var": 1 + (indices % 3) / 10}
     tensors |= {f"bn.{name}": tensor.float() for name, tensor in statistics.items()}
     return tensors | {vae.COUNTED: torch.zeros((), dtype=torch.long)}
 
@@ -160,10 +160,10 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
-    known = diffusers_layers.stored_shapes(config)
-    assert not TREES.is_diffusers(known)  # write_random_model makes the original's layout
+    shapes = diffusers_layers.stored_shapes(config)
+    assert not TREES.is_diffusers(shapes)  # write_random_model writes the original layout
     return diffusers_layers.convert_with_mixin(
-        tensors, "Flux2Transformer2DModel", "Flux2LoraLoaderMixin", **diffusers_settings(Flux2Shape.of(known))
+        tensors, "Flux2Transformer2DModel", "Flux2LoraLoaderMixin", **diffusers_settings(Flux2Shape.of(shapes))
     )
 
 

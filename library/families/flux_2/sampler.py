@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 MAX_REFERENCE_PIXELS = 1024 * 1024  # maximum pixels of a reference image; larger ones are scaled down
 # Linear functions of the number of image tokens: mu for 10 and for 200 steps.
-FEW, MANY = (8.73809524e-05, 1.89833333), (0.00016927, 0.45666666)
-LONG = 4300  # from this number of tokens on, the number of steps has no effect
+MU_OF_10_STEPS, MU_OF_200_STEPS = (8.73809524e-05, 1.89833333), (0.00016927, 0.45666666)
+MAX_STEP_DEPENDENT_TOKENS = 4300  # with more tokens, the number of steps has no effect
 
 
 class Flux2Sampler(FlowSampler):
@@ -60,7 +60,9 @@ class Flux2Sampler(FlowSampler):
 
 
 def reference_pixels(picture: Image.Image) -> Tensor:
-    """Return a reference image as [1, 3, H, W] in -1..1: at most LARGEST pixels, centre-cropped to whole tokens."""
+    """Return a reference image as [1, 3, H, W] in -1..1: scaled down to at most MAX_REFERENCE_PIXELS, and cropped
+    around its centre to whole tokens.
+    """
     picture = picture.convert("RGB")
     width, height = picture.size
     if width * height > MAX_REFERENCE_PIXELS:
@@ -74,16 +76,16 @@ def reference_pixels(picture: Image.Image) -> Tensor:
 
 
 def empirical_mu(tokens: int, steps: int) -> float:
-    """Return the shift of the sigmas for so many steps, by the empirical formula of the model's pipeline."""
-    (slope, base), (many_slope, many_base) = FEW, MANY
-    many = many_slope * tokens + many_base
-    if tokens > LONG:
-        return many
-    per_step = (many - slope * tokens - base) / 190
-    return many + per_step * (steps - 200)
+    """Return the shift of the sigmas for a number of steps, by the empirical formula of the model's pipeline."""
+    (slope_10, base_10), (slope_200, base_200) = MU_OF_10_STEPS, MU_OF_200_STEPS
+    mu_200 = slope_200 * tokens + base_200
+    if tokens > MAX_STEP_DEPENDENT_TOKENS:
+        return mu_200
+    per_step = (mu_200 - slope_10 * tokens - base_10) / 190
+    return mu_200 + per_step * (steps - 200)
 
 
 def flux_2_sigmas(steps: int, tokens: int) -> list[float]:
-    """The steps + 1 sigmas of a sampling run, from 1 to 0."""
+    """Return the steps + 1 sigmas of a sampling run, from 1 to 0."""
     line = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
     return flow.shifted(line, math.exp(empirical_mu(tokens, steps))).tolist()

@@ -1,6 +1,4 @@
-"""The text encoders, Qwen3 for the kleins and Mistral for dev: their templates, and the layers that the
-denoiser reads.
-"""
+"""The text encoders, Qwen3 for the kleins and Mistral for dev: templates, and the layers that the denoiser reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ TAPS = 3  # layers to read: at one, two and three quarters of the model's depth
 
 @dataclass(frozen=True)
 class Template:
-    """The text around a caption, and whether padding is on its left or right."""
+    """The text around a caption, and the side of the padding."""
 
     before: str
     behind: str
@@ -66,12 +64,14 @@ def encode_flux_2_captions(
     for row, caption in enumerate(captions):
         text = caption.replace(template.removed, "") if template.removed else caption
         text = f"{template.before}{text}{template.behind}"
-        own = tokenizer(text, add_special_tokens=False, max_length=LENGTH, truncation=True).input_ids
-        place = slice(LENGTH - len(own), None) if template.left else slice(len(own))
-        ids[row, place] = torch.tensor(own)
+        tokens = tokenizer(text, add_special_tokens=False, max_length=LENGTH, truncation=True).input_ids
+        place = slice(LENGTH - len(tokens), None) if template.left else slice(len(tokens))
+        ids[row, place] = torch.tensor(tokens)
         mask[row, place] = 1
     device = next(model.parameters()).device
     ids, mask = ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
     states = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
+    # hidden_states[0] are the embeddings, so that index n is the output of n layers. The last layers are left out, and
+    # the deepest one that is read is the last one here.
     step = len(model.layers) // TAPS
     return (torch.cat([states[step * tap] for tap in range(1, TAPS + 1)], dim=-1),)

@@ -16,24 +16,24 @@ class Flux2Positions(packing.Positions):
     def image(
         self, height: int, width: int, device: torch.device, references: Sequence[tuple[int, int]] = ()
     ) -> Tensor:
-        """Positions of an image's tokens, then those of reference images, whose first number is 10, 20 and so on."""
+        """Return positions of an image's tokens, then those of reference images, whose first number is 10, 20, ..."""
 
         def make() -> Tensor:
-            found = packing.Positions.image(self, height, width, device, references)
-            numbers = found[:, :1] * APART
-            return torch.cat((numbers, found[:, 1:], torch.zeros_like(numbers)), dim=1)
+            positions = packing.Positions.image(self, height, width, device, references)
+            numbers = positions[:, :1] * APART
+            return torch.cat((numbers, positions[:, 1:], torch.zeros_like(numbers)), dim=1)
 
-        return self._kept(("image of four numbers", height, width, device, *references), make)
+        return self._cached(("image of four numbers", height, width, device, *references), make)
 
     def text(self, length: int, device: torch.device) -> Tensor:
-        """Positions of a text, whose words are counted."""
+        """Return positions of a text, whose fourth number counts words."""
 
         def make() -> Tensor:
             ids = torch.zeros(length, 4, device=device)
             ids[:, 3] = torch.arange(length, dtype=torch.float32, device=device)
             return ids
 
-        return self._kept(("words", length, device), make)
+        return self._cached(("words", length, device), make)
 
 
 def append_controls(tokens: Tensor, controls: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""FLUX.2's autoencoder: its single-file names, and its latents, normalised by statistics in the file.
+"""FLUX.2's autoencoder: its names in single files, and its latents, normalised by statistics in the file.
 
 Latents here are [B, 32, H / 8, W / 8], normalised. The file, musubi-tuner's caches and the denoiser use squares of 2 by
 2, so [B, 128, H / 16, W / 16].
@@ -30,9 +30,9 @@ def load_flux_2_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     if not any(name.endswith("bn.running_mean") for name in file):
         raise recognition.wrong_kind_error(path, VAE)
     with complete(path, VAE):
-        found = autoencoder.vae_to_diffusers(file)
-        kinds = {name: torch.float32 if name.startswith("bn.") else dtype for name in found}
-        return build_flux_2_vae({name: weights.cast_floating(tensor, kinds[name]) for name, tensor in found.items()})
+        tensors = autoencoder.vae_to_diffusers(file)
+        kinds = {name: torch.float32 if name.startswith("bn.") else dtype for name in tensors}
+        return build_flux_2_vae({name: weights.cast_floating(tensor, kinds[name]) for name, tensor in tensors.items()})
 
 
 def build_flux_2_vae(tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -71,7 +71,7 @@ def denormalise_flux_2(vae: Any, latents: Tensor) -> Tensor:
 
 
 def statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel of the squares [4 C, 1, 1]."""
-    found = (tensor.to(device, torch.float32)[:, None, None] for tensor in (vae.bn.running_mean, vae.bn.running_var))
-    mean, variance = found
+    """Return mean and standard deviation of each channel of the squares [4 C, 1, 1]."""
+    values = (tensor.to(device, torch.float32)[:, None, None] for tensor in (vae.bn.running_mean, vae.bn.running_var))
+    mean, variance = values
     return mean, (variance + EPS).sqrt()

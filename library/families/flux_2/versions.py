@@ -48,7 +48,7 @@ VERSIONS = {
 
 
 def model_in_header(hidden: int, guided: bool) -> str:
-    """Return the model of a header, as far as it is determined: the base of a distilled klein."""
+    """Return the model that a header belongs to; for a distilled klein, which has the same header, its base model."""
     if guided:
         return "dev"
     return "klein-base-9b" if hidden >= VERSIONS["klein-base-9b"].hidden else "klein-base-4b"
@@ -56,5 +56,5 @@ def model_in_header(hidden: int, guided: bool) -> str:
 
 def may_be_version(version: str, hidden: int, guided: bool) -> bool:
     """Return whether a header may belong to a version. Unpublished widths match any."""
-    known = {one.hidden for one in VERSIONS.values()}
-    return VERSIONS[version].guided == guided and (VERSIONS[version].hidden == hidden or hidden not in known)
+    published = {model.hidden for model in VERSIONS.values()}
+    return VERSIONS[version].guided == guided and (VERSIONS[version].hidden == hidden or hidden not in published)

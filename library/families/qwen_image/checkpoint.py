@@ -53,7 +53,7 @@ PIPELINES = {  # of diffusers -> the value of model_version
 
 @functools.cache
 def qwen_checkpoint(variant: QwenVariant) -> Checkpoint:
-    """Return how a variant's files are loaded."""
+    """Return the Checkpoint of a variant, which loads its files."""
     seeing = bool(variant.template)
     parts = QWEN_PARTS | ({"text_encoder": SEEING} if seeing else {})
     words = {"denoiser": (TRANSFORMER, EDIT_2511), "vae": VAE, "text_encoder": TEXT_ENCODER}
@@ -70,12 +70,12 @@ def qwen_checkpoint(variant: QwenVariant) -> Checkpoint:
     def plain_shapes(entries: Entries, part: str) -> Shapes:
         if part == "denoiser":
             return denoiser.plain_shapes(entries)
-        known = (
+        names = (
             qwen_vae_names.plain_qwen_vae_names(entries)
             if part == "vae"
             else text_encoder.plain_qwen_names(entries, seeing)
         )
-        return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
+        return {plain: tuple(entries[name]["shape"]) for plain, name in names.items()}
 
     return Checkpoint(
         files,
@@ -86,15 +86,15 @@ def qwen_checkpoint(variant: QwenVariant) -> Checkpoint:
         tokenizers.QWEN_VL,
         text_encoder.encode_qwen_captions,
         functools.partial(text_encoder.longest_qwen_caption, before=before),
-        most=text_encoder.MAX_TOKENS,
-        around=5,
+        max_tokens=text_encoder.MAX_TOKENS,
+        template_tokens=5,
     )
 
 
 def find_qwen_problems(
     files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], config: RunConfig
 ) -> Iterator[Problem]:
-    """Problems of the three parts, from their headers, each with its option and the fix."""
+    """Yield problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         yield from other_version_problems(path, config)
@@ -104,35 +104,35 @@ def find_qwen_problems(
         config,
         plain_shapes,
         of_denoiser,
-        lambda own: {
-            "text_encoder": (language_model.EMBEDDING, own.get("txt_in.weight", (0, 0))[1]),
-            "vae": (qwen_vae_names.DIFFUSERS_MARK, own.get("img_in.weight", (0, 0))[1] // 4),
+        lambda shapes: {
+            "text_encoder": (language_model.EMBEDDING, shapes.get("txt_in.weight", (0, 0))[1]),
+            "vae": (qwen_vae_names.DIFFUSERS_MARK, shapes.get("img_in.weight", (0, 0))[1] // 4),
         },
     )
 
 
 def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
-    """Return the problem of a model of another version than the options name. If only its name indicates that, the user
-    is asked.
+    """Yield the problem of a model of another version than model_version. If only its name indicates that, the problem
+    names both choices.
     """
-    given, certain = config.model.model_version, version_of(path)
-    if certain == "layered":
+    option_value, proven = config.model.model_version, version_of(path)
+    if proven == "layered":
         yield Problem(
             "pretrained_model_name_or_path",
             ": {path} is Qwen-Image-Layered, which is not trained here: use Qwen-Image or Qwen-Image-Edit",
             path=path,
         )
-    elif certain and certain != (given or "original"):
+    elif proven and proven != (option_value or "original"):
         yield Problem(
             "model_version",
             ": {path} is {title}: set model_version = {version}",
             path=path,
-            title=QWEN_VARIANTS[certain].title,
-            version=certain,
+            title=QWEN_VARIANTS[proven].title,
+            version=proven,
             also="pretrained_model_name_or_path",
-            fix=options_of(certain),
+            fix=options_of(proven),
         )
-    elif not given and not certain and (version := called(path)):
+    elif not option_value and not proven and (version := called(path)):
         yield Problem(
             "model_version",
             ": {path} is {title} by its name: set model_version = {version}, or original if it is Qwen-Image",
@@ -147,8 +147,8 @@ def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
 def version_of(path: Path) -> str:
     """Return the model_version that a model's folder or header proves, else ""."""
     if whole := whole_model(path):
-        found = PIPELINES.get(pipeline(whole), "")
-        return "edit-2511" if found == "edit-2509" and has_still_references(whole) else found
+        version = PIPELINES.get(pipeline(whole), "")
+        return "edit-2511" if version == "edit-2509" and has_still_references(whole) else version
     shapes = {name: tuple(entry["shape"]) for name, entry in read_entries(path).items()}
     return "edit-2511" if FACTS.recognise(shapes) == EDIT_2511 else ""
 

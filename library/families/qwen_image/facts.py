@@ -15,8 +15,8 @@ NEWER = "txt_in.text_norm.weight"  # of a newer network whose other names differ
 
 
 def recognise_qwen(shapes: Shapes) -> str:
-    """Describe a Qwen-Image checkpoint, with or without a prefix. Any block is enough, so a part of a file is
-    recognised.
+    """Describe a Qwen-Image checkpoint, with or without a prefix. Any block is enough, so that shards are recognised,
+    too.
     """
     if any(name.endswith(NEWER) for name in shapes):
         return "Qwen-Image-2.1"
@@ -29,8 +29,8 @@ def recognise_qwen_part(shapes: Shapes) -> str:
     """Describe another file of Qwen-Image: its VAE has convolutions over time, its text encoder biases in attention."""
     for name, shape in shapes.items():
         if len(shape) == 5 and name.endswith(("decoder.conv_in.weight", "decoder.conv1.weight")):
-            seen = shapes.get(f"{name.rpartition('decoder.')[0]}encoder.conv_in.weight", (0, 3))[1]
-            return VAE if seen == 3 else "a VAE of Qwen-Image-Layered"
+            channels = shapes.get(f"{name.rpartition('decoder.')[0]}encoder.conv_in.weight", (0, 3))[1]
+            return VAE if channels == 3 else "a VAE of Qwen-Image-Layered"
     if any(name.endswith("layers.0.self_attn.q_proj.bias") and "vision" not in name for name in shapes) and any(
         name.endswith("embed_tokens.weight") for name in shapes
     ):
@@ -105,7 +105,10 @@ FACTS = FamilyFacts(
     hub_models=(
         qwen_hub_model("Qwen-Image", "qwen_image_bf16"),
         qwen_hub_model("Qwen-Image 2512", "qwen_image_2512_bf16"),
-        *(qwen_hub_model(QWEN_VARIANTS[one].title, f"qwen_image_{one.replace('-', '_')}_bf16", one) for one in EDITS),
+        *(
+            qwen_hub_model(QWEN_VARIANTS[version].title, f"qwen_image_{version.replace('-', '_')}_bf16", version)
+            for version in EDITS
+        ),
     ),
     part_options={
         "text_encoder": lambda shapes: recognise_qwen_part(shapes) == TEXT_ENCODER,

@@ -70,7 +70,7 @@ class QwenFamily(OneEncoderFamily):
     def text(
         self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
     ) -> dict[str, Tensor]:
-        """Captions without reference images, by the cache's keys; see OneEncoderFamily."""
+        """Encode captions without reference images, by the cache's keys; see OneEncoderFamily."""
         if not self.variant.template:
             return super().text(components, captions, encoders)
         if ENCODER not in (tuple(components.encoders) if encoders is None else encoders):
@@ -81,36 +81,35 @@ class QwenFamily(OneEncoderFamily):
         self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
     ) -> dict[str, Tensor]:
         """Captions with the reference images of each -> states [B, L, C] and a mask [B, L], by the cache's keys."""
-        shown = [[cut_into_patches(one, self.variant.condition_area) for one in own] for own in pictures]
-        made = text_encoder.encode_with_pictures(
-            components.encoders[ENCODER], components.tokenizers[ENCODER], captions, shown, self.variant.numbered
+        patches = [[cut_into_patches(image, self.variant.condition_area) for image in images] for images in pictures]
+        arrays = text_encoder.encode_with_pictures(
+            components.encoders[ENCODER], components.tokenizers[ENCODER], captions, patches, self.variant.numbered
         )
-        return dict(zip(self.text_cache.keys, made, strict=True))
+        return dict(zip(self.text_cache.keys, arrays, strict=True))
 
     def picture_tokens(self, components: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
-        """The number of tokens that images of these sizes add to a caption in a step."""
+        """Return the number of tokens that images of these sizes add to a caption in a step."""
         seen_sizes = (seen_size(size, self.variant.condition_area) for size in sizes)
         counts = [width * height // TOKEN**2 for width, height in seen_sizes]
         return text_encoder.picture_tokens(components.tokenizers[ENCODER], counts, self.variant.numbered)
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
-        """The denoiser under the keys of a single file; with ComfyUI's mark, where it has one."""
+        """Return the denoiser under the keys of a single file, with ComfyUI's mark of Qwen-Image-Edit-2511."""
         return super().export(components) | ({INDEX: torch.zeros(0)} if self.variant.still_references else {})
 
     # ---- a training step
 
     def control_latents(self, components: ModelComponents, pixels: Tensor) -> Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] of reference images -> their latents, as of images."""
         return self.latents(components, pixels)
 
     def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]. Nothing is drawn."""
+        """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]; not sampled."""
         return qwen_vae.latents(components.vae, pixels)
 
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
+        """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         tokens, sizes_in_tokens = pack_tokens(latents, controls)
         output = denoiser(tokens, sizes_in_tokens, text["vl_embed"], text["vl_mask"], noised.timesteps)

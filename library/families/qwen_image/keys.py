@@ -18,7 +18,7 @@ class QwenLoraNames(LoraNames):
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER, EDIT_2511)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Return attention and MLP of all blocks; the modulation, which sees only the timestep, is excluded."""
+        """Yield attention and MLP of all blocks, but not the modulation, whose input is only the timestep."""
         for path in matrices(shapes, denoiser_prefix(shapes)):
             if path.startswith(self.trees) and "_mod." not in path:
                 yield "denoiser", path

@@ -48,7 +48,7 @@ class QwenShape:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]], still_references: bool = False) -> "QwenShape":
-        """Return sizes from tensor shapes by plain key. KeyError names the first missing key."""
+        """Return sizes from tensor shapes by plain key. Raises KeyError naming the first missing key."""
         hidden, in_channels = shapes["img_in.weight"]
         return cls(
             in_channels=in_channels,
@@ -63,7 +63,7 @@ class QwenShape:
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """How the width of a head is shared by the three axes of a position: (frame, row, column)."""
+        """The share of a head's width that each axis of a position gets: (frame, row, column)."""
         return rope_axes(self.head)
 
 
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         return self.norm_q(q), self.norm_k(k), v
 
     def text(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Text tokens [B, L, C] -> the same."""
+        """Text tokens [B, L, C] -> q, k (normed, float32) and v, each [B, H, L, D]."""
         q, k, v = map(self._heads, projections(x, self.add_q_proj, self.add_k_proj, self.add_v_proj))
         return self.norm_added_q(q), self.norm_added_k(k), v
 
@@ -117,7 +117,6 @@ class FeedForward(nn.Module):
         self.net = nn.ModuleList([GELU(hidden, mlp), nn.Identity(), nn.Linear(mlp, hidden)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, S, C] -> the same."""
         return self.net[2](self.net[0](x))
 
 
@@ -211,16 +210,16 @@ class QwenImage(nn.Module):
         txt_mask: Tensor,
         timesteps: Tensor,
     ) -> Tensor:
-        """Packed latents -> the velocity, packed alike; of the image alone, without its reference images.
+        """Predict the velocity of packed latents, packed alike; of the image alone, without its reference images.
 
         img [B, I, in channels]: the tokens of the image, then those of each reference image, of these `sizes`; txt
         [B, L, text channels]; txt_mask [B, L], 1 or true for the tokens of the caption; timesteps [B] in 0..1, float32.
         """
-        dtype, own = self.img_in.weight.dtype, sizes[0][0] * sizes[0][1]
+        dtype, num_image_tokens = self.img_in.weight.dtype, sizes[0][0] * sizes[0][1]
         still = None
         if self.sizes.still_references:
-            timesteps = torch.cat((timesteps, timesteps.new_zeros(1)))
-            still = torch.arange(img.shape[1], device=img.device) >= own
+            timesteps = torch.cat((timesteps, timesteps.new_zeros(1)))  # one more row for all reference tokens
+            still = torch.arange(img.shape[1], device=img.device) >= num_image_tokens
         temb = self.time_text_embed(timesteps, dtype)
         img = self.img_in(img.to(dtype))
         txt = self.txt_in(self.txt_norm(txt).to(dtype))
@@ -229,14 +228,14 @@ class QwenImage(nn.Module):
         mask = torch.cat((txt_mask.to(torch.bool), everywhere), dim=1)
         for block in self.transformer_blocks:
             img, txt = block(img, txt, temb, pe, mask, *([] if still is None else [still]))
-        return self.proj_out(self.norm_out(img[:, :own], temb if still is None else temb[:-1]))
+        return self.proj_out(self.norm_out(img[:, :num_image_tokens], temb if still is None else temb[:-1]))
 
     def as_one_graph(self) -> None:
         # A cached table would become a constant of the compiled graph.
         self._tables.keeps = False
 
     def positions(self, sizes: tuple[Size, ...], length: int, device: torch.device) -> Tensor:
-        """The RoPE table [2, L + I, D / 2] for images of so many tokens and a text of this length, kept by sizes."""
+        """Return the RoPE table [2, L + I, D / 2] for images and a text of these numbers of tokens, cached by size."""
         key = (*(side for size in sizes for side in size), length)
         return self._tables.of(key, device, lambda: rope_table(sizes, length, device, self.axes))
 

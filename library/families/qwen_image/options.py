@@ -27,7 +27,7 @@ MUSUBI_FLAGS = {
     "num_layers": "the number of blocks is read from the file",
 }
 
-# Values with which sigmoid_scale has no effect.
+# Why sigmoid_scale has no effect.
 NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or qwen_shift"
 OTHER_QWEN_FILES = {
     "text_encoder": "the Qwen2.5-VL text encoder (qwen_2.5_vl_7b.safetensors)",
@@ -56,7 +56,9 @@ class QwenModel(sections.Model):
         return QWEN_VARIANTS.get(self.model_version or "original", QWEN_VARIANTS["original"])
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Models that see other pictures."""
+        """Reject the layered model, reference images with a model that takes none, and text that is not cached with one
+        that reads them.
+        """
         yield from sections.Model.check(self, run)
         if self.model_version == "layered":
             yield Problem(
@@ -92,17 +94,17 @@ class OldVersions:
     edit_plus: bool = opt(False, "Qwen-Image-Edit-2509.")
 
 
-def convert_model_version(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
+def convert_model_version(old: JsonMapping, set_options: Collection[str]) -> tuple[JsonObject, list[Problem]]:
     """Return the model_version of old flags, unless it is also set."""
     names = {"edit": "edit", "edit_plus": "edit-2509"}
-    on = [name for name in names if old.get(name)]
-    if not on:
+    enabled = [name for name in names if old.get(name)]
+    if not enabled:
         return {}, []
-    if "model_version" in given:
+    if "model_version" in set_options:
         why = Message("model_version is set, and counts alone")
-        return {}, [Problem(on[-1], "has no effect: {why}", why=why)]
-    return {"model_version": names[on[-1]]}, [
-        Problem(on[-1], "is read as model_version = {version}", version=names[on[-1]])
+        return {}, [Problem(enabled[-1], "has no effect: {why}", why=why)]
+    return {"model_version": names[enabled[-1]]}, [
+        Problem(enabled[-1], "is read as model_version = {version}", version=names[enabled[-1]])
     ]
 
 
@@ -222,8 +224,8 @@ class QwenArgs(BlockArgs):
     )
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Patterns of names come first; then blocks are chosen, and the modulation by its switch."""
-        own = self.rank_in_block(layer, re.search(r"_blocks_(\d+)_", layer.name))
-        if own is None:
-            own = 0 if "_mod_" in layer.name and not self.train_modulation else rank
-        return (own, alpha) if own else NO_ADAPTER
+        """Return a layer's rank and alpha: by patterns of names, then by blocks and the switch of the modulation."""
+        layer_rank = self.rank_in_block(layer, re.search(r"_blocks_(\d+)_", layer.name))
+        if layer_rank is None:
+            layer_rank = 0 if "_mod_" in layer.name and not self.train_modulation else rank
+        return (layer_rank, alpha) if layer_rank else NO_ADAPTER

@@ -1,7 +1,7 @@
 """Reference images of Qwen-Image-Edit: additional tokens of the transformer, and image tokens in Qwen2.5-VL's prompt.
 
-The text encoder's positions count images in rows and columns. transformers 5 does so only if it is told which tokens
-are images, which diffusers does not do; here they are counted as in the models' training, and as in musubi-tuner.
+The text encoder's positions count images in rows and columns. transformers 5 does so only if it receives the type of
+each token, which diffusers does not pass; here they are counted as in the models' training, and as in musubi-tuner.
 """
 
 import importlib
@@ -18,11 +18,9 @@ from library.families.shared import packing, random_networks
 from library.families.shared.language_model import DEFAULT_THETA, HEAD_WIDTH
 from library.families.shared.weights import assign
 
-PATCH, MERGED, FRAMES = (
-    14,
-    2,
-    2,
-)  # pixels of a patch's side; patches of a token's side; frames that a picture stands for
+PATCH = 14  # pixels of a patch's side
+MERGED = 2  # patches of a token's side
+FRAMES = 2  # frames that an image stands for: the encoder reads videos, too
 TOKEN = PATCH * MERGED  # pixels of a token's side
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 12845056  # minimum and maximum pixels of an image in the text encoder
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -30,7 +28,7 @@ ROPE_SECTIONS = [16, 24, 24]  # channel pairs of a head rotated by frame, row an
 MULTIPLE = 32  # sides of reference images are multiples of this many pixels, as in the pipelines
 VISION = "visual."  # prefix of the vision encoder's tensors
 VISION_MARK = f"{VISION}patch_embed.proj.weight"
-VISION_HEAD = 80  # width of a head there
+VISION_HEAD = 80  # width of a head in the vision encoder
 
 Size = tuple[int, int]
 
@@ -56,17 +54,18 @@ def seen_size(size: Size, area: int) -> Size:
 
 
 def vae_pixels(image: Image.Image, size: Size) -> Tensor:
-    """A picture scaled to (width, height) as [1, 3, H, W] in -1..1, for the VAE."""
+    """Scale an image to (width, height); return pixels [1, 3, H, W] in -1..1, for the VAE."""
     scaled = np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS)).astype("float32")
     return torch.from_numpy(scaled / 255).permute(2, 0, 1)[None] * 2 - 1
 
 
 def pack_tokens(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
-    """Latents [B, C, 2 h, 2 w] of an image and of its reference images -> the tokens of all in turn [B, I, 4 C], and
-    height and width of each in tokens."""
-    every = [latents, *(reference.to(latents).expand(len(latents), -1, -1, -1) for reference in references)]
-    sizes = [(one.shape[-2] // 2, one.shape[-1] // 2) for one in every]
-    return torch.cat([packing.pack(one) for one in every], dim=1), sizes
+    """Pack latents [B, C, 2 h, 2 w] of an image and of its reference images; return the tokens of all in turn [B, I,
+    4 C], and height and width of each in tokens.
+    """
+    all_latents = [latents, *(reference.to(latents).expand(len(latents), -1, -1, -1) for reference in references)]
+    sizes = [(image.shape[-2] // 2, image.shape[-1] // 2) for image in all_latents]
+    return torch.cat([packing.pack(image) for image in all_latents], dim=1), sizes
 
 
 class ImagePatches(NamedTuple):
@@ -83,6 +82,7 @@ class ImagePatches(NamedTuple):
 
 def cut_into_patches(image: Image.Image, area: int) -> ImagePatches:
     """Scale an image to about `area` pixels and cut it into patches."""
+    # Scaled twice, as in the models' pipelines: by the pipeline, and by the image processor of the text encoder.
     first = image.convert("RGB").resize(scaled_size(image.size, area), Image.Resampling.LANCZOS)
     scaled = np.asarray(first.resize(seen_size(image.size, area), Image.Resampling.BICUBIC)).astype("float32") / 255
     colours = torch.from_numpy((scaled - np.array(MEAN, "float32")) / np.array(DEVIATION, "float32"))
@@ -93,23 +93,23 @@ def cut_into_patches(image: Image.Image, area: int) -> ImagePatches:
 
 
 # Why: docs/decisions/2026-11-23-pictures-in-the-prompt.md
-def positions(ids: Sequence[int], picture: int, shown: Sequence[ImagePatches]) -> Tensor:
+def positions(ids: Sequence[int], picture: int, images: Sequence[ImagePatches]) -> Tensor:
     """Return frame, row and column of each token [3, L]: words count on all three axes alike, images from where they
     begin.
 
     `ids` contains the token `picture` once per image token.
     """
-    grids, at, now, left = [], 0, 0, iter(shown)
-    while at < len(ids):
-        if ids[at] != picture:
-            grids.append(torch.full((3, 1), now))
-            at, now = at + 1, now + 1
+    grids, index, position, remaining = [], 0, 0, iter(images)
+    while index < len(ids):
+        if ids[index] != picture:
+            grids.append(torch.full((3, 1), position))
+            index, position = index + 1, position + 1
             continue
-        one = next(left)
-        rows, columns = one.rows // MERGED, one.columns // MERGED
+        image = next(remaining)
+        rows, columns = image.rows // MERGED, image.columns // MERGED
         grid = torch.meshgrid(torch.zeros(1).long(), torch.arange(rows), torch.arange(columns), indexing="ij")
-        grids.append(torch.stack([axis.flatten() for axis in grid]) + now)
-        at, now = at + one.tokens, now + max(rows, columns)
+        grids.append(torch.stack([axis.flatten() for axis in grid]) + position)
+        index, position = index + image.tokens, position + max(rows, columns)
     return torch.cat(grids, dim=1)
 
 
@@ -120,21 +120,21 @@ class VisionLanguageModel(nn.Module):
         super().__init__()
         self.language, self.visual = language, visual
 
-    def forward(self, ids: Tensor, places: Tensor, picture: int, shown: Sequence[ImagePatches]) -> Tensor:
-        """Token ids [B, L], positions [3, B, L], the pictures of all rows in turn -> last hidden states [B, L, C]."""
+    def forward(self, ids: Tensor, places: Tensor, picture: int, images: Sequence[ImagePatches]) -> Tensor:
+        """Token ids [B, L], positions [3, B, L], the images of all rows in turn -> last hidden states [B, L, C]."""
         states = self.language.embed_tokens(ids)
-        if shown:
+        if images:
             device = ids.device
-            grid = torch.tensor([(1, one.rows, one.columns) for one in shown], device=device)
-            patches = torch.cat([one.patches for one in shown]).to(device, states.dtype)
-            found = self.visual(patches, grid_thw=grid).pooler_output
-            states = states.masked_scatter((ids == picture)[..., None], found.to(states.dtype))
+            grid = torch.tensor([(1, image.rows, image.columns) for image in images], device=device)
+            patches = torch.cat([image.patches for image in images]).to(device, states.dtype)
+            image_states = self.visual(patches, grid_thw=grid).pooler_output
+            states = states.masked_scatter((ids == picture)[..., None], image_states.to(states.dtype))
         return self.language(inputs_embeds=states, position_ids=places).last_hidden_state
 
 
 def build_vision_model(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
-    """Return the model with the sizes of its tensors by plain name, which are not copied. KeyError names the first
-    missing one.
+    """Return the model with the sizes of its tensors by plain name, which are not copied. Raises KeyError naming the
+    first missing one.
     """
     model = empty_vision_model(**sizes_from_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
     language = {name: tensor for name, tensor in tensors.items() if not name.startswith(VISION)}
@@ -145,7 +145,7 @@ def build_vision_model(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
 
 
 def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the arguments of `empty` from shapes by plain name. KeyError names the first missing one."""
+    """Return the arguments of `empty_vision_model` from shapes by plain name. Raises KeyError naming a missing one."""
     words, hidden = shapes["embed_tokens.weight"]
     width = shapes[VISION_MARK][0]
     blocks = {name.split(".")[2] for name in shapes if name.startswith(f"{VISION}blocks.")}
@@ -161,10 +161,10 @@ def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     }
 
 
-def empty_vision_model(  # noqa: PLR0913 - what the file of one says
+def empty_vision_model(  # noqa: PLR0913 - all sizes that a file determines
     words: int, hidden: int, mlp: int, layers: int, groups: int, vision: int, vision_mlp: int, vision_layers: int
 ) -> VisionLanguageModel:
-    """A model on the meta device. Every eighth layer of the vision encoder has full attention."""
+    """Build a model on the meta device. Every eighth layer of the vision encoder has full attention."""
     modeling: Any = importlib.import_module("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
     rope = {"rope_type": "default", "rope_theta": DEFAULT_THETA, "mrope_section": ROPE_SECTIONS}
     text = modeling.Qwen2_5_VLTextConfig(

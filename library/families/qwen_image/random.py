@@ -60,7 +60,7 @@ FULL_VISION = {"vision": 1280, "vision_mlp": 3420, "vision_layers": 32}
 
 
 def model_sizes(config: Any, full: bool) -> QwenSizes:
-    """The sizes of the relative that a config names."""
+    """Return the sizes of the variant that a config names."""
     variant = config.model.variant
     if not variant.template:
         return FULL if full else TINY
@@ -69,7 +69,7 @@ def model_sizes(config: Any, full: bool) -> QwenSizes:
 
 
 def make_networks(sizes: QwenSizes = TINY, words: int = VOCABULARY) -> RandomNetworks:
-    """Return the networks of these sizes, for a tokenizer with so many words."""
+    """Return the networks of these sizes, for a tokenizer with `words` tokens."""
     shape = QwenShape(
         in_channels=4 * sizes.channels,
         out_channels=4 * sizes.channels,
@@ -103,13 +103,18 @@ def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
     """Return this denoiser's inputs for one image with a caption of usual length."""
     sizes, variant = denoiser.sizes, family.variant
     width, height = pictures.seen_size((1024, 1024), variant.condition_area or 1)
-    shown = variant.control_images.least
+    num_references = variant.control_images.least
     length = (
         3 * text_encoder.LENGTH_MULTIPLE
-        + shown * width * height // pictures.TOKEN**2 // text_encoder.LENGTH_MULTIPLE * text_encoder.LENGTH_MULTIPLE
+        + num_references
+        * width
+        * height
+        // pictures.TOKEN**2
+        // text_encoder.LENGTH_MULTIPLE
+        * text_encoder.LENGTH_MULTIPLE
     )
     text = {"vl_embed": (length, sizes.text_channels), "vl_mask": (length,)}
-    return InputShapes(sizes.in_channels // 4, text, references=shown)
+    return InputShapes(sizes.in_channels // 4, text, references=num_references)
 
 
 def write_random_model(
@@ -151,7 +156,7 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     """
     edit = "edit" in models["qwen_image"].name
     real = f"real: qwen_image_{'edit_2511_' if edit else ''}bf16.safetensors"
-    shown = ("control_directory", "{references}", "real: other images of the same names; here grey ones")
+    control_line = ("control_directory", "{references}", "real: other images of the same names; here grey ones")
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["qwen_image"]), real),
@@ -160,22 +165,22 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
             ("vae", str(models["vae"]), "real: qwen_image_vae.safetensors"),
         ],
         "noise": [("timestep_sampling", "qwen_shift", "")],
-        **({"data": [shown]} if edit else {}),
+        **({"data": [control_line]} if edit else {}),
     }
 
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
-    known = diffusers_layers.stored_shapes(config)
-    head = known["transformer_blocks.0.attn.norm_q.weight"][0]
+    shapes = diffusers_layers.stored_shapes(config)
+    head = shapes["transformer_blocks.0.attn.norm_q.weight"][0]
     return diffusers_layers.convert_with_mixin(
         tensors,
         "QwenImageTransformer2DModel",
         "QwenImageLoraLoaderMixin",
-        in_channels=known["img_in.weight"][1],
-        out_channels=known["proj_out.weight"][0] // 4,
-        num_layers=len({name.split(".")[1] for name in known if name.startswith("transformer_blocks.")}),
+        in_channels=shapes["img_in.weight"][1],
+        out_channels=shapes["proj_out.weight"][0] // 4,
+        num_layers=len({name.split(".")[1] for name in shapes if name.startswith("transformer_blocks.")}),
         attention_head_dim=head,
-        num_attention_heads=known["img_in.weight"][0] // head,
-        joint_attention_dim=known["txt_in.weight"][1],
+        num_attention_heads=shapes["img_in.weight"][0] // head,
+        joint_attention_dim=shapes["txt_in.weight"][1],
     )

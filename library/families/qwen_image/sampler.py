@@ -19,7 +19,7 @@ from library.objectives import flow
 if TYPE_CHECKING:
     from library.families.qwen_image.family import QwenFamily
 
-LAST = 0.02  # the sigma of the last step
+LAST_SIGMA = 0.02  # of the last step
 
 
 class QwenSampler(FlowSampler):
@@ -29,8 +29,8 @@ class QwenSampler(FlowSampler):
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
         """Move away from the negative prompt, keeping the norm of the prompt's prediction for each token."""
-        made = super().guided(negative, prompt, scale)
-        return made * (prompt.norm(dim=-1, keepdim=True) / made.norm(dim=-1, keepdim=True))
+        guided = super().guided(negative, prompt, scale)
+        return guided * (prompt.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
 
     def latents(self, request: SampleRequest) -> Tensor:
         """Denoise from seeded noise; float32 [1, 16, h, w]. Prompt and negative prompt are one padded batch."""
@@ -40,12 +40,12 @@ class QwenSampler(FlowSampler):
         text = self.text(request, device)
         noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
         references = self.references(request, device)
-        shown, sizes = pack_tokens(noise.to(device), references)
-        tokens, shown = shown[:, : height * width], shown[:, height * width :]
+        reference_tokens, sizes = pack_tokens(noise.to(device), references)
+        tokens, reference_tokens = reference_tokens[:, : height * width], reference_tokens[:, height * width :]
 
         def velocity(tokens: Tensor, sigma: float) -> Tensor:
             times = torch.full((len(tokens),), sigma, device=device)
-            img = torch.cat((tokens, shown.expand(len(tokens), -1, -1)), dim=1)
+            img = torch.cat((tokens, reference_tokens.expand(len(tokens), -1, -1)), dim=1)
             return model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
 
         tokens = self.integrate(tokens, qwen_sigmas(request.steps, height * width), request, velocity)
@@ -59,34 +59,34 @@ class QwenSampler(FlowSampler):
         tensors = []
         for control in request.controls[: self.family.variant.control_images.most]:
             with self.vae_on(device):
-                shown = vae_pixels(control, scaled_size(control.size, height * width)).to(device)
-                tensors.append(self.family.control_latents(self.components, shown))
+                pixels = vae_pixels(control, scaled_size(control.size, height * width)).to(device)
+                tensors.append(self.family.control_latents(self.components, pixels))
         return tensors
 
     def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
         """Encode the prompts, with the reference images if the text encoder reads these."""
         if not self.family.variant.template:
             return super().encode_request(request)
-        shown = request.controls[: self.family.variant.control_images.most]
-        return self.family.text_with_pictures(self.components, [request.negative, request.prompt], [shown, shown])
+        images = request.controls[: self.family.variant.control_images.most]
+        return self.family.text_with_pictures(self.components, [request.negative, request.prompt], [images, images])
 
     def text_key(self, request: SampleRequest) -> Hashable:
         """Add the images that the text encoder reads beside the prompt."""
-        shown = [
+        digests = [
             hashlib.blake2b(control.tobytes()).digest() for control in request.controls if self.family.variant.template
         ]
-        return super().text_key(request), *shown
+        return super().text_key(request), *digests
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return denormalise_qwen(latents)
 
 
 def qwen_sigmas(steps: int, tokens: int) -> list[float]:
-    """Return the steps + 1 sigmas of a sampling run: shifted for the number of tokens, stretched to end at LAST, then
-    0.
+    """Return the steps + 1 sigmas of a sampling run: shifted for the number of tokens, stretched to end at LAST_SIGMA,
+    then 0.
     """
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
     left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, SHIFT_LINE)))
     if steps > 1:
-        left = left * ((1 - LAST) / left[-1])
+        left = left * ((1 - LAST_SIGMA) / left[-1])
     return [*(1 - left).tolist(), 0.0]

@@ -37,7 +37,7 @@ def build_text_encoder(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def encoder_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the arguments of `empty` from shapes by name. KeyError names the first missing one."""
+    """Return the arguments of `empty_qwen_encoder` from shapes by name. Raises KeyError naming a missing one."""
     words, hidden = shapes["embed_tokens.weight"]
     return {
         "words": words,
@@ -49,7 +49,7 @@ def encoder_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 def empty_qwen_encoder(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Module:
-    """Return a model without memory for its weights."""
+    """Build a model on the meta device."""
     # For text alone Qwen2.5-VL equals Qwen2, as all three position axes count alike.
     return language_model.empty_language_model(
         "Qwen2",
@@ -66,15 +66,15 @@ def empty_qwen_encoder(words: int, hidden: int, mlp: int, layers: int, groups: i
 def plain_qwen_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:
     """Keys of a file -> {key of the language model: key in the file}; with the vision encoder if `seeing`."""
     names = list(names)
-    found = language_model.plain_language_names(names)
+    plain_names = language_model.plain_language_names(names)
     if seeing:
         eyes = (name for name in names if VISION in name)
-        found |= {name[name.index(VISION) :]: name for name in eyes}
-    return found
+        plain_names |= {name[name.index(VISION) :]: name for name in eyes}
+    return plain_names
 
 
 def qwen_token_ids(tokenizer: Any, captions: Sequence[str], before: str = BEFORE) -> tuple[list[list[int]], int]:
-    """Return token ids of each caption in its template, cut to the longest length, and the number of tokens before a
+    """Return token ids of each caption in its template, truncated to MAX_TOKENS, and the number of tokens before a
     caption.
     """
     dropped = len(tokenizer(before).input_ids)
@@ -83,54 +83,59 @@ def qwen_token_ids(tokenizer: Any, captions: Sequence[str], before: str = BEFORE
 
 
 def longest_qwen_caption(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> int:
-    """The most tokens that the denoiser reads of one of these captions, as a multiple of STEP."""
+    """Return the most tokens that the denoiser reads of one of these captions, as a multiple of LENGTH_MULTIPLE."""
     ids, dropped = qwen_token_ids(tokenizer, list(captions), before)
     return language_model.padded_length(ids, LENGTH_MULTIPLE, dropped)
 
 
 def encode_qwen_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Captions -> the last hidden states after the template's head [B, L, C], zero after each caption, and a mask [B,
-    L] of the caption's own tokens. L is a multiple of STEP.
+    L] of the caption's own tokens. L is a multiple of LENGTH_MULTIPLE.
     """
     ids, dropped = qwen_token_ids(tokenizer, captions)
     return language_model.encode_ids(model, ids, LENGTH_MULTIPLE, dropped)
 
 
-# ---- with pictures
+# ---- with reference images
 
 
 def picture_words(number: int, tokens: int, numbered: bool) -> str:
     return f"{f'Picture {number}: ' if numbered else ''}{BEGIN}{PICTURE * tokens}{END}"
 
 
-def picture_tokens(tokenizer: Any, shown: Sequence[int], numbered: bool) -> int:
-    """How many tokens longer pictures of so many tokens make what the denoiser reads, as a multiple of STEP."""
-    words = "".join(picture_words(number, 1, numbered) for number, _ in enumerate(shown, start=1))
-    count = len(tokenizer(words).input_ids) - len(shown) + sum(shown)
-    return (
-        -(-(count + 1) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE if shown else 0
-    )  # 1: a line's end at a caption's beginning may be its own
+def picture_tokens(tokenizer: Any, token_counts: Sequence[int], numbered: bool) -> int:
+    """Return by how many tokens images with these numbers of tokens lengthen the denoiser's text, as a multiple of
+    LENGTH_MULTIPLE.
+    """
+    words = "".join(picture_words(number, 1, numbered) for number, _ in enumerate(token_counts, start=1))
+    count = len(tokenizer(words).input_ids) - len(token_counts) + sum(token_counts)
+    # One more, as a line break at the beginning of a caption may be a token of its own after an image.
+    return -(-(count + 1) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE if token_counts else 0
 
 
 def encode_with_pictures(
-    model: Any, tokenizer: Any, captions: Sequence[str], shown: Sequence[Sequence[ImagePatches]], numbered: bool
+    model: Any,
+    tokenizer: Any,
+    captions: Sequence[str],
+    images_by_caption: Sequence[Sequence[ImagePatches]],
+    numbered: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`encode` with the template of the Edit models, and the pictures of each caption before it."""
+    """Encode captions like `encode_qwen_captions`, but in the template of the Edit models, each after its images."""
     picture, dropped = tokenizer.convert_tokens_to_ids(PICTURE), len(tokenizer(BEFORE_EDIT).input_ids)
-    every = []
-    for caption, own in zip(captions, shown, strict=True):
-        words = "".join(picture_words(n, one.tokens, numbered) for n, one in enumerate(own, start=1))
-        most = MAX_TOKENS + len(tokenizer(f"{BEFORE_EDIT}{words}").input_ids)
+    rows = []
+    for caption, images in zip(captions, images_by_caption, strict=True):
+        words = "".join(picture_words(n, image.tokens, numbered) for n, image in enumerate(images, start=1))
+        max_length = MAX_TOKENS + len(tokenizer(f"{BEFORE_EDIT}{words}").input_ids)
         text = f"{BEFORE_EDIT}{words}{caption.replace(PICTURE, '')}{BEHIND}"
-        every.append(tokenizer(text, max_length=most, truncation=True).input_ids)
+        rows.append(tokenizer(text, max_length=max_length, truncation=True).input_ids)
     device = next(model.parameters()).device
-    length = dropped + language_model.padded_length(every, LENGTH_MULTIPLE, dropped)
-    padded, mask = torch.zeros(len(every), length, dtype=torch.long), torch.zeros(len(every), length, dtype=torch.long)
-    places = torch.zeros(3, len(every), length, dtype=torch.long)
-    for row, (ids, own) in enumerate(zip(every, shown, strict=True)):
+    length = dropped + language_model.padded_length(rows, LENGTH_MULTIPLE, dropped)
+    padded, mask = torch.zeros(len(rows), length, dtype=torch.long), torch.zeros(len(rows), length, dtype=torch.long)
+    places = torch.zeros(3, len(rows), length, dtype=torch.long)
+    for row, (ids, images) in enumerate(zip(rows, images_by_caption, strict=True)):
         padded[row, : len(ids)], mask[row, dropped : len(ids)] = torch.tensor(ids), 1
-        places[:, row, : len(ids)] = positions(ids, picture, own)
-    flat = [one for own in shown for one in own]
+        places[:, row, : len(ids)] = positions(ids, picture, images)
+    flat = [image for images in images_by_caption for image in images]
     mask = mask[:, dropped:].to(device)
     states = model(padded.to(device), places.to(device), picture, flat)[:, dropped:]
     return states * mask[..., None].to(states.dtype), mask

@@ -1,4 +1,4 @@
-"""Relatives of Qwen-Image that `model_version` names: what each one is, and where it differs. No torch in here."""
+"""Variants of Qwen-Image that `model_version` selects, and how they differ. Needs no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,6 @@ CONDITION, WHOLE = 384 * 384, 1024 * 1024  # pixels of a reference image as the 
 class QwenVariant(Variant):
     """One variant. All but one share a header, so only the option or a whole model's folder distinguishes them."""
 
-    found: tuple[str, ...] = (TRANSFORMER,)  # what `recognise` calls its transformer
     template: str = ""  # how images precede a caption; "" if the text encoder reads none
     numbered: bool = False  # each with its number
     condition_area: int = 0  # pixels of a reference image as the text encoder sees it
@@ -48,7 +47,6 @@ QWEN_VARIANTS = {
     ),
     "edit-2511": QwenVariant(
         title="Qwen-Image-Edit-2511",
-        found=(EDIT_2511, TRANSFORMER),
         control_images=UP_TO_THREE,
         template="edit-plus",
         numbered=True,
@@ -63,7 +61,7 @@ EDITS = tuple(name for name, variant in QWEN_VARIANTS.items() if variant.control
 
 
 def called(path: str | Path) -> str:
-    """The value of model_version that a file's name speaks for, "" where it has no word of these models."""
+    """Return the model_version that a file's name suggests, "" if it names none of the Edit models."""
     name = Path(path).name.lower()
     if "edit" not in name:
         return ""

@@ -31,13 +31,13 @@ def encode_with_clips(
             ids, factors = emphasis.weighted_tokens(tokenizer, captions, chunks, PADS[name])
         else:
             ids = clip.clip_tokens(tokenizer, captions, chunks, PADS[name])
-        said = encoder(ids.flatten(0, 1).to(device, non_blocking=True), output_hidden_states=True)
-        hidden = clip.merged(said.hidden_states[-2], chunks)
+        encoded = encoder(ids.flatten(0, 1).to(device, non_blocking=True), output_hidden_states=True)
+        hidden = clip.merged(encoded.hidden_states[-2], chunks)
         if factors is not None:
             hidden = hidden * factors.to(device, hidden.dtype, non_blocking=True)[:, :, None]
         out[HIDDEN[name]] = hidden
         if name == "clip_g":
-            out["pool2"] = said.text_embeds.view(-1, chunks, said.text_embeds.shape[-1])[:, 0]
+            out["pool2"] = encoded.text_embeds.view(-1, chunks, encoded.text_embeds.shape[-1])[:, 0]
     return out
 
 

@@ -62,16 +62,16 @@ def weighted_tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int 
         ids: list[int] = []
         factors: list[float] = []
         for piece, weight in parse_emphasis(text):
-            found = tokenizer(piece, add_special_tokens=False, truncation=False).input_ids
-            ids += found
-            factors += [weight] * len(found)
+            piece_ids = tokenizer(piece, add_special_tokens=False, truncation=False).input_ids
+            ids += piece_ids
+            factors += [weight] * len(piece_ids)
         rows.append(ids[:inner])
         emphasis.append([1.0, *factors[:inner], *[1.0] * (inner - len(factors)), 1.0])
     return clip.chunked(rows, tokenizer, chunks, pad), torch.tensor(emphasis, dtype=torch.float32)
 
 
 def count_weighted_tokens(tokenizer: Any, text: str) -> int:
-    """How many tokens a text has, its brackets read as emphasis."""
+    """Return the number of tokens of a text, with its brackets read as emphasis."""
     return sum(
         len(tokenizer(piece, add_special_tokens=False, truncation=False).input_ids) for piece, _ in parse_emphasis(text)
     )

@@ -32,11 +32,11 @@ def unet(shapes: Shapes) -> list[str]:
             resnets += [f"{block}.resnets.{j}" for j in range(count)]
             if has_attention:
                 attentions |= {f"{block}.attentions.{j}": block for j in range(count)}
-    inside = (
-        f"{path}.transformer_blocks.{n}.{one}"
+    transformer_layers = (
+        f"{path}.transformer_blocks.{n}.{pattern}"
         for path, block in attentions.items()
         for n in range(depth.get(block, 1))
-        for one in TRANSFORMER_PATTERNS
+        for pattern in TRANSFORMER_PATTERNS
     )
     return expanded(
         f"{EMBEDDING_PATTERN}.{BOTH}",
@@ -44,14 +44,14 @@ def unet(shapes: Shapes) -> list[str]:
         *(f"{path}.{RESNET}.{BOTH}" for path in resnets),
         *(f"{path}.conv_shortcut.{BOTH}" for path in resnets if changes_width(shapes, f"{path}.conv1.weight")),
         *(f"{path}.{{norm,proj_in,proj_out}}.{BOTH}" for path in attentions),
-        *inside,
+        *transformer_layers,
         *(f"down_blocks.{i}.downsamplers.0.conv.{BOTH}" for i, _ in levels[:-1]),
         *(f"up_blocks.{i}.upsamplers.0.conv.{BOTH}" for i, _ in levels[:-1]),
     )
 
 
 def projected_clip(names: Collection[str]) -> list[str]:
-    """Of the second text encoder, by transformers' names."""
+    """Return the tensor names of the second text encoder, as transformers has them."""
     return [*expected_tensors.clip(names), "text_projection.weight"]
 
 
@@ -72,34 +72,34 @@ def tells_shapes(path: Path) -> bool:
 
 
 def incomplete_model(path: Path, vae: str | None) -> Message | None:
-    """Return a sentence about an incomplete model; None for a complete one. A separate VAE replaces the model's."""
+    """Return a message about an incomplete model, None for a complete one. A separate `vae` replaces the model's."""
     pieces = [file for part in model.FOLDERS.values() if (path / part).is_dir() for file in weights.files(path / part)]
     if not all(map(tells_shapes, pieces or weights.files(path))):
         return None
     with weights.shapes_only():
         stored = model.open_checkpoint(path, half=False, mmap=True, vae=vae)
-        found: dict[str, Shapes] = {
+        shapes_by_part: dict[str, Shapes] = {
             part: _shapes_of(read()) for part, read in stored.parts.items() if part != "vae" or not vae
         }
-    found["denoiser"] = stored.shapes
-    missing, wanted = [], 0
-    for part, shapes in found.items():
+    shapes_by_part["denoiser"] = stored.shapes
+    missing, num_expected = [], 0
+    for part, shapes in shapes_by_part.items():
         names = WANTED[part](shapes)
-        wanted += len(names)
+        num_expected += len(names)
         missing += [f"{model.FOLDERS[part]}.{name}" for name in names if name not in shapes]
-    return incomplete(path, SDXL_CHECKPOINT, missing, wanted) if missing else None
+    return incomplete(path, SDXL_CHECKPOINT, missing, num_expected) if missing else None
 
 
 def lacking_vae(path: Path) -> Message | None:
-    """Return a sentence about an incomplete VAE; None for a complete one."""
+    """Return a message about an incomplete VAE, None for a complete one."""
     files = weights.files(path / "vae" if (path / "vae").is_dir() else path)
     if not all(map(tells_shapes, files)):
         return None
     with weights.shapes_only():
         shapes = _shapes_of(model.read_vae(path, half=False, mmap=True))
-    wanted = expected_tensors.autoencoder_tensors(shapes)
-    missing = [name for name in wanted if name not in shapes]
-    return incomplete(path, autoencoder.WHAT, missing, len(wanted)) if missing else None
+    expected = expected_tensors.autoencoder_tensors(shapes)
+    missing = [name for name in expected if name not in shapes]
+    return incomplete(path, autoencoder.WHAT, missing, len(expected)) if missing else None
 
 
 def _shapes_of(tensors: Mapping) -> Shapes:

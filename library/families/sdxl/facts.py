@@ -4,6 +4,7 @@ import re
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
+# The second transformer layer of an attention block: older versions have one.
 DEEP = re.compile(r"^model\.diffusion_model\.(middle_block|output_blocks\.\d+)\.1\.transformer_blocks\.1\.")
 SDXL_CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SIDES = ("down_blocks", "mid_block", "up_blocks")  # of the U-Net, in the order in which they run
 
-CONTROLLED = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn2.to_q")  # layers that LLLite is beside
+CONTROLLED = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn2.to_q")  # layers whose input LLLite changes
 
 
 class SdxlFamily:
@@ -43,9 +43,8 @@ class SdxlFamily:
         "BasicTransformerBlock": BlockInputs(streams=(0,), dynamic=((0, 1),)),
         "ResnetBlock2D": BlockInputs(streams=(0,), dynamic=((0, 2), (0, 3))),
     }
-    block_costs = {
-        "BasicTransformerBlock": BlockCost("transformer_blocks", activations=36, used=0.85)
-    }  # keys and values of words are few
+    # Weights that read the text are used for few tokens, hence `used` below 1.
+    block_costs = {"BasicTransformerBlock": BlockCost("transformer_blocks", activations=36, used=0.85)}
     utilization = {False: 0.13, True: 0.195}  # much of the U-Net's time is not spent in matrix products
     patch_size = 1
     sample_defaults = {"negative_prompt": "", "width": 512, "height": 512, "sample_steps": 30, "scale": 7.5}
@@ -68,33 +67,35 @@ class SdxlFamily:
         return self.config.hub.huggingface_token
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with the files of this run, each in a sentence; reads headers only."""
+        """Yield the problems of this run's files; read headers only."""
         options = self.config.model
         name, vae = options.pretrained_model_name_or_path or "", options.vae
-        wrong = []
+        problems = []
         if problem := hub.missing_model(f"--{checkpoint.MODEL_OPTION}", name, checkpoint.WANTED):
-            wrong = [problem]
+            problems = [problem]
         elif Path(name).exists():
-            wrong = list(checkpoint.find_base_model_problems(Path(name), vae))
+            problems = list(checkpoint.find_base_model_problems(Path(name), vae))
         else:
             choose = functools.partial(model.wanted_files, half=False)
-            wrong = [p for p in [hub.unreachable_model(f"--{checkpoint.MODEL_OPTION}", name, choose, self.token)] if p]
-        yield from wrong
+            problems = [
+                p for p in [hub.unreachable_model(f"--{checkpoint.MODEL_OPTION}", name, choose, self.token)] if p
+            ]
+        yield from problems
         if vae:
             yield from checkpoint.problems_of_vae(vae, self.token)
-        if wrong:
-            return  # tokenizers lie beside the right model
+        if problems:
+            return  # tokenizers are looked for beside a valid model
         if Path(name).exists():
             yield from self.config.compile.beyond(checkpoint.blocks_of(Path(name)))
         try:
-            found = self.tokenizers_of_captions()
+            caption_tokenizers = self.tokenizers_of_captions()
             if isinstance(self.config, SdxlTextualInversion):
-                yield from added_words.find_word_problems(found, self.config.embedding.words)
+                yield from added_words.find_word_problems(caption_tokenizers, self.config.embedding.words)
         except ConfigError as e:
             yield from (problem.replaced(topic="model") for problem in e.problems)
 
     def notes(self) -> Iterator[Problem]:
-        """Warnings about settings that rarely do what was intended."""
+        """Yield warnings about settings that rarely do what was intended."""
         config = self.config
         half = config.precision.mixed_precision == "fp16" and not config.model.no_half_vae
         if half and not config.model.vae:
@@ -104,41 +105,41 @@ class SdxlFamily:
                 "no_half_vae, give a vae that was made for fp16, or use bf16",
             )
 
-    def _tokenizers(self, where: str | Path | None) -> tokenizers.Tokenizers:
-        """The tokenizers of the model at a place. ConfigError where one cannot be had."""
-        found: dict[str, tuple[Path, str]] = {}
+    def _tokenizers(self, model_path: str | Path | None) -> tokenizers.Tokenizers:
+        """Return the tokenizers of a model, by its path or Hugging Face id. Raises ConfigError if one is missing."""
+        folders_and_names: dict[str, tuple[Path, str]] = {}
         for part, (name, subfolder) in conditions.TOKENIZERS.items():
             folder = tokenizers.find_tokenizer(
-                name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token
+                name, model_path, subfolder, self.config.model.tokenizer_cache_dir, self.token
             )
-            found[part] = folder, name
-        return tokenizers.Tokenizers(found)
+            folders_and_names[part] = folder, name
+        return tokenizers.Tokenizers(folders_and_names)
 
     def stored_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Shapes of all parts, where the model is on this machine."""
-        where = Path(self.config.model.pretrained_model_name_or_path or "")
-        if not where.exists():
+        """Return the shapes of all parts if the model is on this machine, else {}."""
+        model_path = Path(self.config.model.pretrained_model_name_or_path or "")
+        if not model_path.exists():
             return {}
         with weights.shapes_only():
-            stored = model.open_checkpoint(where, half=False, mmap=True, vae=self.config.model.vae)
+            stored = model.open_checkpoint(model_path, half=False, mmap=True, vae=self.config.model.vae)
             shapes = {part: {n: tuple(t.shape) for n, t in read().items()} for part, read in stored.parts.items()}
             shapes["denoiser"] = stored.shapes
         self.layout = keys.Layout.of(shapes["denoiser"])
         return shapes
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
-        """All networks on the CPU, the trained ones in `dtype`. Raises ConfigError.
+        """Load all networks to the CPU, the trained ones in `dtype`. Raises ConfigError.
 
-        Frozen text encoders and the VAE are in `frozen`, if that is given; the VAE in float32 with
-        no_half_vae. With `deferring` they are left in `deferred`.
+        Frozen text encoders and the VAE are in `frozen`, if that is given, but the VAE in float32 with no_half_vae.
+        With `deferring` they are left in `deferred`.
         """
         options, half = self.config.model, dtype == torch.float16
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(model.wanted_files, half=half)
-        where = hub.local(
+        model_path = hub.local(
             options.pretrained_model_name_or_path or "", f"--{checkpoint.MODEL_OPTION}", choose, self.token
         )
-        stored = model.open_checkpoint(where, half, mmap, options.vae)
+        stored = model.open_checkpoint(model_path, half, mmap, options.vae)
         place = hub.local(options.vae, "--vae", checkpoint.vae_files, self.token) if options.vae else None
         # A fine-tune saves the VAE, too, so it is read now: its file could be deleted meanwhile.
         vae = functools.partial(model.read_vae, place, half, mmap) if place else None
@@ -155,13 +156,17 @@ class SdxlFamily:
             return model.build_network(stored, part, kinds[part])
 
         def waiting(part: str) -> DeferredNetwork:
-            own = place if place and part == "vae" else where
-            found = weights.files(own) if own.is_file() else sorted(own.rglob("*.safetensors"))
-            return DeferredNetwork(functools.partial(read, part), tuple(found), f"sdxl {part} {kinds[part]} {half}")
+            network_path = place if place and part == "vae" else model_path
+            files = (
+                weights.files(network_path) if network_path.is_file() else sorted(network_path.rglob("*.safetensors"))
+            )
+            return DeferredNetwork(functools.partial(read, part), tuple(files), f"sdxl {part} {kinds[part]} {half}")
 
-        source = {"rest": stored.rest, "path": str(where)}
+        source = {"rest": stored.unassigned, "path": str(model_path)}
         deferred = {part: waiting(part) for part in ("vae", *conditions.TOKENIZERS)}
-        components = ModelComponents(denoiser, None, {}, self._tokenizers(where), source, deferred, fill_denoiser=fill)
+        components = ModelComponents(
+            denoiser, None, {}, self._tokenizers(model_path), source, deferred, fill_denoiser=fill
+        )
         if not deferring:
             components.read_denoiser()
             components.read_vae()
@@ -171,7 +176,7 @@ class SdxlFamily:
     def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> raw samples of the VAE's posterior, float32 [B, 4, H/8, W/8].
 
-        The VAE computes in its own dtype, out of autocast's reach; the sample is drawn in float32.
+        The VAE computes in its own dtype, without autocast; the sample is drawn in float32.
         """
         vae: Any = components.vae  # an AutoencoderKL
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
@@ -180,25 +185,23 @@ class SdxlFamily:
 
     @property
     def text_lengths(self) -> dict[str, int]:
-        """Of the arrays in the text cache."""
+        """The lengths in tokens of the hidden states in the text cache."""
         chunks = clip.chunks_of(self.config.model.max_token_length)
         return dict.fromkeys(("hidden_state1", "hidden_state2"), 75 * chunks + 2)
 
     @property
     def caption_limit(self) -> CaptionLimit:
-        """75 tokens for each chunk."""
+        """The limit of both text encoders: 75 tokens for each chunk."""
         options = self.config.model
         tokens, more = 75 * clip.chunks_of(options.max_token_length), "max_token_length = 225"
         count = emphasis.count_weighted_tokens if options.weighted_captions else count_caption_tokens
         return CaptionLimit("clip_l", tokens, more if tokens < 225 else "", count)
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
-        """Those of the model's two text encoders. Raises ConfigError where one cannot be had."""
         return self._tokenizers(self.config.model.pretrained_model_name_or_path)
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
-        """All of it."""
-        return None
+        return None  # all of it, as SDXL attends to the padding, too
 
     def text(
         self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
@@ -208,7 +211,6 @@ class SdxlFamily:
         return conditions.encode_with_clips(components, captions, encoders, chunks, self.config.model.weighted_captions)
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Raw latents -> one training step, see Diffusion.noised."""
         return self.objective.noised(latents, generator, timesteps)
 
     @property
@@ -226,7 +228,7 @@ class SdxlFamily:
         sizes: Tensor,
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """The denoiser's output, float32 [B, 4, h, w]. `sizes` [B, 6]: original h w, crop top left, target h w."""
+        """Return the U-Net's output, float32 [B, 4, h, w]. `sizes` [B, 6]: original h w, crop top left, target h w."""
         dtype = compute_dtype(denoiser, noised.latents.device.type)
         context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)
         # time_ids stay float32: diffusers turns them into [cos, sin] of 6 x 256 and puts them behind the pooled text.
@@ -239,7 +241,7 @@ class SdxlFamily:
         return output[0].float()
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
-        """The whole model by the single file's names, in the dtypes it has."""
+        """Return the whole model under the single file's names, in its present dtypes."""
         components.read_vae()
         components.read_encoders()
         out = dict(components.source.get("rest", {}))
@@ -251,14 +253,14 @@ class SdxlFamily:
         return {name: tensor.contiguous() for name, tensor in out.items()}
 
     def write_folder(self, components: ModelComponents, place: Path, put: folder.Put) -> None:
-        """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
+        """Write the whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
         components.read_vae()
         components.read_encoders()
         noise, model_options = self.config.noise, self.config.model
         folder.write_model_folder(components, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
 
     def resolution_level(self, path: str) -> int:
-        """log2 of the downsampling of the latents at a block of the U-Net."""
+        """Return log2 of the downsampling of the latents at a block of the U-Net."""
         side, _, below = path.partition(".")
         lowest, number = len(self.layout.attention) - 1, below.partition(".")[0]
         if side == "down_blocks":
@@ -266,7 +268,7 @@ class SdxlFamily:
         return lowest - int(number) if side == "up_blocks" else lowest
 
     def execution_key(self, path: str) -> tuple[int, ...]:
-        """Execution order in the U-Net: down, middle, up; within a level each resnet before its attention."""
+        """Return the sort key by execution: down, middle, up; within a level each resnet before its attention."""
         side, *below = path.split(".")
         if side not in SIDES:
             return (len(SIDES),) if side.startswith("conv_") and side != "conv_in" else (-1,)
@@ -274,7 +276,7 @@ class SdxlFamily:
         return SIDES.index(side), level, kind.endswith("samplers"), int(number), kind != "resnets"
 
     def controlled_layers(self, denoiser: nn.Module) -> Iterator[tuple[str, int]]:
-        """Self-attention's queries, keys and values, cross-attention's queries: on the way down and in the middle."""
+        """Yield self-attention's queries, keys and values and cross-attention's queries in the down and mid blocks."""
         for path, _ in denoiser.named_modules():
             if path.startswith(SIDES[:2]) and path.endswith(CONTROLLED):
                 yield path, self.resolution_level(path)
@@ -284,19 +286,18 @@ class SdxlFamily:
         return f"lllite_{self.adapter_name('denoiser', path).removeprefix('lora_')}"
 
     def swap_plan(self, number: int) -> dict[str, int]:
-        """`blocks_to_swap` -> so many of the transformer blocks, where three quarters of the weights are."""
+        """Swap transformer blocks only, which hold three quarters of the weights."""
         return {"BasicTransformerBlock": number}
 
     def sampler(self, components: ModelComponents) -> "Sampler":
-        """The sampler that generates images with these networks."""
-        from library.families.sdxl.sampler import SdxlSampler  # which loads diffusers
+        """Return the sampler that generates images with these networks."""
+        from library.families.sdxl.sampler import SdxlSampler  # imported late, as it loads diffusers
 
         return SdxlSampler(self, components)
 
     rate_names = tuple(f"block{number}" for number in range(23))
 
     def learning_rate_block(self, path: str) -> int:
-        """Which rate of block_lr a parameter of the U-Net has."""
         return block_number(self.adapter_name("denoiser", path.rpartition(".")[0]))
 
     def adapter_name(self, part: str, path: str) -> str:
@@ -305,7 +306,7 @@ class SdxlFamily:
 
 
 def compute_dtype(denoiser: nn.Module, device: str) -> torch.dtype:
-    """What the denoiser computes in: autocast's dtype where that is on, else its weights'."""
+    """Return the dtype that the denoiser computes in: autocast's if that is on, else its weights'."""
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     unet: Any = getattr(denoiser, "module", denoiser)

@@ -79,8 +79,8 @@ def usual_scheduler() -> Any:
 def _scheduler(components: ModelComponents, place: Path, v_prediction: bool, zero_snr: bool) -> str:
     """Write the scheduler's settings; returns its class."""
     place.mkdir()
-    theirs = Path(components.source.get("path", "")) / "scheduler" / "scheduler_config.json"
-    settings = table_of(theirs)
+    original = Path(components.source.get("path", "")) / "scheduler" / "scheduler_config.json"
+    settings = table_of(original)
     if not isinstance(settings.get("_class_name"), str):
         usual = usual_scheduler()
         settings = {**usual.config, "_class_name": type(usual).__name__}

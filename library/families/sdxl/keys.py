@@ -76,7 +76,7 @@ class Layout:
 def count_sdxl_blocks(names: Iterable[str]) -> dict[str, int]:
     """Return the number of blocks of each class in a U-Net, from plain tensor names in either tree."""
     names = list(names)
-    transformers = {found[0] for name in names if (found := re.match(r".+\.transformer_blocks\.\d+\.", name))}
+    transformers = {match[0] for name in names if (match := re.match(r".+\.transformer_blocks\.\d+\.", name))}
     residual = sum(name.endswith((".in_layers.2.weight", ".conv1.weight")) for name in names)
     return {"BasicTransformerBlock": len(transformers), "ResnetBlock2D": residual}
 
@@ -102,8 +102,8 @@ def unet_table(layout: Layout) -> dict[str, str]:
             modules[f"up_blocks.{i}.upsamplers.0.conv"] = f"{last}.{2 if has_attention else 1}.conv"
     modules |= {"mid_block.resnets.0": "middle_block.0", "mid_block.resnets.1": "middle_block.2"}
     modules["mid_block.attentions.0"] = "middle_block.1"
-    inside = {f"{a}.{b}": f"{modules[a]}.{c}" for a in modules if ".resnets." in a for b, c in RESNET.items()}
-    return OUTSIDE_OF_BLOCKS | modules | inside
+    resnet_layers = {f"{a}.{b}": f"{modules[a]}.{c}" for a in modules if ".resnets." in a for b, c in RESNET.items()}
+    return OUTSIDE_OF_BLOCKS | modules | resnet_layers
 
 
 def clip_g_table(layers: int) -> dict[str, str]:
@@ -135,15 +135,15 @@ def split_parts(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[s
     wrapped = not any(name.startswith((*SINGLE_FILE_PREFIXES.values(),)) for name in names)
     wrapper = shared_prefix(names) if wrapped else ""
     parts: dict[str, dict[str, str]] = {part: {} for part in SINGLE_FILE_PREFIXES}
-    rest = {}
+    unassigned = {}
     for name in names:
         plain = name.removeprefix(wrapper)
         part = next((part for part, prefix in SINGLE_FILE_PREFIXES.items() if plain.startswith(prefix)), None)
         if part is not None and plain != LOGIT_SCALE and not plain.endswith(".position_ids"):
             parts[part][plain.removeprefix(SINGLE_FILE_PREFIXES[part])] = name
         elif not plain.startswith(DROPPED):
-            rest[plain] = name
-    return parts, rest
+            unassigned[plain] = name
+    return parts, unassigned
 
 
 def sdxl_part_to_diffusers(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,12 +176,11 @@ def _open_clip_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
         if name == "text_projection":
             out["text_projection.weight"] = tensor.T.contiguous()
         elif ".attn.in_proj_" in name:
-            where, kind = name.split(".attn.in_proj_")
-            layer = where.replace("transformer.resblocks.", "text_model.encoder.layers.")
+            prefix, kind = name.split(".attn.in_proj_")
+            layer = prefix.replace("transformer.resblocks.", "text_model.encoder.layers.")
             for letter, piece in zip("qkv", tensor.chunk(3), strict=True):
-                out[f"{layer}.self_attn.{letter}_proj.{kind}"] = (
-                    piece.clone()
-                )  # its own storage, without the other rows
+                # Clone, as a view would keep the other rows in memory.
+                out[f"{layer}.self_attn.{letter}_proj.{kind}"] = piece.clone()
         else:
             out[replace_prefix(name, table)] = tensor
     return out
@@ -196,8 +195,8 @@ def _transformers_to_open_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
             out["text_projection"] = tensor.T.contiguous()
         elif ".self_attn.q_proj." in name:
             three = [tensors[name.replace(".q_proj.", f".{letter}_proj.")] for letter in "qkv"]
-            where, kind = name.split(".self_attn.q_proj.")
-            layer = where.replace("text_model.encoder.layers.", "transformer.resblocks.")
+            prefix, kind = name.split(".self_attn.q_proj.")
+            layer = prefix.replace("text_model.encoder.layers.", "transformer.resblocks.")
             out[f"{layer}.attn.in_proj_{kind}"] = torch.cat(list(three))
         elif ".self_attn.k_proj." not in name and ".self_attn.v_proj." not in name:
             out[replace_prefix(name, table)] = tensor
@@ -205,7 +204,7 @@ def _transformers_to_open_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def adapter_name(part: str, path: str, layout: Layout) -> str:
-    """The name of an adapter in a LoRA file, from a part and a module path in it."""
+    """Return the name of an adapter in a LoRA file, from a part and a module path in it."""
     if part == "denoiser":
         return "lora_unet_" + replace_prefix(path, unet_table(layout)).replace(".", "_")
     return {"clip_l": "lora_te1_", "clip_g": "lora_te2_"}[part] + canonical_clip_path(path).replace(".", "_")
@@ -250,11 +249,10 @@ class SdxlLoraNames(LoraNames):
         return path, 0, 1
 
     def pieces(self, path: str) -> tuple[str, ...]:
-        """Return the diffusers path of a U-Net path."""
         return (replace_prefix(path, inverse(unet_table(Layout()))),)
 
     def is_large_conv(self, path: str) -> bool:
-        """Those of 3x3: of residual blocks, between levels, and at both ends."""
+        """Return whether it is a 3x3 convolution: in residual blocks, between levels, and at both ends."""
         return re.search(r"\.(in_layers\.2|out_layers\.3|op|conv)$|^input_blocks\.0\.0$|^out\.2$", path) is not None
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:

@@ -25,6 +25,7 @@ from library.imports import without_optional
 SCALE = 0.13025  # factor from VAE samples to latents
 SIZE_CHANNELS = 256  # each of the six numbers of the size conditioning becomes a sinusoid of this length
 FOLDERS = {"denoiser": "unet", "vae": "vae", "clip_l": "text_encoder", "clip_g": "text_encoder_2"}
+# Parts by the names that error messages use.
 BLAME = {"denoiser": "U-Net", "vae": "VAE", "clip_l": "first text encoder (CLIP-L)", "clip_g": "second text encoder"}
 
 
@@ -36,20 +37,22 @@ class OpenCheckpoint:
     unet: dict[str, Source]  # diffusers name -> tensor
     shapes: dict[str, tuple[int, ...]]  # of the U-Net's tensors
     parts: dict[str, Callable[[], dict[str, Tensor]]]  # the other parts -> their tensors by diffusers name
-    rest: dict[str, Tensor] = field(default_factory=dict)
+    unassigned: dict[str, Tensor] = field(default_factory=dict)
 
 
 def wanted_files(names: Iterable[str], half: bool) -> list[str]:
-    """Return which files of a repository to download: each part's weights once (fp16 if `half`), configs,
-    tokenizers.
-    """
+    """Return the files of a repository to download: each part's weights once (fp16 if `half`), configs, tokenizers."""
     names = list(names)
     out = [name for name in names if name.startswith(("tokenizer/", "tokenizer_2/", "scheduler/"))]
     for folder in FOLDERS.values():
-        inside = [name for name in names if name.startswith(f"{folder}/") and name.endswith(".safetensors")]
-        inside = [name for name in inside if "openvino" not in name and "non_ema" not in name]
-        marked = [name for name in inside if ".fp16" in name]
-        out += marked if half and marked else [name for name in inside if name not in marked] or marked
+        weight_files = [name for name in names if name.startswith(f"{folder}/") and name.endswith(".safetensors")]
+        weight_files = [name for name in weight_files if "openvino" not in name and "non_ema" not in name]
+        fp16_files = [name for name in weight_files if ".fp16" in name]
+        out += (
+            fp16_files
+            if half and fp16_files
+            else [name for name in weight_files if name not in fp16_files] or fp16_files
+        )
         out += [name for name in names if name.startswith(f"{folder}/") and name.endswith(".json")]
     return [*out, *(["model_index.json"] if "model_index.json" in names else [])]
 
@@ -63,7 +66,7 @@ def open_checkpoint(path: Path, half: bool, mmap: bool, vae: str | None = None) 
 
 def _open_single_file(path: Path, mmap: bool, vae: str | None) -> OpenCheckpoint:
     file = weights.open_weights(path, mmap)
-    parts, rest = keys.split_parts(file)
+    parts, unassigned = keys.split_parts(file)
     shapes = file.shapes()
     if problem := incomplete_checkpoint(path, shapes, vae):
         raise ConfigError(problem)
@@ -77,7 +80,7 @@ def _open_single_file(path: Path, mmap: bool, vae: str | None) -> OpenCheckpoint
         {name: file.source(stored) for name, stored in named.items()},
         {name: shapes[stored] for name, stored in named.items()},
         {part: functools.partial(read, part) for part, names in parts.items() if names and part != "denoiser"},
-        {plain: file[name] for plain, name in rest.items()},
+        {plain: file[name] for plain, name in unassigned.items()},
     )
 
 
@@ -115,17 +118,17 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
 def incomplete_checkpoint(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Message | None:
     """Return why a single file is not the expected SDXL checkpoint, with the fix; None if it is."""
     parts, _ = keys.split_parts(shapes)
-    of, description = recognition.family_and_description(shapes)
+    family, description = recognition.family_and_description(shapes)
     if description == "a LoRA file":
         return Message(
             "{path} is a LoRA file, not a model: give it as --network_weights, and an SDXL checkpoint here", path=path
         )
-    if of and of is not FACTS:
+    if family and family is not FACTS:
         return Message(
             "{path} is {found}: train it with {scripts}, or choose an SDXL checkpoint",
             path=path,
             found=description,
-            scripts=either(of.scripts),
+            scripts=either(family.scripts),
         )
     if description == UNET_ALONE:
         return Message(
@@ -155,11 +158,13 @@ def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Message | None:
             path=path,
             channels=channels,
         )
-    found = list(depths(named))
+    block_depths = list(depths(named))
     levels = len(keys.Layout.of(named).attention)
     for level in range(levels):
-        inside = {n for where, n in found if where in (f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}")}
-        if len(inside) > 1:
+        depths_of_level = {
+            n for block, n in block_depths if block in (f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}")
+        }
+        if len(depths_of_level) > 1:
             return Message(
                 "{path} has a distilled U-Net (SSD-1B or the like), which is not trained here: choose a full SDXL",
                 path=path,
@@ -169,17 +174,17 @@ def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Message | None:
 
 def depths(names: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Return (block, number of transformer layers) of every attention in a U-Net with diffusers names."""
-    found: dict[str, set[str]] = {}
+    layers_by_attention: dict[str, set[str]] = {}
     for name in names:
-        where, inside, below = name.partition(".transformer_blocks.")
-        if inside:
-            found.setdefault(where, set()).add(below.split(".")[0])
-    for where, layers in found.items():
-        yield where.rsplit(".attentions.", 1)[0], 1 + max(map(int, layers))
+        path, separator, below = name.partition(".transformer_blocks.")
+        if separator:
+            layers_by_attention.setdefault(path, set()).add(below.split(".")[0])
+    for path, layers in layers_by_attention.items():
+        yield path.rsplit(".attentions.", 1)[0], 1 + max(map(int, layers))
 
 
 def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The arguments of UNet2DConditionModel for a U-Net with these shapes by diffusers name."""
+    """Return the arguments of UNet2DConditionModel for a U-Net with these shapes by diffusers name."""
     layout = keys.Layout.of(shapes)
     levels = range(len(layout.attention))
     channels = [shapes[f"down_blocks.{i}.resnets.0.conv1.weight"][0] for i in levels]
@@ -218,7 +223,7 @@ def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
 
 
 class SharedInputAttention:
-    """What an attention layer of the U-Net computes, where it asks the layers that read the same at once."""
+    """The attention processor of the U-Net: layers with the same input (queries, keys, values) compute at once."""
 
     def __call__(
         self,
@@ -229,12 +234,12 @@ class SharedInputAttention:
     ) -> Tensor:
         """[B, S, C] and the text [B, L, text channels], or None for self-attention -> [B, S, C]."""
         if encoder_hidden_states is None:
-            made = projections(hidden_states, attn.to_q, attn.to_k, attn.to_v)
+            projected = projections(hidden_states, attn.to_q, attn.to_k, attn.to_v)
         else:
-            made = attn.to_q(hidden_states), *projections(encoder_hidden_states, attn.to_k, attn.to_v)
-        q, k, v = (one.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for one in made)
-        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return attn.to_out[0](seen)
+            projected = attn.to_q(hidden_states), *projections(encoder_hidden_states, attn.to_k, attn.to_v)
+        q, k, v = (tensor.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for tensor in projected)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return attn.to_out[0](attended)
 
 
 @functools.cache
@@ -267,7 +272,7 @@ def open_unet(
 
 
 def build_network(stored: OpenCheckpoint, part: str, dtype: torch.dtype) -> nn.Module:
-    """Another network of a checkpoint ("vae", "clip_l", "clip_g") on the CPU."""
+    """Build another network of a checkpoint ("vae", "clip_l", "clip_g") on the CPU."""
     with _blamed(stored, part):
         tensors = stored.parts[part]() if part in stored.parts else {}
         return NETWORK_BUILDERS[part]({name: weights.cast_floating(tensor, dtype) for name, tensor in tensors.items()})

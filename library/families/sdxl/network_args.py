@@ -84,12 +84,12 @@ class SdxlArgs(NetworkArgs):
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """Check the lists that need one value per block."""
         for name in ("block_dims", "block_alphas", "conv_block_dims", "conv_block_alphas"):
-            if (given := len(getattr(self, name))) not in (0, NUM_BLOCKS):
+            if (count := len(getattr(self, name))) not in (0, NUM_BLOCKS):
                 yield wrong_argument(
                     name,
                     "needs {num_blocks} values separated by commas, got {given}",
                     num_blocks=NUM_BLOCKS,
-                    given=given,
+                    given=count,
                 )
         for name, length in (("down_lr_weight", DOWN), ("mid_lr_weight", MID), ("up_lr_weight", UP)):
             try:
@@ -110,7 +110,7 @@ class SdxlArgs(NetworkArgs):
 
     @property
     def block_weights(self) -> tuple[float, ...]:
-        """The factor of each block's learning rate, or () when none was given."""
+        """The factor of each block's learning rate, or () if none was given."""
         if not (self.down_lr_weight or self.mid_lr_weight or self.up_lr_weight):
             return ()
         lists = zip((self.down_lr_weight, self.mid_lr_weight, self.up_lr_weight), (DOWN, MID, UP), strict=True)
@@ -121,12 +121,12 @@ class SdxlArgs(NetworkArgs):
         """Return the factors by block; rank or factor 0 means no adapters. The first and last blocks have no group."""
         factors = self.block_weights or (1.0,) * NUM_BLOCKS
         learns = self.block_dims or (1,) * NUM_BLOCKS
-        shown = iter([factor if rank else 0.0 for factor, rank in zip(factors, learns, strict=True)][1:-1])
-        return [[next(shown) for _ in range(count)] for count in counts]
+        trained = iter([factor if rank else 0.0 for factor, rank in zip(factors, learns, strict=True)][1:-1])
+        return [[next(trained) for _ in range(count)] for count in counts]
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
-        asked = self.conv_dim is not None or self.conv_block_dims
-        return NetworkArgs.classes(self, targets) if asked else targets
+        adapts_convolutions = self.conv_dim is not None or self.conv_block_dims
+        return NetworkArgs.classes(self, targets) if adapts_convolutions else targets
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
         """Return a layer's rank; U-Net blocks may have their own, and convolutions another."""
@@ -148,7 +148,7 @@ class SdxlArgs(NetworkArgs):
 
 
 def block_number(name: str) -> int:
-    """The number of the block an adapter's name is in; 0 for the embeddings, 22 for out."""
+    """Return the number of the block that an adapter's name is in; 0 for the embeddings, 22 for out."""
     match = re.match(r"lora_unet_(input_blocks|middle_block|output_blocks|out)_(\d+)_?", name)
     if not match:
         return 0

@@ -36,7 +36,7 @@ class SdxlAdapterCache(sections.Cache):
     """What is encoded once when adapters are trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """The outputs of a trained text encoder cannot be cached."""
+        """Reject caching the outputs of trained text encoders."""
         yield from sections.Cache.check(self, run)
         if self.text and not run.network.network_train_unet_only:
             yield Problem(
@@ -52,8 +52,7 @@ class SdxlFullCache(sections.Cache):
     """What is encoded once when the model is trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """Reject caching the outputs of trained text encoders."""
-        # They change in every step.
+        """Reject caching the outputs of trained text encoders, which change in every step."""
         yield from sections.Cache.check(self, run)
         if self.text and run.steps.train_text_encoder:
             yield Problem(
@@ -76,8 +75,7 @@ class SdxlEmbeddingCache(sections.Cache):
     """What is encoded once when words are trained."""
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Reject caching text encoder outputs."""
-        # They change with the trained words.
+        """Reject caching text encoder outputs, which change with the trained words."""
         yield from sections.Cache.check(self, run)
         if self.text:
             yield Problem(

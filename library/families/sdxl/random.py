@@ -55,7 +55,7 @@ def model_sizes(_config: RunConfig, full: bool) -> SdxlSizes:
 
 
 def make_networks(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
-    """Return the networks of these sizes, for tokenizers with so many words."""
+    """Return the networks of these sizes, for tokenizers with these numbers of tokens."""
     return RandomNetworks(
         lambda: _unet(sizes),
         {
@@ -119,12 +119,17 @@ def write_random_model(
 
 
 def network_tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> dict[str, dict[str, Tensor]]:
-    """Random tensors of every part by diffusers name, and the tokenizers whose vocabularies fit them."""
+    """Return random tensors of every part by diffusers name, and write tokenizers whose vocabularies fit them."""
     folder.mkdir(parents=True, exist_ok=True)
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer")
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", pad="!")
-    made = make_networks(sizes, CLIP_WORDS if sizes == FULL else words)  # other programs expect so many in a full one
-    networks = {"denoiser": made.denoiser(), "vae": made.vae(), **{n: make() for n, make in made.encoders.items()}}
+    # Other programs expect CLIP's vocabulary in a model of full size.
+    builders = make_networks(sizes, CLIP_WORDS if sizes == FULL else words)
+    networks = {
+        "denoiser": builders.denoiser(),
+        "vae": builders.vae(),
+        **{n: make() for n, make in builders.encoders.items()},
+    }
     out = {}
     for i, (part, network) in enumerate(networks.items()):
         named = clip.clip_tensors(network) if part.startswith("clip") else network.state_dict()
@@ -138,7 +143,7 @@ COMPILE_BLOCKS_LINE = ("compile_blocks", "transformer:all", "all kinds of blocks
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """Return random tensors of every part by diffusers name, and tokenizers with matching vocabularies."""
+    """Return the tables of a demo TOML for a model with random weights."""
     return {
         "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
         "compile": [COMPILE_BLOCKS_LINE],
@@ -167,5 +172,5 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
 
     unet = families.family_for(config).load(torch.float32).denoiser
     renamed = loaders.StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)[0]
-    found = {name.removeprefix("unet."): tensor for name, tensor in renamed.items() if name.startswith("unet.")}
-    return utils.convert_unet_state_dict_to_peft(found), layer_sizes(unet)
+    unet_tensors = {name.removeprefix("unet."): tensor for name, tensor in renamed.items() if name.startswith("unet.")}
+    return utils.convert_unet_state_dict_to_peft(unet_tensors), layer_sizes(unet)

@@ -64,13 +64,13 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
     }
     if terminal_zero:
         options |= {"trained_betas": rescaled_betas(), "timestep_spacing": "trailing"}
-    known = inspect.signature(cls.__init__).parameters
-    return cls(**{name: value for name, value in (options | changes).items() if name in known})
+    parameters = inspect.signature(cls.__init__).parameters
+    return cls(**{name: value for name, value in (options | changes).items() if name in parameters})
 
 
 def rescaled_betas() -> list[float]:
-    """Return the betas of the schedule without terminal signal; its last step keeps the least signal that sigmas can
-    express.
+    """Return the betas of the schedule with zero terminal SNR. The last step keeps the least signal that sigmas can
+    express, as a sigma without signal would be infinite.
     """
     alpha_bar = diffusion.alphas(terminal_zero=True).double().clamp(min=LEAST_SIGNAL)
     return (1 - alpha_bar / torch.cat((torch.ones(1), alpha_bar[:-1]))).tolist()
@@ -88,8 +88,8 @@ def _lms() -> type:
                 if k != current_order:
                     gap = sigmas[t - current_order] - sigmas[t - k]
                     product = product * Polynomial([-sigmas[t - k] / gap, 1.0 / gap])
-            whole = product.integ()
-            return whole(sigmas[t + 1]) - whole(sigmas[t])
+            integral = product.integ()
+            return integral(sigmas[t + 1]) - integral(sigmas[t])
 
     return Lms
 
@@ -131,11 +131,11 @@ class SdxlSampler(Sampler):
     def _predict(
         self, latents: Tensor, timestep: Tensor, text: dict[str, Tensor], sizes: Tensor, guide: list[Tensor]
     ) -> Tensor:
-        """The denoiser's prediction for every prompt, from the same latents."""
+        """Return the denoiser's prediction for every prompt, from the same latents."""
         count = len(text["pool2"])
-        seen = latents.float().expand(count, -1, -1, -1)
+        batch = latents.float().expand(count, -1, -1, -1)
         times = timestep.to(latents.device, torch.float32).expand(count)
-        noised = NoisedBatch(latents=seen, timesteps=times, target=seen, weight=times)
+        noised = NoisedBatch(latents=batch, timesteps=times, target=batch, weight=times)
         return self.family.predict(self.denoiser, noised, text, sizes.expand(count, -1), guide)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
@@ -143,6 +143,6 @@ class SdxlSampler(Sampler):
 
 
 def control_pixels(image: Image.Image, size: tuple[int, int], device: torch.device) -> Tensor:
-    """A control image, stretched to (width, height), as pixels [1, 3, H, W] in -1..1."""
+    """Stretch a control image to (width, height); return pixels [1, 3, H, W] in -1..1."""
     stretched = np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS), np.float32)
     return torch.from_numpy(stretched / 127.5 - 1).permute(2, 0, 1)[None].to(device)

@@ -7,7 +7,7 @@ from library.config.problems import Problem
 
 
 def find_word_problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> Iterator[Problem]:
-    """Problems of words that are tokens already, whose meaning would change in all prompts."""
+    """Yield problems of words that are tokens already, as training would change their meaning in all prompts."""
     for word in words:
         if any(is_known(tokenizer, word) for tokenizer in tokenizers.values()):
             yield Problem(
@@ -19,13 +19,13 @@ def find_word_problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> I
 
 
 def is_known(tokenizer: Any, word: str) -> bool:
-    """Whether a word, or a prefix of words, is one token of a vocabulary. Case is ignored."""
+    """Return whether a word, or the beginning of a word, is one token of a vocabulary. Case is ignored."""
     vocab = tokenizer.get_vocab()
-    return any(f"{word.lower()}{end}" in vocab for end in ("", "</w>"))
+    return any(f"{word.lower()}{end}" in vocab for end in ("", "</w>"))  # CLIP marks the end of a word by </w>
 
 
 def add_words(tokenizer: Any, words: Sequence[str]) -> int:
-    """Add words to a tokenizer in this order, as new tokens at its end; returns the id of the first."""
+    """Add words to a tokenizer in this order, as new tokens at its end; return the id of the first."""
     first = len(tokenizer)
     tokenizer.add_tokens(list(words))
     tokens_to_ids = tokenizer.convert_tokens_to_ids(list(words))

@@ -44,7 +44,7 @@ def module_paths(levels: int, layers: int) -> dict[str, str]:
 
 
 def _counts(names: Iterable[str]) -> tuple[int, int]:
-    """Levels and blocks per level, from possibly incomplete names of either layout."""
+    """Return the numbers of levels and of blocks per level, from possibly incomplete names of either layout."""
     levels = layers = 0
     for name in names:
         match name.split("."):
@@ -56,25 +56,25 @@ def _counts(names: Iterable[str]) -> tuple[int, int]:
 
 
 def plain_vae_names(names: Iterable[str]) -> dict[str, str]:
-    """Keys of a file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are skipped."""
+    """Keys of a file in either layout, with any prefix -> {diffusers' key: key in the file}. Skips other keys."""
     names = list(names)
-    before = next((name.removesuffix(VAE_MARKER) for name in names if name.endswith(VAE_MARKER)), "")
-    inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
-    inside = {name: key for name, key in inside.items() if name.startswith(VAE_PREFIXES)}
-    single = any(name.startswith(("encoder.down.", "decoder.up.")) for name in inside)
-    back = (inverse(module_paths(*_counts(inside))) if single else {}) | INSIDE
-    found = {}
-    for name, key in inside.items():
-        own = replace_prefix(name, back)
-        parts = own.rsplit(".", 2)
-        if ".attentions." in own and parts[1] in OLD_ATTENTION:
-            own = f"{parts[0]}.{OLD_ATTENTION[parts[1]]}.{parts[2]}"
-        found[own] = key
-    return found
+    prefix = next((name.removesuffix(VAE_MARKER) for name in names if name.endswith(VAE_MARKER)), "")
+    unprefixed = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    unprefixed = {name: key for name, key in unprefixed.items() if name.startswith(VAE_PREFIXES)}
+    single = any(name.startswith(("encoder.down.", "decoder.up.")) for name in unprefixed)
+    renames = (inverse(module_paths(*_counts(unprefixed))) if single else {}) | INSIDE
+    file_names = {}
+    for name, key in unprefixed.items():
+        diffusers_name = replace_prefix(name, renames)
+        parts = diffusers_name.rsplit(".", 2)
+        if ".attentions." in diffusers_name and parts[1] in OLD_ATTENTION:
+            diffusers_name = f"{parts[0]}.{OLD_ATTENTION[parts[1]]}.{parts[2]}"
+        file_names[diffusers_name] = key
+    return file_names
 
 
 def vae_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of either layout -> diffusers names; 1x1 convolutions of attention become matrices."""
+    """Convert tensors of either layout to diffusers names; 1x1 convolutions of attention become matrices."""
     out = {}
     for name, key in plain_vae_names(tensors).items():
         tensor = tensors[key]
@@ -83,7 +83,7 @@ def vae_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def vae_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by diffusers name -> single-file (LDM) names, with the attention's matrices as 1x1 convolutions."""
+    """Convert tensors by diffusers name to single-file (LDM) names, with attention's matrices as 1x1 convolutions."""
     names, out = module_paths(*_counts(tensors)), {}
     for name, tensor in tensors.items():
         as_conv = ".attentions." in name and tensor.ndim == 2
@@ -92,7 +92,7 @@ def vae_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def build_autoencoder(tensors: Mapping[str, Tensor], scale: float, shift: float | None = None) -> nn.Module:
-    """An AutoencoderKL with these tensors (by diffusers name), which are not copied; they determine its sizes."""
+    """Build an AutoencoderKL from tensors by diffusers name, which are not copied; they determine its sizes."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
@@ -103,7 +103,7 @@ def build_autoencoder(tensors: Mapping[str, Tensor], scale: float, shift: float 
 
 
 def autoencoder_settings(tensors: Mapping[str, Tensor]) -> JsonObject:
-    """The arguments of diffusers' class for an autoencoder with these tensors (by diffusers name)."""
+    """Return the arguments of diffusers' class for an autoencoder with these tensors by diffusers name."""
     levels, layers = _counts(tensors)
     return {
         "in_channels": tensors["encoder.conv_in.weight"].shape[1],
@@ -122,7 +122,8 @@ def autoencoder_settings(tensors: Mapping[str, Tensor]) -> JsonObject:
 
 def load_autoencoder(path: Path, dtype: Any, constants: tuple[float, float], mmap: bool = True) -> nn.Module:
     """Read an autoencoder, single file or diffusers, as an AutoencoderKL; `constants` are its scale and shift. Names
-    may have a prefix, as in parts extracted from a checkpoint."""
+    may have a prefix, as in parts extracted from a checkpoint. Raises ConfigError.
+    """
     file = weights.open_weights(path, mmap)
     if not any(name.endswith(VAE_MARKER) for name in file):
         raise recognition.wrong_kind_error(path, WHAT)

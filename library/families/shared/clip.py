@@ -29,19 +29,19 @@ def canonical_clip_path(name: str) -> str:
 def plain_clip_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a CLIP-L's file, with any prefix -> {canonical key (`text_model.*`): key in the file}."""
     names = list(names)
-    before = next((name.removesuffix(CLIP_MARKER) for name in names if name.endswith(CLIP_MARKER)), "")
-    before = before.removesuffix("text_model.")
-    found = {canonical_clip_path(name.removeprefix(before)): name for name in names if name.startswith(before)}
-    found.pop("text_model.embeddings.position_ids", None)
-    return found
+    prefix = next((name.removesuffix(CLIP_MARKER) for name in names if name.endswith(CLIP_MARKER)), "")
+    prefix = prefix.removesuffix("text_model.")
+    plain_names = {canonical_clip_path(name.removeprefix(prefix)): name for name in names if name.startswith(prefix)}
+    plain_names.pop("text_model.embeddings.position_ids", None)
+    return plain_names
 
 
 def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | None = None, projected: bool = False):
-    """A text encoder with these tensors, which are not copied; they determine its sizes.
+    """Build a text encoder from tensors, which are not copied; they determine its sizes.
 
-    `tensors` has file names (`text_model.*`, and `text_projection.weight` when `projected`); others are ignored.
-    `act` is quick_gelu for CLIP-L and gelu for CLIP-G. `eos` is the id whose first position has the pooled vector;
-    the last token of the vocabulary by default. Raises KeyError or RuntimeError when tensors are missing.
+    `tensors` has file names (`text_model.*`, and `text_projection.weight` if `projected`); others are ignored. `act` is
+    quick_gelu for CLIP-L and gelu for CLIP-G. `eos` is the id whose first position has the pooled vector, by default
+    the last token of the vocabulary. Raises KeyError or RuntimeError if tensors are missing.
     """
     from transformers.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -63,10 +63,10 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
     )
     with empty_weights.empty_weights():
         model = (CLIPTextModelWithProjection if projected else CLIPTextModel)(sizes)
-    wanted = {
+    expected = {
         name: tensors[canonical_clip_path(name)] for name in model.state_dict() if not name.endswith("position_ids")
     }
-    return assign(model, wanted)
+    return assign(model, expected)
 
 
 def clip_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -74,10 +74,10 @@ def clip_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def clip_tokens(tokenizer: Any, texts: Sequence[str], chunks: int = 1, pad: int | None = None) -> Tensor:
-    """Token ids [B, chunks, 77]: each chunk is BOS, 75 tokens of the caption and the sequence's last token.
+    """Return token ids [B, chunks, 77]: each chunk is BOS, 75 tokens of the caption and the sequence's last token.
 
-    `pad` fills a short caption after its EOS; EOS itself by default. With another `pad` (CLIP-G: 0) a chunk that is
-    full ends with EOS, and one that starts with padding starts with EOS (facts: kohya's chunking rule).
+    `pad` fills a short caption after its EOS, by default with EOS itself. With another `pad` (CLIP-G: 0) a full chunk
+    ends with EOS, and one that starts with padding starts with EOS, as in sd-scripts.
     """
     ids = tokenizer(list(texts), add_special_tokens=False, truncation=False).input_ids if texts else []
     return chunked([row[: chunks * (LENGTH - 2)] for row in ids], tokenizer, chunks, pad)
@@ -109,5 +109,5 @@ def merged(hidden: Tensor, chunks: int) -> Tensor:
 
 
 def chunks_of(max_token_length: int | None) -> int:
-    """The number of chunks of 75 tokens in a length of 75, 150 or 225."""
+    """Return the number of chunks of 75 tokens in a length of 75, 150 or 225; None counts as 75."""
     return math.ceil((max_token_length or 75) / 75)

@@ -1,4 +1,4 @@
-"""Decode latents with as much memory as there is: at once, in tiles, or on the CPU."""
+"""Decode latents tile by tile, if there is not enough memory to decode them at once."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -8,14 +8,14 @@ from torch import Tensor
 
 Decode = Callable[[Tensor], Tensor]  # latents [1, C, h, w] -> pixels [1, 3, H, W]
 TILE = 64  # latents of a tile's side; 512 pixels
-OVERLAP = 16  # latents that two neighbouring tiles share, where one fades into the other
-# Parts of messages of errors that are no OutOfMemoryError and mean the same.
+OVERLAP = 16  # latents that two neighbouring tiles share, in which one fades into the other
+# Parts of the messages of other errors that mean out of memory.
 NO_ROOM = ("can't allocate memory", "not enough memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in NO_ROOM))
+    is_typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_typed or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in NO_ROOM))
 
 
 def in_tiles(decode: Decode, latents: Tensor) -> Tensor:
@@ -45,13 +45,13 @@ def fits_in_a_tile(latents: Tensor) -> bool:
 
 
 def _starts(side: int) -> Iterator[int]:
-    """Where the tiles of a side begin; the last one ends with the image."""
+    """Yield where the tiles of a side begin; the last one ends with the image."""
     last = max(side - TILE, 0)
     yield from range(0, last, TILE - OVERLAP)
     yield last
 
 
 def _fading(side: int, overlap: int) -> Tensor:
-    """The weight of each row or column of a tile: rising over the overlap and falling again, never 0."""
+    """Return the weight of each row or column of a tile: rising over the overlap and falling again, never 0."""
     place = torch.arange(side)
     return torch.minimum(place + 1, side - place).clamp(max=overlap) / overlap

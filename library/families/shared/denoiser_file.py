@@ -38,16 +38,20 @@ class DenoiserFile:
     names: Callable[[Mapping[str, str]], Names] = lambda plain: {name: (name, 0, 1) for name in plain}
 
     def rows(self, keys: Mapping[str, object]) -> Names:
+        """Return where a file with these keys has each tensor of the network."""
         plain = tensor_names.without_prefix(keys)
-        return {own: (plain[name], piece, pieces) for own, (name, piece, pieces) in self.names(plain).items()}
+        return {
+            network_name: (plain[name], piece, pieces)
+            for network_name, (name, piece, pieces) in self.names(plain).items()
+        }
 
     def shapes(self, stored: Shapes) -> dict[str, tuple[int, ...]]:
-        """Shapes by the network's own keys, from those by the keys of a file."""
-        found = {}
-        for own, (name, _, pieces) in self.rows(stored).items():
+        """Convert shapes by the keys of a file to shapes by the network's own keys."""
+        network_shapes = {}
+        for network_name, (name, _, pieces) in self.rows(stored).items():
             shape = tuple(stored[name])
-            found[own] = (shape[0] // pieces, *shape[1:]) if shape else ()
-        return found
+            network_shapes[network_name] = (shape[0] // pieces, *shape[1:]) if shape else ()
+        return network_shapes
 
     def plain_shapes(self, entries: Mapping[str, JsonMapping]) -> dict[str, tuple[int, ...]]:
         return self.shapes({name: tuple(entry["shape"]) for name, entry in entries.items()})
@@ -55,10 +59,11 @@ class DenoiserFile:
     def open(
         self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True, beside: Extra = NO_EXTRAS
     ) -> tuple[nn.Module, Callable[[WeightPlacement | None], object]]:
-        """The network without its weights, and the function that reads them in `dtype`. `beside` replaces some of them.
+        """Return the network without its weights, and the function that reads them in `dtype`. Tensors in `beside`
+        replace those of the file.
 
-        With `keep_8_bits` the matrices of the blocks that the file holds as plain float8_e4m3fn are kept; all others
-        are cast. Raises ConfigError when tensors are missing or have a wrong shape.
+        With `keep_8_bits` the blocks' matrices that are plain float8_e4m3fn in the file stay so; all others are cast.
+        Raises ConfigError if tensors are missing or have a wrong shape.
         """
         file = weights.open_weights(path, mmap)
         names = self.rows(file.shapes())
@@ -66,11 +71,11 @@ class DenoiserFile:
         with complete(path, self.what):
             with empty_weights.empty_weights():
                 model = self.build(shapes)
-            wanted = model.state_dict()
-            require(wanted, shapes)
-            transfer.expect(model, {name: shapes[name] for name in wanted})
-        sources = {name: beside[name][1] if name in beside else row_slice(file, *names[name]) for name in wanted}
-        if unread := len(names.keys() - wanted):
+            expected = model.state_dict()
+            require(expected, shapes)
+            transfer.expect(model, {name: shapes[name] for name in expected})
+        sources = {name: beside[name][1] if name in beside else row_slice(file, *names[name]) for name in expected}
+        if unread := len(names.keys() - expected):
             logger.warning("%s: %d tensors are not part of %s and were skipped", path, unread, self.title)
         kind = transfer.widened(dtype, self.in_blocks if keep_8_bits else None)
         return model, functools.partial(transfer.fill_weights, model, sources, kind)
@@ -79,8 +84,9 @@ class DenoiserFile:
 def find_denoiser_problems(
     path: Path, option: str, opening: Callable[[Path, torch.dtype, bool], object]
 ) -> Iterator[Problem]:
-    """Problems of a transformer's header: tensors that are missing or have a wrong shape."""
+    """Yield problems of a transformer's header: tensors that are missing or have a wrong shape."""
     try:
+        # Time and size are part of the cache's key, so that a replaced file is checked again.
         _try_opening(
             opening, path, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in weights.files(path))
         )
@@ -100,7 +106,7 @@ def _try_opening(opening: Callable[[Path, torch.dtype, bool], object], path: Pat
 
 
 def row_slice(file: Weights, name: str, piece: int, pieces: int) -> Source:
-    """One of the equal row slices of a tensor in a file."""
+    """Return one of the equal row slices of a tensor in a file. Rows are contiguous, so it is a byte range as well."""
     whole = file.source(name)
     if pieces == 1:
         return whole
@@ -110,7 +116,7 @@ def row_slice(file: Weights, name: str, piece: int, pieces: int) -> Source:
 
     if whole.range is None:
         return Source(None, read)
-    place, (rows, *rest) = whole.range, whole.range.shape
-    length = place.length // pieces
-    shape = (rows // pieces, *rest)
-    return Source(FileRange(place.path, place.offset + piece * length, length, place.dtype, shape), read)
+    file_range, (rows, *columns) = whole.range, whole.range.shape
+    length = file_range.length // pieces
+    shape = (rows // pieces, *columns)
+    return Source(FileRange(file_range.path, file_range.offset + piece * length, length, file_range.dtype, shape), read)

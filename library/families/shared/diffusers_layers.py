@@ -12,13 +12,13 @@ LayerSizes = dict[str, tuple[int, int]]
 
 
 def stored_shapes(config: RunConfig) -> Shapes:
-    """The shapes in a config's base model, by names without prefix."""
+    """Return the shapes in a config's base model, by names without prefix."""
     stored = weights.header(config.model.pretrained_model_name_or_path or "")
     return {plain: stored[name] for plain, name in tensor_names.without_prefix(stored).items()}
 
 
 def layer_sizes(model: Any) -> LayerSizes:
-    """Output and input features of all layers that can have an adapter."""
+    """Return the output and input features of all layers that can have an adapter."""
     shapes = {
         name: tuple(m.weight.shape[:2]) for name, m in model.named_modules() if getattr(m, "weight", None) is not None
     }
@@ -26,12 +26,12 @@ def layer_sizes(model: Any) -> LayerSizes:
 
 
 def convert_with_mixin(tensors: Any, model: str, mixin: str, **sizes: Any) -> tuple[JsonObject, LayerSizes]:
-    """A LoRA file's adapters under the names of a pipeline's `mixin`, and the layer sizes of diffusers' `model`."""
+    """Return a LoRA file's adapters by the names of a pipeline's `mixin`, and the layer sizes of diffusers' `model`."""
     import diffusers
     import torch
 
     package: Any = diffusers
     with torch.device("meta"):
-        whole = getattr(package, model)(**sizes)
-    found = getattr(package.loaders, mixin).lora_state_dict(tensors)
-    return {name.removeprefix("transformer."): tensor for name, tensor in found.items()}, layer_sizes(whole)
+        network = getattr(package, model)(**sizes)
+    renamed = getattr(package.loaders, mixin).lora_state_dict(tensors)
+    return {name.removeprefix("transformer."): tensor for name, tensor in renamed.items()}, layer_sizes(network)

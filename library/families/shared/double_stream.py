@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from library.families.shared.transformer import EPS, finite, modulated, rope, rotate_pairs, sdpa
 
-TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.4 MB each at 1024 x 1024
+MAX_TABLES = 32  # cached RoPE tables, one per bucket and text length; 2.4 MB each at 1024 x 1024
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def count_stream_blocks(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
-    """The number of blocks in a list of a model. KeyError names the first gap."""
+    """Return the number of blocks in a list of a model. Raises KeyError naming the first gap."""
     numbers = {key.removeprefix(f"{blocks}.").split(".")[0] for key in shapes if key.startswith(f"{blocks}.")}
     for number in range(len(numbers)):  # a pruned model may have gaps
         if str(number) not in numbers:
@@ -73,7 +73,7 @@ class MLPEmbedder(nn.Module):
 
 
 class Modulation(nn.Module):
-    """The conditioning vector -> `triples` times shift, scale and gate, by one matrix."""
+    """Compute `triples` times shift, scale and gate from the conditioning vector, by one matrix."""
 
     def __init__(self, hidden: int, triples: int, bias: bool = True):
         super().__init__()
@@ -84,8 +84,8 @@ class Modulation(nn.Module):
         return self.lin(F.silu(vec))[:, None]
 
 
-class GivenModulation(nn.Module):
-    """Replaces `Modulation` in a block whose shifts, scales and gates are computed outside of it."""
+class ExternalModulation(nn.Module):
+    """Replace `Modulation` in a block whose shifts, scales and gates are computed outside of it."""
 
     def __init__(self, first: int, count: int):
         super().__init__()
@@ -112,7 +112,7 @@ class BlockLayers:
     hidden: int
     head: int
     mlp: int
-    given: bool = False  # shifts, scales and gates are computed outside of the blocks
+    external_modulation: bool = False  # shifts, scales and gates are computed outside of the blocks
     bias: bool = True
     gated: bool = False  # the MLP, by SwiGLU
 
@@ -128,7 +128,10 @@ class BlockLayers:
         return nn.Sequential(into, self.activation(), out)
 
     def modulation(self, first: int, triples: int) -> nn.Module:
-        return GivenModulation(first, 3 * triples) if self.given else Modulation(self.hidden, triples, self.bias)
+        """Return the modulation of a stream; `first` is the index of its first vector if they are computed outside."""
+        if self.external_modulation:
+            return ExternalModulation(first, 3 * triples)
+        return Modulation(self.hidden, triples, self.bias)
 
 
 def split_heads(qkv: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,8 +149,9 @@ def joint_attention(  # noqa: PLR0913 - two streams, each with its layers
     pe: Tensor,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Joint attention of modulated img [B, I, C] and txt [B, L, C], each with its own layers -> the inputs of their
-    `proj`."""
+    """Attend jointly over modulated img [B, I, C] and txt [B, L, C], each with its own layers; return the inputs of
+    their `proj`, of the same shapes.
+    """
     img_q, img_k, img_v = split_heads(img_attn.qkv(img), img_attn.norm)
     txt_q, txt_k, txt_v = split_heads(txt_attn.qkv(txt), txt_attn.norm)
     v = torch.cat((txt_v, img_v), dim=2)
@@ -198,7 +202,8 @@ class DoubleStreamBlock(nn.Module):
 
 class SingleStreamBlock(nn.Module):
     """Text and image as one stream; attention and MLP in parallel, with one fused input matrix. LyCORIS finds the class
-    by its name."""
+    by its name.
+    """
 
     attend: Attend = staticmethod(sdpa)
 
@@ -214,20 +219,24 @@ class SingleStreamBlock(nn.Module):
         """joint [B, S, C], vec [B, C] (of shift, scale and gate [B, 3, C]), pe [2, S, D / 2], mask [B, S]
         -> joint."""
         shift, scale, gate = self.modulation(vec).chunk(3, dim=-1)
-        both = self.linear1(modulated(joint, shift, scale))
+        qkv_and_mlp = self.linear1(modulated(joint, shift, scale))
         split = 3 * joint.shape[-1]
-        q, k, v = split_heads(both[..., :split], self.norm)
-        seen = self.attend(rotate_pairs(q, pe).to(v.dtype), rotate_pairs(k, pe).to(v.dtype), v, mask)
-        return finite(joint + gate * self.linear2(torch.cat((seen, self.activation(both[..., split:])), dim=-1)))
+        q, k, v = split_heads(qkv_and_mlp[..., :split], self.norm)
+        attended = self.attend(rotate_pairs(q, pe).to(v.dtype), rotate_pairs(k, pe).to(v.dtype), v, mask)
+        return finite(
+            joint + gate * self.linear2(torch.cat((attended, self.activation(qkv_and_mlp[..., split:])), dim=-1))
+        )
 
 
 class LastLayer(nn.Module):
     """The modulated norm and the projection to latent patches."""
 
-    def __init__(self, hidden: int, out_channels: int, bias: bool = True, given: bool = False):
+    def __init__(self, hidden: int, out_channels: int, bias: bool = True, external_modulation: bool = False):
         super().__init__()
         self.linear = nn.Linear(hidden, out_channels, bias)
-        self.adaLN_modulation = nn.Flatten() if given else nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden, bias))
+        self.adaLN_modulation = (
+            nn.Flatten() if external_modulation else nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden, bias))
+        )
 
     def forward(self, img: Tensor, vec: Tensor) -> Tensor:
         """img [B, I, C], vec [B, C] (of shift and scale [B, 2, C]) -> [B, I, out channels]."""
@@ -250,7 +259,7 @@ class PositionTables:
         self.positions = lambda txt_ids, img_ids: rope(torch.cat((txt_ids, img_ids)), self.axes, self.theta)
 
     def positions(self, txt_ids: Tensor, img_ids: Tensor) -> Tensor:
-        """The RoPE table [2, L + I, D / 2] of a text and an image, cached by the identity of the id tensors.
+        """Return the RoPE table [2, L + I, D / 2] of a text and an image, cached by the identity of the id tensors.
 
         Comparing their values instead would need a device sync.
         """
@@ -262,5 +271,5 @@ class PositionTables:
                 self._tables.append(self._tables.pop(index))
                 return table
         table = rope(torch.cat((txt_ids, img_ids)), self.axes, self.theta)
-        self._tables = [*self._tables[1 - TABLES_KEPT :], (txt_ids, img_ids, table)]
+        self._tables = [*self._tables[1 - MAX_TABLES :], (txt_ids, img_ids, table)]
         return table

@@ -31,7 +31,7 @@ class DoubleStreamFile:
     build: Callable[[Shapes], Any]  # shapes by BFL key; KeyError names the first that is missing
 
     def bfl_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-        """Shapes by BFL key, from plain keys of either layout. Raises KeyError naming a tensor that is missing."""
+        """Return shapes by BFL key, from plain keys of either layout. Raises KeyError naming a missing tensor."""
         if not self.layouts.is_diffusers(shapes):
             return {name: tuple(shape) for name, shape in shapes.items()}
         return {
@@ -42,10 +42,10 @@ class DoubleStreamFile:
     def open(
         self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
     ) -> tuple[Any, Callable[[WeightPlacement | None], nn.Module]]:
-        """The network without its weights, and the function that reads them in `dtype`.
+        """Return the network without its weights, and the function that reads them in `dtype`.
 
-        With `keep_8_bits` the matrices of the blocks that are float8_e4m3fn in the file are kept; all others are cast.
-        Raises ConfigError when tensors are missing or of a wrong shape.
+        With `keep_8_bits` the blocks' matrices that are float8_e4m3fn in the file stay so; all others are cast. Raises
+        ConfigError if tensors are missing or have a wrong shape.
         """
         file = weights.open_weights(path, mmap)
         names, stored = tensor_names.without_prefix(file), file.shapes()

@@ -35,7 +35,7 @@ def count_list_blocks(names: Iterable[str], blocks: str) -> int:
 
 
 def linears(table: Made, bfl: str, diffusers: str, ends: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The tensors of layers under a prefix in each tree: BFL key, diffusers keys."""
+    """Yield the tensors of layers under a prefix in each tree: BFL key, diffusers keys."""
     for ours, theirs in table.items():
         for end in ends:
             yield bfl + ours + end, tuple(diffusers + name + end for name in theirs)
@@ -55,14 +55,14 @@ class DoubleStreamKeys:
         return set(self.marks) <= set(names)
 
     def counts(self, names: Iterable[str]) -> tuple[int, int]:
-        """The numbers of double and single blocks of a transformer, from its plain keys in either layout."""
+        """Return the numbers of double and single blocks of a transformer, from its plain keys in either layout."""
         names = list(names)
         if self.is_diffusers(names):
             return count_list_blocks(names, "transformer_blocks"), count_list_blocks(names, "single_transformer_blocks")
         return count_list_blocks(names, "double_blocks"), count_list_blocks(names, "single_blocks")
 
     def pairs(self, doubles: int, singles: int, guided: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Every BFL key of a model with these numbers of blocks, and the diffusers keys of its rows."""
+        """Yield every BFL key of a model with these numbers of blocks, and the diffusers keys of its rows."""
         outside = {bfl: of for bfl, of in self.outside.items() if guided or not bfl.startswith("guidance_in.")}
         yield from linears(outside, "", "", self.ends)
         blocks = (("", doubles, self.double, DOUBLE_NORMS), ("single_", singles, self.single, SINGLE_NORMS))
@@ -74,7 +74,8 @@ class DoubleStreamKeys:
 
     def canonical(self, path: str) -> tuple[str, int, int] | None:
         """A diffusers path -> (BFL path, index of the slice, number of slices). A BFL path is its own single slice;
-        None for a diffusers path that is not a layer."""
+        None for a diffusers path that is not a layer.
+        """
         for bfl, made_of in self.outside.items():
             if path in made_of:
                 return bfl, 0, 1
@@ -92,8 +93,8 @@ class DoubleStreamKeys:
         """A BFL path -> its diffusers modules, in the order of its rows; none without an equivalent."""
         if path in self.outside:
             return self.outside[path]
-        kind, _, rest = path.partition(".")
-        number, _, inner = rest.partition(".")
+        kind, _, below = path.partition(".")
+        number, _, inner = below.partition(".")
         table, blocks = {
             "double_blocks": (self.double, "transformer_blocks"),
             "single_blocks": (self.single, "single_transformer_blocks"),
@@ -102,7 +103,7 @@ class DoubleStreamKeys:
 
 
 def present_pairs(pairs: Iterable[tuple[str, tuple[str, ...]]], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """These pairs as a table. Raises KeyError with the first diffusers key that is missing."""
+    """Return these pairs as a table. Raises KeyError naming the first diffusers key that is missing."""
     table, names = dict(pairs), set(names)
     missing = [name for made_of in table.values() for name in made_of if name not in names]
     if missing:
@@ -111,7 +112,7 @@ def present_pairs(pairs: Iterable[tuple[str, tuple[str, ...]]], names: Iterable[
 
 
 def join_tensors(name: str, rows: list[Tensor]) -> Tensor:
-    """The diffusers tensors of one BFL key -> its tensor."""
+    """Join the diffusers tensors of one BFL key to its tensor."""
     if name.startswith(SWAPPED):
         scale, shift = rows[0].chunk(2)
         return torch.cat((shift, scale))
@@ -123,8 +124,9 @@ def split_tensors(
     pairs: Iterable[tuple[str, tuple[str, ...]]],
     sizes: Callable[[Tensor, int], list[int]],
 ) -> dict[str, Tensor]:
-    """The single file's state dict -> diffusers'; `sizes` returns the rows of each slice of a tensor. Slices of fused
-    tensors are views."""
+    """Convert the single file's state dict to diffusers'. `sizes` returns the rows of each slice of a fused tensor;
+    slices are views.
+    """
     out: dict[str, Tensor] = {}
     for name, made_of in pairs:
         tensor = tensors[name]

@@ -28,10 +28,10 @@ class DoubleStreamLoraNames(LoraNames):
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A diffusers path -> (BFL path, index of the slice, number of slices). A BFL path is its own single slice."""
-        found = self.layouts.canonical(path)
-        if found is None:
+        location = self.layouts.canonical(path)
+        if location is None:
             raise ConfigError("{path} is no layer of {title} that can carry a LoRA", path=path, title=self.title)
-        return found
+        return location
 
     def pieces(self, path: str) -> tuple[str, ...]:
         return self.layouts.pieces(path)
@@ -40,7 +40,7 @@ class DoubleStreamLoraNames(LoraNames):
         return path == SWAPPED
 
     def tensors_of(self, path: str, shapes: Shapes) -> dict[str, tuple[str, ...]]:
-        """In the diffusers layout fused layers are several tensors."""
+        """Return each tensor's parts in the file: several for fused layers in the diffusers layout."""
         if not self.layouts.is_diffusers(shapes):
             return LoraNames.tensors_of(self, path, shapes)
         try:
@@ -57,7 +57,7 @@ class DoubleStreamLoraNames(LoraNames):
         return join_tensors(name, rows)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Attention, MLP and modulation of all blocks."""
+        """Yield attention, MLP and modulation of all blocks."""
         for path in matrices(shapes, tensor_names.denoiser_prefix(shapes)):
             if path.startswith(BLOCK_PREFIXES):
                 yield "denoiser", path

@@ -18,22 +18,22 @@ QUANTS = ("quant_conv", "post_quant_conv")  # of autoencoders that have them
 class IncompleteError(KeyError):
     """Tensors of a network that a file does not hold."""
 
-    def __init__(self, missing: list[str], wanted: int):
+    def __init__(self, missing: list[str], num_expected: int):
         super().__init__(missing[0])
-        self.missing, self.wanted = missing, wanted
+        self.missing, self.num_expected = missing, num_expected
 
     def __str__(self) -> str:
-        return f"{len(self.missing)} of {self.wanted} tensors missing: {few(self.missing)}"
+        return f"{len(self.missing)} of {self.num_expected} tensors missing: {first_names(self.missing)}"
 
 
-def few(names: list[str]) -> str:
+def first_names(names: list[str]) -> str:
     return ", ".join([*names[:2], *(["..."] if len(names) > 2 else [])])
 
 
-def require(wanted: Collection[str], names: Collection[str]) -> None:
-    """Raise IncompleteError unless all wanted names are present."""
-    if missing := [name for name in wanted if name not in names]:
-        raise IncompleteError(missing, len(wanted))
+def require(expected: Collection[str], names: Collection[str]) -> None:
+    """Raise IncompleteError unless all expected names are present."""
+    if missing := [name for name in expected if name not in names]:
+        raise IncompleteError(missing, len(expected))
 
 
 def expanded(*patterns: str) -> list[str]:
@@ -46,13 +46,13 @@ def expanded(*patterns: str) -> list[str]:
 
 
 def list_length(names: Iterable[str], start: str) -> int:
-    """The length of a list whose tensor names begin with `start`, from its highest index."""
-    found = (name.removeprefix(start).partition(".")[0] for name in names if name.startswith(start))
-    return max((int(number) + 1 for number in found if number.isdecimal()), default=0)
+    """Return the length of a list whose tensor names begin with `start`, from its highest index."""
+    indices = (name.removeprefix(start).partition(".")[0] for name in names if name.startswith(start))
+    return max((int(number) + 1 for number in indices if number.isdecimal()), default=0)
 
 
 def clip(names: Collection[str]) -> list[str]:
-    """The tensors of a CLIP text encoder."""
+    """Return the tensors of a CLIP text encoder."""
     layer = "text_model.encoder.layers."
     return expanded(
         "text_model.embeddings.{token,position}_embedding.weight",
@@ -63,7 +63,7 @@ def clip(names: Collection[str]) -> list[str]:
 
 
 def t5(names: Collection[str]) -> list[str]:
-    """The tensors of a T5 text encoder. Its embedding has two names, of which one is enough."""
+    """Return the tensors of a T5 text encoder. Its embedding has two names, of which one is enough."""
     block = "encoder.block."
     inner = "{wi_0,wi_1,wo}" if any(".wi_" in name for name in names) else "{wi,wo}"
     embedding = "encoder.embed_tokens.weight"
@@ -78,31 +78,33 @@ def t5(names: Collection[str]) -> list[str]:
 
 
 def language_model(names: Collection[str]) -> list[str]:
-    """The tensors of a Qwen2 or Qwen3, whose attention has biases or norms."""
+    """Return the tensors of a Qwen2, whose attention has biases, or a Qwen3, whose attention has norms."""
     norms = "self_attn.{q,k}_norm.weight" if any("q_norm" in name for name in names) else "self_attn.{q,k,v}_proj.bias"
-    inside = (
+    patterns = (
         norms,
         "self_attn.{q,k,v,o}_proj.weight",
         "mlp.{gate,up,down}_proj.weight",
         "{input,post_attention}_layernorm.weight",
     )
     layers = range(list_length(names, "layers."))
-    return expanded("embed_tokens.weight", "norm.weight", *(f"layers.{n}.{one}" for n in layers for one in inside))
+    return expanded(
+        "embed_tokens.weight", "norm.weight", *(f"layers.{n}.{pattern}" for n in layers for pattern in patterns)
+    )
 
 
 def mistral(names: Collection[str]) -> list[str]:
-    """The tensors of a Mistral that are read: the norm after the last layer may be missing."""
-    inside = (
+    """Return the tensors of a Mistral that are read: the norm after the last layer may be missing."""
+    patterns = (
         "self_attn.{q,k,v,o}_proj.weight",
         "mlp.{gate,up,down}_proj.weight",
         "{input,post_attention}_layernorm.weight",
     )
     layers = range(list_length(names, "layers."))
-    return expanded("embed_tokens.weight", *(f"layers.{n}.{one}" for n in layers for one in inside))
+    return expanded("embed_tokens.weight", *(f"layers.{n}.{pattern}" for n in layers for pattern in patterns))
 
 
 def vision_language_model(names: Collection[str]) -> list[str]:
-    """The tensors of a Qwen2.5-VL, with its vision encoder if the file has any of it."""
+    """Return the tensors of a Qwen2.5-VL, with its vision encoder if the file has any of it."""
     words = language_model([name for name in names if not name.startswith("visual.")])
     if not any(name.startswith("visual.") for name in names):
         return words
@@ -118,14 +120,16 @@ def vision_language_model(names: Collection[str]) -> list[str]:
 
 
 def autoencoder_tensors(shapes: Shapes) -> list[str]:
-    """The tensors of an AutoencoderKL, by diffusers name."""
+    """Return the tensors of an AutoencoderKL, by diffusers name."""
     levels = max(list_length(shapes, "encoder.down_blocks."), list_length(shapes, "decoder.up_blocks."))
     sides = {"encoder.down_blocks": "downsamplers", "decoder.up_blocks": "upsamplers"}
     starts = [f"{start}.{n}.resnets." for start in sides for n in range(levels)]
-    each = {
-        start: max(list_length(shapes, one) for one in starts if one.startswith(start)) for start in sides if levels
+    resnets_per_level = {
+        start: max(list_length(shapes, level) for level in starts if level.startswith(start))
+        for start in sides
+        if levels
     }
-    resnets = [f"{start}{n}" for start in starts for n in range(each[".".join(start.split(".")[:2])])]
+    resnets = [f"{start}{n}" for start in starts for n in range(resnets_per_level[".".join(start.split(".")[:2])])]
     return expanded(
         f"{{encoder,decoder}}.{{conv_in,conv_norm_out,conv_out}}.{BOTH}",
         f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{RESNET}.{BOTH}",
@@ -133,7 +137,7 @@ def autoencoder_tensors(shapes: Shapes) -> list[str]:
         *(f"{resnet}.{RESNET}.{BOTH}" for resnet in resnets),
         *(f"{resnet}.conv_shortcut.{BOTH}" for resnet in resnets if changes_width(shapes, f"{resnet}.conv1.weight")),
         *(f"{start}.{n}.{name}.0.conv.{BOTH}" for start, name in sides.items() for n in range(levels - 1)),
-        *(f"{one}.{BOTH}" for one in QUANTS if any(name.startswith(f"{one}.") for name in shapes)),
+        *(f"{quant}.{BOTH}" for quant in QUANTS if any(name.startswith(f"{quant}.") for name in shapes)),
     )
 
 
@@ -142,26 +146,26 @@ def autoencoder_with_statistics(shapes: Shapes) -> list[str]:
 
 
 def video_autoencoder(shapes: Shapes) -> list[str]:
-    """The tensors of Qwen-Image's VAE, by diffusers name."""
+    """Return the tensors of Qwen-Image's VAE, by diffusers name."""
     resnet = ("{norm1,norm2}.gamma", f"{{conv1,conv2}}.{BOTH}")
-    levels, each = list_length(shapes, "decoder.up_blocks."), list_length(shapes, "decoder.up_blocks.0.resnets.")
-    down = [
-        f"encoder.down_blocks.{n}" for n in range(max(levels * each - 1, 0))
-    ]  # one resnet fewer, a downsampler, ...
-    halving = [one for n, one in enumerate(down, start=1) if each and n % each == 0]
-    up = [f"decoder.up_blocks.{n}.resnets.{i}" for n in range(levels) for i in range(each)]
+    levels, per_level = list_length(shapes, "decoder.up_blocks."), list_length(shapes, "decoder.up_blocks.0.resnets.")
+    # The encoder has one resnet per level fewer than the decoder, but a downsampler after each level except the last;
+    # all of them are in one list.
+    down = [f"encoder.down_blocks.{n}" for n in range(max(levels * per_level - 1, 0))]
+    halving = [path for n, path in enumerate(down, start=1) if per_level and n % per_level == 0]
+    up = [f"decoder.up_blocks.{n}.resnets.{i}" for n in range(levels) for i in range(per_level)]
     doubling = [f"decoder.up_blocks.{n}.upsamplers.0" for n in range(levels - 1)]
-    resnets = [one for one in (*down, *up) if one not in halving]
+    resnets = [path for path in (*down, *up) if path not in halving]
     return expanded(
-        *(f"{one}.{BOTH}" for one in QUANTS),
+        *(f"{quant}.{BOTH}" for quant in QUANTS),
         f"{{encoder,decoder}}.{{conv_in,conv_out}}.{BOTH}",
         "{encoder,decoder}.norm_out.gamma",
         "{encoder,decoder}.mid_block.attentions.0.norm.gamma",
         f"{{encoder,decoder}}.mid_block.attentions.0.{{to_qkv,proj}}.{BOTH}",
-        *(f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{one}" for one in resnet),
-        *(f"{path}.{one}" for path in resnets for one in resnet),
-        *(f"{one}.conv_shortcut.{BOTH}" for one in resnets if changes_width(shapes, f"{one}.conv1.weight")),
-        *(f"{one}.resample.1.{BOTH}" for one in (*halving, *doubling)),
+        *(f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{pattern}" for pattern in resnet),
+        *(f"{path}.{pattern}" for path in resnets for pattern in resnet),
+        *(f"{path}.conv_shortcut.{BOTH}" for path in resnets if changes_width(shapes, f"{path}.conv1.weight")),
+        *(f"{path}.resample.1.{BOTH}" for path in (*halving, *doubling)),
     )
 
 

@@ -25,7 +25,7 @@ class WatchedFiles:
         self._known: dict[Path, os.stat_result] = {}
 
     def note(self, paths: Iterable[Path]) -> None:
-        """Remember files, or compare those that are known. Raises ConfigError for one that has changed."""
+        """Remember files, or compare those that are remembered. Raises ConfigError if one has changed."""
         for path in paths:
             try:
                 now = path.stat()
@@ -35,20 +35,22 @@ class WatchedFiles:
                 raise ConfigError(CHANGED, path=path)
 
     def damaged(self) -> ConfigError | None:
-        """The error for the first of the files whose weights hold NaN or infinity. Reads all of them."""
+        """Return the error for the first file whose weights contain NaN or infinity, None if there is none. Reads all
+        files.
+        """
         for path in self._known:
             if path.suffix.lower() == ".safetensors" and (names := _not_finite(path)):
                 return ConfigError(DAMAGED, path=path, tensor=names[0], tensors=counted(len(names), "tensor"))
         return None
 
     def changed(self) -> Path | None:
-        """The first of the files that has changed since, or is gone."""
-        for path, known in self._known.items():
+        """Return the first of the files that has changed since, or is gone; None if there is none."""
+        for path, earlier in self._known.items():
             try:
                 now = path.stat()
             except OSError:
                 return path
-            if _differs(known, now):
+            if _differs(earlier, now):
                 return path
         return None
 
@@ -82,7 +84,6 @@ def note_files(*paths: Path) -> None:
 
 
 def check_watched_files() -> None:
-    """Raise ConfigError when a watched file has changed."""
     if files := _watched.get():
         files.check()
 
@@ -95,8 +96,8 @@ def _differs(earlier: os.stat_result, now: os.stat_result) -> bool:
 
 
 def _not_finite(path: Path) -> list[str]:
-    """Return names of weights that hold NaN or infinity. Buffers such as schedule tables legitimately may."""
-    found = []
+    """Return names of weights that contain NaN or infinity. Buffers such as schedule tables legitimately may."""
+    not_finite = []
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - no mapping
@@ -104,9 +105,9 @@ def _not_finite(path: Path) -> list[str]:
                 if not tensor.is_floating_point() or not (tensor.dim() > 1 or name.endswith((".weight", ".bias"))):
                     continue
                 # 8-bit types have no isfinite of their own.
-                wide = tensor if tensor.element_size() > 1 else tensor.float()
-                if not wide.isfinite().all():
-                    found.append(name)
+                checked = tensor if tensor.element_size() > 1 else tensor.float()
+                if not checked.isfinite().all():
+                    not_finite.append(name)
     except (OSError, SafetensorError):
         return []
-    return found
+    return not_finite

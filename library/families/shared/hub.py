@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form owner/name and is not a local path, not even one with a misspelt last part."""
+    """Return whether a name has the form owner/name and is no local path, not even one with a misspelt last part."""
     path = Path(name)
     return bool(ID.fullmatch(name)) and not path.parent.exists() and path.suffix not in (".safetensors", ".ckpt")
 
@@ -29,22 +29,22 @@ def _hub_problem(option: str, template: str, **facts: Any) -> Problem:
     return Problem(option.removeprefix("--"), template, place=place, **facts)
 
 
-def missing_model(option: str, name: str | None, wanted: str) -> Problem | None:
-    """The problem of a missing model; None when `name` is a file, a folder or possibly a Hugging Face id."""
+def missing_model(option: str, name: str | None, expected: str) -> Problem | None:
+    """Return the problem of a missing model; None if `name` is a file, a folder or possibly a Hugging Face id."""
     if not name:
-        return _hub_problem(option, ": give {wanted}", wanted=Message(wanted))
+        return _hub_problem(option, ": give {wanted}", wanted=Message(expected))
     if Path(name).exists() or is_hub_id(name):
         return None
     if problem := about_address(option.removeprefix("--"), name, FOLDER):
         return problem.replaced(place=FLAG if option.startswith(FLAG) else "")
-    return _hub_problem(option, ": {name} does not exist: give {wanted}", name=name, wanted=Message(wanted))
+    return _hub_problem(option, ": {name} does not exist: give {wanted}", name=name, wanted=Message(expected))
 
 
-def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None) -> Path:
-    """The local file or folder of a model; `wanted` selects the files to download from a repository's list of files.
+def local(name: str, option: str, choose: Callable[[Iterable[str]], list[str]], token: str | None = None) -> Path:
+    """Return the local file or folder of a model; `choose` selects the files to download from a repository's list.
 
-    Interrupted downloads are resumed. Without a network only the hub's cache is used.
-    Raises ConfigError naming `option` when the model is not available.
+    Interrupted downloads are resumed. Without a network only the hub's cache is used. Raises ConfigError naming
+    `option` if the model is not available.
     """
     if not is_hub_id(name):
         if problem := missing_model(option, name, "a file, a folder or a Hugging Face id (owner/name)"):
@@ -53,40 +53,40 @@ def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], 
     token = token or os.environ.get("HF_TOKEN")
     try:
         return Path(
-            huggingface_hub.snapshot_download(name, allow_patterns=wanted(list_repository(name, token)), token=token)
+            huggingface_hub.snapshot_download(name, allow_patterns=choose(list_repository(name, token)), token=token)
         )
     except Exception as e:
-        if here := cached_folder(name):
-            return here
+        if cached := cached_folder(name):
+            return cached
         raise ConfigError(unavailable_repository(option, name, e)) from e
 
 
 def unreachable_model(
-    option: str, name: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None
+    option: str, name: str, choose: Callable[[Iterable[str]], list[str]], token: str | None = None
 ) -> Problem | None:
-    """Why a model on the hub cannot be downloaded, within seconds and without downloading it; None when it can."""
-    here = cached_folder(name)
-    if here and _repository_has((file.relative_to(here).as_posix() for file in here.rglob("*")), wanted):
+    """Return why a model on the hub cannot be downloaded, within seconds and without a download; None if it can."""
+    cached = cached_folder(name)
+    if cached and _repository_has((file.relative_to(cached).as_posix() for file in cached.rglob("*")), choose):
         return None
     try:
         files = list_repository(name, token or os.environ.get("HF_TOKEN"))
-        wanted(files)  # may raise its own error about missing files
+        choose(files)  # may raise its own error about missing files
     except Exception as e:
         return unavailable_repository(option, name, e)
-    if _repository_has(files, wanted):
+    if _repository_has(files, choose):
         return None
     return _hub_problem(option, ": {name} does not hold what is needed: choose another repository", name=name)
 
 
-def _repository_has(names: Iterable[str], wanted: Callable[[Iterable[str]], list[str]]) -> bool:
+def _repository_has(names: Iterable[str], choose: Callable[[Iterable[str]], list[str]]) -> bool:
     try:
-        return any(name.endswith(".safetensors") for name in wanted(names))
+        return any(name.endswith(".safetensors") for name in choose(names))
     except ConfigError:
         return False
 
 
 def cached_folder(name: str) -> Path | None:
-    """The folder of a repository in the hub's cache, which may be incomplete."""
+    """Return the folder of a repository in the hub's cache, which may be incomplete; None if it is not there."""
     try:
         return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
     except errors.LocalEntryNotFoundError:
@@ -94,8 +94,8 @@ def cached_folder(name: str) -> Path | None:
 
 
 def list_repository(name: str, token: str | None = None) -> list[str]:
-    asked = answered(lambda: huggingface_hub.HfApi().model_info(name, token=token, timeout=HUB_TIMEOUT))
-    return [file.rfilename for file in asked.siblings or ()]
+    model_info = answered(lambda: huggingface_hub.HfApi().model_info(name, token=token, timeout=HUB_TIMEOUT))
+    return [file.rfilename for file in model_info.siblings or ()]
 
 
 def answered(question: Callable[[], Answer]) -> Answer:
@@ -119,7 +119,7 @@ def answered(question: Callable[[], Answer]) -> Answer:
 
 
 def unavailable_repository(option: str, name: str, error: Exception) -> Problem:
-    """The problem of a repository that is not available."""
+    """Return the problem of a repository that is not available."""
     if isinstance(error, ConfigError):  # it exists, with other content
         return error.problems[0]
     if isinstance(error, errors.GatedRepoError):

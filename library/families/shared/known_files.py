@@ -31,7 +31,7 @@ SHARED = (
 
 
 def no_tensors(start: bytes) -> str:
-    """The message for a file that is not .safetensors, from its first bytes."""
+    """Return the message for a file that is not .safetensors, from its first bytes."""
     if not start:
         return "{path} is empty: download it again"
     return next(words for first, words in BEGINNINGS.items() if start.startswith(first))

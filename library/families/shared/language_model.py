@@ -27,27 +27,29 @@ def plain_language_names(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     marks = (EMBEDDING, QWEN3_MARK, "layers.0.self_attn.q_proj.bias")  # the first may be missing in an incomplete file
     prefix = next((name.removesuffix(mark) for mark in marks for name in names if name.endswith(mark)), "")
-    inside = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    return {plain: name for plain, name in inside.items() if plain.startswith(("embed_tokens.", "layers.", "norm."))}
+    unprefixed = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    return {
+        plain: name for plain, name in unprefixed.items() if plain.startswith(("embed_tokens.", "layers.", "norm."))
+    }
 
 
 def padded_length(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
-    """The length of the longest row without the `dropped` tokens, rounded up to a multiple of `step`."""
+    """Return the length of the longest row without the `dropped` tokens, rounded up to a multiple of `step`."""
     return -(-(max(map(len, ids), default=dropped) - dropped) // step) * step
 
 
 def encode_ids(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> tuple[Tensor, Tensor]:
-    """Token ids -> the last hidden states [B, L, C] after the first `dropped`, zero after each caption, and a mask [B,
-    L] of the caption's own tokens. L is a multiple of `step`.
+    """Encode token ids: return the last hidden states [B, L, C] without the first `dropped`, zero after each caption,
+    and a mask [B, L] of the caption's own tokens. L is a multiple of `step`.
     """
     # Captions are padded on the right, which causal attention never sees.
     length = padded_length(ids, step, dropped) or step  # if all captions are empty
     device = next(model.parameters()).device
     padded = torch.zeros(len(ids), dropped + length, dtype=torch.long)
     mask = torch.zeros(len(ids), length, dtype=torch.long)
-    for row, own in enumerate(ids):
-        padded[row, : len(own)] = torch.tensor(own)
-        mask[row, : len(own) - dropped] = 1
+    for row, tokens in enumerate(ids):
+        padded[row, : len(tokens)] = torch.tensor(tokens)
+        mask[row, : len(tokens) - dropped] = 1
     mask = mask.to(device, non_blocking=True)
     states = model(input_ids=padded.to(device, non_blocking=True)).last_hidden_state[:, dropped:]
     return states * mask[..., None].to(states.dtype), mask
@@ -56,10 +58,10 @@ def encode_ids(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int
 def empty_language_model(
     kind: str, skipped: int = 0, norm: bool = True, eps: float = 1e-6, theta: float = DEFAULT_THETA, **settings: Any
 ) -> nn.Module:
-    """A model of transformers ("Qwen2", "Qwen3", "Mistral") on the meta device.
+    """Build a model of transformers ("Qwen2", "Qwen3", "Mistral") on the meta device.
 
-    With `skipped` layers at its end removed it has no final norm either: its output is then hidden_states[-1 - skipped]
-    of the whole model. `norm`: whether it has one otherwise.
+    Without its last `skipped` layers it has no final norm either: its output is then hidden_states[-1 - skipped] of the
+    whole model. `norm` says whether the model has one otherwise.
     """
     # Import from its own module: through `transformers`, the type checker would read every model.
     module = importlib.import_module(f"transformers.models.{kind.lower()}")
@@ -78,7 +80,7 @@ def empty_language_model(
 
 
 def settings_of(shapes: Shapes) -> dict[str, int]:
-    """The settings of a model, from shapes by plain name. KeyError names the first that is missing."""
+    """Return the settings of a model, from shapes by plain name. Raises KeyError naming the first that is missing."""
     words, hidden = shapes[EMBEDDING]
     return {
         "vocab_size": words,
@@ -98,7 +100,7 @@ def empty_qwen3(skipped: int = 0, **settings: Any) -> nn.Module:
 
 
 def empty_mistral(skipped: int = 0, norm: bool = True, **settings: Any) -> nn.Module:
-    """A Mistral Small 3 without its last `skipped` layers, on the meta device."""
+    """Build a Mistral Small 3 without its last `skipped` layers on the meta device."""
     limits: dict[str, Any] = {"head_dim": HEAD_WIDTH, "max_position_embeddings": 131072, "sliding_window": None}
     return empty_language_model("Mistral", skipped, norm, 1e-5, 1e9, **limits, **settings)
 
@@ -106,7 +108,9 @@ def empty_mistral(skipped: int = 0, norm: bool = True, **settings: Any) -> nn.Mo
 def load_qwen3(
     path: Path, dtype: torch.dtype, mmap: bool = True, skipped: Callable[[int], int] = lambda layers: 0
 ) -> nn.Module:
-    """Read a Qwen3, a single file or a folder, without its last layers; `skipped`: their number. Raises ConfigError."""
+    """Read a Qwen3, a single file or a folder; `skipped` returns how many of its layers to leave out at the end. Raises
+    ConfigError.
+    """
 
     def empty_one(shapes: Shapes) -> nn.Module:
         settings = settings_of(shapes)
@@ -116,7 +120,7 @@ def load_qwen3(
 
 
 def load_mistral(path: Path, dtype: torch.dtype, mmap: bool, skipped: Callable[[int], int]) -> nn.Module:
-    """`load_qwen3` for a Mistral. A file without the final norm has only the layers that are needed."""
+    """Read a Mistral like `load_qwen3`. A file without the final norm has only the layers that are needed."""
 
     def empty_one(shapes: Shapes) -> nn.Module:
         settings, whole = settings_of(shapes), "norm.weight" in shapes

@@ -32,11 +32,11 @@ class WeightSlice:
 
 @dataclass(frozen=True)
 class SharedForm:
-    """How a plain LoRA is written so that ComfyUI and diffusers both load all of it."""
+    """The form of a plain LoRA file that both ComfyUI and diffusers load completely."""
 
     names: str = "comfy"  # the format whose names these are
     is_peft: bool = True  # lora_A and lora_B, not lora_down and lora_up
-    has_alphas: bool = True  # or the strength is multiplied into lora_B
+    has_alphas: bool = True  # if not, the strength is multiplied into lora_B
     has_lokr: bool = False  # whether diffusers loads LoKr under these names as well
 
 
@@ -55,8 +55,8 @@ class LoraNames:
         "base_model.model.": "denoiser",
     }
     trees: ClassVar[tuple[str, ...]]  # prefixes of the denoiser's paths in any format, which identify the family
-    marks: ClassVar[str] = ""  # a pattern of paths that no family with the same tree has; "" where none shares it
-    # Suffixes of paths -> ratio of outputs to inputs, where families with the same tree differ.
+    marks: ClassVar[str] = ""  # a pattern of paths that no other family with the same tree has; "" if none shares it
+    # Suffixes of paths -> ratio of outputs to inputs, in which families with the same tree differ.
     ratios: ClassVar[Mapping[str, int]] = {}
     encoder_names: ClassVar[tuple[str, ...]] = ()  # prefixes of names that only its text encoders have
     version_word: ClassVar[str]  # contained in ss_base_model_version and modelspec.architecture
@@ -68,15 +68,15 @@ class LoraNames:
 
     @property
     def part_of(self) -> dict[str, str]:
-        known = {prefix: part for table in self.prefixes.values() for part, prefix in table.items()}
-        return known | dict(self.other_prefixes)
+        parts_by_prefix = {prefix: part for table in self.prefixes.values() for part, prefix in table.items()}
+        return parts_by_prefix | dict(self.other_prefixes)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A denoiser path in any format -> (path in the single file, index of the row slice, number of slices)."""
         return path, 0, 1
 
     def apart(self, path: str) -> tuple[str, ...]:
-        """A path of `canonical` -> the layers of equal size that it is in our model, in the order of its rows."""
+        """A path of `canonical` -> the equally large layers that it is in our model, in the order of its rows."""
         return (path,)
 
     def file_name(self, part: str, path: str, kohya: str) -> str:
@@ -90,18 +90,18 @@ class LoraNames:
         return (path,)
 
     def is_large_conv(self, path: str) -> bool:
-        """Whether a layer is a convolution with a real kernel, which LyCORIS flattens in some kinds of files."""
+        """Return whether a layer is a convolution with a kernel above 1x1, which LyCORIS flattens in some files."""
         return False
 
     def has_swapped_halves(self, path: str) -> bool:
         return False
 
     def tensors_of(self, path: str, shapes: Shapes) -> dict[str, tuple[str, ...]]:
-        """{name in the single file's layout: its tensors in the file}. ConfigError names missing ones."""
+        """Return {name in the single file's layout: its tensors in the file}. Raises ConfigError for a missing one."""
         return {name: (name,) for name in shapes}
 
     def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
-        """The tensors of `tensors_of` for one name -> the tensor in the single file's layout."""
+        """Join the tensors of `tensors_of` for one name to the tensor in the single file's layout."""
         if len(rows) != 1:
             raise ConfigError(
                 "{name} is made of {count} tensors, and this model has no such layers", name=name, count=len(rows)
@@ -109,18 +109,18 @@ class LoraNames:
         return rows[0]
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """The location of a layer's weight in a file with these shapes; None for parts that a file never holds."""
+        """Return the location of a layer's weight in a file with these shapes; None for parts that no file holds."""
         return WeightSlice(f"{denoiser_prefix(shapes)}{path}.weight") if part == "denoiser" else None
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """The layers that a LoRA adapts; with `convolutions` those of 3x3 as well."""
+        """Yield the layers that a LoRA adapts; with `convolutions` also those of 3x3."""
         for path in matrices(shapes, ""):
             if path.startswith(self.trees):
                 yield "denoiser", path
 
 
 def matrices(shapes: Shapes, prefix: str) -> Iterable[str]:
-    """Paths under a prefix that have a matrix."""
+    """Yield the paths under a prefix that have a matrix."""
     for name, shape in shapes.items():
         if len(shape) > 1 and name.startswith(prefix) and name.endswith(".weight"):
             yield name.removeprefix(prefix).removesuffix(".weight")

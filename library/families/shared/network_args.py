@@ -35,32 +35,26 @@ class NetworkLayer(Protocol):
     @property
     def part(self) -> str:
         """Either "denoiser" or a text encoder's short name."""
-        ...
 
     @property
     def path(self) -> str:
         """Its path in the module tree."""
-        ...
 
     @property
     def name(self) -> str:
         """The adapter's name in files."""
-        ...
 
     @property
     def inside(self) -> str:
         """Class name of the block it is in; "" for none."""
-        ...
 
     @property
     def is_large_conv(self) -> bool:
         """Whether it is a convolution with a kernel larger than 1x1."""
-        ...
 
     @property
     def features(self) -> tuple[int, int]:
         """Its numbers of inputs and outputs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +105,23 @@ class NetworkArgs:
             yield Problem("network_args", "conv_alpha has no effect without conv_dim")
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
-        """Classes in the denoiser whose layers get adapters, a selection of the family's `targets`."""
+        """Return the classes in the denoiser whose layers get adapters, by default `targets` and convolutions."""
         return (*targets, *CONVOLUTIONS)
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Rank and alpha of the adapter on a layer, from those of the run; NO_ADAPTER for none."""
+        """Return rank and alpha of the adapter on a layer, from those of the run; NO_ADAPTER for none."""
         return (rank, alpha) if layer.inside else NO_ADAPTER
 
     def split_sizes(self, layer: NetworkLayer) -> tuple[int, ...]:
-        """Output sizes of the parts of a fused matrix that get adapters of their own; () for one adapter."""
+        """Return the output sizes of the parts of a fused matrix that get separate adapters; () for one adapter."""
         return ()
 
     def block_of(self, name: str) -> int:
-        """The number of the block an adapter's name is in, where blocks have learning rates of their own."""
+        """Return the number of the block that an adapter is in, for families with learning rates by block."""
         return 0
 
     def fits(self, pattern: str, name: str, path: str) -> bool:
-        """Whether a pattern of ranks or rates matches a layer, by its name in files or its path."""
+        """Return whether a pattern of ranks or rates matches a layer, by its name in files or its path."""
         return bool(re.fullmatch(pattern, path) if self.matches_paths else re.search(pattern, name))
 
     @property
@@ -141,7 +135,7 @@ class NetworkArgs:
 
     @property
     def ggpo_strengths(self) -> tuple[float, float] | None:
-        """Sigma and beta of GGPO; None where it is off."""
+        """Sigma and beta of GGPO; None if it is off."""
         return None
 
     @property
@@ -152,7 +146,7 @@ class NetworkArgs:
         return True
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
-        """The factor of the learning rate of each block, 0 without adapters, by group; `counts`: blocks per group."""
+        """Return the factor of each block's learning rate, 0 without adapters, by group; `counts`: blocks per group."""
         return [index_factors(getattr(self, name), n) for name, n in zip(self.block_arguments, counts, strict=True)]
 
 
@@ -180,8 +174,9 @@ class PatternArgs(NetworkArgs):
     )
 
     def unreadable(self, **readers: Callable[[str], object]) -> Iterator[Problem]:
-        """Problems of values with a format of their own: the patterns, and those that `readers` parse, by name.
-        A reader raises ConfigError."""
+        """Yield problems of values with a special format: the patterns, and those that `readers` parse, by name. A
+        reader raises ConfigError.
+        """
         readers |= {
             "exclude_patterns": regexes,
             "include_patterns": regexes,
@@ -199,9 +194,9 @@ class PatternArgs(NetworkArgs):
         return patterns(self.network_reg_lrs, float)
 
     def is_excluded(self, layer: NetworkLayer) -> bool:
-        """Whether the patterns exclude a layer."""
+        """Return whether the patterns exclude a layer."""
         fits = [
-            any(re.fullmatch(one, layer.path) for one in regexes(text))
+            any(re.fullmatch(regex, layer.path) for regex in regexes(text))
             for text in (self.exclude_patterns, self.include_patterns)
         ]
         return fits[0] and not fits[1]
@@ -218,7 +213,7 @@ class TransformerArgs(PatternArgs):
         return self.verbose
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """What has no effect, and why."""
+        """Yield arguments without effect, and why."""
         for name in ("conv_dim", "conv_alpha"):
             if getattr(self, name) is not None:
                 yield Problem("network_args", "{name} has no effect: its blocks have no convolutions", name=name)
@@ -227,11 +222,11 @@ class TransformerArgs(PatternArgs):
         return targets
 
     def rank_by_name(self, layer: NetworkLayer) -> int | None:
-        """The rank of the first pattern in a layer's name, 0 for none, and None where no pattern decides."""
+        """Return the rank by the first pattern that matches a layer: 0 for no adapter, None if no pattern matches."""
         if not layer.inside or self.is_excluded(layer):
             return 0
-        known = patterns(self.network_reg_dims, int)
-        return next((own for pattern, own in known if self.fits(pattern, layer.name, layer.path)), None)
+        rank_patterns = patterns(self.network_reg_dims, int)
+        return next((rank for pattern, rank in rank_patterns if self.fits(pattern, layer.name, layer.path)), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,11 +241,12 @@ class BlockArgs(TransformerArgs):
         yield from self.unreadable(train_block_indices=indices)
 
     def rank_in_block(self, layer: NetworkLayer, block: re.Match[str] | None) -> int | None:
-        """The rank of a layer in the block that was found in its name or path: that of the first pattern in its name, 0
-        for none, and None where neither patterns nor blocks decide."""
-        own = self.rank_by_name(layer)
+        """Return the rank of a layer by patterns, or by its block, whose number was matched in its name or path: 0 for
+        no adapter, None if neither decides.
+        """
+        rank = self.rank_by_name(layer)
         chosen = indices(self.train_block_indices)
-        return 0 if own is None and block and chosen is not None and int(block[1]) not in chosen else own
+        return 0 if rank is None and block and chosen is not None and int(block[1]) not in chosen else rank
 
 
 # ---- parsers
@@ -258,21 +254,21 @@ class BlockArgs(TransformerArgs):
 
 @functools.cache
 def regexes(text: str) -> tuple[str, ...]:
-    """The regexes of a list such as "['.*attn.*', '.*mlp.*']"; () from nothing. Raises ConfigError."""
+    """Parse a list of regexes such as "['.*attn.*', '.*mlp.*']"; () for an empty text. Raises ConfigError."""
     try:
         literal = ast.literal_eval(text.strip() or "[]")
-        if not isinstance(literal, list) or not all(isinstance(one, str) for one in literal):
+        if not isinstance(literal, list) or not all(isinstance(regex, str) for regex in literal):
             raise ValueError(text)
-        made = tuple(re.compile(one).pattern for one in literal)
+        checked = tuple(re.compile(regex).pattern for regex in literal)
     except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError, re.error):
         raise ConfigError("must be a list of regexes like ['.*attn.*'], got {text}", text=quoted(text)) from None
-    for one in made:
-        refuse_endless(one)
-    return made
+    for regex in checked:
+        refuse_endless(regex)
+    return checked
 
 
 def block_factors(text: str, length: int) -> list[float]:
-    """Factors from "1,0.5,..." or "cosine+.25"; all 1 from nothing; an empty place between commas is 0."""
+    """Parse factors from "1,0.5,..." or "cosine+.25"; all 1 for an empty text; 0 for nothing between two commas."""
     if not text:
         return [1.0] * length
     name, _, base = text.partition("+")
@@ -304,29 +300,29 @@ def _shape(name: str, x: float) -> float:
 
 
 def indices(text: str) -> frozenset[int] | None:
-    """The set {0, 1, 2, 3, 5} from "0-3,5"; None, which means no limit, from "all"; the empty set from "none"."""
+    """Parse {0, 1, 2, 3, 5} from "0-3,5"; None, which means no limit, from "all"; the empty set from "none"."""
     text = text.strip()
     if text in ("all", ""):
         return None
     if text == "none":
         return frozenset()
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if not match or (match[2] and int(match[2]) < int(match[1])):
             raise ConfigError('must be "all", "none" or like "0-3,5", got {text}', text=quoted(text))
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(numbers)
 
 
 def index_factors(text: str, count: int) -> list[float]:
-    """1 for each of so many blocks that a text like "0-3,5" names, 0 for the others."""
+    """Return 1 for each of `count` blocks that a text like "0-3,5" names, 0 for the others."""
     chosen = indices(text)
     return [float(chosen is None or number in chosen) for number in range(count)]
 
 
 def ranks(text: str) -> tuple[int, ...]:
-    """Five ranks from "[4,0,0,0,4]"; () from nothing."""
+    """Parse five ranks from "[4,0,0,0,4]"; () for an empty text."""
     if not text.strip():
         return ()
     parts = text.strip().strip("[]").split(",")
@@ -336,15 +332,15 @@ def ranks(text: str) -> tuple[int, ...]:
 
 
 def patterns(text: str, kind: type) -> tuple[tuple[str, Any], ...]:
-    """Pairs from "regex=value,regex=value"; a comma inside a pattern is part of it."""
+    """Parse pairs from "regex=value,regex=value"; a comma inside a pattern is part of it."""
     pattern_values: list[tuple[str, Any]] = []
     # A pair ends at "=number" before a comma or the end, so that patterns may hold commas and equal signs.
-    rest, pair = text.strip(), re.compile(r"(.+?)=\s*([0-9.eE+-]+)\s*(?:,|$)")
-    while rest:
-        match = pair.match(rest)
+    remaining, pair = text.strip(), re.compile(r"(.+?)=\s*([0-9.eE+-]+)\s*(?:,|$)")
+    while remaining:
+        match = pair.match(remaining)
         try:
             if not match:
-                raise ValueError(rest)
+                raise ValueError(remaining)
             pattern_values.append((re.compile(match[1].strip()).pattern, kind(match[2])))
         except (ValueError, OverflowError, RecursionError, re.error):
             raise ConfigError(
@@ -352,7 +348,7 @@ def patterns(text: str, kind: type) -> tuple[tuple[str, Any], ...]:
                 value="rank" if kind is int else "rate",
                 text=quoted(text),
             ) from None
-        rest = rest[match.end() :].lstrip()
+        remaining = remaining[match.end() :].lstrip()
     for pattern, _ in pattern_values:
         refuse_endless(pattern)
     return tuple(pattern_values)

@@ -23,20 +23,20 @@ ENCODER = "text_encoder"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How a family's files are loaded: "denoiser", "text_encoder", which may be unused, and "vae"."""
+    """How to load a family's files: "denoiser", "text_encoder", which may be unused, and "vae"."""
 
     files: PartFiles
-    problems: Callable[[Any], Iterator[Problem]]  # of a config: what is missing or wrong among the parts
+    problems: Callable[[Any], Iterator[Problem]]  # of a config: missing or unusable parts
     plain_shapes: Callable[[Entries, str], Shapes]  # of a part, by the network's own keys
     # Path, dtype, whether to keep 8 bits, mapping -> a network without weights, and its reader.
     open_denoiser: Callable[..., tuple[nn.Module, Callable[[WeightPlacement | None], object]]]
     readers: Mapping[str, Callable[..., nn.Module]]  # readers of the other two: path, dtype, mapping
     tokenizer: str  # on the hub
     encode: Callable[[Any, Any, Sequence[str]], tuple[Tensor, ...]]  # encoder, tokenizer, captions -> states and mask
-    # Tokenizer, captions -> the length of a batch of them; None where all captions have the same length.
+    # Tokenizer, captions -> the length of a batch of them; None if all captions have the same length.
     longest: Callable[[Any, Collection[str]], int] | None
-    most: int = 512  # limit of tokens of a caption, including `around`
-    around: int = 0  # tokens of the template among them
+    max_tokens: int = 512  # limit of tokens of a caption, including `template_tokens`
+    template_tokens: int = 0  # of the template around the caption
 
     def __deepcopy__(self, memo: object) -> "Checkpoint":
         return self  # immutable, so copies of a family share it
@@ -46,21 +46,25 @@ class OneEncoderFamily(TransformerFamily):
     """Captions may have any length: each batch is padded, with a mask."""
 
     name: str
-    checkpoint: Checkpoint  # of the class, or of each family object where its models differ
+    checkpoint: Checkpoint  # of the class, or of each family object if its models differ
     swapped_class: ClassVar[str]  # of the blocks that blocks_to_swap counts
     text_cache: TextCache  # its keys are those of the states and of their mask
 
     # ---- files
 
     def problems(self) -> Iterator[Problem]:
-        """Problems of the model's files, from their headers."""
-        wrong, files = list(self.checkpoint.problems(self.config)), self.checkpoint.files
-        if not wrong and (path := files.present(self.config, "denoiser")):
+        """Yield problems of the model's files, from their headers."""
+        problems, files = list(self.checkpoint.problems(self.config)), self.checkpoint.files
+        if not problems and (path := files.present(self.config, "denoiser")):
             option = files.parts["denoiser"].option
-            wrong = list(denoiser_file.find_denoiser_problems(path, option, self.checkpoint.open_denoiser))
-        yield from wrong
+            problems = list(denoiser_file.find_denoiser_problems(path, option, self.checkpoint.open_denoiser))
+        yield from problems
         options = {files.parts[part].option for part in ("denoiser", ENCODER) if part in files.parts}
-        if len(options) < 2 or not files.named(self.config, ENCODER) or any(one.option in options for one in wrong):
+        if (
+            len(options) < 2
+            or not files.named(self.config, ENCODER)
+            or any(problem.option in options for problem in problems)
+        ):
             return  # the tokenizer is searched beside the networks, so they come first
         try:
             self.tokenizer_folders()
@@ -85,11 +89,11 @@ class OneEncoderFamily(TransformerFamily):
             for folder in tokenizers.tokenizer_places(name, place, subfolder, None):
                 if tokenizers.has_tokenizer(folder, tokenizers.tokenizer_kind(name)):
                     return folder
-        token, kept = self.config.hub.huggingface_token, options.tokenizer_cache_dir
-        return tokenizers.find_tokenizer(name, whole or base, subfolder, kept, token)
+        token, cache_dir = self.config.hub.huggingface_token, options.tokenizer_cache_dir
+        return tokenizers.find_tokenizer(name, whole or base, subfolder, cache_dir, token)
 
     def stored_shapes(self) -> dict[str, Shapes]:
-        """Shapes of the parts whose files are on this machine."""
+        """Return the shapes of the parts whose files are on this machine."""
         shapes: dict[str, Shapes] = {}
         for part in self.checkpoint.files.parts:
             with contextlib.suppress(ConfigError):
@@ -138,23 +142,24 @@ class OneEncoderFamily(TransformerFamily):
 
     @property
     def caption_limit(self) -> CaptionLimit:
-        return CaptionLimit(ENCODER, self.checkpoint.most - self.checkpoint.around)
+        return CaptionLimit(ENCODER, self.checkpoint.max_tokens - self.checkpoint.template_tokens)
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
         """Return the tokenizers of everything that reads captions. Raises ConfigError if one is unavailable."""
         return tokenizers.Tokenizers(self.tokenizer_folders())
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
-        """The length of the longest caption; None if text is not cached, or if all captions have the same length."""
+        """Return the length of the longest caption; None if text is not cached, or if all captions have one length."""
         longest = self.checkpoint.longest if self.config.cache.text else None
         return longest(components.tokenizers[ENCODER], captions) if longest else None
 
     def text(
         self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
     ) -> dict[str, Tensor]:
-        """Captions -> states [B, L, C], zero behind each caption, and a mask [B, L] with ones on it, by the cache's
-        keys."""
+        """Captions -> states [B, L, C], zero after each caption, and a mask [B, L] with ones on it, by the cache's
+        keys.
+        """
         if ENCODER not in (tuple(components.encoders) if encoders is None else encoders):
             return {}
-        made = self.checkpoint.encode(components.encoders[ENCODER], components.tokenizers[ENCODER], list(captions))
-        return dict(zip(self.text_cache.keys, made, strict=True))
+        arrays = self.checkpoint.encode(components.encoders[ENCODER], components.tokenizers[ENCODER], list(captions))
+        return dict(zip(self.text_cache.keys, arrays, strict=True))

@@ -29,7 +29,7 @@ def unpack_channels_last(tokens: Tensor, height: int, width: int) -> Tensor:
 
 
 def image_positions(height: int, width: int, device: torch.device) -> Tensor:
-    """Positions of an image's tokens [h * w, 3]: (0, row, column), float32."""
+    """Return positions of an image's tokens [h * w, 3]: (0, row, column), float32."""
     ids = torch.zeros(height, width, 3, device=device)
     ids[..., 1] = torch.arange(height, dtype=torch.float32, device=device)[:, None]
     ids[..., 2] = torch.arange(width, dtype=torch.float32, device=device)
@@ -47,26 +47,28 @@ class Positions:
     def image(
         self, height: int, width: int, device: torch.device, references: Sequence[tuple[int, int]] = ()
     ) -> Tensor:
-        """Positions of an image's tokens [h * w, 3], then those of reference images, whose first coordinate is 1, 2 and
-        so on."""
+        """Return positions of an image's tokens [h * w, 3], then those of reference images, whose first coordinate is
+        1, 2 and so on.
+        """
 
         def make() -> Tensor:
-            every = [image_positions(*size, device) for size in ((height, width), *references)]
-            for number, positions in enumerate(every):
+            per_image = [image_positions(*size, device) for size in ((height, width), *references)]
+            for number, positions in enumerate(per_image):
                 positions[:, 0] = number
-            return torch.cat(every)
+            return torch.cat(per_image)
 
-        return self._kept(("image", height, width, device, *references), make)
+        return self._cached(("image", height, width, device, *references), make)
 
     def text(self, length: int, device: torch.device) -> Tensor:
         """Return positions of a text [L, 3], all zero."""
         # Text encodings already contain the order.
-        return self._kept(("text", length, device), lambda: torch.zeros(length, 3, device=device))
+        return self._cached(("text", length, device), lambda: torch.zeros(length, 3, device=device))
 
-    def _kept(self, key: tuple, make) -> Tensor:
+    def _cached(self, key: tuple, make) -> Tensor:
         if key not in self._known:
             if len(self._known) >= self.MAX_PACKED:
                 self._known.clear()
-            with torch.inference_mode(False):  # a tensor that was made for sample images is also used in training
+            # A tensor created for sample images is also used in training, which rejects inference tensors.
+            with torch.inference_mode(False):
                 self._known[key] = make()
         return self._known[key]

@@ -83,8 +83,7 @@ class ImageVAE(nn.Module):
 
 
 def latents(vae: Any, pixels: Tensor) -> Tensor:
-    """Pixels [B, 3, H, W] in [-1, 1] -> normalised means of an ImageVAE, float32 [B, 16, H / 8, W / 8]. Nothing is
-    drawn."""
+    """Pixels [B, 3, H, W] in [-1, 1] -> normalised means of an ImageVAE, float32 [B, 16, H / 8, W / 8]; not sampled."""
     with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
         return normalise_qwen(vae.encode(pixels.to(vae.device, vae.dtype)))
 
@@ -121,9 +120,11 @@ def load_qwen_vae(path: Path, dtype: torch.dtype, mmap: bool = True) -> ImageVAE
 def build_qwen_vae(tensors: Mapping[str, Tensor]) -> ImageVAE:
     """Return the VAE with the sizes of its tensors (diffusers' names), which are not copied."""
     steps = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("encoder.down_blocks.")})
-    last = {n: f"encoder.down_blocks.{n}" for n in steps if f"encoder.down_blocks.{n}.resample.1.weight" in tensors}
+    downsamplers = {
+        n: f"encoder.down_blocks.{n}" for n in steps if f"encoder.down_blocks.{n}.resample.1.weight" in tensors
+    }
     base = tensors["encoder.conv_in.weight"].shape[0]
-    resnets = min(last)  # per level; a downsampler follows them
+    resnets = min(downsamplers)  # per level; a downsampler follows them
     widths = [tensors[f"encoder.down_blocks.{n}.conv2.weight"].shape[0] for n in steps if n % (resnets + 1) == 0]
     return assign_to(
         empty_qwen_vae(
@@ -131,15 +132,15 @@ def build_qwen_vae(tensors: Mapping[str, Tensor]) -> ImageVAE:
             tuple(width // base for width in widths),
             resnets,
             tensors["decoder.conv_in.weight"].shape[1],
-            [f"{name}.time_conv.weight" in tensors for name in last.values()],
+            [f"{name}.time_conv.weight" in tensors for name in downsamplers.values()],
         ),
         tensors,
     )
 
 
-def assign_to(made: ImageVAE, tensors: Mapping[str, Tensor]) -> ImageVAE:
-    assign(made.network, tensors)
-    return made.eval().requires_grad_(False)
+def assign_to(vae: ImageVAE, tensors: Mapping[str, Tensor]) -> ImageVAE:
+    assign(vae.network, tensors)
+    return vae.eval().requires_grad_(False)
 
 
 def empty_qwen_vae(base: int, widths: tuple[int, ...], resnets: int, channels: int, over_time: list[bool]) -> ImageVAE:

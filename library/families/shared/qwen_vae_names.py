@@ -25,16 +25,14 @@ MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1"
 
 
 def plain_qwen_vae_names(names: Iterable[str]) -> dict[str, str]:
-    """Return keys of a VAE's file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are
-    skipped.
-    """
+    """Keys of a VAE's file in either layout, with any prefix -> {diffusers' key: key in the file}. Skips other keys."""
     names = list(names)
     marks = (DIFFUSERS_MARK, SINGLE_MARK)
-    before = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
-    inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
+    prefix = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
+    unprefixed = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
     if not any(name.endswith(SINGLE_MARK) for name in names):
-        return {name: key for name, key in inside.items() if name.startswith(QWEN_VAE_PREFIXES)}
-    return {new: inside[name] for new, name in _from_single(inside).items()}
+        return {name: key for name, key in unprefixed.items() if name.startswith(QWEN_VAE_PREFIXES)}
+    return {new: unprefixed[name] for new, name in _from_single(unprefixed).items()}
 
 
 def _from_single(names: Iterable[str]) -> dict[str, str]:
@@ -47,39 +45,39 @@ def _from_single(names: Iterable[str]) -> dict[str, str]:
         for side in ("encoder", "decoder")
         for old, new in (("conv1", "conv_in"), ("head.0", "norm_out"), ("head.2", "conv_out"))
     }
-    known = {"conv1": "quant_conv", "conv2": "post_quant_conv", **middle, **ends}
+    renames = {"conv1": "quant_conv", "conv2": "post_quant_conv", **middle, **ends}
     samplers = sorted(
         {int(name.split(".")[2]) for name in names if name.startswith("decoder.upsamples.") and ".resample." in name}
     )
-    each = samplers[0] + 1 if samplers else 4
+    per_level = samplers[0] + 1 if samplers else 4
     for name in names:
         side, kind, number, *_ = (*name.split("."), "", "", "")
         if kind == "downsamples":
-            known[f"{side}.{kind}.{number}"] = f"{side}.down_blocks.{number}"
+            renames[f"{side}.{kind}.{number}"] = f"{side}.down_blocks.{number}"
         elif kind == "upsamples":
-            level, place = divmod(int(number), each)
-            where = "upsamplers.0" if int(number) in samplers else f"resnets.{place}"
-            known[f"{side}.{kind}.{number}"] = f"{side}.up_blocks.{level}.{where}"
-    found = {}
+            level, place = divmod(int(number), per_level)
+            module = "upsamplers.0" if int(number) in samplers else f"resnets.{place}"
+            renames[f"{side}.{kind}.{number}"] = f"{side}.up_blocks.{level}.{module}"
+    file_names = {}
     for name in names:
-        new = replace_prefix(name, known)
+        new = replace_prefix(name, renames)
         for old, plain in RESIDUAL.items():
             new = new.replace(f".{old}.", f".{plain}.")
-        found[new] = name
-    return found
+        file_names[new] = name
+    return file_names
 
 
 def qwen_vae_to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """A VAE's tensors by diffusers' names -> by those of the single file."""
+    """Convert a VAE's tensors from diffusers' names to those of the single file."""
     resnets = {int(name.split(".")[4]) for name in tensors if ".up_blocks.0.resnets." in name}
-    each, out = len(resnets) + 1, {}
+    per_level, out = len(resnets) + 1, {}
     for name, tensor in tensors.items():
         parts = name.split(".")
         if parts[1] == "down_blocks":
             name = ".".join([parts[0], "downsamples", *parts[2:]])
         elif parts[1] == "up_blocks":
-            place = int(parts[4]) if parts[3] == "resnets" else each - 1
-            name = ".".join([parts[0], "upsamples", str(each * int(parts[2]) + place), *parts[5:]])
+            place = int(parts[4]) if parts[3] == "resnets" else per_level - 1
+            name = ".".join([parts[0], "upsamples", str(per_level * int(parts[2]) + place), *parts[5:]])
         for old, new in _RENAMED:
             name = name.replace(old, new)
         out[name] = tensor

@@ -43,7 +43,7 @@ class InputShapes:
     words: Mapping[str, int] = field(default_factory=dict)  # text outputs that are tokens, and how many words there are
 
     def texts(self, number: int, device: torch.device) -> dict[str, Tensor]:
-        """Random text outputs of so many captions, by their name in the caches."""
+        """Return random text outputs of `number` captions, by their name in the caches."""
         return {
             name: torch.randint(self.words[name], (number, *shape), device=device)
             if name in self.words
@@ -52,8 +52,9 @@ class InputShapes:
         }
 
     def controls(self, latents: Tensor, sides: tuple[int, ...] = ()) -> list[Tensor]:
-        """Random pictures beside such latents [B, C, h, w]; `sides` are heights and widths of reference images, in
-        turn, by default those of the latents."""
+        """Return latents of control images beside latents [B, C, h, w]; `sides` are height and width of each reference
+        image, by default those of the latents.
+        """
         number, channels, height, width = latents.shape
         if self.inpaints:
             return [torch.randn_like(latents), latents.new_ones(number, 1, 8 * height, 8 * width)]
@@ -69,7 +70,7 @@ def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 def clip_encoder(
     width: int, layers: int, words: int = CLIP_WORDS, activation: str = "quick_gelu", projected: bool = False
 ) -> nn.Module:
-    """A CLIP text encoder, with a projection of its pooled output if `projected`."""
+    """Build a CLIP text encoder, with a projection of its pooled output if `projected`."""
     from transformers.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     config = CLIPTextConfig(
@@ -88,7 +89,7 @@ def clip_encoder(
 
 
 def random_autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_convs: bool) -> nn.Module:
-    """An image autoencoder; SDXL's has convolutions around its latents (`quant_convs`), FLUX.1's has none."""
+    """Build an image autoencoder; SDXL's has convolutions around its latents (`quant_convs`), FLUX.1's has none."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
@@ -114,12 +115,12 @@ def random_weights(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int, dty
     out = {}
     for name, shape in shapes:
         if len(shape) < 2:
-            one = 1.0 if "norm" in name and name.endswith(("weight", "scale")) else 0.0
-            tensor = one + 0.02 * torch.randn(shape, generator=generator)
+            mean = 1.0 if "norm" in name and name.endswith(("weight", "scale")) else 0.0
+            tensor = mean + 0.02 * torch.randn(shape, generator=generator)
         else:
             inputs = 1.0 if "embed" in name and len(shape) == 2 and "token" in name else math.prod(shape[1:])
-            few = torch.randn(min(math.prod(shape), RANDOM_VALUES), generator=generator) * (0.7 / math.sqrt(inputs))
-            tensor = few.to(dtype).repeat(-(-math.prod(shape) // RANDOM_VALUES))[: math.prod(shape)].view(shape)
+            values = torch.randn(min(math.prod(shape), RANDOM_VALUES), generator=generator) * (0.7 / math.sqrt(inputs))
+            tensor = values.to(dtype).repeat(-(-math.prod(shape) // RANDOM_VALUES))[: math.prod(shape)].view(shape)
         out[name] = tensor.to(dtype)
     return out
 
@@ -133,8 +134,8 @@ def write_files(
     places = {}
     for number, (part, (stem, named, layout)) in enumerate(parts.items()):
         shapes = [(name, tuple(tensor.shape)) for name, tensor in named.items()]
-        made = layout(random_weights(shapes, seed * 10 + number, dtype))
-        tensors = {name: tensor.contiguous() for name, tensor in made.items()}
+        file_tensors = layout(random_weights(shapes, seed * 10 + number, dtype))
+        tensors = {name: tensor.contiguous() for name, tensor in file_tensors.items()}
         places[part] = write_atomic(
             folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
         )

@@ -21,7 +21,7 @@ class LanguageModelSizes:
     text_groups: int = 1  # heads of keys and values
 
     def text_settings(self, words: int) -> dict[str, Any]:
-        """The settings of its transformers class, for a tokenizer with so many words."""
+        """Return the settings of its transformers class, for a tokenizer with `words` tokens."""
         return {
             "vocab_size": words,
             "hidden_size": self.text,

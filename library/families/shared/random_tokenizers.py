@@ -1,4 +1,4 @@
-"""Tokenizers trained on the spot from a few sentences, stored as the hub stores the real ones; for demos and tests."""
+"""Train tokenizers on a few sentences, and store them as the hub stores the real ones; for demos and tests."""
 
 import json
 import math
@@ -21,7 +21,7 @@ SENTENCES = (
 
 
 def byte_letters() -> list[str]:
-    """The 256 letters that byte-level BPE writes bytes with, in the order CLIP numbers them ("!" is 0)."""
+    """Return the 256 letters with which byte-level BPE writes bytes, in the order of CLIP's ids ("!" is 0)."""
     plain = len(_plain_bytes())
     return [chr(b) for b in _plain_bytes()] + [chr(256 + i) for i in range(256 - plain)]
 
@@ -31,7 +31,7 @@ def _plain_bytes() -> list[int]:
 
 
 def _byte_order() -> list[int]:
-    """The bytes in the order of `byte_letters`."""
+    """Return the bytes in the order of `byte_letters`."""
     plain = _plain_bytes()
     return [*plain, *(b for b in range(256) if b not in plain)]
 
@@ -42,10 +42,10 @@ def clip_tokenizer(
     pad: str = "<|endoftext|>",
     sentences: Iterable[str] = SENTENCES,
 ) -> int:
-    """Train a CLIP tokenizer, write vocab.json, merges.txt and its configuration; returns the size of its vocabulary.
+    """Train a CLIP tokenizer, write vocab.json, merges.txt and its configuration; return the size of its vocabulary.
 
-    As in the real ones the last two words are BOS and EOS. `pad` is "!" for CLIP-G. Without a number of `merges`
-    every word of the sentences becomes one token.
+    As in the real ones, the last two tokens are BOS and EOS. `pad` is "!" for CLIP-G. If `merges` is None, every word
+    of the sentences becomes one token.
     """
     written = [_in_byte_letters(word) for word in _words_of_sentences(sentences)]
     words = Counter(tuple([*word[:-1], f"{word[-1]}</w>"]) for word in written)
@@ -61,15 +61,16 @@ def clip_tokenizer(
     write_atomic(folder / "merges.txt", "\n".join(lines) + "\n")
     special = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
     special["pad_token"] = pad
-    about = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **special}
-    _write_json(folder / "tokenizer_config.json", about)
+    settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **special}
+    _write_json(folder / "tokenizer_config.json", settings)
     _write_json(folder / "special_tokens_map.json", special)
     return len(vocabulary)
 
 
 def qwen_tokenizer(folder: Path, seeing: bool = False, merges: int = 120) -> int:
-    """Train a byte-level tokenizer with the special tokens of conversations, and of pictures if it is `seeing`; returns
-    the size of its vocabulary."""
+    """Train a byte-level tokenizer with the special tokens of chats, and of images if it is `seeing`; return the size
+    of its vocabulary.
+    """
     words = Counter(tuple(f"\u0120{word}") for word in _words_of_sentences(SENTENCES))  # a blank, as bytes are written
     pairs = [_merge_best(words) for _ in range(merges)]
     plain = list(dict.fromkeys([*byte_letters(), *(a + b for a, b in pairs)]))
@@ -80,15 +81,16 @@ def qwen_tokenizer(folder: Path, seeing: bool = False, merges: int = 120) -> int
     write_atomic(folder / "merges.txt", "\n".join(["#version: 0.2", *(f"{a} {b}" for a, b in pairs)]) + "\n")
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     added = {str(len(plain) + i): {"content": token, **flags} for i, token in enumerate(special)}
-    about = {"tokenizer_class": "Qwen2Tokenizer", "model_max_length": 131072, "added_tokens_decoder": added}
-    about |= {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "additional_special_tokens": special[1:]}
-    _write_json(folder / "tokenizer_config.json", about)
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "model_max_length": 131072, "added_tokens_decoder": added}
+    settings |= {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "additional_special_tokens": special[1:]}
+    _write_json(folder / "tokenizer_config.json", settings)
     return len(plain) + len(special)
 
 
 def mistral_tokenizer(folder: Path, merges: int = 120) -> int:
-    """Train a byte-level tokenizer whose special tokens come first, write tokenizer.json and its configuration; returns
-    the size of its vocabulary."""
+    """Train a byte-level tokenizer whose special tokens come first, write tokenizer.json and its configuration; return
+    the size of its vocabulary.
+    """
     words = Counter(tuple(f"\u0120{word}") for word in _words_of_sentences(SENTENCES))  # a blank, as bytes are written
     pairs = [_merge_best(words) for _ in range(merges)]
     special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
@@ -103,22 +105,22 @@ def mistral_tokenizer(folder: Path, merges: int = 120) -> int:
     }
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "tokenizer.json", stored)
-    about = {"tokenizer_class": "LlamaTokenizerFast", "model_max_length": 131072, "padding_side": "left"}
-    about |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    _write_json(folder / "tokenizer_config.json", about)
+    settings = {"tokenizer_class": "LlamaTokenizerFast", "model_max_length": 131072, "padding_side": "left"}
+    settings |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    _write_json(folder / "tokenizer_config.json", settings)
     return len(plain)
 
 
 def t5_tokenizer(folder: Path, sentences: Iterable[str] = SENTENCES) -> int:
-    """Build a T5 unigram tokenizer from word frequencies, write tokenizer.json; returns the size of its vocabulary."""
+    """Build a T5 unigram tokenizer from word frequencies, write tokenizer.json; return the size of its vocabulary."""
     from transformers.models.t5 import T5Tokenizer
 
     counts = Counter(f"\u2581{word}" for word in _words_of_sentences(sentences))
     total = sum(counts.values())
     pieces = [(word, math.log(count / total)) for word, count in sorted(counts.items(), key=lambda p: (-p[1], p[0]))]
     letters = [chr(b) for b in range(33, 127)]
-    known = {word for word, _ in pieces}
-    pieces += [(letter, -12.0) for letter in ["\u2581", *letters] if letter not in known]
+    words = {word for word, _ in pieces}
+    pieces += [(letter, -12.0) for letter in ["\u2581", *letters] if letter not in words]
     vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces]
     tokenizer = T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=512)
     tokenizer.save_pretrained(str(folder))

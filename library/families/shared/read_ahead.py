@@ -10,9 +10,9 @@ import psutil
 from library.config.problems import ConfigError
 from library.families.shared import weights
 
-PIECE_BYTES = 2**22  # bytes
+PIECE_BYTES = 2**22  # of one read
 READER_THREADS = 4
-SHARE = 0.5  # of the free memory, at most, so that it is still cached when it is needed
+MAX_SHARE = 0.5  # of the free memory, so that the file is still cached when it is needed
 
 
 def start_reading(path: Path, prefix: str = "") -> list[threading.Thread]:
@@ -21,14 +21,14 @@ def start_reading(path: Path, prefix: str = "") -> list[threading.Thread]:
     Readers of the file need no change, and find it in memory as far as this has come. Errors are ignored here, and
     reported by those readers.
     """
-    pieces, lock = _file_pieces(path, prefix, int(psutil.virtual_memory().available * SHARE)), threading.Lock()
+    pieces, lock = _file_pieces(path, prefix, int(psutil.virtual_memory().available * MAX_SHARE)), threading.Lock()
 
     def work() -> None:
         buffer = memoryview(bytearray(PIECE_BYTES))
         try:
             while True:
                 with lock:
-                    file, offset, length = next(pieces, (path, 0, 0))
+                    file, offset, length = next(pieces, (path, 0, 0))  # generators are not thread-safe
                 if not length:
                     return
                 _touch(file, offset, buffer[:length])
@@ -41,20 +41,20 @@ def start_reading(path: Path, prefix: str = "") -> list[threading.Thread]:
     return threads
 
 
-def _file_pieces(path: Path, prefix: str, most: int) -> Iterator[tuple[Path, int, int]]:
+def _file_pieces(path: Path, prefix: str, max_bytes: int) -> Iterator[tuple[Path, int, int]]:
     for file in _largest_part_files(path):
         first, last = 0, file.stat().st_size
         if prefix and file.suffix == ".safetensors":
-            start, found = 0, weights.header_entries(file)
+            entries = weights.header_entries(file)
             with file.open("rb") as opened:
-                start = 8 + int.from_bytes(opened.read(8), "little")
-            places = [about["data_offsets"] for name, about in found.items() if name.startswith(prefix)]
-            if places:
-                first, last = start + min(begin for begin, _ in places), start + max(end for _, end in places)
-        for offset in range(first, min(last, first + most), PIECE_BYTES):
+                start = 8 + int.from_bytes(opened.read(8), "little")  # data begins after the header and its length
+            ranges = [entry["data_offsets"] for name, entry in entries.items() if name.startswith(prefix)]
+            if ranges:
+                first, last = start + min(begin for begin, _ in ranges), start + max(end for _, end in ranges)
+        for offset in range(first, min(last, first + max_bytes), PIECE_BYTES):
             yield file, offset, min(PIECE_BYTES, last - offset)
-        most -= last - first
-        if most <= 0:
+        max_bytes -= last - first
+        if max_bytes <= 0:
             return
 
 
@@ -72,7 +72,7 @@ def _touch(path: Path, offset: int, memory: memoryview) -> None:
         if hasattr(os, "RWF_NOWAIT"):
             try:  # skip a piece whose ends are in memory
                 ends = (offset, offset + len(memory) - 1)
-                if all(os.preadv(file.fileno(), [memory[:1]], at, os.RWF_NOWAIT) for at in ends):
+                if all(os.preadv(file.fileno(), [memory[:1]], end, os.RWF_NOWAIT) for end in ends):
                     return
             except OSError:  # unknown on this file system
                 pass

@@ -36,11 +36,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def decoder_input(self, latents: Tensor) -> Tensor:
-        """The result of `latents` -> the input of the VAE's decoder."""
+        """Convert the result of `latents` to the input of the VAE's decoder."""
 
     @abstractmethod
     def is_guided(self, request: SampleRequest) -> bool:
-        """Whether classifier-free guidance is used."""
+        """Return whether classifier-free guidance is used."""
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
         return self.family.text(self.components, prompts)
@@ -60,20 +60,20 @@ class Sampler(ABC):
     def remember(self, requests: Iterable[SampleRequest]) -> None:
         """Encode and cache the prompts of these requests, before the text encoders are unloaded.
 
-        Of prompts that were cached before, the oldest are dropped beyond KEPT.
+        Of prompts that were cached before, the oldest are dropped beyond MAX_ENCODED_PROMPTS.
         """
         requests = list(requests)
         for request in self.unknown(requests):
             encoded = self.encode_request(request)
             self._known[self.text_key(request)] = {name: tensor.cpu() for name, tensor in encoded.items()}
-        wanted = {self.text_key(request) for request in requests}
-        others = [key for key in self._known if key not in wanted]
-        for key in others[: max(len(self._known) - max(MAX_ENCODED_PROMPTS, len(wanted)), 0)]:
+        requested = {self.text_key(request) for request in requests}
+        not_requested = [key for key in self._known if key not in requested]
+        for key in not_requested[: max(len(self._known) - max(MAX_ENCODED_PROMPTS, len(requested)), 0)]:
             del self._known[key]
 
     def unknown(self, requests: Iterable[SampleRequest]) -> list[SampleRequest]:
-        wanted = {self.text_key(request): request for request in requests}
-        return [request for key, request in wanted.items() if key not in self._known]
+        requests_by_key = {self.text_key(request): request for request in requests}
+        return [request for key, request in requests_by_key.items() if key not in self._known]
 
     @torch.no_grad()
     def __call__(self, request: SampleRequest) -> Image.Image:
@@ -81,13 +81,13 @@ class Sampler(ABC):
         return Image.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())
 
     def size(self, request: SampleRequest) -> tuple[int, int]:
-        """Height and width in pixels that the family can generate: cut to its multiple, at least 64."""
+        """Return height and width in pixels that the family can generate: rounded down to its multiple, at least 64."""
         multiple = self.family.sample_multiple
         height, width = (max(64, side // multiple * multiple) for side in (request.height, request.width))
         return height, width
 
     def text(self, request: SampleRequest, device: torch.device) -> dict[str, Tensor]:
-        """The encoded [negative, prompt], or the prompt alone without guidance."""
+        """Return the encoded [negative, prompt], or the prompt alone without guidance."""
         encoded = self._known.get(self.text_key(request))
         if encoded is None:
             encoded = self.encode_request(request)
@@ -98,35 +98,35 @@ class Sampler(ABC):
 
         Raises the error of the last attempt.
         """
-        ways = [("", latents.device), ("tiles", latents.device), ("CPU", torch.device("cpu"))]
-        ways = [way for way in ways if way[0] != "tiles" or not decoding.fits_in_a_tile(latents)]
-        for number, (way, device) in enumerate(ways, start=1):
+        attempts = [("", latents.device), ("tiles", latents.device), ("CPU", torch.device("cpu"))]
+        attempts = [method for method in attempts if method[0] != "tiles" or not decoding.fits_in_a_tile(latents)]
+        for number, (method, device) in enumerate(attempts, start=1):
             try:
-                pixels = self._decoded(latents.to(device), tiled=bool(way))
+                pixels = self._decoded(latents.to(device), tiled=bool(method))
             except Exception as error:
-                if not decoding.is_out_of_memory(error) or number == len(ways):
+                if not decoding.is_out_of_memory(error) or number == len(attempts):
                     raise
             else:
-                self.decoded_by = way or self.decoded_by
+                self.decoded_by = method or self.decoded_by
                 return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
             if torch.cuda.is_available():  # outside of the handler, whose error keeps tensors alive
                 torch.cuda.empty_cache()
         raise AssertionError("the last way returns or raises")
 
     def _decoded(self, latents: Tensor, tiled: bool) -> Tensor:
-        """The decoder's pixels [1, 3, H, W] in -1..1."""
+        """Return the decoder's pixels [1, 3, H, W] in -1..1."""
         with self.vae_on(latents.device) as vae, torch.autocast(latents.device.type, enabled=False):
             dtype = next(vae.parameters()).dtype
 
             def decode(part: Tensor) -> Tensor:
                 return vae.decode(part.to(dtype), return_dict=False)[0]
 
-            given = self.decoder_input(latents)
-            return decoding.in_tiles(decode, given) if tiled else decode(given)
+            decoder_input = self.decoder_input(latents)
+            return decoding.in_tiles(decode, decoder_input) if tiled else decode(decoder_input)
 
     @contextlib.contextmanager
     def vae_on(self, device: torch.device) -> Iterator[Any]:
-        """Move the VAE to this device within the context; inside another context for the same device it stays there."""
+        """Move the VAE to a device within the context; nested in another context for that device, it stays there."""
         vae: Any = self.components.vae  # an AutoencoderKL
         if vae is None:
             raise TypeError("sample images need a VAE")
@@ -149,7 +149,7 @@ class FlowSampler(Sampler):
         return height // TOKEN, width // TOKEN
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
-        """Classifier-free guidance: the velocities of both prompts -> the guided velocity, all [1, ...]."""
+        """Apply classifier-free guidance: the velocities of both prompts -> the guided velocity, all [1, ...]."""
         return negative + scale * (prompt - negative)
 
     def integrate(
@@ -159,21 +159,21 @@ class FlowSampler(Sampler):
         request: SampleRequest,
         velocity: Callable[[Tensor, float], Tensor],
     ) -> Tensor:
-        """Noise [1, ...] -> the image, along sigmas from 1 to 0.
+        """Integrate from noise [1, ...] to the image, along sigmas from 1 to 0.
 
         `velocity`: current sample [B, ...] and sigma -> noise minus image, float32 [B, ...]. B is 2 with
         guidance, for the negative prompt and the prompt, else 1.
         """
         count = 2 if self.is_guided(request) else 1
-        for now, after in itertools.pairwise(sigmas):
-            step = velocity(noise.expand(count, *noise.shape[1:]), now)
+        for sigma, next_sigma in itertools.pairwise(sigmas):
+            step = velocity(noise.expand(count, *noise.shape[1:]), sigma)
             if count == 2:
                 step = self.guided(step[:1], step[1:], request.scale)
-            noise = noise + (after - now) * step
+            noise = noise + (next_sigma - sigma) * step
         return noise
 
 
 def sample_generator(request: SampleRequest) -> torch.Generator:
-    """Seeded noise on the host: the same image on every machine. A seed of None is random."""
+    """Return a seeded generator on the host, for the same image on every machine. A seed of None is random."""
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     return torch.Generator().manual_seed(seed)

@@ -22,7 +22,7 @@ T5_V1_MARKER = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
 
 
 def t5_config(shapes: Mapping[str, Sequence[int]]) -> Any:
-    """Sizes from shapes by file name. Raises KeyError when a tensor that determines them is missing."""
+    """Return the sizes from shapes by file name. Raises KeyError if a tensor that determines them is missing."""
     from transformers.models.t5 import T5Config
 
     words, width = shapes[embedding(shapes)]
@@ -50,8 +50,8 @@ def embedding(names: Iterable[str]) -> str:
 def plain_t5_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file, with any prefix -> {T5's own key: key in the file}."""
     names = list(names)
-    before = next((name.removesuffix(T5_MARKER) for name in names if name.endswith(T5_MARKER)), "")
-    return {name.removeprefix(before): name for name in names if name.startswith(before)}
+    prefix = next((name.removesuffix(T5_MARKER) for name in names if name.endswith(T5_MARKER)), "")
+    return {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
 
 
 def load_t5(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
@@ -67,37 +67,41 @@ def load_t5(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     names, shapes = plain_t5_names(file), file.shapes()
     with complete(path, WHAT):
         with empty_weights.empty_weights():
-            model = T5EncoderModel(t5_config({own: shapes[name] for own, name in names.items()}))
+            model = T5EncoderModel(t5_config({plain: shapes[name] for plain, name in names.items()}))
         for module in model.modules():
             if type(module) is T5DenseGatedActDense:
                 module.__class__ = _uncast_mlp(T5DenseGatedActDense)
             elif type(module) is T5DenseActDense:
                 module.__class__ = _uncast_mlp(T5DenseActDense)
         model.encoder.embed_tokens = model.shared  # tied, or moving the model would copy it twice
-        stored = {own: embedding(names) if own in EMBEDDINGS else own for own in model.state_dict()}
-        found = {own: names[name] for own, name in stored.items() if name in names}
-        return weights.assign(model, {own: weights.cast_floating(file[key], dtype) for own, key in found.items()})
+        stored = {
+            parameter: embedding(names) if parameter in EMBEDDINGS else parameter for parameter in model.state_dict()
+        }
+        file_keys = {parameter: names[name] for parameter, name in stored.items() if name in names}
+        return weights.assign(
+            model, {parameter: weights.cast_floating(file[key], dtype) for parameter, key in file_keys.items()}
+        )
 
 
 @functools.cache
 def _uncast_mlp(cls: type[nn.Module]) -> Any:
-    """The MLP class without its cast to the dtype of the last matrix, which may be 8 bits."""
+    """Return the MLP class without its cast to the dtype of the last matrix, which may be 8 bits."""
 
     class Dense(cls):
         def forward(self: Any, hidden_states: Tensor) -> Tensor:
             if hasattr(self, "wi_0"):
-                made = self.act(self.wi_0(hidden_states)) * self.wi_1(hidden_states)
+                hidden = self.act(self.wi_0(hidden_states)) * self.wi_1(hidden_states)
             else:
-                made = self.act(self.wi(hidden_states))
-            return self.wo(self.dropout(made))
+                hidden = self.act(self.wi(hidden_states))
+            return self.wo(self.dropout(hidden))
 
     Dense.__name__ = Dense.__qualname__ = cls.__name__  # ours and other adapters find their layers by this name
     return Dense
 
 
 def t5_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
-    """Token ids and mask [B, length]: truncated or padded to `length`, with EOS."""
-    made = tokenizer(
+    """Return token ids and mask [B, length]: truncated or padded to `length`, with EOS."""
+    batch = tokenizer(
         list(texts),
         max_length=length,
         padding="max_length",
@@ -105,11 +109,11 @@ def t5_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor
         return_tensors="pt",
         add_special_tokens=True,
     )
-    return made.input_ids, made.attention_mask
+    return batch.input_ids, batch.attention_mask
 
 
 def longest_t5_text(tokenizer: Any, texts: Iterable[str], length: int) -> int:
-    """The largest number of tokens of these texts, with EOS, at most `length`."""
+    """Return the largest number of tokens of these texts, with EOS, at most `length`."""
     ids = tokenizer(list(texts), max_length=length, truncation=True, add_special_tokens=True).input_ids
     return max(map(len, ids), default=0)
 

@@ -8,25 +8,25 @@ COMPILE_PREFIX = "_orig_mod."  # of torch.compile, which other tools leave in th
 
 
 def denoiser_prefix(names: Iterable[str]) -> str:
-    """The prefix of a denoiser's names in a file, or ""; it may combine those of two programs."""
-    names, found = list(names), ""
+    """Return the prefix of a denoiser's names in a file, or ""; it may combine those of two programs."""
+    names, outer = list(names), ""
     while True:
-        inside = [name.removeprefix(found) for name in names if name.startswith(found)]
-        known = (prefix for prefix in DENOISER_PREFIXES if any(name.startswith(prefix) for name in inside))
-        if not (inner := next(known, "" if found else shared_prefix(names))):
-            return found
-        found += inner
+        unprefixed = [name.removeprefix(outer) for name in names if name.startswith(outer)]
+        candidates = (prefix for prefix in DENOISER_PREFIXES if any(name.startswith(prefix) for name in unprefixed))
+        if not (inner := next(candidates, "" if outer else shared_prefix(names))):
+            return outer
+        outer += inner
 
 
 def shared_prefix(names: Sequence[str]) -> str:
-    """The common prefix of all names, such as "module." or "model." of unknown programs.
+    """Return the common prefix of all names, such as "module." or "model." of unknown programs.
 
     A list of blocks is part of the network and not a prefix, even if a file holds nothing else.
     """
     shared: list[str] = []
     for words in zip(*(name.split(".") for name in names), strict=False):
         if any(word.isdecimal() for word in words):
-            shared = shared[:-1]
+            shared = shared[:-1]  # the name of the list
             break
         if len({*words}) > 1:
             break
@@ -46,17 +46,17 @@ def without_prefix(names: Iterable[str]) -> dict[str, str]:
 
 
 def replace_prefix(name: str, table: Mapping[str, str]) -> str:
-    """A dotted name with its longest prefix in the table replaced; unchanged without one."""
+    """Replace the longest prefix of a dotted name that is in the table; return the name unchanged if none is."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
-        found = table.get(".".join(parts[:length]))
-        if found is not None:
-            return ".".join([found, *parts[length:]])
+        replacement = table.get(".".join(parts[:length]))
+        if replacement is not None:
+            return ".".join([replacement, *parts[length:]])
     return name
 
 
 def inverse(table: Mapping[str, str]) -> dict[str, str]:
-    """The inverse of a table of names; raises ValueError when it is not injective."""
+    """Return the inverse of a table of names. Raises ValueError if two names of the table have the same target."""
     back = {new: old for old, new in table.items()}
     if len(back) != len(table):
         raise ValueError("two names of the table become the same")

@@ -1,6 +1,6 @@
 """The classes that load tokenizers. Imports transformers, so it is imported only where a tokenizer is loaded."""
 
-# From the models' own modules: with `from transformers import ...` type checkers read all models.
+# Imported from the models' own modules: with `from transformers import ...` type checkers would read all models.
 from transformers.models.clip import CLIPTokenizer
 from transformers.models.qwen2 import Qwen2Tokenizer
 from transformers.models.t5 import T5Tokenizer

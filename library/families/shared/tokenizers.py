@@ -41,8 +41,9 @@ TOKENIZER_FILES = (
 
 
 def tokenizer_kind(name: str) -> str:
-    """The algorithm behind a tokenizer id: "Unigram" for T5, "chat BPE" for Qwen, "instruct BPE" for Mistral, "BPE" for
-    CLIP."""
+    """Return the kind of tokenizer behind an id: "Unigram" for T5, "chat BPE" for Qwen, "instruct BPE" for Mistral,
+    "BPE" for CLIP.
+    """
     if "qwen" in name.lower():
         return "chat BPE"
     if "mistral" in name.lower():
@@ -50,31 +51,31 @@ def tokenizer_kind(name: str) -> str:
     return "Unigram" if "t5" in name.lower() else "BPE"
 
 
-def has_tokenizer(folder: Path, wanted: str) -> bool:
-    """Return whether a folder has a tokenizer of the wanted kind."""
-    # CLIP must never be read from a folder made for T5.
-    if wanted != "Unigram" and _marked(folder) != (wanted if wanted in SPECIAL_TOKENS else ""):
+def has_tokenizer(folder: Path, kind: str) -> bool:
+    """Return whether a folder has a tokenizer of a kind."""
+    # Kinds have files of the same names, but CLIP's must never be read from a folder made for another.
+    if kind != "Unigram" and _marked(folder) != (kind if kind in SPECIAL_TOKENS else ""):
         return False
-    for files in STORED[wanted]:
+    for files in STORED[kind]:
         if all((folder / file).is_file() for file in files):
             return True
     model = table_of(folder / "tokenizer.json", TOKENIZER).get("model")
-    return isinstance(model, dict) and model.get("type") == wanted.split()[-1]
+    return isinstance(model, dict) and model.get("type") == kind.split()[-1]
 
 
 def _marked(folder: Path) -> str:
-    """The kind of chat tokenizer whose special tokens are in one of the files, else ""."""
+    """Return the kind of chat tokenizer whose special token is in one of a folder's files, "" if none is."""
     for file in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
         with contextlib.suppress(ConfigError):
             text = read_outside_text(folder / file, TOKENIZER)
-            if found := next((kind for kind, mark in SPECIAL_TOKENS.items() if mark in text), ""):
-                return found
+            if marked_kind := next((kind for kind, mark in SPECIAL_TOKENS.items() if mark in text), ""):
+                return marked_kind
     return ""
 
 
 @contextlib.contextmanager
 def trained_from(model: str | Path | None) -> Iterator[None]:
-    """Also look for tokenizers beside this model within the context, as a model trained from it has none."""
+    """Within the context, also look for tokenizers beside this model, as a model trained from it has none."""
     before = _trained_from.set(model)
     try:
         yield
@@ -85,14 +86,14 @@ def trained_from(model: str | Path | None) -> Iterator[None]:
 def tokenizer_places(
     name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None
 ) -> Iterator[Path]:
-    """The local folders a tokenizer may be in, in the order of search."""
-    for where in (model, _trained_from.get()):
-        if where and Path(where).exists():
-            beside = Path(where) if Path(where).is_dir() else Path(where).parent
-            yield beside / subfolder
-            yield beside / "tokenizers" / name.replace("/", "_")
-            if beside.parent != beside:  # models/unet/x.safetensors with models/tokenizers
-                yield beside.parent / "tokenizers" / name.replace("/", "_")
+    """Yield the local folders that a tokenizer may be in, in the order of search."""
+    for model_path in (model, _trained_from.get()):
+        if model_path and Path(model_path).exists():
+            model_folder = Path(model_path) if Path(model_path).is_dir() else Path(model_path).parent
+            yield model_folder / subfolder
+            yield model_folder / "tokenizers" / name.replace("/", "_")
+            if model_folder.parent != model_folder:  # models/unet/x.safetensors with models/tokenizers
+                yield model_folder.parent / "tokenizers" / name.replace("/", "_")
     if cache_dir:
         yield Path(cache_dir) / name.replace("/", "_")
 
@@ -109,16 +110,16 @@ def find_tokenizer(
     `model` is the checkpoint's file or folder and `subfolder` the tokenizer's place in a diffusers layout. A download
     is also copied to `cache_dir`, if given. Raises ConfigError if the tokenizer is unavailable.
     """
-    looked = list(tokenizer_places(name, model, subfolder, cache_dir))
-    for folder in looked:
+    places = list(tokenizer_places(name, model, subfolder, cache_dir))
+    for folder in places:
         if has_tokenizer(folder, tokenizer_kind(name)):
             return folder
-    folder = cached(name) or download_tokenizer(name, token, looked)
+    folder = cached(name) or download_tokenizer(name, token, places)
     return copy_tokenizer(folder, Path(cache_dir) / name.replace("/", "_")) if cache_dir else folder
 
 
 def tokenizer_of_option(folder: str, name: str, option: str) -> Path:
-    """The folder of a tokenizer that an option names. Raises ConfigError when it has none of this kind."""
+    """Return the folder of a tokenizer that an option names. Raises ConfigError if it has none of this kind."""
     if not has_tokenizer(Path(folder), tokenizer_kind(name)):
         raise ConfigError(
             Problem(
@@ -133,7 +134,7 @@ def tokenizer_of_option(folder: str, name: str, option: str) -> Path:
 
 
 def cached(name: str) -> Path | None:
-    """The tokenizer's folder in the hub's cache, if it is there; never goes online."""
+    """Return the tokenizer's folder in the hub's cache, None if it is not there; never go online."""
     for file in ("tokenizer.json", "merges.txt", "spiece.model"):
         path = huggingface_hub.try_to_load_from_cache(name, file)
         if isinstance(path, str) and has_tokenizer(Path(path).parent, tokenizer_kind(name)):
@@ -141,7 +142,7 @@ def cached(name: str) -> Path | None:
     return None
 
 
-def download_tokenizer(name: str, token: str | None, looked: list[Path]) -> Path:
+def download_tokenizer(name: str, token: str | None, places: list[Path]) -> Path:
     """Fetch a tokenizer's few small files from the hub into the hub's own cache."""
     token = token or os.environ.get("HF_TOKEN")
     try:
@@ -149,8 +150,8 @@ def download_tokenizer(name: str, token: str | None, looked: list[Path]) -> Path
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(TOKENIZER_FILES), token=token))
     except Exception as e:  # errors of several network libraries, with the same advice
         reason = str(e).strip().splitlines() or [type(e).__name__]
-        places_tried = ", ".join(map(str, looked)) or "no local folder was given"
-        where = looked[-1] if looked else Path("tokenizers") / name.replace("/", "_")
+        places_tried = ", ".join(map(str, places)) or "no local folder was given"
+        target_folder = places[-1] if places else Path("tokenizers") / name.replace("/", "_")
         raise ConfigError(
             "the tokenizer {name} is on this machine neither in its folders ({places_tried}) nor "
             "in the Hugging Face cache, and could not be downloaded ({reason}): go online once, "
@@ -159,7 +160,7 @@ def download_tokenizer(name: str, token: str | None, looked: list[Path]) -> Path
             places_tried=places_tried,
             reason=reason[0],
             stored=together(STORED[tokenizer_kind(name)][0]),
-            where=where,
+            where=target_folder,
         ) from e
     if not has_tokenizer(folder, tokenizer_kind(name)):
         raise ConfigError(

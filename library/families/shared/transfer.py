@@ -1,4 +1,4 @@
-"""Weights from a file straight to a GPU: read by several threads into pinned memory, copied from there, cast there.
+"""Load weights from a file straight to a GPU: several threads read into pinned memory, the GPU copies and casts.
 
 The file is neither memory-mapped nor read into pageable memory, and dtypes are converted on the GPU only. Reads in
 flight are limited to the buffers, so that neither host nor GPU holds a second copy of the model.
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 2**24  # bytes of one read
 READER_THREADS = 8
-GAP = 2**16  # bytes between two tensors that are read with them
+MAX_GAP = 2**16  # bytes between two tensors that are read together with them
 Kind = Callable[[str, torch.dtype, tuple[int, ...]], torch.dtype]  # name, stored dtype, shape -> dtype in the model
 
 
@@ -34,21 +34,22 @@ class _Piece:
     path: Path
     offset: int
     length: int
-    parts: tuple[tuple[str, int, int, int], ...]  # tensor, where its part begins in the piece and in it, and its length
+    # Name of a tensor, where its part begins in the piece and in the tensor, and the length of that part.
+    parts: tuple[tuple[str, int, int, int], ...]
 
 
 def widened(dtype: torch.dtype, keeps: Callable[[str], bool] | None = None) -> Kind:
-    """All floating point tensors in `dtype`, except float8_e4m3fn matrices for whose names `keeps` is true."""
+    """Return a Kind: `dtype` for floating point tensors, except float8_e4m3fn matrices whose names `keeps` accepts."""
 
     def kind(name: str, stored: torch.dtype, shape: tuple[int, ...]) -> torch.dtype:
-        kept = keeps and stored == torch.float8_e4m3fn and len(shape) >= 2 and keeps(name)
-        return stored if kept or not stored.is_floating_point else dtype
+        is_kept = keeps and stored == torch.float8_e4m3fn and len(shape) >= 2 and keeps(name)
+        return stored if is_kept or not stored.is_floating_point else dtype
 
     return kind
 
 
 def expect(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise PyTorch's own RuntimeError where these shapes do not match those of a model on the meta device."""
+    """Raise PyTorch's own RuntimeError if these shapes do not match those of a model on the meta device."""
     model.load_state_dict({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, strict=True)
 
 
@@ -57,30 +58,30 @@ def fill_weights(
 ) -> nn.Module:
     """Load the weights of a model on the meta device, each in the dtype of `kind`; all must be present.
 
-    Without a placement they stay on the host, where those that keep their dtype are memory-mapped. With one they are
+    Without a placement they stay on the host, and those that keep their dtype are memory-mapped. With one they are
     moved to its device, except those that it names.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     if placement:
-        found = _sent(sources, kind, placement)
+        tensors = _read_through_device(sources, kind, placement)
     for name, source in sources.items():
-        if name not in found:
+        if name not in tensors:
             tensor = source.read()
-            found[name] = tensor.to(kind(name, tensor.dtype, tuple(tensor.shape)))
-    model.load_state_dict(found, strict=True, assign=True)
+            tensors[name] = tensor.to(kind(name, tensor.dtype, tuple(tensor.shape)))
+    model.load_state_dict(tensors, strict=True, assign=True)
     return model.eval().requires_grad_(False)
 
 
-def _sent(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement) -> dict[str, Tensor]:
+def _read_through_device(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement) -> dict[str, Tensor]:
     """Read tensors through the device: those that stay there, and those that are only cast there."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     began, size = time.perf_counter(), 0
 
     def arrived(name: str, tensor: Tensor) -> None:
         tensor = tensor.to(kind(name, tensor.dtype, tuple(tensor.shape)))
         if name in placement.eight_bits:
             tensor = tensor.to(torch.float8_e4m3fn)
-        found[name] = tensor.to("cpu") if name in placement.host else tensor
+        tensors[name] = tensor.to("cpu") if name in placement.host else tensor
 
     ranges: dict[str, FileRange] = {}
     for name, source in sources.items():
@@ -96,7 +97,7 @@ def _sent(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement)
             arrived(name, source.read().to(placement.device))
     read_ranges(ranges, placement.device, arrived)
     logger.info("read %.2f GB straight to %s in %.1f s", size / 1e9, placement.device, time.perf_counter() - began)
-    return found
+    return tensors
 
 
 def read_ranges(
@@ -114,14 +115,14 @@ def read_ranges(
     buffers, under_way = _Buffers(piece, device), collections.deque[tuple[_Piece, Tensor, Future[None]]]()
 
     def send_oldest() -> None:
-        one, buffer, reading = under_way.popleft()
+        oldest, buffer, reading = under_way.popleft()
         reading.result()
-        for name, here, there, length in one.parts:
+        for name, in_piece, in_tensor, length in oldest.parts:
             if name not in tensors:
                 place = ranges[name]
                 tensors[name] = torch.empty(place.shape, dtype=getattr(torch, place.dtype), device=device)
             memory = tensors[name].view(-1).view(torch.uint8)
-            memory[there : there + length].copy_(buffer[here : here + length], non_blocking=True)
+            memory[in_tensor : in_tensor + length].copy_(buffer[in_piece : in_piece + length], non_blocking=True)
             missing[name] -= length
             if not missing[name]:
                 arrived(name, tensors.pop(name))
@@ -166,30 +167,30 @@ class _Buffers:
 
 
 def _range_pieces(ranges: Mapping[str, FileRange], size: int) -> Iterator[_Piece]:
-    """The ranges in the order of their files, those that lie close together in one piece, large ones in several."""
+    """Yield the ranges in the order of their files: close ones together in one piece, large ones in several."""
     path, begin, end, parts = Path(), 0, 0, list[tuple[str, int, int, int]]()
     for name, place in sorted(ranges.items(), key=lambda item: (str(item[1].path), item[1].offset)):
-        done = 0
-        while done < place.length:
-            at = place.offset + done
-            if parts and (place.path != path or at - end > GAP or at - begin >= size):
+        tensor_offset = 0
+        while tensor_offset < place.length:
+            file_offset = place.offset + tensor_offset
+            if parts and (place.path != path or file_offset - end > MAX_GAP or file_offset - begin >= size):
                 yield _Piece(path, begin, end - begin, tuple(parts))
                 parts = []
             if not parts:
-                path, begin = place.path, at
-            length = min(place.length - done, begin + size - at)
-            parts.append((name, at - begin, done, length))
-            done, end = done + length, at + length
+                path, begin = place.path, file_offset
+            length = min(place.length - tensor_offset, begin + size - file_offset)
+            parts.append((name, file_offset - begin, tensor_offset, length))
+            tensor_offset, end = tensor_offset + length, file_offset + length
     if parts:
         yield _Piece(path, begin, end - begin, tuple(parts))
 
 
 def _read_piece(piece: _Piece, buffer: Tensor) -> None:
-    memory, done = buffer.numpy().data[: piece.length], 0
+    memory, num_read = buffer.numpy().data[: piece.length], 0
     # Unbuffered, so that bytes go directly into the pinned buffer.
     with piece.path.open("rb", buffering=0) as file:
         file.seek(piece.offset)
-        while done < piece.length:
-            if not (got := file.readinto(memory[done:])):
+        while num_read < piece.length:
+            if not (count := file.readinto(memory[num_read:])):
                 raise ConfigError("{path} became shorter while it was read: download it again", path=piece.path)
-            done += got
+            num_read += count

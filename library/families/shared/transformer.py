@@ -18,11 +18,11 @@ TIME_CHANNELS = 256  # width of the sinusoids before the embedding MLPs
 # One stacked product reads the tokens once instead of three times.
 # Why: docs/decisions/2026-11-23-adapters-that-read-the-same.md
 def projections(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
-    """The outputs of several layers for the same input; if all have adapters, with a single down projection."""
+    """Return the outputs of several layers for the same input; if all have adapters, with a single down projection."""
     if not all(hasattr(layer, "down_projections") for layer in layers):
         return tuple(layer(x) for layer in layers)
     first: Any = layers[0]
-    return tuple(layer(x, own) for layer, own in zip(layers, first.down_projections(x, layers), strict=True))
+    return tuple(layer(x, hidden) for layer, hidden in zip(layers, first.down_projections(x, layers), strict=True))
 
 
 def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class FinalLayer(nn.Module):
         self.add_module(self._modulation, layers)
 
     def forward(self, x: Tensor, temb: Tensor, shared: Tensor | None = None) -> Tensor:
-        """x [B, S, C], temb [B, channels], shared [B, 2 * C] that is added to shift and scale -> [B, S, outputs]."""
+        """x [B, S, C], temb [B, channels], shared [B, 2 * C] to add to shift and scale -> [B, S, outputs]."""
         modulation, width = self.get_submodule(self._modulation)(temb), x.shape[-1]
         modulation = (modulation if shared is None else modulation + shared)[:, None]
         normed = (1 + modulation[..., -width:]) * F.layer_norm(x, (width,), eps=EPS)
@@ -77,7 +77,7 @@ class FinalLayer(nn.Module):
 
 
 def rotate_pairs(x: Tensor, pe: Tensor) -> Tensor:
-    """Rotary embedding: rotate adjacent pairs of channels by the angles of their position.
+    """Apply the rotary embedding: rotate adjacent pairs of channels by the angles of their position.
 
     x [B, H, S, D], pe [2, S, D / 2] or [2, B, 1, S, D / 2] (cosines, sines); all in float32.
     """
@@ -87,7 +87,7 @@ def rotate_pairs(x: Tensor, pe: Tensor) -> Tensor:
 
 
 def rotated_halves(x: Tensor, pe: Tensor) -> Tensor:
-    """`rotate_pairs`, but with the channels of the first half paired with those of the second."""
+    """Rotate like `rotate_pairs`, but with the channels of the first half paired with those of the second."""
     (first, second), (cos, sin) = x.chunk(2, dim=-1), pe
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
 
@@ -142,7 +142,7 @@ def rope_axes(head: int) -> tuple[int, int, int]:
 
 def rope(ids: Tensor, axes: tuple[int, ...], theta: float = 10000.0) -> Tensor:
     """Positions [S, axes] -> cosines and sines [2, S, D / 2], computed in float64 and rounded once to float32."""
-    exact = torch.float32 if ids.device.type == "mps" else torch.float64
+    exact = torch.float32 if ids.device.type == "mps" else torch.float64  # which Apple's GPUs lack
     angles = []
     for axis, width in enumerate(axes):
         steps = torch.arange(0, width, 2, dtype=exact, device=ids.device) / width
@@ -164,15 +164,16 @@ class RopeTableCache:
         return len(self._known)
 
     def of(self, sizes: tuple[int, ...], device: torch.device, make: Callable[[], Any]) -> Any:
-        """The cached table for these sizes on this device, or a new one."""
+        """Return the cached table for these sizes on this device, or a new one."""
         if not self.keeps or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             return make()  # a cached table may be evicted, but a CUDA graph keeps its address
         key = (*sizes, device)
-        found = self._known.pop(key, None)
-        if found is None:
-            with torch.inference_mode(False):  # a table that was made for sample images is also used in training
-                found = make()
+        table = self._known.pop(key, None)
+        if table is None:
+            # A table created for sample images is also used in training, which rejects inference tensors.
+            with torch.inference_mode(False):
+                table = make()
             while len(self._known) >= self.MAX_TABLES:
                 self._known.pop(next(iter(self._known)))
-        self._known[key] = found
-        return found
+        self._known[key] = table
+        return table

@@ -31,19 +31,17 @@ class TransformerFamily(ABC):
         return [low + (high - low) * share for share in (0.2, 0.4, 0.6, 0.8)]
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
-        """The denoiser under the keys of a single file (without prefix); no other network is saved."""
+        """Return the denoiser under the keys of a single file (without prefix); no other network is saved."""
         return {name.replace("_orig_mod.", ""): tensor for name, tensor in components.denoiser.state_dict().items()}
 
     def resolution_level(self, path: str) -> int:
-        """0: all blocks have the same tokens."""
-        return 0
+        return 0  # all blocks have the same tokens
 
     def execution_key(self, path: str) -> tuple[int, ...]:
-        """Equal keys: modules run in the order of the module tree."""
-        return ()
+        return ()  # modules run in the order of the module tree
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
+        """Cached latents -> the batch of a training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
         return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
 
     def predict(
@@ -54,7 +52,7 @@ class TransformerFamily(ABC):
         sizes: Tensor,
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """The prediction in the parametrization of the target, float32 [B, C, h, w]. `sizes` are not used."""
+        """Return the prediction in the parametrization of the target, float32 [B, C, h, w]. `sizes` are not used."""
         velocity = self.velocity(denoiser, noised, text, controls)
         return flow.prediction(velocity, noised.latents, noised.sigmas, self.config.noise.model_prediction_type)
 
@@ -62,4 +60,4 @@ class TransformerFamily(ABC):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
+        """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""

@@ -66,7 +66,7 @@ _shapes_only: ContextVar[bool] = ContextVar("_shapes_only", default=False)
 
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
-    """Within the context, checkpoints are read without their data: their tensors are on the meta device."""
+    """Within the context, read checkpoints without their data: their tensors are on the meta device."""
     token = _shapes_only.set(True)
     try:
         yield
@@ -75,15 +75,17 @@ def shapes_only() -> Iterator[None]:
 
 
 def header(path: str | Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by tensor name, read from a .safetensors file's header without torch. Names are cleaned of `_orig_mod.`.
+    """Return shapes by tensor name, without `_orig_mod.`, from the header of a .safetensors file. Needs no torch.
 
-    Raises ConfigError when the file is missing, is not a safetensors file or is truncated.
+    Raises ConfigError if the file is missing, is not a safetensors file or is truncated.
     """
-    return {name.replace(COMPILE_PREFIX, ""): tuple(about["shape"]) for name, about in header_entries(path).items()}
+    return {name.replace(COMPILE_PREFIX, ""): tuple(entry["shape"]) for name, entry in header_entries(path).items()}
 
 
 def header_entries(path: str | Path) -> dict[str, JsonObject]:
-    """The raw header of a .safetensors file: dtype, shape and data_offsets by tensor name."""
+    """Return the header of a .safetensors file: dtype, shape and data_offsets by tensor name. Raises ConfigError as
+    `header` does.
+    """
     path = Path(path)
     if not path.is_file():
         raise ConfigError("{path}: no such file", path=path)
@@ -121,12 +123,14 @@ def raw_header(path: Path) -> JsonObject:
 
 
 def _data_length(path: Path, table: JsonMapping) -> int:
-    """The number of bytes after a header. ConfigError unless all ranges are disjoint and have the right size."""
+    """Return the number of bytes after a header. Raises ConfigError unless all ranges are disjoint and have the right
+    size.
+    """
     places = []
-    for name, about in table.items():
+    for name, entry in table.items():
         dtype, shape, first, last = "", (), 0, 0
         try:
-            dtype, shape, (first, last) = about["dtype"], about["shape"], about["data_offsets"]
+            dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
             counts = [*shape, first, last]
             sound = isinstance(dtype, str) and all(type(n) is int and 0 <= n < 2**63 for n in counts) and first <= last
         except (TypeError, KeyError, ValueError):
@@ -139,7 +143,7 @@ def _data_length(path: Path, table: JsonMapping) -> int:
             )
         places.append((first, last))
     places.sort()
-    if any(here[1] > after[0] for here, after in itertools.pairwise(places)):
+    if any(earlier[1] > later[0] for earlier, later in itertools.pairwise(places)):
         raise ConfigError("{path} is a damaged safetensors file: tensors lie over each other", path=path)
     return places[-1][1] if places else 0
 
@@ -198,13 +202,13 @@ class TensorFile:
         return tensor
 
     def range(self, name: str) -> FileRange | None:
-        """The range of a tensor; None for unsupported dtypes."""
-        about = self.entries[name]
-        first, last = about["data_offsets"]
-        if about["dtype"] not in STORED_TYPES:
+        """Return the range of a tensor; None for unsupported dtypes."""
+        entry = self.entries[name]
+        first, last = entry["data_offsets"]
+        if entry["dtype"] not in STORED_TYPES:
             return None
         return FileRange(
-            self.path, self._data + first, last - first, STORED_TYPES[about["dtype"]], tuple(about["shape"])
+            self.path, self._data + first, last - first, STORED_TYPES[entry["dtype"]], tuple(entry["shape"])
         )
 
 
@@ -248,13 +252,13 @@ class Weights(Mapping):
         return len(self._where)
 
     def source(self, name: str) -> Source:
-        """A tensor that is not read yet, to load a model."""
-        held, stored = self._where[name]
-        place = held.range(stored) if isinstance(held, TensorFile) and name not in self._scales else None
+        """Return a tensor that is not read yet, to load a model."""
+        file, stored = self._where[name]
+        place = file.range(stored) if isinstance(file, TensorFile) and name not in self._scales else None
         return Source(place, functools.partial(self.__getitem__, name))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by name, without reading the tensors."""
+        """Return shapes by name, without reading the tensors."""
         return {
             name: tuple(source.entries[stored]["shape"] if isinstance(source, TensorFile) else source[stored].shape)
             for name, (source, stored) in self._where.items()
@@ -262,24 +266,24 @@ class Weights(Mapping):
 
 
 def _open_file(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
-    """A safetensors file as a lazy reader, or a dict of tensors for formats without lazy reading."""
+    """Return a lazy reader of a safetensors file, or a dict of tensors for formats without lazy reading."""
     if not _shapes_only.get():
         file_identity.note_files(path)
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
     if _shapes_only.get():
-        return {name: _without_numbers(about) for name, about in header_entries(path).items()}
+        return {name: _without_numbers(entry) for name, entry in header_entries(path).items()}
     return TensorFile(path, mmap)
 
 
-def _without_numbers(about: JsonMapping) -> Any:
+def _without_numbers(entry: JsonMapping) -> Any:
     import torch
 
-    return torch.empty(about["shape"], dtype=getattr(torch, STORED_TYPES.get(about["dtype"], "float32")), device="meta")
+    return torch.empty(entry["shape"], dtype=getattr(torch, STORED_TYPES.get(entry["dtype"], "float32")), device="meta")
 
 
 def _unpickled(path: Path) -> JsonObject:
-    """Tensors of a .ckpt or .bin, without executing code in it."""
+    """Return the tensors of a .ckpt or .bin file, without executing code in it."""
     import torch
 
     try:
@@ -295,15 +299,15 @@ def _unpickled(path: Path) -> JsonObject:
 
 
 def open_weights(path: str | Path, mmap: bool = True) -> Weights:
-    """Open a checkpoint: a file, a sharded file (any of its shards or its index), or a folder that holds one.
+    """Open a checkpoint: a file, a sharded file (any of its shards or its index), or a folder that contains one.
 
-    In a folder with several precisions the fp32 / unmarked one is taken; `part` names are up to the caller.
+    In a folder with several precisions the unmarked one, usually float32, is taken.
     """
     return Weights(files(Path(path)), mmap)
 
 
 def files(path: Path, variant: str | None = None) -> list[Path]:
-    """The files that make up one checkpoint. In a folder `variant` ("fp16") is preferred when given."""
+    """Return the files that make up one checkpoint. In a folder `variant` ("fp16") is preferred, if given."""
     if path.is_dir():
         return files(_main(path, variant))
     if path.name.endswith(".index.json"):
@@ -316,13 +320,13 @@ def files(path: Path, variant: str | None = None) -> list[Path]:
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that an index names."""
-    found: set[str] = set()
+    """Return the names of the files in an index. Raises ConfigError if it has none, or names outside of its folder."""
+    shards: set[str] = set()
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        found = set(load_json(_present(index), LIST)["weight_map"].values())
-    if not found or not all(isinstance(name, str) and is_plain(name) for name in found):
+        shards = set(load_json(_present(index), LIST)["weight_map"].values())
+    if not shards or not all(isinstance(name, str) and is_plain(name) for name in shards):
         raise ConfigError("{path} names no files of weights: download it again", path=index)
-    return sorted(found)
+    return sorted(shards)
 
 
 def is_plain(name: str) -> bool:
@@ -336,12 +340,12 @@ def _present(path: Path) -> Path:
 
 
 def _main(folder: Path, variant: str | None) -> Path:
-    """The file of a diffusers or transformers sub-folder that holds its weights."""
+    """Return the file with the weights in a diffusers or transformers sub-folder. Raises ConfigError without one."""
     for mark in [f".{variant}", ""] if variant else ["", ".fp16"]:
         for pattern in (f"*.safetensors.index{mark}.json", f"*{mark}.safetensors.index.json", f"*{mark}.safetensors"):
-            found = sorted(p for p in folder.glob(pattern) if mark or not re.search(r"\.fp16|non_ema", p.name))
-            if found:
-                return found[0]
+            matches = sorted(p for p in folder.glob(pattern) if mark or not re.search(r"\.fp16|non_ema", p.name))
+            if matches:
+                return matches[0]
     for name in ("diffusion_pytorch_model.bin", "pytorch_model.bin"):
         if (folder / name).is_file():
             return folder / name
@@ -349,37 +353,39 @@ def _main(folder: Path, variant: str | None) -> Path:
 
 
 def assign(model: Any, tensors: JsonMapping) -> Any:
-    """Assign tensors to a model on the meta device, without a copy. All must be present; others are not read."""
-    wanted = model.state_dict()
-    require(wanted, tensors)
-    model.load_state_dict({name: tensors[name] for name in wanted}, strict=True, assign=True)
+    """Assign tensors to a model on the meta device, without a copy. All must be present; others are ignored."""
+    expected = model.state_dict()
+    require(expected, tensors)
+    model.load_state_dict({name: tensors[name] for name in expected}, strict=True, assign=True)
     return model.eval().requires_grad_(False)
 
 
 def cast_floating(tensor: Any, dtype: Any) -> Any:
-    """A tensor in another floating dtype; unchanged for integers, or when `dtype` is None."""
+    """Cast a tensor to another floating dtype; return it unchanged if it has integers, or if `dtype` is None."""
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
 def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = False) -> Message | None:
-    """Why the dtypes of a file are not supported: 8 bits with scales (unless `scaled`), other 8-bit formats, 4 bits."""
+    """Return why the dtypes of a file are not supported, None if they are: 8 bits with scales (unless `scaled`), other
+    8-bit formats, 4 bits.
+    """
     marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
-    types = {about["dtype"] for name, about in entries.items() if name not in marks and name not in TOKENIZERS}
+    types = {entry["dtype"] for name, entry in entries.items() if name not in marks and name not in TOKENIZERS}
     if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
         return Message(
             "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",
             path=path,
         )
-    known = scaled and all(entries[m]["dtype"] in ("F32", "BF16", "F16") for m in marks if m.endswith(SCALES))
-    if marks and not known:
+    is_readable = scaled and all(entries[m]["dtype"] in ("F32", "BF16", "F16") for m in marks if m.endswith(SCALES))
+    if marks and not is_readable:
         return Message(
             "{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales",
             path=path,
         )
-    if odd := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
+    if unsupported := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
         return Message(
             "{path} is stored as {kind}, which is too coarse here: use the bf16 file, or fp8 e4m3fn",
             path=path,
-            kind=min(odd).lower(),
+            kind=min(unsupported).lower(),
         )
     return None

@@ -53,13 +53,13 @@ ZIMAGE_DENOISER = DenoiserFile(
 # The text encoder is Qwen3-4B.
 SKIPPED_LAYERS = 1  # at its end, which the denoiser does not read
 MAX_TOKENS = 512  # of a caption in its template
-LENGTH_MULTIPLE = 64  # a batch of captions is padded to a multiple of so many tokens
+LENGTH_MULTIPLE = 64  # a batch of captions is padded to a multiple of this many tokens
 TEMPLATE = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"  # before and after a caption
-TURBO_SHIFT = 3.0  # of the scheduler in Turbo's folder; that of the base model has another
+TURBO_SHIFT = 3.0  # of the scheduler in Turbo's folder; the base model's differs
 
 
 def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
-    """Problems of the three parts, from their headers, each with its option and the fix."""
+    """Yield problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         yield from other_release_problems(path, config)
@@ -69,16 +69,16 @@ def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
         config,
         zimage_shapes,
         of_denoiser,
-        lambda own: {
-            "text_encoder": (language_model.EMBEDDING, own.get("cap_embedder.1.weight", (0, 0))[1]),
-            "vae": (autoencoder.VAE_MARKER, own.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
+        lambda shapes: {
+            "text_encoder": (language_model.EMBEDDING, shapes.get("cap_embedder.1.weight", (0, 0))[1]),
+            "vae": (autoencoder.VAE_MARKER, shapes.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
         },
     )
 
 
 def other_release_problems(path: Path, config: Any) -> Iterator[Problem]:
-    """Return the problem of a model of another version. Turbo has the same header, so without a chosen version its name
-    or folder may contradict.
+    """Yield the problem of a model of another version. Turbo has the same header, so without a model_version, the name
+    of the file or folder is checked.
     """
     if not config.model.model_version and calls_itself_turbo(path):
         yield Problem(
@@ -91,7 +91,7 @@ def other_release_problems(path: Path, config: Any) -> Iterator[Problem]:
 
 
 def calls_itself_turbo(path: Path) -> bool:
-    """Whether the name of a model or the scheduler in its folder is Turbo's. De-Turbo is trained like base."""
+    """Return whether a model's name or the scheduler in its folder is Turbo's. De-Turbo is trained like base."""
     whole = whole_model(path)
     name = (whole or path).name.lower().replace("_", "-")
     if "turbo" in name:
@@ -100,13 +100,13 @@ def calls_itself_turbo(path: Path) -> bool:
 
 
 def zimage_shapes(entries: Entries, part: str) -> Shapes:
-    """Shapes by the network's own keys."""
+    """Return shapes by the network's own keys."""
     if part == "denoiser":
         return ZIMAGE_DENOISER.plain_shapes(entries)
-    known = (
+    names = (
         language_model.plain_language_names(entries) if part == "text_encoder" else autoencoder.plain_vae_names(entries)
     )
-    return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
+    return {plain: tuple(entries[name]["shape"]) for plain, name in names.items()}
 
 
 def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
@@ -118,19 +118,20 @@ def load_zimage_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 
 
 def zimage_token_ids(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
-    """Token ids of each caption in its template, cut to the longest length."""
+    """Return token ids of each caption in its template, truncated to MAX_TOKENS."""
     texts = [f"{TEMPLATE[0]}{caption}{TEMPLATE[1]}" for caption in captions]
     return tokenizer(texts, max_length=MAX_TOKENS, truncation=True).input_ids if texts else []
 
 
 def longest_zimage_caption(tokenizer: Any, captions: Collection[str]) -> int:
-    """The most tokens that the denoiser reads of one of these captions, as a multiple of LENGTH_MULTIPLE."""
+    """Return the most tokens that the denoiser reads of one of these captions, as a multiple of LENGTH_MULTIPLE."""
     return language_model.padded_length(zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
 
 
 def encode_zimage_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Captions -> the states before the last layer, template included [B, L, C], zero behind each, and a mask [B, L] of
-    the tokens that are a caption's own. L is a multiple of LENGTH_MULTIPLE."""
+    """Captions -> the states before the last layer, template included [B, L, C], zero after each, and a mask [B, L] of
+    its tokens. L is a multiple of LENGTH_MULTIPLE.
+    """
     return language_model.encode_ids(model, zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
 
 
@@ -143,6 +144,6 @@ ZIMAGE_CHECKPOINT = Checkpoint(
     tokenizers.QWEN3,
     encode_zimage_captions,
     longest_zimage_caption,
-    most=MAX_TOKENS,
-    around=8,
+    max_tokens=MAX_TOKENS,
+    template_tokens=8,  # of TEMPLATE
 )

@@ -28,7 +28,8 @@ def zimage_hub_model(title: str, name: str, size: int, version: str) -> HubModel
         "vae": ("vae/ae", 335_304_388),
     }
     files = tuple(
-        HubFile(option, repository, f"split_files/{place}.safetensors", own) for option, (place, own) in places.items()
+        HubFile(option, repository, f"split_files/{place}.safetensors", file_size)
+        for option, (place, file_size) in places.items()
     )
     return HubModel(title, files, {"model_version": version})
 

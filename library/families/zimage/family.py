@@ -74,7 +74,7 @@ class ZImageFamily(OneEncoderFamily):
         return usual | ({"sample_steps": 9, "scale": 0.0} if self.is_turbo else {})
 
     def notes(self) -> Iterator[Problem]:
-        """Warn of what no file reveals, and of what Turbo loses."""
+        """Warn of a version that no file reveals, and of training Turbo."""
         if not self.config.model.model_version:
             yield Problem(
                 "model_version",
@@ -90,14 +90,14 @@ class ZImageFamily(OneEncoderFamily):
             )
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
-        """The denoiser under the keys of the original's single file, which ComfyUI has as well, without prefix."""
+        """Return the denoiser under the keys of the original single file, also ComfyUI's, without prefix."""
         return keys.zimage_to_single(super().export(components))
 
     # ---- a training step
 
     def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] -> unscaled modes, float32 [B, 16, H / 8, W / 8], as in musubi-tuner's caches.
-        Nothing is drawn.
+        """Pixels [B, 3, H, W] in [-1, 1] -> unscaled modes, float32 [B, 16, H / 8, W / 8], as in musubi-tuner's caches;
+        not sampled.
         """
         vae: Any = components.vae  # an AutoencoderKL
         first = next(vae.parameters())
@@ -105,7 +105,7 @@ class ZImageFamily(OneEncoderFamily):
             return vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode().float()
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Scale the cached, unscaled latents, and return one training step."""
+        """Scale the cached, unscaled latents, and return the batch of a training step."""
         scale, shift = autoencoder.FLUX
         scaled = (latents.float() - shift) * scale
         return super().noised(scaled, generator, timesteps)
@@ -113,7 +113,7 @@ class ZImageFamily(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
+        """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
         output = denoiser(pack_channels_last(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)

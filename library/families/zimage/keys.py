@@ -21,13 +21,13 @@ UNUSED = ("norm_final.weight",)  # present in some files, used by no program
 
 def canonical_zimage_path(path: str) -> str:
     """Convert a path of either tree to ours; the fused matrix keeps its path."""
-    first, _, rest = path.partition(".")
+    first, _, below = path.partition(".")
     if first in OUTSIDE_OF_BLOCKS:
-        return f"{OUTSIDE_OF_BLOCKS[first]}.{rest}" if rest else OUTSIDE_OF_BLOCKS[first]
-    block, inside, layer = path.partition(".attention.")
+        return f"{OUTSIDE_OF_BLOCKS[first]}.{below}" if below else OUTSIDE_OF_BLOCKS[first]
+    block, separator, layer = path.partition(".attention.")
     name, _, ending = layer.partition(".")
-    if inside and name in INSIDE:
-        return f"{block}{inside}{INSIDE[name]}{'.' if ending else ''}{ending}"
+    if separator and name in INSIDE:
+        return f"{block}{separator}{INSIDE[name]}{'.' if ending else ''}{ending}"
     return path
 
 
@@ -45,7 +45,7 @@ def zimage_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
         path, _, ending = name.rpartition(".")
         if name in UNUSED:
             continue
-        if not path:  # the tokens of padding
+        if not path:  # the padding tokens, which are parameters of the model itself
             sources[name] = (name, 0, 1)
             continue
         pieces = split_path(canonical_zimage_path(path))
@@ -54,21 +54,21 @@ def zimage_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
 
 
 def zimage_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors -> those of the single file, with query, key and value as one matrix."""
-    back = {new: old for old, new in INSIDE.items()}
+    """Convert our tensors to those of the single file, with query, key and value as one matrix."""
+    renames = {new: old for old, new in INSIDE.items()}
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for old, new in OUTSIDE_OF_BLOCKS.items():
             name = name.replace(f"{new}.", f"{old}.")
-        block, inside, layer = name.partition(".attention.")
-        if inside and layer == f"{PIECES[0]}.weight":
-            rows = [tensors[f"{block}{inside}{piece}.weight"] for piece in PIECES]
+        block, separator, layer = name.partition(".attention.")
+        if separator and layer == f"{PIECES[0]}.weight":
+            rows = [tensors[f"{block}{separator}{piece}.weight"] for piece in PIECES]
             out[f"{block}.{FUSED}.weight"] = torch.cat(rows)
-        elif not inside:
+        elif not separator:
             out[name] = tensor
         elif not layer.startswith(PIECES):
             path = layer.removesuffix(".weight")
-            out[f"{block}{inside}{back[path]}.weight"] = tensor
+            out[f"{block}{separator}{renames[path]}.weight"] = tensor
     return out
 
 
@@ -92,15 +92,14 @@ class ZImageLoraNames(LoraNames):
     elsewhere: ClassVar[str] = r"^lora_unet_(layers|noise_refiner|context_refiner)_\d+_attention_(qkv|out)\."
 
     def canonical(self, path: str) -> tuple[str, int, int]:
-        """A path of the original tree or ours -> ours, but for the fused matrix."""
+        """A path of the original tree or ours -> ours, except for the fused matrix."""
         return canonical_zimage_path(path), 0, 1
 
     def apart(self, path: str) -> tuple[str, ...]:
-        """Query, key and value of the fused matrix."""
         return split_path(path)
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """The file is the transformer alone, in either layout."""
+        """Locate a weight in a file, which is the transformer alone, in either layout."""
         if part != "denoiser":
             return None
         prefix = denoiser_prefix(shapes)
@@ -109,11 +108,11 @@ class ZImageLoraNames(LoraNames):
         return WeightSlice(f"{prefix}{name}", piece, pieces)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Return attention and MLP of the blocks that see text and image, without refiners and modulation."""
+        """Yield attention and MLP of the blocks with text and image, without refiners and modulation."""
         for path in matrices(shapes, denoiser_prefix(shapes)):
-            for own in split_path(canonical_zimage_path(path)):
-                if re.match(r"layers\.\d+\.(attention|feed_forward)\.", own):
-                    yield "denoiser", own
+            for layer in split_path(canonical_zimage_path(path)):
+                if re.match(r"layers\.\d+\.(attention|feed_forward)\.", layer):
+                    yield "denoiser", layer
 
 
 LORA_NAMES = ZImageLoraNames()

@@ -49,7 +49,7 @@ class ZImageShape:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "ZImageShape":
-        """Return sizes from tensor shapes by this model's keys. KeyError names the first missing key."""
+        """Return sizes from tensor shapes by this model's keys. Raises KeyError naming the first missing key."""
         hidden, in_channels = shapes[f"all_x_embedder.{PATCH}.weight"]
         middle, last = (tuple(shapes[f"t_embedder.mlp.{n}.weight"])[0] for n in (0, 2))
         return cls(
@@ -67,7 +67,7 @@ class ZImageShape:
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """How the width of a head is shared by the three axes of a position: 128 gives (32, 48, 48)."""
+        """The share of a head's width that each axis of a position gets: of 128 (32, 48, 48)."""
         if self.head % 16:
             raise ValueError(f"a head of width {self.head} cannot be shared by three axes; it must be a multiple of 16")
         return self.head // 4, 3 * self.head // 8, 3 * self.head // 8
@@ -82,7 +82,7 @@ CONTAINERS = {
 
 
 def count_zimage_blocks(names: Iterable[str]) -> dict[str, int]:
-    """How many blocks of each class a transformer has, from its keys."""
+    """Return the number of blocks of each class in a transformer, from its keys."""
     names = list(names)
     return {
         kind: len({name.split(".")[1] for name in names if name.startswith(f"{container}.")})
@@ -100,7 +100,7 @@ class ZImageAttention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(hidden, hidden, bias=False)])
 
     def qkv(self, x: Tensor, pe: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, S, C] -> q, k (normed and turned) and v, each [B, H, S, D]."""
+        """[B, S, C] -> q, k (normed and rotated) and v, each [B, H, S, D]."""
         q, k, v = (
             output.unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)
             for output in projections(x, self.to_q, self.to_k, self.to_v)
@@ -117,9 +117,9 @@ class ZImageMLP(nn.Module):
         self.w2 = nn.Linear(mlp, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, S, C] -> the same."""
-        gate, inside = projections(x, self.w1, self.w3)
-        return self.w2(F.silu(gate) * inside)
+        """[B, S, C] -> [B, S, C]."""
+        gate, value = projections(x, self.w1, self.w3)
+        return self.w2(F.silu(gate) * value)
 
 
 class ZImageLayers(nn.Module):
@@ -136,16 +136,16 @@ class ZImageLayers(nn.Module):
         self.attention_norm2, self.ffn_norm2 = WeightedRMSNorm(hidden, NORM_EPS), WeightedRMSNorm(hidden, NORM_EPS)
 
     def refined(self, x: Tensor, pe: Tensor, mask: Tensor, modulation: tuple[Tensor, ...] | None) -> Tensor:
-        """The tokens after attention and MLP; `modulation` are scale and gate of both, each [B, 1, C]."""
+        """Return the tokens after attention and MLP; `modulation` has scale and gate of both, each [B, 1, C]."""
         scale1, gate1, scale2, gate2 = modulation or (None,) * 4
-        inside = self.attention_norm1(x).to(x.dtype)
-        inside = inside if scale1 is None else inside * (1 + scale1)
-        output = self.attention.to_out[0](self.attend(*self.attention.qkv(inside, pe), mask))
+        normed = self.attention_norm1(x).to(x.dtype)
+        normed = normed if scale1 is None else normed * (1 + scale1)
+        output = self.attention.to_out[0](self.attend(*self.attention.qkv(normed, pe), mask))
         output = self.attention_norm2(output).to(x.dtype)
         x = x + (output if gate1 is None else gate1.tanh() * output)
-        inside = self.ffn_norm1(x).to(x.dtype)
-        inside = inside if scale2 is None else inside * (1 + scale2)
-        output = self.ffn_norm2(self.feed_forward(inside)).to(x.dtype)
+        normed = self.ffn_norm1(x).to(x.dtype)
+        normed = normed if scale2 is None else normed * (1 + scale2)
+        output = self.ffn_norm2(self.feed_forward(normed)).to(x.dtype)
         return finite(x + (output if gate2 is None else gate2.tanh() * output))
 
 
@@ -170,7 +170,7 @@ class ZImageTransformerBlock(ZImageLayers):
 
 
 class ZImageNoiseRefiner(ZImageTransformerBlock):
-    """The same for the image alone."""
+    """A modulated block for the image alone."""
 
 
 class ZImageTimeMLP(nn.Module):
@@ -189,18 +189,18 @@ class RopeTables(NamedTuple):
     """RoPE tables of cosines and sines [2, ...] for one size of image and one length of text."""
 
     image: Tensor  # [2, I, D / 2], of an image whose first axis is 0
-    inside: Tensor  # [I]: whether a token is one of the picture, and no padding
+    inside: Tensor  # [I]: whether a token belongs to the image, and is no padding
     text: Tensor  # [2, L, D / 2]
     first: Tensor  # [2, L + 2, first axis / 2], of the first axis alone
 
     def of_images(self, start: Tensor) -> Tensor:
-        """`start` [B] on the first axis -> the table of these images [2, B, 1, I, D / 2]."""
-        own = self.first[:, torch.where(self.inside, start[:, None], 0)]
-        others = self.image[:, None, :, own.shape[-1] :].expand(-1, len(start), -1, -1)
-        return torch.cat((own, others), dim=-1)[:, :, None]
+        """Return the table of images that begin at `start` [B] on the first axis: [2, B, 1, I, D / 2]."""
+        start_tables = self.first[:, torch.where(self.inside, start[:, None], 0)]
+        other_axes = self.image[:, None, :, start_tables.shape[-1] :].expand(-1, len(start), -1, -1)
+        return torch.cat((start_tables, other_axes), dim=-1)[:, :, None]
 
     def of_texts(self) -> Tensor:
-        """The table of all texts, [2, 1, 1, L, D / 2]."""
+        """Return the table of all texts, [2, 1, 1, L, D / 2]."""
         return self.text[:, None, None]
 
 
@@ -226,7 +226,7 @@ class ZImage(nn.Module):
         self._tables = RopeTableCache()
 
     def forward(self, img: Tensor, size: tuple[int, int], txt: Tensor, txt_mask: Tensor, times: Tensor) -> Tensor:
-        """Packed noisy latents -> image minus noise, packed alike.
+        """Predict image minus noise from packed noisy latents, packed alike.
 
         img [B, I without padding, in channels], of `size` (height, width) in tokens; txt [B, any, text channels];
         txt_mask [B, the same], 1 or true for the tokens of the caption; times [B] in 0..1, float32.
@@ -240,21 +240,21 @@ class ZImage(nn.Module):
         img = self.all_x_embedder[PATCH](img.to(dtype))
         padding = self.x_pad_token.to(img.dtype).expand(number, len(positions.inside) - count, -1)
         img = torch.cat((img, padding), dim=1)
-        own = txt_mask.to(torch.bool)
+        is_caption = txt_mask.to(torch.bool)
         txt = self.cap_embedder[1](self.cap_embedder[0](txt).to(dtype))
-        txt = torch.where(own[..., None], txt, self.cap_pad_token.to(txt.dtype))
+        txt = torch.where(is_caption[..., None], txt, self.cap_pad_token.to(txt.dtype))
 
-        lengths = (own.sum(1) + MULTIPLE - 1) // MULTIPLE * MULTIPLE  # of each caption with its visible padding
-        seen = torch.arange(txt.shape[1], device=txt.device) < lengths[:, None]
+        lengths = (is_caption.sum(1) + MULTIPLE - 1) // MULTIPLE * MULTIPLE  # of each caption with its visible padding
+        is_visible = torch.arange(txt.shape[1], device=txt.device) < lengths[:, None]
         everywhere = torch.ones(img.shape[:2], dtype=torch.bool, device=img.device)
         images, texts = positions.of_images(lengths + 1), positions.of_texts()
         for block in self.noise_refiner:
             img = block(img, temb, images, everywhere)
         for block in self.context_refiner:
-            txt = block(txt, texts, seen)
+            txt = block(txt, texts, is_visible)
         joint = torch.cat((img, txt.to(img.dtype)), dim=1)
         pe = torch.cat((images, texts.expand(-1, number, -1, -1, -1)), dim=3)
-        mask = torch.cat((everywhere, seen), dim=1)
+        mask = torch.cat((everywhere, is_visible), dim=1)
         for block in self.layers:
             joint = block(joint, temb, pe, mask)
         return self.all_final_layer[PATCH](joint[:, :count], temb)
@@ -264,14 +264,16 @@ class ZImage(nn.Module):
         self._tables.keeps = False
 
     def positions(self, height: int, width: int, length: int, device: torch.device) -> RopeTables:
-        """The RoPE tables for an image of so many tokens and a text of this length, kept by sizes."""
+        """Return the RoPE tables for an image and a text with these numbers of tokens, cached by size."""
         return self._tables.of(
             (height, width, length), device, lambda: rope_tables(height, width, length, device, self.axes)
         )
 
 
 def rope_tables(height: int, width: int, length: int, device: torch.device, axes: tuple[int, int, int]) -> RopeTables:
-    """Text counts from 1 on the first axis; its image continues there, with rows and columns. Padding is at 0."""
+    """Return the RoPE tables: text counts from 1 on the first axis, its image continues there, with rows and columns;
+    padding of the image is at 0.
+    """
     count = height * width
     padded = -(-count // MULTIPLE) * MULTIPLE
     rows, columns = torch.meshgrid(

@@ -21,7 +21,7 @@ MUSUBI_FLAGS = {
     "use_32bit_attention": "attention is PyTorch's SDPA",
 }
 
-# Values with which sigmoid_scale has no effect.
+# Why sigmoid_scale has no effect.
 WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 OTHER_ZIMAGE_FILES = {
     "text_encoder": "the Qwen3-4B text encoder (qwen_3_4b.safetensors)",
@@ -136,11 +136,13 @@ class ZImageArgs(BlockArgs):
     )
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Patterns of names come first; then blocks are chosen, and refiners and modulation by their switches."""
-        own = self.rank_in_block(layer, re.match(r"layers\.(\d+)\.", layer.path))
-        if own is None:
+        """Return a layer's rank and alpha: by patterns of names, then by blocks, and by the switches of refiners and
+        modulation.
+        """
+        layer_rank = self.rank_in_block(layer, re.match(r"layers\.(\d+)\.", layer.path))
+        if layer_rank is None:
             usual = self.train_modulation or "_modulation." not in layer.path
             usual = usual and (self.train_refiners or "_refiner." not in layer.path)
-            included = any(re.fullmatch(one, layer.path) for one in regexes(self.include_patterns))
-            own = rank if usual or included else 0
-        return (own, alpha) if own else NO_ADAPTER
+            included = any(re.fullmatch(regex, layer.path) for regex in regexes(self.include_patterns))
+            layer_rank = rank if usual or included else 0
+        return (layer_rank, alpha) if layer_rank else NO_ADAPTER

@@ -75,7 +75,7 @@ def model_sizes(_config: RunConfig, full: bool) -> ZImageSizes:
 
 
 def zimage_shape(sizes: ZImageSizes) -> ZImageShape:
-    """The denoiser's own sizes."""
+    """Return the denoiser's sizes."""
     return ZImageShape(
         in_channels=4 * sizes.channels,
         text_channels=sizes.text,
@@ -90,7 +90,7 @@ def zimage_shape(sizes: ZImageSizes) -> ZImageShape:
 
 
 def make_networks(sizes: ZImageSizes = TINY, words: int = VOCABULARY, skipped: int = SKIPPED_LAYERS) -> RandomNetworks:
-    """Return the networks of these sizes, for a tokenizer with so many words."""
+    """Return the networks of these sizes, for a tokenizer with `words` tokens."""
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: ZImage(zimage_shape(sizes))),
         {"text_encoder": lambda: language_model.empty_qwen3(skipped, **sizes.text_settings(words))},
@@ -154,10 +154,11 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
-    known = diffusers_layers.stored_shapes(config)
-    (hidden, tokens), head = known["x_embedder.weight"], known["layers.0.attention.q_norm.weight"][0]
+    shapes = diffusers_layers.stored_shapes(config)
+    (hidden, tokens), head = shapes["x_embedder.weight"], shapes["layers.0.attention.q_norm.weight"][0]
     refiners, blocks = (
-        len({name.split(".")[1] for name in known if name.startswith(group)}) for group in ("noise_refiner.", "layers.")
+        len({name.split(".")[1] for name in shapes if name.startswith(group)})
+        for group in ("noise_refiner.", "layers.")
     )
     return diffusers_layers.convert_with_mixin(
         tensors,
@@ -169,7 +170,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
         n_heads=hidden // head,
         n_kv_heads=hidden // head,
         in_channels=tokens // 4,
-        cap_feat_dim=known["cap_embedder.1.weight"][1],
+        cap_feat_dim=shapes["cap_embedder.1.weight"][1],
         axes_lens=[2, 2, 2],
         axes_dims=[head // 4, 3 * head // 8, 3 * head // 8],
     )

@@ -23,7 +23,7 @@ from library.memory.quantization import one_row
 FP8_DTYPE = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8_DTYPE).max
 MIN_SCALE = 1e-12  # the scale of a row of zeros
-ROUNDED_AT_ONCE = 2**22  # values: keeps rounding's temporary memory small, without holes between weights
+MAX_ROUNDED = 2**22  # most values to round at once: keeps temporary memory small, without holes between weights
 
 
 # Row scales are more exact than a plain cast, and a compiled block makes the rounding cheap.
@@ -44,17 +44,17 @@ def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device)
         quantized = torch.empty_like(weight, dtype=FP8_DTYPE, device=storage)
         if storage.type != device.type:
             host_memory.touch(quantized.view(torch.uint8))
-        number = max(1, ROUNDED_AT_ONCE // layer.in_features)
+        number = max(1, MAX_ROUNDED // layer.in_features)
         for first in range(0, layer.out_features, number):
-            some = slice(first, first + number)
-            quantized[some], scale[some, None] = quantize_rows_fp8(weight[some].to(device))
+            rows = slice(first, first + number)
+            quantized[rows], scale[rows, None] = quantize_rows_fp8(weight[rows].to(device))
         layer.weight.data = quantized
     layer.register_buffer("weight_scale", scale, persistent=False)
     layer.__class__ = with_forward(type(layer), _forward_fp8)
 
 
 def quantize_rows_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., n] -> the same in 8 bits, and the float32 scale of each row [..., 1] that restores it."""
+    """Round rows [..., n] to 8 bits; return them and the float32 scale of each row [..., 1] that restores it."""
     scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=MIN_SCALE) / FP8_MAX
     return (rows.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8_DTYPE), scale
 
@@ -98,7 +98,9 @@ class _Product(torch.autograd.Function):
 
 
 def _multiplied(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """left [m, k] row by row, right [k, n] column by column, in 8 bits; scales [m, 1] and [1, n] -> bfloat16 [m, n]."""
+    """Multiply left [m, k] (contiguous rows) by right [k, n] (contiguous columns), both in 8 bits; scales [m, 1] and
+    [1, n] -> bfloat16 [m, n].
+    """
     if left.device.type != "cuda":  # the same sums for tests on a CPU
         return ((left.float() @ right.float()) * rows * columns).to(torch.bfloat16)
     return torch_private.scaled_mm(left, right, rows, columns)

@@ -23,20 +23,20 @@ def quantize_int8_(
     With `multiply` a linear layer also multiplies in int8, if its sizes allow that; with `rotate` it rotates the rows
     of input and weight alike before rounding, which leaves their products unchanged.
     """
-    here, dtype = layer.weight.device, layer.weight.dtype
+    storage, dtype = layer.weight.device, layer.weight.dtype
     in_int8 = multiply and multiplies_in_8_bits(layer)
     rows = layer.weight.data.to(device).float().flatten(1)
     rotate = rotate and in_int8 and rows.shape[1] % int8_matmul.ROTATION_BLOCK == 0
     if rotate:
         rotation = int8_matmul.hadamard().to(device)
         rows = int8_matmul.rotate_blocks(rows, rotation)
-        kept = rotation.to(here, dtype if dtype.itemsize > 1 else torch.bfloat16)
-        layer.register_buffer("rotation", kept, persistent=False)
+        stored_rotation = rotation.to(storage, dtype if dtype.itemsize > 1 else torch.bfloat16)
+        layer.register_buffer("rotation", stored_rotation, persistent=False)
     quantized, scale = int8_matmul.quantize_rows_int8(rows)
     quantized = quantized.reshape(layer.weight.shape)
     order = torch.channels_last if quantized.dim() == 4 else torch.contiguous_format
-    layer.weight.data = quantized.to(here).contiguous(memory_format=order)
-    layer.register_buffer("weight_scale", scale[:, 0].to(here), persistent=False)
+    layer.weight.data = quantized.to(storage).contiguous(memory_format=order)
+    layer.register_buffer("weight_scale", scale[:, 0].to(storage), persistent=False)
     forward = _forward_rotated if rotate else _forward_int8 if in_int8 else _forward_dequantized
     layer.__class__ = with_forward(type(layer), forward)
 

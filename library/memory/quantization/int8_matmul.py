@@ -29,13 +29,15 @@ def supports_int8(device: torch.device) -> bool:
 
 
 def quantize_rows_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[m, k] -> the same in int8, and the float32 scale of each row [m, 1] that restores it."""
+    """Round rows [m, k] to int8; return them and the float32 scale of each row [m, 1] that restores it."""
     scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=MIN_SCALE) / INT8_MAX
     return (rows.float() / scale).round().to(torch.int8), scale
 
 
 def hadamard() -> Tensor:
-    """The orthogonal and symmetric matrix [BLOCK, BLOCK] of +-1/8, by Sylvester's construction."""
+    """Return the orthogonal and symmetric matrix [ROTATION_BLOCK, ROTATION_BLOCK] of +-1/8, by Sylvester's
+    construction.
+    """
     matrix = torch.ones(1, 1)
     while len(matrix) < ROTATION_BLOCK:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
@@ -43,7 +45,7 @@ def hadamard() -> Tensor:
 
 
 def rotate_blocks(rows: Tensor, rotation: Tensor) -> Tensor:
-    """[..., n] -> the same with each BLOCK of a row multiplied by the Hadamard matrix, which spreads outliers and so
+    """Multiply each ROTATION_BLOCK values of rows [..., n] by the Hadamard matrix, which spreads outliers and so
     reduces the rounding error.
     """
     return (rows.unflatten(-1, (-1, ROTATION_BLOCK)) @ rotation).flatten(-2)
@@ -61,7 +63,7 @@ class Int8Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """The weight's scale goes into the gradient before its rows are rounded."""
+        """Multiply the weight's scale into the gradient, round its rows, and multiply."""
         weight, scale = ctx.saved_tensors
         quantized, rows = quantize_rows_int8(gradients[0].float() * scale)
         transposed = weight.t().contiguous()
@@ -71,9 +73,9 @@ class Int8Product(torch.autograd.Function):
 # A custom operator, which compiled graphs call unchanged: the same kernel and values, compiled or not.
 @torch.library.custom_op("kohya::int8_product", mutates_args=())
 def int8_product(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """left [m, k] in int8 and its scales `rows` [m, 1], times a transposed weight [n, k] in int8 -> [m, n] in `dtype`.
+    """Multiply left [m, k], int8 with scales `rows` [m, 1], by a transposed weight [n, k], int8 -> [m, n] in `dtype`.
 
-    `columns` [n] are the scales of the weight's rows; None where they are 1.
+    `columns` [n] are the scales of the weight's rows, None if they are 1.
     """
     scaled = torch_private.int_mm(left, weight.t()).float() * rows
     return (scaled if columns is None else scaled * columns).to(dtype)

@@ -54,9 +54,9 @@ def _product(  # noqa: PLR0913 - a kernel takes no objects
     weight += column.to(tl.int64)[None, :] * k + depth[:, None]
     sums = tl.zeros((M, N), dtype=tl.int32)
     for start in range(0, k, K):
-        inside = depth < k - start
-        a = tl.load(left, mask=(row < m)[:, None] & inside[None, :], other=0)
-        b = tl.load(weight, mask=inside[:, None] & (column < n)[None, :], other=0)
+        within = depth < k - start
+        a = tl.load(left, mask=(row < m)[:, None] & within[None, :], other=0)
+        b = tl.load(weight, mask=within[:, None] & (column < n)[None, :], other=0)
         sums = tl.dot(a, b, sums, out_dtype=tl.int32)
         left += K
         weight += K
@@ -70,7 +70,7 @@ def _product(  # noqa: PLR0913 - a kernel takes no objects
 def multiply(
     left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype, tiles: Tiles | None = None
 ) -> Tensor:
-    """As `int8_matmul.int8_product`, on a GPU. Integer sums do not depend on the tiles."""
+    """Compute `int8_matmul.int8_product` on a GPU. Integer sums do not depend on the tiles."""
     left, weight = left.contiguous(), weight.contiguous()
     (m, k), n = left.shape, weight.shape[0]
     out = torch.empty((m, n), device=left.device, dtype=dtype)
@@ -82,7 +82,7 @@ def multiply(
             left,
             weight,
             rows,
-            rows if columns is None else columns,
+            rows if columns is None else columns,  # any tensor: not read unless SCALED
             out,
             m,
             n,
