@@ -43,13 +43,13 @@ def test_the_first_screen(visit):
 
 def test_the_other_tabs_are_made_ahead_and_ask_nothing_before_they_are_opened(visit):
     page, judged = (visitor := visit()).page, []
-    listen = lambda one: judged.append(one.post_data_json["tab"]) if "/own/judge" in one.url else None  # noqa: E731
+    listen = lambda request: judged.append(request.post_data_json["tab"]) if "/own/judge" in request.url else None  # noqa: E731
     page.on("request", listen)
     page.wait_for_function("""() => { idle.splice(0).forEach((act) => act());
         return document.querySelectorAll("form.settings").length === 5; }""")
     page.wait_for_function("() => { idle.splice(0).forEach((act) => act()); return !idle.length; }")
-    asked = lambda what: [url for url in visitor.requests if f"/own/{what}" in url]  # noqa: E731
-    assert (len(asked("form?")), len(asked("gpus"))) == (5, 1)
+    requested = lambda what: [url for url in visitor.requests if f"/own/{what}" in url]  # noqa: E731
+    assert (len(requested("form?")), len(requested("gpus"))) == (5, 1)
     ids = page.locator("form.settings [id]").evaluate_all("all => all.map((one) => one.id)")
     assert len(set(ids)) == len(ids) > 1000
     assert [form.is_visible() for form in page.locator("form.settings").all()].count(True) == 1
@@ -59,7 +59,7 @@ def test_the_other_tabs_are_made_ahead_and_ask_nothing_before_they_are_opened(vi
     visitor.tab("LoRA")
     visitor.tab("DreamBooth")
     assert page.locator("#dreambooth-train_data_dir").input_value() == "/images"
-    assert len(asked("form?")) == 5
+    assert len(requested("form?")) == 5
     page.remove_listener("request", listen)
     assert set(judged) <= {"lora", "dreambooth"}
 
@@ -250,8 +250,8 @@ def test_a_config_is_saved_changed_and_loaded_again(visit, served):
 
 def test_a_json_of_kohya_ss_is_imported_and_never_written_over(visit, served):
     path = served[1] / "old.json"
-    found = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "24", "output_dir": "/results", "lowvram": True}
-    path.write_text(json.dumps(found), encoding="utf-8")
+    contents = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "24", "output_dir": "/results", "lowvram": True}
+    path.write_text(json.dumps(contents), encoding="utf-8")
     visitor = filled(visit(), "/elsewhere", max_train_steps="41")
     place = visitor.page.get_by_placeholder("Config file").locator("visible=true")
     place.fill(str(path))
@@ -264,7 +264,7 @@ def test_a_json_of_kohya_ss_is_imported_and_never_written_over(visit, served):
     place.fill(str(path))
     visitor.click("Save config")
     visitor.until("must end in .toml")
-    assert json.loads(path.read_text(encoding="utf-8")) == found
+    assert json.loads(path.read_text(encoding="utf-8")) == contents
 
 
 def test_files_outside_of_the_roots_or_of_another_tab_are_refused(visit, served, tmp_path):

@@ -27,9 +27,9 @@ with join_work("cache") as work:
 
 @pytest.fixture
 def stub(monkeypatch):
-    asked = []
-    monkeypatch.setattr(jobs, "job_command", lambda words: asked.append([*words]) or [sys.executable, "-c", STUB])
-    return asked
+    commands = []
+    monkeypatch.setattr(jobs, "job_command", lambda words: commands.append([*words]) or [sys.executable, "-c", STUB])
+    return commands
 
 
 @pytest.mark.browser

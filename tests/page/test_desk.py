@@ -73,10 +73,10 @@ def test_reports_while_typing(visit, demo, served):
     visitor.fill(max_train_steps="2000.0")  # the start's value, in other words
     assert not page.locator(".reset:visible").count()
     # What describes the data in detail stands for the folder and the size.
-    for given, required in (("set.toml", 0), ("", 2)):
-        visitor.put(dataset_config=given)
-        asked = page.locator(".required > :is(#lora-train_data_dir, #lora-resolution)[aria-required=true]")
-        assert asked.count() == required
+    for dataset_file, required in (("set.toml", 0), ("", 2)):
+        visitor.put(dataset_config=dataset_file)
+        required_fields = page.locator(".required > :is(#lora-train_data_dir, #lora-resolution)[aria-required=true]")
+        assert required_fields.count() == required
     # Search leads to a field that is folded away and rare, and marks it.
     page.keyboard.press("Escape")
     page.locator("h1").click()
@@ -210,7 +210,7 @@ def test_messages_take_a_line_of_the_desk_and_the_run_one_of_a_phone(visit, serv
 
 def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tmp_path):
     path = served[1] / "theirs.json"
-    found = {
+    contents = {
         "sdxl": True,
         "LoRA_type": "Standard",
         "network_dim": "24",
@@ -218,7 +218,7 @@ def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tm
         "own_key": "kept",
         "wandb_api_key": "canary",
     }
-    path.write_text(json.dumps(found), encoding="utf-8")
+    path.write_text(json.dumps(contents), encoding="utf-8")
     visitor = visit()
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
     visitor.click("Load config")

@@ -20,13 +20,13 @@ __all__ = ["waited"]  # a fixture
 
 def test_each_wrong_guess_makes_the_next_one_slower_whatever_it_is(waited):
     guarded = AuthGate(page, "0.0.0.0", "the-token")
-    for given in (
+    for credentials in (
         {"query": "token=x"},
         {"authorization": "Bearer x"},
         {"cookie": f"{guarded.cookie}=x"},
         {"query": "token=y"},
     ):
-        assert ask(guarded, **given)[0] == 401
+        assert ask(guarded, **credentials)[0] == 401
     assert waited == [0.5, 1.0, 2.0, 4.0]
     assert ask(guarded)[0] == 401 and len(waited) == 4  # who shows nothing guesses nothing
     for _ in range(20):
@@ -71,10 +71,10 @@ def test_half_sent_headers_are_not_waited_for(monkeypatch):
         server = uvicorn.Server(config)
         config.load()
         server.lifespan = config.lifespan_class(config)
-        bound = serving.bind("127.0.0.1", 0)
-        await server.startup(sockets=[bound])
+        server_socket = serving.bind("127.0.0.1", 0)
+        await server.startup(sockets=[server_socket])
         try:
-            port = bound.getsockname()[1]
+            port = server_socket.getsockname()[1]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
             assert await reader.read() == b""  # closed
@@ -87,7 +87,7 @@ def test_half_sent_headers_are_not_waited_for(monkeypatch):
                 await reader.read(1000)
             assert await reader.read() == b""
         finally:
-            await server.shutdown(sockets=[bound])
+            await server.shutdown(sockets=[server_socket])
 
     with ThreadPoolExecutor(1) as thread:  # as a browser of another test may have a loop in this one
         thread.submit(asyncio.run, tried()).result()

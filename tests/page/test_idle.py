@@ -60,10 +60,10 @@ def test_an_idle_page_asks_for_news_only_and_draws_nothing(visit):
 def test_a_panel_whose_server_does_not_answer_says_so_until_it_does(visit):
     visitor = visit()
     visitor.page.route("**/own/panel", lambda route: route.abort())
-    said = visitor.page.locator(".live .lost", has_text="does not answer")
-    said.wait_for()
+    notice = visitor.page.locator(".live .lost", has_text="does not answer")
+    notice.wait_for()
     visitor.page.unroute("**/own/panel")
-    said.wait_for(state="detached")
+    notice.wait_for(state="detached")
     visitor.complaints.clear()  # of requests that failed
 
 
@@ -128,7 +128,9 @@ def test_a_record_is_read_when_it_was_written_and_not_with_each_request(tmp_path
         opened = []
         for module, name in ((reader, "read_events"), (layout, "load_facts")):
             real = getattr(module, name)
-            patched.setattr(module, name, lambda *given, real=real: (opened.append(given[0]), real(*given))[1])
+            patched.setattr(
+                module, name, lambda *arguments, real=real: (opened.append(arguments[0]), real(*arguments))[1]
+            )
         patched.setattr(record, "_write", lambda: None)  # its signs of life are news, too
         before = changes(record.id)
         assert not opened

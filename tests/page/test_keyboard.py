@@ -33,11 +33,11 @@ def test_every_field_of_a_dialog_takes_keys_and_lets_go(visit, served):
     page.keyboard.type(str(served[1]))
     page.keyboard.press("Enter")
     page.wait_for_function("path => document.querySelector('dialog.picker .where').value === path", arg=str(served[1]))
-    seen = []
+    focused = []
     for _ in range(12):  # round and round, and never caught
         page.keyboard.press("Tab")
-        seen.append(page.evaluate(FOCUS))
-    assert {"Filter", "Choose this folder", "Cancel", "Folder"} <= set(seen)
+        focused.append(page.evaluate(FOCUS))
+    assert {"Filter", "Choose this folder", "Cancel", "Folder"} <= set(focused)
     page.keyboard.press("Escape")
     page.locator("dialog.picker:not([open])").wait_for(state="attached")
     page.wait_for_function("document.activeElement.id === 'lora-train_data_dir'")  # closing tells so a moment later
@@ -73,8 +73,8 @@ HIDDEN = """() => {
 def test_what_has_the_focus_is_never_below_the_buttons_at_the_bottom(visit):
     page = visit().page
     page.locator("#lora-learning_rate").focus()
-    seen = set()
+    hidden = set()
     for _ in range(20):
         page.keyboard.press("Tab")
-        seen.add(page.evaluate(HIDDEN))
-    assert seen == {""}
+        hidden.add(page.evaluate(HIDDEN))
+    assert hidden == {""}

@@ -88,7 +88,7 @@ def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(vis
 
 def test_prompts_of_a_kohya_ss_json_come_into_the_prompt_form(visit, served):
     out = served[1] / "foxes"
-    found = {
+    contents = {
         "LoRA_type": "Standard",
         "sdxl": True,
         "network_dim": 24,
@@ -96,7 +96,7 @@ def test_prompts_of_a_kohya_ss_json_come_into_the_prompt_form(visit, served):
         "output_name": "fox",
         "sample_prompts": "a red fox --w 640 --h 512\nthe sea --d 3",
     }
-    (served[1] / "fox.json").write_text(json.dumps(found), encoding="utf-8")
+    (served[1] / "fox.json").write_text(json.dumps(contents), encoding="utf-8")
     visitor = visit()
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "fox.json"))
     visitor.click("Load config")
@@ -116,8 +116,8 @@ def test_fixes_are_those_that_one_would_press(visit, monkeypatch):
     """A rate below zero becomes that of the preset, and what has no effect is left out."""
 
     def idle(reading, launch):
-        found = [isolated.finding(one, "settings", "hint", one.fix) for one in remarks(reading.config, [])]
-        return {"findings": found, "fit": None}
+        findings = [isolated.finding(remark, "settings", "hint", remark.fix) for remark in remarks(reading.config, [])]
+        return {"findings": findings, "fit": None}
 
     monkeypatch.setattr(isolated, "check_reading", idle)
     visitor = filled(visit(), "/results", train_batch_size="1", learning_rate="0.0002")

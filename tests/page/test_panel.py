@@ -44,8 +44,8 @@ def test_notes_are_folded_unless_one_has_to_be_fixed():
     notes = [Message("{key} is now {option}", key="dit", option="model"), "ignored: sdpa"]
     assert "<details><summary>" in messages.good("Loaded.", notes)
     named = Problem("fp8_base", "has no effect"), Problem("", "{path} is empty", path="cat.toml")
-    said = messages.good("Started.", [*named, Problem("", "no GPU was found")])
-    assert all(f"<li>{note}</li>" in said for note in (*named, "No GPU was found"))
+    note_html = messages.good("Started.", [*named, Problem("", "no GPU was found")])
+    assert all(f"<li>{note}</li>" in note_html for note in (*named, "No GPU was found"))
     assert "<details open><summary>" in messages.good(
         "Loaded.", [Message(TO_FIX, problem="fp8_base needs bf16"), *notes]
     )
@@ -212,8 +212,8 @@ def test_learning_rates_that_differ_are_lines_of_their_own():
     same = [(n, {"unet": 1e-4 / n, "text": 1e-4 / n}) for n in range(1, 5)]
     assert charts.rate_chart(same).count("<polyline") == 1
     other = [(n, {"unet": 1e-4, "<b>": 1e-5}) for n in range(1, 1000)]
-    made = charts.rate_chart(other, [500, 2000])
-    assert made.count("<polyline") == 2 and "<b>" not in made and made.count('class="resumed"') == 1
+    svg = charts.rate_chart(other, [500, 2000])
+    assert svg.count("<polyline") == 2 and "<b>" not in svg and svg.count('class="resumed"') == 1
     assert charts.rate_chart([(1, {}), (2, {})]) == ""
 
 

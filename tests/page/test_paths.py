@@ -129,8 +129,8 @@ def test_the_roots_are_home_here_other_disks_and_what_was_given(tmp_path, monkey
     monkeypatch.setattr(paths, "PLACES", (str(tmp_path / "models"), str(tmp_path / "empty"), str(tmp_path / "none")))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("KOHYA_ROOTS", os.pathsep.join([str(tmp_path / "a"), str(tmp_path / "b")]))
-    found = [path.name for path in paths.roots([tmp_path / "more"])[1:]]
-    assert found == [tmp_path.name, "more", "a", "b", "hub", "models"]
+    names = [path.name for path in paths.roots([tmp_path / "more"])[1:]]
+    assert names == [tmp_path.name, "more", "a", "b", "hub", "models"]
 
 
 def test_a_training_names_only_what_lies_below_the_roots(root):
@@ -142,13 +142,13 @@ def test_a_training_names_only_what_lies_below_the_roots(root):
     paths.allow(config(base_weights=["someone/adapters/a.safetensors"]), [root])  # a file of the hub
     with pytest.raises(ConfigError, match="network_weights"):
         paths.allow(config(network_weights="someone/adapters/a.safetensors"), [root])
-    with pytest.raises(ConfigError) as said:
+    with pytest.raises(ConfigError) as raised:
         of_others = [f"{root}/a.safetensors", f"{root}/../secret/b.safetensors"]
         paths.allow(
             config(pretrained_model_name_or_path="/etc/passwd", output_dir=f"{root}/.ssh", base_weights=of_others),
             [root],
         )
-    lines = str(said.value).splitlines()
+    lines = str(raised.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["pretrained_model_name_or_path", "base_weights", "output_dir"]
     assert "start the page with --root FOLDER" in lines[0] and "hidden" in lines[2]
 

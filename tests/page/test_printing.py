@@ -24,14 +24,14 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the printed lin
 
 @pytest.fixture
 def config(tmp_path):
-    given = {
+    values = {
         "pretrained_model_name_or_path": str(tmp_path / "a.safetensors"),
         "output_dir": str(tmp_path / "my out"),
         "train_data_dir": str(tmp_path / 'it\'s "here"'),
         "resolution": "1024",
         "output_name": "cat",
     }
-    return build_config(config_class("sdxl_train_network"), given, notes=[])
+    return build_config(config_class("sdxl_train_network"), values, notes=[])
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def root(tmp_path):
 
 def shown(config, where, root):
     """Print: the command's words, the printed TOML, and the file that is offered to be written."""
-    said = print_command.printed(config, str(where), {}, [], [root])
-    line, toml = (html.unescape(text) for text in re.findall("<pre>(.*?)</pre>", said, re.S))
-    offered = re.search('class="keep" data-path="(.*?)" data-script="(.*?)"', said)
-    return shlex.split(line), toml, offered and [html.unescape(one) for one in offered.groups()]
+    message = print_command.printed(config, str(where), {}, [], [root])
+    line, toml = (html.unescape(text) for text in re.findall("<pre>(.*?)</pre>", message, re.S))
+    offered = re.search('class="keep" data-path="(.*?)" data-script="(.*?)"', message)
+    return shlex.split(line), toml, offered and [html.unescape(text) for text in offered.groups()]
 
 
 def trained(config, where, root):
@@ -100,7 +100,7 @@ def test_a_file_that_is_something_else_is_never_named(config, root, content):
 
 
 def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
-    given = {
+    values = {
         "pretrained_model_name_or_path": "/m.safetensors",
         "output_dir": str(root),
         "resolution": "1024",
@@ -108,13 +108,13 @@ def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
         "output_name": "x",
     }
     for script in RUNS:
-        one = build_config(
+        other = build_config(
             config_class(script),
-            {**given, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"} if script.startswith("flux_train") else given,
+            {**values, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"} if script.startswith("flux_train") else values,
             notes=[],
         )
-        presets.save_config(root / f"{script}.toml", one, "")
-    sdxl = build_config(config_class("sdxl_train_network"), given, notes=[])
+        presets.save_config(root / f"{script}.toml", other, "")
+    sdxl = build_config(config_class("sdxl_train_network"), values, notes=[])
     assert trained(sdxl, root / "sdxl_train_network.toml", root) == root / "sdxl_train_network.toml"
     assert trained(sdxl, root / "flux_train_network.toml", root) == root / "flux_train_network-2.toml"
 
@@ -122,9 +122,9 @@ def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
 def test_what_a_shell_lacks_is_reported_and_tokens_are_not_printed(config, monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     secret = replace_options(config, wandb_api_key="a-secret-key", log_with="wandb", train_data_dir="images")
-    said = print_command.printed(secret, "", {}, ["a note"], [tmp_path.resolve()])
-    assert "a-secret-key" not in said and "Set WANDB_API_KEY in that shell" in said and "a note" in said
-    assert "the path of train_data_dir is relative to it" in said
+    message = print_command.printed(secret, "", {}, ["a note"], [tmp_path.resolve()])
+    assert "a-secret-key" not in message and "Set WANDB_API_KEY in that shell" in message and "a note" in message
+    assert "the path of train_data_dir is relative to it" in message
     assert "relative to it" not in print_command.printed(config, "", {}, [], [tmp_path.resolve()])
 
 

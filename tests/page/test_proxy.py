@@ -28,8 +28,8 @@ class Proxy:
             await send({"type": "http.response.body", "body": b"another program of this server, or its icon"})
             return
         host = dict(scope["headers"])[b"host"]
-        kept = [(name, value) for name, value in scope["headers"] if name != b"host"]
-        headers = [*kept, (b"host", b"train.internal:7860"), (b"x-forwarded-host", host)]
+        other_headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        headers = [*other_headers, (b"host", b"train.internal:7860"), (b"x-forwarded-host", host)]
         path = scope["path"].removeprefix("/trainer") if self.cut else scope["path"]
         await self.app({**scope, "headers": headers, "path": path, "raw_path": path.encode()}, receive, send)
 
@@ -40,13 +40,13 @@ def online(app):
 
     from kohya_gui.server.serving import bind
 
-    bound = bind("127.0.0.1", 0)
+    server_socket = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.02)
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}/trainer/"
+    yield f"http://127.0.0.1:{server_socket.getsockname()[1]}/trainer/"
     server.should_exit = True
     thread.join(timeout=5)
 
@@ -57,10 +57,10 @@ def proxy(tmp_path_factory):
     from kohya_gui.app import application, build_page
 
     door = {"host": "0.0.0.0", "also": ["train.internal", "127.0.0.1"], "login": f"{NAME}:{PASSWORD}"}
-    made = Proxy(application(build_page([tmp_path_factory.mktemp("root")]), door, "/trainer"))
-    with online(made) as made.address:
-        yield made
-    board(made).stop()
+    behind_proxy = Proxy(application(build_page([tmp_path_factory.mktemp("root")]), door, "/trainer"))
+    with online(behind_proxy) as behind_proxy.address:
+        yield behind_proxy
+    board(behind_proxy).stop()
 
 
 def board(proxy):

@@ -53,8 +53,8 @@ def press(visitor, name, entry):
     visitor.page.locator(".entry", has_text=entry).get_by_text(name, exact=True).click()
 
 
-def shows(visitor, *wanted):
-    wait_for(lambda: rows(visitor) == [list(row) for row in wanted], 20)
+def shows(visitor, *expected):
+    wait_for(lambda: rows(visitor) == [list(row) for row in expected], 20)
 
 
 def test_a_queue_of_three_with_a_failing_second_from_the_form(visit, tmp_path):
@@ -179,8 +179,8 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
         visitor.has_none(SMALL)
         assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
     visitor.page.set_viewport_size({"width": 1440, "height": 900})
-    for seen in (".runs", ".run", ".acts"):  # how it stands and what can be done, without scrolling
-        box = visitor.page.locator(seen).bounding_box()
+    for selector in (".runs", ".run", ".acts"):  # how it stands and what can be done, without scrolling
+        box = visitor.page.locator(selector).bounding_box()
         assert box["y"] >= 0 and box["y"] + box["height"] <= 900
 
 
@@ -209,9 +209,9 @@ def page(visit, tmp_path):
 def free_port():
     import socket
 
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        return free_socket.getsockname()[1]
 
 
 def answers(address):
@@ -341,13 +341,13 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
         record.event("saved", file="out/cat-step00000003-state", step=3)
         raise SystemExit(3)
     monkeypatch.chdir(tmp_path)
-    begun = []
-    monkeypatch.setattr(start, "begin_job", lambda job: begun.append(job) or "the-new-run")
+    jobs = []
+    monkeypatch.setattr(start, "begin_job", lambda job: jobs.append(job) or "the-new-run")
     run, answers = reader.find_run(record.id), actions.RunActions({})
     assert run.state == "failed" and "Resume from step 3" in actions.buttons(run, [run])
-    said, resumed = answers.resumed(run)
-    assert (str(said), resumed) == ("It resumes after step 3: this is the new run.", "the-new-run")
-    (job,) = begun
+    sentence, resumed = answers.resumed(run)
+    assert (str(sentence), resumed) == ("It resumes after step 3: this is the new run.", "the-new-run")
+    (job,) = jobs
     assert job.resumes == run.id and job.folder == str(shell) and job.output == str(shell / "out")
     assert f'resume = "{state}"' in job.toml and 'train_data_dir = "images"' in job.toml
     monkeypatch.setattr(queue, "work", lambda: None)

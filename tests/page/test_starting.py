@@ -21,7 +21,7 @@ CASES = [(tab, family) for tab in TABS for family in tab.configs]
 NAMES = [f"{tab.id}-{family}" for tab, family in CASES]
 
 
-def made(folder, *names):
+def write_presets(folder, *names):
     """Presets of these names, in a folder of their own."""
     (folder / "sdxl").mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -29,9 +29,11 @@ def made(folder, *names):
 
 
 @pytest.fixture
-def few(tmp_path, monkeypatch):
+def few_presets(tmp_path, monkeypatch):
     monkeypatch.setattr(preset_files, "PRESETS_FOLDER", tmp_path)
-    made(tmp_path, "lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast", "finetune-24gb")
+    write_presets(
+        tmp_path, "lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast", "finetune-24gb"
+    )
     return tmp_path
 
 
@@ -59,13 +61,13 @@ def start_for(gpu, kind="lora"):
         (141, 80),
     ],
 )
-def test_the_largest_preset_that_fits_the_gpu_is_the_start(few, memory, size):
+def test_the_largest_preset_that_fits_the_gpu_is_the_start(few_presets, memory, size):
     preset, why = start_for(Gpu("Gpu", memory))
     assert preset.gigabytes == size and str(why).count(".") == 1
     assert ("less than any preset" in str(why)) == (memory < 7.6) and f"Gpu, {memory:.0f} GB" in str(why)
 
 
-def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_reported(few):
+def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_reported(few_presets):
     preset, why = start_for(None)
     assert preset.gigabytes == 8 and "No NVIDIA GPU found" in str(why)
     preset, why = start_for(Gpu())
@@ -74,7 +76,7 @@ def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_report
     assert listed == ["lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast"]
 
 
-def test_a_kind_without_presets_takes_those_that_stand_in_and_a_family_without_any_the_defaults(few):
+def test_a_kind_without_presets_takes_those_that_stand_in_and_a_family_without_any_the_defaults(few_presets):
     assert start_for(None, "dreambooth")[0].id == "sdxl/finetune-24gb"
     assert preset_files.of_kind("dreambooth", ["sdxl"]) == preset_files.of_kind("finetune", ["sdxl"])
     assert [p.id for p in preset_files.of_kind("finetune", ["sdxl"])] == ["sdxl/finetune-24gb"]
@@ -107,8 +109,8 @@ def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
     """At least what the page of kohya_ss starts with."""
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
     config = build_config(tab.configs[family], start_preset.starts(tab.id, tab.configs)[family]["values"], notes=[])
-    most = 1e-3 if tab.kind == "textual-inversion" else 3e-4  # words learn faster than weights
-    assert 1e-6 < config.optim.learning_rate <= most and config.captions.caption_extension == ".txt"
+    highest_rate = 1e-3 if tab.kind == "textual-inversion" else 3e-4  # words learn faster than weights
+    assert 1e-6 < config.optim.learning_rate <= highest_rate and config.captions.caption_extension == ".txt"
     assert config.data.enable_bucket and config.cache.latents and config.precision.mixed_precision == "bf16"
     assert config.data.resolution and config.save.output_name and config.save.save_precision
     if tab.kind == "lora":
@@ -122,7 +124,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     def opened(gpu):
         monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
         start = start_preset.starts(tab.id, tab.configs)[family]
-        assert gpu or sum("GPU" in str(said) for said in (start["why"], *start["notes"])) == 1  # said once
+        assert gpu or sum("GPU" in str(note) for note in (start["why"], *start["notes"])) == 1  # said once
         return start["text"], [*map(str, start["notes"])], build_config(tab.configs[family], start["values"], notes=[])
 
     text, notes, config = opened(None)
@@ -152,9 +154,9 @@ def test_a_gpu_without_bf16_computes_in_fp16_where_model_and_options_allow_it(mo
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 24.0, (7, 5)))
     config = next(tab for tab in TABS if tab.kind == kind).configs[family]
     start = start_preset.starts(kind, {family: config})[family]
-    made = build_config(config, start["values"], notes=[])
-    assert (made.precision.mixed_precision, made.save.save_precision) == (half, half)
-    assert not made.precision.fp8_compute and sum("bf16" in str(note) for note in start["notes"]) == 1
+    built = build_config(config, start["values"], notes=[])
+    assert (built.precision.mixed_precision, built.save.save_precision) == (half, half)
+    assert not built.precision.fp8_compute and sum("bf16" in str(note) for note in start["notes"]) == 1
 
 
 @pytest.mark.parametrize(("memory", "alone"), [(6.0, True), (8.0, False)])
@@ -173,10 +175,12 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 12.0))
     values = start_preset.starts("lora", TABS[0].configs)["sdxl"]["values"]
     config = build_config(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
-    said = [*ineffective.remarks(config, []), "12 images enlarged"]
-    assert len(said) > 2
-    report = {"findings": [isolated.finding(text, "other", "hint") for text in said]}
-    left = [one["text"] for one in isolated.without_ineffective(report, {"compile_mode", "resolution"})["findings"]]
+    texts = [*ineffective.remarks(config, []), "12 images enlarged"]
+    assert len(texts) > 2
+    report = {"findings": [isolated.finding(text, "other", "hint") for text in texts]}
+    left = [
+        finding["text"] for finding in isolated.without_ineffective(report, {"compile_mode", "resolution"})["findings"]
+    ]
     assert left == ["compile_mode has no effect here: compile is off", "12 images enlarged"]
 
 
@@ -187,18 +191,18 @@ def held(visitor, tab):
     """What the form would send, as a config of what differs from the defaults."""
     sent = visitor.held(tab.id)
     config = build_config(tab.configs[sent["family"]], sent["values"], notes=[])
-    found = flatten_sections(changed(config))
-    folder = found.pop("output_dir", "")  # proposed with every start, and in no preset
+    values = flatten_sections(changed(config))
+    folder = values.pop("output_dir", "")  # proposed with every start, and in no preset
     assert not folder or Path(folder).parts[-2:] == ("kohya", "output")
-    return found
+    return values
 
 
 def begins(tab, family):
     """What an untouched form holds: its start preset, and a name."""
     start = start_preset.starts(tab.id, tab.configs)[family]
     preset = next(p for p in preset_files.of_kind(tab.id, [family]) if p.id == start["id"])
-    made = flatten_sections(changed(start_preset.apply_preset(preset, tab.configs[family], {}, [])))
-    return preset.title, {**made, "output_name": f"{family}-{tab.id}"}
+    preset_options = flatten_sections(changed(start_preset.apply_preset(preset, tab.configs[family], {}, [])))
+    return preset.title, {**preset_options, "output_name": f"{family}-{tab.id}"}
 
 
 @pytest.mark.browser
@@ -292,10 +296,16 @@ def test_a_look_at_another_family_leaves_a_loaded_config_as_it_was(visit, served
         place.fill(str(path))
         visitor.click("Load config")
         visitor.until(f"Loaded {path.name}")
-        loaded, others = visitor.held(), [name for name in lora.configs if name != family]
-        for other, (seen, back) in zip(others, page.evaluate(VISITS, [family, others]), strict=True):
-            assert seen["values"]["train_data_dir"] == str(images) and seen["values"]["network_dim"] == "8", other
-            assert seen["values"]["caption_extension"] == ".txt" and seen["values"]["enable_bucket"] is True, other
+        loaded, other_families = visitor.held(), [name for name in lora.configs if name != family]
+        for other, (looked_at, back) in zip(
+            other_families, page.evaluate(VISITS, [family, other_families]), strict=True
+        ):
+            assert looked_at["values"]["train_data_dir"] == str(images) and looked_at["values"]["network_dim"] == "8", (
+                other
+            )
+            assert (
+                looked_at["values"]["caption_extension"] == ".txt" and looked_at["values"]["enable_bucket"] is True
+            ), other
             assert back == loaded, other
 
 
