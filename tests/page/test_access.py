@@ -24,7 +24,7 @@ from kohya_gui.server.auth import AuthGate, is_loopback, new_token
 
 
 def ask(gate, method="GET", path="/", query="", kind="http", **headers):
-    """Status, headers and body of the answer; 200 from the page behind the gate."""
+    """Status, headers and body of the response; the page behind the gate responds with 200."""
     heads = {"host": "127.0.0.1:7860", **{name.replace("_", "-"): value for name, value in headers.items()}}
     scope = {
         "type": kind,
@@ -39,7 +39,7 @@ def ask(gate, method="GET", path="/", query="", kind="http", **headers):
         sent.append(message)
 
     answering = gate(scope, None, send)
-    with contextlib.suppress(StopIteration):  # nothing in it really waits, so no event loop is needed
+    with contextlib.suppress(StopIteration):  # it never really waits, so it needs no event loop
         answering.send(None)
     first = sent[0]
     answer = {k.decode(): v.decode() for k, v in first.get("headers", [])}
@@ -115,13 +115,13 @@ def test_a_socket_is_closed_without_the_token(guarded):
 
 @pytest.fixture(autouse=True)
 def waited(monkeypatch):
-    """The seconds that guesses would have had to wait."""
+    """The delays, in seconds, that guesses would have had."""
     seconds_waited = []
 
     async def sleep(seconds):
         seconds_waited.append(seconds)
 
-    # Its own name for it alone: other pages of this process go on sleeping.
+    # Replaced in this module only: other pages in this process have to go on sleeping.
     monkeypatch.setattr(guessing, "asyncio", SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
     return seconds_waited
 
@@ -256,7 +256,7 @@ def test_which_addresses_are_this_computer_only():
 
 @pytest.fixture
 def started(monkeypatch):
-    """Start the page with arguments; what its access checks were given, or the exit code."""
+    """Start the page with arguments; returns the arguments of its access checks, or the exit code."""
     access = {}
     monkeypatch.setattr(app, "build_page", lambda roots: None)
     monkeypatch.setattr(app, "prepare_responses", lambda page: None)
@@ -334,7 +334,7 @@ def test_over_ssh_the_tunnel_command_is_printed_and_no_browser_opens(started, mo
 
 
 def test_a_page_that_is_open_when_the_server_ends_is_no_error(caplog, monkeypatch):
-    """Gradio's pages keep a request open for as long as they are."""
+    """Gradio's pages keep a request open while they are."""
 
     async def held(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})

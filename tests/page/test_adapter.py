@@ -1,4 +1,4 @@
-"""The adapter as fields: what they show, what they write into network_args, and what is wrong with it."""
+"""The adapter's fields: what they show, what they write into network_args, and the problems they report."""
 
 import json
 
@@ -101,7 +101,7 @@ def test_every_type_of_kohya_ss_has_fields(kind):
 
 
 class Counted:
-    """In the place of the process that has torch."""
+    """Replaces the process that has torch."""
 
     def __init__(self):
         self.asked = []
@@ -145,7 +145,7 @@ def test_fields_and_text_stay_in_step(visit, monkeypatch):
     visitor = visit()
     page = visitor.page
     visitor.family("FLUX.1")
-    visitor.put(network_train_unet_only=True, fp8_base=True)  # without a GPU the form opens in float32
+    visitor.put(network_train_unet_only=True, fp8_base=True)  # the form opens in float32 without a GPU
     form = page.locator("#lora-form")
     box, text = form.locator(".adapter"), form.locator("[data-option=network_args]:visible")
     form.get_by_role("button", name="Adapter", exact=True).click()
@@ -161,7 +161,7 @@ def test_fields_and_text_stay_in_step(visit, monkeypatch):
     single.get_by_role("button", name="12", exact=True).click(modifiers=["Shift"])
     is_now("train_double_block_indices=none train_single_block_indices=7-12,20")
 
-    kind.select_option("lokr")  # the blocks stay, and it goes around weights in 8 bits
+    kind.select_option("lokr")  # keeps the blocks, and bypasses the 8-bit weights
     is_now("algo=lokr bypass_mode=True train_block_indices=none/7-12,20")
     assert form.locator("[data-option=network_module]:visible").input_value() == "lycoris.kohya"
     box.get_by_label("Factor", exact=True).fill("8")
@@ -170,7 +170,7 @@ def test_fields_and_text_stay_in_step(visit, monkeypatch):
     box.get_by_label("Factor", exact=True).fill("half")
     visitor.until("Must be a whole number, got 'half'", ".adapter .field.wrong small")
 
-    text.fill('algo=loha "preset=my presets.toml" rank_dropout=0.25 full=1')  # what is typed shows in the fields
+    text.fill('algo=loha "preset=my presets.toml" rank_dropout=0.25 full=1')  # typing updates the fields
     page.wait_for_function("document.querySelector('#lora-form .adapter .kinds').value === 'loha'")
     assert box.get_by_label("Rank dropout", exact=True).input_value() == "0.25"
     visitor.until("full is not a known key", ".field.wrong small")

@@ -1,4 +1,4 @@
-"""Folders that are allowed on the page: asked for once, on this computer only, and never those of the system."""
+"""Folders allowed on the page: confirmed once, on this computer only, and never system folders."""
 
 import argparse
 import json
@@ -48,7 +48,7 @@ def test_folder_permission_is_requested_once_and_survives_a_restart(place):
     allow(roots, place / "other")
     assert paths.allowed_path(str(place / "other" / "out"), roots) == place / "other" / "out"
     assert list(Roots([place / "root"], asks=True)) == [place / "root", place / "other"]
-    allow(roots, place / "other")  # twice is once
+    allow(roots, place / "other")  # the second time changes nothing
     assert json.loads(allowed_folders.allowed_file().read_text())["folders"] == [str(place / "other")]
     with pytest.raises(ConfigError, match="hidden"):
         paths.allowed_path(str(place / "other" / ".hidden" / "x"), roots)
@@ -93,7 +93,7 @@ def test_permission_for_a_new_output_folder_is_requested_for_its_parent(place):
         with pytest.raises(ConfigError) as raised:
             paths.allowed_path(str(place / "other" / "new" / "out"), roots, what, is_new)
         assert allowed_folders.asked_folder(raised.value.problems[0]) == str(place / "other")
-    with pytest.raises(ConfigError, match="make it first") as raised:  # above it are the homes of all users
+    with pytest.raises(ConfigError, match="make it first") as raised:  # its parent holds the homes of all users
         paths.allowed_path(str(Path.home().parent / "nobody-of-this-name" / "out"), roots, "output_dir")
     assert allowed_folders.asked_folder(raised.value.problems[0]) == ""
 
@@ -146,7 +146,7 @@ def test_links_are_checked_by_their_target(place):
         paths.allowed_path(str(place / "other" / "link" / "x"), roots)
     allow(roots, place / "other" / "sub")
     (place / "other" / "sub").rmdir()
-    (place / "other" / "sub").symlink_to("/etc")  # exchanged later
+    (place / "other" / "sub").symlink_to("/etc")  # replaced after it was allowed
     with pytest.raises(ConfigError):
         paths.allowed_path(str(place / "other" / "sub" / "passwd"), roots)
 
@@ -269,7 +269,7 @@ def test_a_browser_here_can_and_others_cannot_by_any_way(application, place):
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory):
-    """A page that asks, with one folder that it may use."""
+    """A page that offers to allow folders, with a single root."""
     import uvicorn
 
     from kohya_gui.app import application, bind, build_page
@@ -289,7 +289,7 @@ def asking(tmp_path_factory):
 
 @pytest.fixture
 def visitor(chromium, windows, asking, stand_ins, monkeypatch):
-    """One visit; trainings are stand-ins, and what a form names is guarded as ever."""
+    """One visit; trainings are stand-ins, but paths in a form are checked as usual."""
     from tests.page.conftest import begun, ended
 
     monkeypatch.setattr(paths, "_outside", OUTSIDE)
@@ -332,7 +332,7 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
 
 @pytest.mark.browser
 def test_folder_allowed_during_a_request_is_not_requested_again(visitor, place):
-    """What is wrong with the form is said first; the whole check, which takes longer, may still ask for the folder."""
+    """The form's own problems come first; the full check, which takes longer, may still ask for the folder."""
     held = []
 
     def hold(route):
@@ -396,7 +396,7 @@ def test_the_picker_the_configs_the_data_set_and_the_tools_ask_too(visitor, plac
     page.locator(".tools [data-go]").click()
     page.locator(f'.allow[data-allow="{place / "tools"}"]').wait_for()
     page.locator(".message:visible .allow").first.click()
-    page.get_by_text("does not exist").wait_for()  # the file in it, which is looked for again at once
+    page.get_by_text("does not exist").wait_for()  # the page checks the file again at once
     assert place / "tools" in allowed_folders.allowed_folders()
 
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: fill, be told, print, save, load, train, watch, come back, stop."""
+"""The page in a real browser: fill in, read problems, print, save, load, train, watch, come back, stop."""
 
 import json
 import re
@@ -80,9 +80,9 @@ def test_empty_form_reports_everything_that_is_missing(visit):
         assert words in visitor.said()
     marked = visitor.page.locator("#lora-train_data_dir").evaluate("e => getComputedStyle(e).borderColor")
     assert marked != visitor.page.locator("#lora-output_name").evaluate("e => getComputedStyle(e).borderColor")
-    visitor.fill(train_data_dir="/images")  # what is being mended is marked no longer
+    visitor.fill(train_data_dir="/images")  # editing a field removes its mark
     assert visitor.page.locator("#lora-train_data_dir").evaluate("e => getComputedStyle(e).borderColor") != marked
-    visitor.fill(output_dir="")  # where results go is proposed
+    visitor.fill(output_dir="")  # the page had proposed a folder
     visitor.click("Train")
     visitor.until("Output folder")
     assert reader.runs() == []
@@ -100,9 +100,9 @@ def test_what_the_form_knows_is_reported_before_the_whole_check_is_done(visit, m
     visitor = visit()
     visitor.click("Train")
     visitor.until("2 problems to fix")
-    assert visitor.page.locator(".bar[data-busy]").count() == 1  # and it goes on looking
+    assert visitor.page.locator(".bar[data-busy]").count() == 1  # the full check still runs
     visitor.click("More")
-    visitor.click("Download")  # whose answer is not held back by the check
+    visitor.click("Download")  # the running check must not delay this
     visitor.until("is among your downloads")
     done.set()
     visitor.until("3 problems to fix")
@@ -111,7 +111,7 @@ def test_what_the_form_knows_is_reported_before_the_whole_check_is_done(visit, m
     visitor.click("Train")
     visitor.until("2 problems to fix")
     visitor.fill(train_data_dir="/images")
-    visitor.click("Train")  # while it looks at the form as it was: that answer is out of date
+    visitor.click("Train")  # the previous check still runs, but its answer is out of date
     visitor.page.wait_for_selector(".training:visible .bar > .said:empty", state="attached")
     done.set()
     visitor.until("the disk is full")
@@ -229,19 +229,19 @@ def test_a_config_is_saved_changed_and_loaded_again(visit, served):
     visitor.until("Loaded cat.toml for SDXL")
     assert visitor.page.locator("#lora-max_train_steps").input_value() == "40"
     assert visitor.page.locator("#lora-max_grad_norm").input_value() == "0.0"
-    visitor.click("Save config")  # the file that was loaded may be written over
+    visitor.click("Save config")  # the loaded file may be overwritten
     visitor.until("Saved")
     assert read_toml(path) == first
     other = visit()
     other.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
-    other.click("Save config")  # another visitor has not seen what is in it
+    other.click("Save config")  # another visitor has not seen its contents
     other.until("exists already")
     other.click("Load config")
     other.until("Loaded cat.toml")
     other.click("Undo")
     other.until("as it was before")
     place = other.page.get_by_placeholder("Config file").locator("visible=true")
-    assert place.input_value() == ""  # and the form that is back is not written over the config that was taken back
+    assert place.input_value() == ""  # undoing also forgets the path, so that Save cannot overwrite the config
     place.fill(str(path))
     other.click("Save config")
     other.until("exists already")
@@ -259,7 +259,7 @@ def test_a_json_of_kohya_ss_is_imported_and_never_written_over(visit, served):
     visitor.until("Loaded old.json for SDXL")
     visitor.until("ignored: lowvram")
     assert visitor.page.locator("#lora-network_dim").input_value() == "24"
-    assert visitor.page.locator("#lora-max_train_steps").input_value() == "1600"  # loading replaces
+    assert visitor.page.locator("#lora-max_train_steps").input_value() == "1600"  # loading replaces the whole form
     assert place.input_value() == ""
     place.fill(str(path))
     visitor.click("Save config")
@@ -281,7 +281,7 @@ def test_files_outside_of_the_roots_or_of_another_tab_are_refused(visit, served,
     visitor.click("Load it there")
     visitor.until("Loaded full.toml for SDXL")
     assert visitor.held("dreambooth")["values"]["learning_rate_te1"] == "0.1"
-    assert place.input_value() == str(served[1] / "full.toml")  # to be saved there again
+    assert place.input_value() == str(served[1] / "full.toml")  # Save goes back to the same file
 
 
 def test_a_config_goes_through_download_and_upload(visit, tmp_path):
@@ -307,7 +307,7 @@ def test_a_config_goes_through_download_and_upload(visit, tmp_path):
 
 def test_training_is_watched_left_and_found_again(visit, tmp_path):
     visitor = filled(visit(), tmp_path / "out", max_train_steps="60")
-    held = tmp_path / "out" / "held"  # for as long as it is watched
+    held = tmp_path / "out" / "held"  # keeps the training running while it is watched
     held.parent.mkdir()
     held.touch()
     visitor.click("Train")
@@ -325,7 +325,7 @@ def test_training_is_watched_left_and_found_again(visit, tmp_path):
     assert visitor.state("running") == run
     second = visit()
     assert second.state("running") == run
-    second.click("Train")  # the form of a second visitor is empty, and one training is enough
+    second.click("Train")  # the second visitor's form is empty
     second.until("problems to fix")
     held.unlink()
     assert visitor.state("finished") == run and second.state("finished") == run

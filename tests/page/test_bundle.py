@@ -1,4 +1,4 @@
-"""The page's scripts as one, and what its head asks for."""
+"""The page's bundled script, and the files that its head requests."""
 
 import re
 
@@ -69,12 +69,12 @@ def test_the_installed_gradio_says_which_files_components_need():
     assert "stylesheet" not in lines and f'href=".{address}"' in sheets and styles.count(b"{") > 50
     assert (
         sheets.count(" disabled ") == len([name for name in names if name.endswith(".css")]) - 1
-    )  # its own head has one
+    )  # the head's own sheet is not disabled
 
 
 def test_styles_of_components_stand_behind_those_of_gradios_head():
-    """As where Gradio loads them itself. Of two rules of one weight the later one counts: where it was another, fields
-    for text were white in the dark."""
+    """The order in which Gradio itself loads them. Of two rules with the same specificity the later one wins: in
+    another order, text fields were white in dark mode."""
 
     async def gradio(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})

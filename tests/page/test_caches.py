@@ -1,4 +1,4 @@
-"""Caches of a data set, made from the form: with progress, to be stopped, and only of what the page may read."""
+"""Caching a data set from the form: its progress, stopping it, and refusing what the page may not read."""
 
 import json
 import sys

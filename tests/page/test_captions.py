@@ -1,4 +1,4 @@
-"""Captions by a model in the page: what is sent, before and after side by side, put back one by one or all at once."""
+"""Captions by a model on the page: the request, old and new captions side by side, and restoring one or all."""
 
 import sys
 
@@ -127,7 +127,7 @@ def test_a_model_captions_a_folder_and_what_it_wrote_is_compared_and_put_back(vi
     visitor.open()
     page.get_by_role("tab", name="Data set").click()
     page.get_by_text("Captions by a model").click()
-    assert page.locator("#caption-hf-prompt").input_value() == "what is it?"  # what was asked is kept
+    assert page.locator("#caption-hf-prompt").input_value() == "what is it?"  # the last question is kept
     page.locator(".images [data-panel=past] summary").click()
     page.get_by_role("button", name="Compare the captions before and after: Captions by stub").click()
     assert box.get_by_role("button", name="Put all back").is_disabled()

@@ -1,4 +1,4 @@
-"""Which file of a run is best, on the page: started from the run's panel, shown with marks, and nothing leads out."""
+"""Comparing the files of a run on the page: started from the run's panel, shown with marks, below the roots only."""
 
 import pytest
 from PIL import Image
@@ -13,7 +13,7 @@ from tests.page.test_sampling import run_with_samples
 
 @pytest.fixture
 def compared(tmp_path, monkeypatch):
-    """The handlers, a run with two files, and the words of what is started."""
+    """The handlers, a run with two files, and the arguments of the started job."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     root = (tmp_path / "root").resolve()
     root.mkdir()
@@ -99,7 +99,7 @@ def test_the_newest_comparison_is_shown_and_its_pictures_alone(compared, tmp_pat
     place = store(compared.run, "compare-20260102-000000")
     answer = compared.found(ApiRequest({"run": "zorb-1"}))
     assert [*map(str, answer["columns"])] == ["step 10", "step 20"] and answer["losses"] == ["0.1234", "0.2000"]
-    assert [column.template for column in answer["columns"]] == ["step {step}"] * 2  # which a browser translates
+    assert [column.template for column in answer["columns"]] == ["step {step}"] * 2  # templates to translate
     assert (
         answer["best"] == 0
         and str(answer["reason"]) == "step 10: lowest held-out loss"

@@ -1,4 +1,4 @@
-"""A run.json that somebody edited, or a disk damaged: the panel shows what is sound of it, and never raises."""
+"""An edited or damaged run.json: the panel shows the valid part, and never raises."""
 
 import json
 import time
@@ -68,7 +68,7 @@ def folder(tmp_path):
 
 
 def shown(folder):
-    """All that the page makes of a run."""
+    """Everything that the page renders of a run."""
     run = reader.runs()[0]
     for part in monitor.panel_parts("").values():
         part.mark, part.render()

@@ -1,4 +1,4 @@
-"""The images of a training as rows of its form: what is shown, what is written, and what is refused."""
+"""The images of a training as rows of its form: showing, saving, and refusing them."""
 
 import json
 
@@ -42,7 +42,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def page(form, root):
-    """Ask as the browser does: what is shown, what is counted, and what is saved."""
+    """The browser's requests: show, count and save."""
 
     class Page:
         def submission(self, values):
@@ -119,7 +119,7 @@ def test_one_number_of_a_file_changes_and_its_comments_stay(page, root):
     text = f"# mine\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{root / 'flat'}' # all\nnum_repeats = 2 # twice\n"
     file.write_text(text)
     shown = page.look(dataset_config=str(file))
-    assert shown["groups"][0]["rows"][0]["shown"]["caption_extension"] == ".txt"  # of the form
+    assert shown["groups"][0]["rows"][0]["shown"]["caption_extension"] == ".txt"  # the form's value
     shown["groups"][0]["rows"][0]["texts"]["num_repeats"] = "7"
     saved = page.save(shown["groups"], file, shown["known"])
     assert file.read_text() == text.replace("= 2", "= 7")
@@ -171,7 +171,7 @@ def test_nothing_outside_of_the_roots_is_read_written_or_named(page, root, tmp_p
     ):
         with pytest.raises(ConfigError, match="outside"):
             page.count(**values)
-    shown["groups"][0]["rows"][0]["texts"]["num_repeats"] = "3"  # what the file has named before may stay
+    shown["groups"][0]["rows"][0]["texts"]["num_repeats"] = "3"  # folders that the file named before may stay
     page.save(shown["groups"], file, shown["known"])
     for option in ("image_dir", "conditioning_data_dir", "control_directory", "metadata_file"):
         new = {
@@ -240,7 +240,7 @@ def test_photos_from_a_phone_become_a_data_set(visit, served, tmp_path):
     assert form.locator("[data-option=train_data_dir]").input_value() == str(folder)
     visitor.until("100 % of an epoch", ".datasets .numbers").until("2 with a caption", ".datasets .numbers")
     repeats = box.locator("li [data-set=num_repeats]")
-    repeats.fill("4")  # one folder needs no file for that
+    repeats.fill("4")  # a single folder needs no dataset file
     visitor.until("12 images per epoch", ".datasets .sum")
     assert form.locator("[data-option=dataset_repeats]").input_value() == "4"
     box.locator(".choose-images input").set_input_files([str(photos / "0.png")])
@@ -287,7 +287,7 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
     group = box.locator(".group").nth(1)
     with page.expect_response(
         lambda answer: answer.url.endswith("datasets_count")
-    ):  # after which nothing is read again
+    ):  # after this response nothing reads the file again
         group.locator("[data-set=resolution]").fill("768")
     assert "resolution = 768" in file.read_text()
     file.write_text("# by hand\n" + file.read_text())
@@ -295,8 +295,8 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
     visitor.until("changed elsewhere", ".datasets .file")
     assert "batch_size" not in file.read_text()
     page.reload()
-    visitor.until("21 images per epoch", ".datasets .sum")  # what the file says now
-    box.locator("li [data-set=num_repeats]").first.fill("many")  # what cannot be saved is still there after a reload
+    visitor.until("21 images per epoch", ".datasets .sum")  # the saved value
+    box.locator("li [data-set=num_repeats]").first.fill("many")  # invalid text survives a reload
     visitor.until("num_repeats", ".datasets .file .bad")
     page.reload()
     visitor.until("num_repeats", ".datasets .file .bad")

@@ -1,4 +1,4 @@
-"""From an empty page to a picture: four steps to a first training, each a button to its place, and what comes after."""
+"""From an empty page to a picture: the four first steps, each a button that leads to its place, and what follows."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ SHIFTS = """() => new Promise((done) => {
 
 
 def comes_without_moving_anything(visitor):
-    """An earlier run, on a phone."""
+    """With an earlier run, on a phone."""
     visitor.page.set_viewport_size({"width": 390, "height": 844})
     visitor.open()
     visitor.state("finished")
@@ -39,7 +39,7 @@ def comes_without_moving_anything(visitor):
 
 @pytest.mark.browser
 def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit, served, monkeypatch):
-    """The process that makes the demo is a stand-in, which writes no model."""
+    """The process that creates the demo is a stand-in, which writes no model."""
     root, commands = served[1] / "made", []
     place = root / "flux"
 
@@ -61,14 +61,14 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
     visitor.click("Try it with the demo")
     visitor.until("Loaded flux_train_network.toml for FLUX.1")
     assert commands[0][:3] == ["demo", "--no-train", "--family=flux"] and "--compile" not in commands[0]
-    assert value("compile") is False  # as the demo makes it where there is no GPU
+    assert value("compile") is False  # the demo's default without a GPU
     assert value("train_data_dir") == str(root / "images") and value("t5xxl") == str(place / "t5xxl.safetensors")
     visitor.click("Undo")
     visitor.until("as it was before")
     assert value("t5xxl") == ""
     visitor.family("SDXL")
     model = place / f"{finding.MODEL_OPTION}.safetensors"
-    visitor.fill(pretrained_model_name_or_path=model)  # of the other family, which is chosen
+    visitor.fill(pretrained_model_name_or_path=model)  # a model of the other family, which is then chosen
     visitor.until("Filled in what lies beside the model")
     held = visitor.held()
     assert held["family"] == "flux" and held["values"]["pretrained_model_name_or_path"] == str(model)
@@ -80,7 +80,7 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
 
 @pytest.mark.browser
 def test_the_demo_brings_a_small_model_pictures_and_prompts(visit, served, monkeypatch):
-    """The process that makes the demo is a stand-in, which makes it in this one."""
+    """The process that creates the demo is a stand-in, which creates it in this process."""
     root = served[1] / "learning"
 
     def start(kind, words):
@@ -116,12 +116,12 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     assert steps.all_inner_texts() == ["Choose a model", "Add images", "Look at them", "Start the training"]
     follows = lambda step: page.locator(f"#side[data-next={step}]").wait_for()  # noqa: E731
     page.get_by_role("tab", name="Queue", exact=True).click()
-    steps.nth(0).click()  # also from a tab without a form
+    steps.nth(0).click()  # works from a tab without a form, too
     page.locator("dialog.models .take:enabled").wait_for()
     page.locator("dialog.models").get_by_label("Model", exact=True).select_option(
         "get:0"
-    )  # others may be there already
-    page.locator("dialog.models .room", has_text=" KB").wait_for()  # what the hub says, and not what is known of it
+    )  # by value, as models on the disk may come first
+    page.locator("dialog.models .room", has_text=" KB").wait_for()  # the hub's size, not the estimate
     page.locator("dialog.models .take:enabled").click()
     page.locator("dialog.models").wait_for(state="hidden", timeout=60_000)
     assert page.locator("#lora-pretrained_model_name_or_path").input_value().endswith(OFFER.path)
@@ -134,7 +134,7 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     steps.nth(2).click()
     page.locator(".images .cards article").wait_for()
     follows("train")
-    page.get_by_role("button", name="Write captions with a model").click()  # the image has none
+    page.get_by_role("button", name="Write captions with a model").click()  # offered as the image has no caption
     page.locator("[data-panel=caption][open]").wait_for()
     steps.nth(3).click()
     page.wait_for_function("document.activeElement.matches('button.train')")
@@ -142,7 +142,7 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     boxes = [step.bounding_box() for step in steps.all()]
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["height"] >= 24 for box in boxes)
     assert max(box["y"] + box["height"] for box in boxes) - min(box["y"] for box in boxes) < 100
-    tabs = page.get_by_role("tab")  # in one row, of which the open one is in view
+    tabs = page.get_by_role("tab")  # all in one row
     assert len({round(tab.bounding_box()["y"]) for tab in tabs.all()}) == 1
     page.set_viewport_size({"width": 1440, "height": 900})
     visitor.fill(max_train_steps="3")

@@ -1,4 +1,4 @@
-"""The form: what it shows, what it sends, and that nothing is lost or invented between the two."""
+"""The form: the fields that it shows, what it sends, and that nothing is lost or added between the two."""
 
 import json
 from html.parser import HTMLParser
@@ -19,7 +19,7 @@ CASES = [(tab, family) for tab, form in FORMS.items() for family in form.configs
 
 
 class Page(HTMLParser):
-    """A form's fields as a browser would have them: element id -> what it is for, and its value."""
+    """A form's fields as a browser would have them: element id -> its option and its value."""
 
     VOID = ("input", "option")
 
@@ -52,7 +52,7 @@ class Page(HTMLParser):
         self.words.append(data)
 
     def send(self, family):
-        """What page.js would send of it."""
+        """What page.js would send."""
         mine = [f for f in self.fields.values() if family in f["data-families"].split()]
         return json.dumps(
             {
@@ -75,7 +75,7 @@ STARTS = {tab.id: start_preset.starts(tab.id, tab.configs) for tab in TABS}
 
 @pytest.mark.parametrize(("tab", "family"), CASES)
 def test_an_untouched_form_is_exactly_its_start_preset_and_without_one_exactly_the_defaults(tab, family):
-    """What page.js makes of a start is in test_starting.py; here, what the server makes of the fields."""
+    """How page.js applies a start is tested in test_starting.py; here, how the server parses the fields."""
     form, start = FORMS[tab], STARTS[tab][family]
     text = PAGES[tab].send(family)
     bare, notes = form.collect(form.parse_submission(text))
@@ -97,7 +97,7 @@ def test_every_option_comes_back_as_it_was_filled_in(tab, family):
         try:
             config = build_config(config_class, {name: another(option)}, notes=[])
         except ConfigError:
-            continue  # it needs other options beside it
+            continue  # only valid together with other options
         filled = json.loads(form.fill(config))
         back, _ = form.collect(form.parse_submission(json.dumps({**filled, "launch": {}})))
         assert back == config, name
@@ -164,7 +164,7 @@ def test_a_typed_zero_survives():
 def test_a_family_shows_only_what_means_something_to_it():
     page = PAGES["lora"]
     assert "only-flux" in page.classes["lora-flux-clip_l"]
-    assert "only-sdxl" in page.classes["lora-noise_offset"]  # FLUX.1 knows the option, without effect
+    assert "only-sdxl" in page.classes["lora-noise_offset"]  # FLUX.1 has the option, without effect
     assert not page.classes["lora-learning_rate"] & {"only-sdxl", "only-flux"}
 
 

@@ -1,4 +1,4 @@
-"""Gradio is imported without what the page has no use for, and would be found out if it changed how it does that."""
+"""Gradio is imported without what the page does not need; these tests fail if a new version imports differently."""
 
 import importlib.util
 import os

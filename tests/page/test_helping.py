@@ -1,4 +1,4 @@
-"""What the form asks while it is filled in, without a browser: answers in words for whatever is sent."""
+"""The form's requests while it is filled in, without a browser: every request gets an answer."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_mistakes_are_put_to_their_fields_and_what_sleeps_says_why(helper):
     }
     assert "lora-compile_mode" not in judgement["ineffective"]
     assert str(judgement["ineffective"]["lora-keep_tokens"]) == "shuffle_caption and caption_tag_dropout_rate are off"
-    assert helper.judge(question())["wrong"] == {}  # what is not filled in yet is no mistake
+    assert helper.judge(question())["wrong"] == {}  # empty fields are no mistakes
 
 
 def test_web_address_in_a_path_field_is_reported_while_typing(helper):
@@ -70,14 +70,14 @@ def test_invalid_base_model_is_reported_while_typing(helper, tmp_path):
     assert wrong("org/model-v1.safe") == "" and "does not exist" in wrong(tmp_path / "ca")
     assert (
         wrong(tmp_path / "ca", api.MODEL_OPTION) == "" and wrong(tmp_path.parent, api.MODEL_OPTION) == ""
-    )  # to be typed on
+    )  # beginnings of existing paths, still being typed
     assert "outside of" in wrong(tmp_path.parent / "x.safetensors", api.MODEL_OPTION)
     assert os.name == "nt" or "is a path of Windows" in wrong('"C:\\dog.safetensors"')
 
 
 @pytest.mark.parametrize("tab", FORMS)
 def test_every_path_is_checked_while_typing(helper, tmp_path, tab):
-    """Found from the table of options: one that is missing, in a place where the page may not look, or a file."""
+    """For all options that name paths: missing ones, ones outside of the roots, and files in place of folders."""
     (tmp_path / "file").touch()
     form = FORMS[tab]
     for family, config in form.configs.items():
@@ -92,7 +92,7 @@ def test_every_path_is_checked_while_typing(helper, tmp_path, tab):
             mistakes = helper.judge(question(tab, family, **dict.fromkeys(names, str(path))))["wrong"]
             places = form.places(family)
             texts = {name: str(mistakes.get(places[name][1], "")) for name in expected}
-            texts.pop("control_directory", "")  # which rules of the model come before
+            texts.pop("control_directory", "")  # a rule of the model is reported first
             assert all(words in text for text in texts.values()), (family, texts)
         here = helper.judge(question(tab, family, **dict.fromkeys(created, str(tmp_path / "new" / "x"))))["wrong"]
         assert not here
@@ -184,7 +184,7 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     assert (
         str(compile_summary.outlook(config)) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
     )
-    assert helper.compile_log(ApiRequest({})) == {"text": ""}  # nothing runs
+    assert helper.compile_log(ApiRequest({})) == {"text": ""}  # no training is running
     with Record.start({}, "flux_train_network", tmp_path / "out", "fox", "FLUX.1 LoRA") as run:
         run.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, total=1.5, reason="", failed="")
         assert str(helper.compile_log(ApiRequest({}))["text"]) == "fox now: 1 graph in 2 s"

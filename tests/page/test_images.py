@@ -1,4 +1,4 @@
-"""The data set tab's server side: what it answers, and that nothing leads out of the roots."""
+"""The data set tab's handlers: their answers, and that nothing outside of the roots is reached."""
 
 import random
 
@@ -39,7 +39,7 @@ def opened(images, folder, **more):
 def test_a_folder_is_opened_looked_through_and_changed(images, data):  # noqa: F811
     start = tree(data)
     overview = opened(images, data, trigger="zorb")
-    assert "turned" in overview["calm"]  # an EXIF rotation that is applied is no mistake, and one that is ignored is
+    assert "turned" in overview["calm"]  # a rotation by EXIF is only a mistake where it is ignored
     as_stored = {"folder": str(data), "settings": {**SMALL, "exif_rotation": False}}
     assert "turned" not in ended(images, images.open(ApiRequest(as_stored)))["calm"]
     overview = opened(images, data, trigger="zorb")
@@ -82,7 +82,7 @@ def test_wrong_settings_are_reported_with_the_trainers_messages(images, data):  
 
 
 def test_files_that_describe_images_lead_nowhere_else(images, data, tmp_path):  # noqa: F811
-    """Neither a dataset file elsewhere nor one here that names another place; and what is described is not changed."""
+    """No dataset file outside of the roots, and none that names such a place; described images are not changed."""
     away, here = tmp_path.parent / f"{tmp_path.name}-away", tmp_path / "sets.toml"
     away.mkdir()
     picture(1).save(away / "a.png")
@@ -128,7 +128,7 @@ def test_thumbnails_come_from_the_roots_only(images, data, tmp_path):  # noqa: F
 
 
 def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # noqa: F811
-    """Every question, with hostile fields: an answer or a sentence, and no file is touched."""
+    """Every request, with hostile fields: an answer or a problem, and no file is touched."""
     collection = opened(images, data)["collection"]
     secret = tmp_path / "secret"
     secret.mkdir()
@@ -188,7 +188,7 @@ def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # no
         fields = {name: chance.choice(values) for name in chance.sample(names, 6)}
         if chance.random() < 0.6:
             fields |= {"folder": str(data), "collection": collection}
-        if fields.get("folder") == str(data) and question in changing:  # nothing that would be right there
+        if fields.get("folder") == str(data) and question in changing:  # otherwise the request would be valid
             wrong_place = {"name": "../secret/a.png", "names": ["../../x"], "words": "../x"}
             fields |= {"folder": str(secret)} if chance.random() < 0.5 else wrong_place
             fields["apply"] = False

@@ -1,4 +1,4 @@
-"""Files of every other trainer in the browser: their data sets and prompts arrive, and nobody is sent to a shell."""
+"""Files of every other trainer in the browser: their data sets and prompts arrive without a shell command."""
 
 import json
 import tomllib
@@ -122,7 +122,7 @@ MADE = {
     "lora-scripts": (lora_scripts, "train_data_dir", PROMPTS[:1]),
     kohya_ss.TRAINER: (of_kohya_ss, "train_data_dir", PROMPTS),
 }
-WITHOUT = {adapter_file.TRAINER}  # which name neither folders nor prompts
+WITHOUT = {adapter_file.TRAINER}  # their files name neither folders nor prompts
 
 
 def write(path, text):
@@ -193,7 +193,7 @@ def test_the_data_sets_and_prompts_of_a_config_arrive_on_the_page(visit, served,
         assert named == {(str(images / name), count) for name, count in REPEATS.items()}
         assert rows(visitor) == {(str(images / name), str(count)) for name, count in REPEATS.items()}
         before = file.read_bytes()
-        load(visitor, path)  # again: the same file holds the same
+        load(visitor, path)  # loading it again writes no second file
         assert [*file.parent.glob("*-dataset*")] == [file] and file.read_bytes() == before
     visitor.click("Sample images")
     for prompt in prompts:
@@ -278,7 +278,7 @@ def test_on_a_phone_and_by_keyboard_one_gets_from_an_import_to_a_start(visit, se
 
 @pytest.mark.parametrize(("folder", "place"), [("out", "kohya"), ("", "kohya"), ("{root}/out", "out")])
 def test_a_relative_output_folder_is_not_taken_below_the_folder_of_the_server(folder, place, tmp_path):
-    """It is relative to where the config came from, which nobody knows."""
+    """It is relative to the config's original place, which is unknown."""
     values = {"output_dir": folder.format(root=tmp_path), "output_name": "cat"}
     config = build_config(config_class("sdxl_train_network"), values, notes=[])
     assert datasets.dataset_file_place(config, [tmp_path]) == (tmp_path / place / "cat-dataset.toml").resolve()

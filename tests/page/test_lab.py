@@ -1,4 +1,4 @@
-"""The Compile Lab: what its answers refuse, and the tab in a real browser with measurements that only pretend."""
+"""The Compile Lab: refused requests, and the tab in a real browser with stand-ins for measurements."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Sentences on the page call an option as its field does, in every language; in the shell they have its name."""
+"""Sentences on the page name an option by its field's label, in every language; in the shell, by its own name."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ def places(tab, family):
 
 
 def show(visitor, tab, messages):
-    """Put texts into a tab as messages are; what they say then."""
+    """Show texts in a tab like messages; returns what is then on screen."""
     html = f"<div{data(*messages)}><ul>" + "".join(f"<li>{text}</li>" for text in messages) + "</ul></div>"
     visitor.page.evaluate("document.querySelector('.tried')?.remove()")
     visitor.page.evaluate(SHOW, [html, tab])
@@ -85,14 +85,14 @@ def test_in_other_languages_too(visit, language):
         name = "network_weights" if "network" in template else "ema_decay"
         assert name in line
         assert show(visitor, tab.id, messages)[0].count(labels[name]) == line.count(name)
-    visitor.page.locator("select.language").select_option("en")  # and back
+    visitor.page.locator("select.language").select_option("en")  # English again
     visitor.page.wait_for_function("() => document.documentElement.lang === 'en'")
     assert visitor.page.evaluate(READ)
 
 
 @pytest.mark.browser
 def test_what_is_no_name_of_an_option_stays(visit):
-    word = "network_dim"  # of a file, a folder or a caption of the user's
+    word = "network_dim"  # also the name of a file, a folder or a word of a caption
     messages = [
         Message("{path} does not exist", path=f"/data/{word}/a.png"),
         Message("{name} is not text", name=word),
@@ -122,7 +122,7 @@ def test_the_name_is_behind_a_label_that_two_fields_have_and_else_in_the_title(v
     assert show(visitor, "lora", messages) == ["Rank and Alpha are set"]
     assert visitor.page.locator(".tried li").get_attribute("title") == "network_alpha, network_dim"
     visitor.page.evaluate("document.querySelector('label[for=lora-network_alpha]').firstChild.data = 'Rank'")
-    visitor.family("FLUX.1")  # labels are looked at anew
+    visitor.family("FLUX.1")  # makes the page read the labels again
     assert show(visitor, "lora", messages) == ["Rank (network_dim) and Rank (network_alpha) are set"]
     visitor.page.reload()
 
@@ -145,11 +145,11 @@ def test_messages_below_fields_and_beside_the_buttons_have_labels(visit, served)
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "labels.toml"))
     visitor.click("Load config")
     visitor.until("Loaded labels.toml").until("Fix Rank = 24")
-    visitor.until("lr_restart_cycles is not an option (did you mean Scheduler cycles?)")  # as it stands in the file
+    visitor.until("lr_restart_cycles is not an option (did you mean Scheduler cycles?)")  # unchanged
 
 
 def test_arguments_that_are_names_of_options_are_reported_to_be():
-    """{option} and {options} in a template are always made by these."""
+    """{option} and {options} in a template are always filled by these functions."""
     makers = ("option_name", "option_names", "option_values", "said_of", "Message", "shown", "said", "ours", "option")
     wrong = []
     for folder in ("library", "kohya_gui"):

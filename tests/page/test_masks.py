@@ -1,4 +1,4 @@
-"""Masks in the page: laid over the images, painted with mouse and finger, taken back; and what is not let through."""
+"""Masks on the page: shown over the images, painted by mouse and finger, undone; and refused requests."""
 
 import io
 import sys
@@ -84,14 +84,14 @@ def test_nothing_outside_of_the_masks_is_read_or_written(editing, data, tmp_path
     (place / "10_cat/2.png").write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
     with pytest.raises(ConfigError, match="cannot be read as an image"):
         masks.show({**scope, "name": "10_cat/2.png"})
-    tools = ToolCommands([data.resolve()])  # beside which nothing may be written
+    tools = ToolCommands([data.resolve()])  # without its parent, where masks would be written
     sent = {"command": "mask", "name": "alpha", "values": {"folder": str(data)}}
     with pytest.raises(ConfigError, match="mask folder"):
         tools.begin(ApiRequest(sent))
 
 
 def look_at(visitor, folder):
-    """Two pictures of their own in the data set tab."""
+    """Open a folder with two new pictures in the data set tab."""
     folder.mkdir()
     for number in range(2):
         picture(number, 96, 64).save(folder / f"{number}.png")
@@ -103,7 +103,7 @@ def look_at(visitor, folder):
 
 
 def paint(visitor, name):
-    """The window in which the mask of an image is painted, and where its canvas is."""
+    """Open the window for painting an image's mask; returns the place of its canvas."""
     visitor.page.locator(f'.images .cards [data-name="{name}"] .look').click()
     visitor.click("Edit mask")
     visitor.page.locator(".painter .go:enabled").wait_for()
@@ -141,8 +141,8 @@ def test_masks_are_made_by_a_model_shown_and_painted_with_the_mouse(visit, serve
     visitor.click("Save mask")
     visitor.until("The mask of 0.png is kept in", ".images")
     mask = pixels.read_mask(place / "0.png")
-    assert mask.shape == (64, 96) and mask[32, 80] == 255 and mask[2, 80] == 0  # learned where it was painted
-    assert mask[32, 19] == 0 and mask[32, 38] == 255  # left out; and the stroke that was undone
+    assert mask.shape == (64, 96) and mask[32, 80] == 255 and mask[2, 80] == 0  # painted: trained
+    assert mask[32, 19] == 0 and mask[32, 38] == 255  # erased: not trained; the undone stroke: trained
     for title in ("Mask of 0", "Masks by half"):
         visitor.click("Undo last masks")
         visitor.until(f"Undone: {title}.", ".images")
@@ -166,6 +166,6 @@ def test_masks_are_painted_with_a_finger(visit, served):
     assert mask[32, 24] == 0 and mask[2, 24] == 255
     paint(visitor, "1.png")
     visitor.click("Learn all")
-    visitor.click("Discard")  # and nothing is written
+    visitor.click("Discard")  # writes nothing
     page.locator(".painter").wait_for(state="detached")
     assert np.array_equal(pixels.read_mask(place / "1.png"), mask)

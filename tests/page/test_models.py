@@ -1,4 +1,4 @@
-"""The dialog for base models: what is on the disk, what is downloaded, and nothing outside of the roots."""
+"""The dialog for base models: those on the disk, downloads, and nothing outside of the roots."""
 
 import json
 
@@ -59,14 +59,14 @@ def test_what_is_there_and_what_is_offered(api, tmp_path):
 
 
 def required(family):
-    """The parts that a family cannot do without."""
+    """The parts that a family requires."""
     lacking = {problem.option for problem in find_missing(build_config(TABS[0].configs[family], {}))}
     return lacking & families.facts_of(family).part_options.keys()
 
 
 @pytest.mark.parametrize("family", filter(required, SHAPES))
 def test_the_files_that_lie_beside_a_model_are_proposed_for_empty_fields(api, tmp_path, family):
-    """Of families that need more files than one: in one folder, and sorted as other programs do."""
+    """For families with several files: in one folder, and sorted by kind as other programs do."""
     for layout in ("one", "sorted"):
         place = tmp_path / "root" / family / layout
         where = lambda option: place / (option if layout == "sorted" else "")  # noqa: E731, B023
@@ -84,11 +84,11 @@ def test_the_files_that_lie_beside_a_model_are_proposed_for_empty_fields(api, tm
         base = {finding.MODEL_OPTION: str(base_file)}  # noqa: B023
         assert beside(**base) == {option: str(files[option]) for option in lacking}
         filled = {option: "/mine.safetensors" for option in lacking}
-        assert beside(**base, **filled) == {}  # what was filled in stays
+        assert beside(**base, **filled) == {}  # fields that are filled in stay
     named = look(api, family=family, named=str(base_file))
     assert str(base_file) in {
         base["path"] for base in named["bases"]
-    }  # also in a folder that is none of the usual ones
+    }  # a named file's folder is searched, even if it is none of the usual ones
 
 
 def test_a_download_is_planned_with_the_hubs_own_sizes_and_licences(api, hub):  # noqa: F811
@@ -173,13 +173,13 @@ def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):
     hub.gated[OFFER.files[0].repository] = "hf_rightright"
     vae = sparse(served[1] / "models" / "mine.safetensors", SHAPES["flux"]["ae"])
     place = served[1] / "kohya" / "models"
-    before = {*place.rglob("*")}  # of tests that have downloaded another model
+    before = {*place.rglob("*")}  # other tests may have downloaded models
     visitor = visit()
     page = visitor.page
     visitor.family(FAMILY.title)
     page.locator(".find-models:visible").click()
     dialog = page.locator("dialog.models")
-    dialog.get_by_label("Model", exact=True).select_option(label="FLUX.1 dev (23.8 GB)")  # not one of another test
+    dialog.get_by_label("Model", exact=True).select_option(label="FLUX.1 dev (23.8 GB)")  # no other test downloads it
     dialog.get_by_text("This model asks for its licence to be accepted").wait_for()
     assert dialog.get_by_label("Autoencoder").input_value() == str(vae)
     assert "Download t5xxl_fp16.safetensors (9.8 GB)" in dialog.get_by_label("T5-XXL").inner_text()
@@ -205,7 +205,7 @@ def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):
         "flux1-dev.safetensors",
         "t5xxl_fp16.safetensors",
     ]
-    page.locator(".find-models:visible").click()  # now all is there
+    page.locator(".find-models:visible").click()  # all files are there now
     dialog.locator(".room", has_text="All files are on this computer.").wait_for()
     dialog.get_by_label("Model", exact=True).select_option("other")
     dialog.get_by_label("Hugging Face id").fill("someone/none")

@@ -1,4 +1,4 @@
-"""Questions to the server and the file picker: only below the roots, in whatever words one asks."""
+"""The file picker and its requests: only below the roots, however a path is written."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Presets and config files: complete, honest, and never written over by accident."""
+"""Presets and config files: complete, truthful, and never overwritten by accident."""
 
 import html
 import json
@@ -54,7 +54,7 @@ def test_a_preset_replaces_all_but_paths_and_names(preset):
     config = presets.apply(preset, config_class, {**now, "unknown": "x"})
     assert config.save.output_dir == "/o" and config.save.output_name == "cat" and config.data.train_data_dir == "/i"
     assert config.metadata.metadata_author == "me"
-    assert config.steps.seed is None  # what the one before it left behind is gone
+    assert config.steps.seed is None  # the previous preset's seed is gone
 
 
 def load(tmp_path, text, family="sdxl", kind="lora"):
@@ -70,7 +70,7 @@ def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
 
 
 def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
-    whole = build_config(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
+    whole = build_config(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # a LoRA has all of its options, too
     presets.save_config(tmp_path / "a.toml", whole, "")
     with pytest.raises(ConfigError, match="a.toml is for SDXL fine-tune"):
         presets.import_fitting(tmp_path / "a.toml", CONFIGS["lora"], "flux", [])
@@ -81,7 +81,7 @@ def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
 
 
 def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
-    """As `kohya import` answers: the reader is the same."""
+    """As in `kohya import`, which uses the same reader."""
     path = tmp_path / "a.toml"
     path.write_text('lerning_rate = 1\nmax_train_steps = "many"\nseed = 7\nfull_bf16 = true', encoding="utf-8")
     imported = presets.import_fitting(path, CONFIGS["lora"], "flux", [])
@@ -119,7 +119,7 @@ def test_files_whose_tables_share_keys_are_loaded(tmp_path):
     for name in ("cat.safetensors", "pipe.toml"):
         answer = loaded(tmp_path / name)
         assert json.loads(answer["fill"])["values"]["network_dim"] == "24" and name in answer["message"]
-        assert "ss_network_args" not in answer["message"]  # which is empty, so there is nothing to tell
+        assert "ss_network_args" not in answer["message"]  # it is empty, so nothing is reported
 
 
 def test_a_value_that_cannot_be_read_has_that_of_the_preset_as_its_fix(tmp_path):
@@ -204,7 +204,7 @@ def test_a_foreign_file_for_another_tab_or_model_is_refused(tmp_path):
 
 
 def test_files_that_a_config_names_are_read_where_the_page_may_look_alone(tmp_path):
-    """The shell reads them wherever they lie; a config that a browser sends may not make the page do so."""
+    """The shell reads them anywhere, but a config from a browser must not make the page do so."""
     home, outside = tmp_path / "home", tmp_path / "outside"
     for folder in (home, outside):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Print command: what is printed, run as printed, trains what is on screen; no file that is there is changed."""
+"""Print command: the printed command trains what is on screen, and no existing file is changed."""
 
 import html
 import json
@@ -40,7 +40,7 @@ def root(tmp_path):
 
 
 def shown(config, where, root):
-    """Print: the command's words, the printed TOML, and the file that is offered to be written."""
+    """The printed command's words, its TOML, and the file that the page offers to write."""
     message = print_command.printed(config, str(where), {}, [], [root])
     line, toml = (html.unescape(text) for text in re.findall("<pre>(.*?)</pre>", message, re.S))
     offered = re.search('class="keep" data-path="(.*?)" data-script="(.*?)"', message)
@@ -48,7 +48,7 @@ def shown(config, where, root):
 
 
 def trained(config, where, root):
-    """What the printed command trains once the file that it asks for was saved by a click; that file."""
+    """Save the file that the printed command needs, and check that the command trains the form; returns the file."""
     words, toml, offered = shown(config, where, root)
     path = root / words[words.index("--config_file") + 1]
     script = re.search(r"(\w+)\.py$", words[words.index("--config_file") - 1])[1]
@@ -56,7 +56,7 @@ def trained(config, where, root):
     if offered:
         assert offered == [str(path), script]
         CommandPrinter([root]).keep(ApiRequest({"path": offered[0], "script": script, "toml": toml}))
-        assert shown(config, where, root) == (words, toml, None)  # and now it is there
+        assert shown(config, where, root) == (words, toml, None)  # the file exists now
     assert (
         option_values(config_from_argv(config_class(script), ["--config_file", str(path)])) == option_values(config)
         and script == config.script
@@ -75,7 +75,7 @@ def test_a_loaded_file_is_named_as_long_as_it_says_the_same(config, root):
     edited = replace_options(config, learning_rate=0.5)
     assert trained(edited, root / "cat.toml", root) == root / "cat-2.toml"
     assert trained(replace_options(config, learning_rate=0.25), root / "cat.toml", root) == root / "cat-3.toml"
-    assert trained(edited, root / "cat.toml", root) == root / "cat-2.toml"  # which says it already
+    assert trained(edited, root / "cat.toml", root) == root / "cat-2.toml"  # the file with this config exists already
     assert (root / "cat.toml").read_bytes() == before
 
 

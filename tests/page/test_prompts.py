@@ -1,4 +1,4 @@
-"""Sample prompts as rows of the form: what they write, what they keep, and what is refused."""
+"""Sample prompts as rows of the form: what is saved, kept and refused."""
 
 import json
 
@@ -25,7 +25,7 @@ def form():
 
 @pytest.fixture
 def save(form, tmp_path):
-    """Ask as the browser does, with the form's output folder in a folder of the test."""
+    """Save as the browser does, with an output folder of the test."""
 
     def ask(rows, file="", state="", **values):
         form_values = {"output_dir": str(tmp_path / "out"), "output_name": "cat"} | values
@@ -58,7 +58,7 @@ def test_rows_become_the_lines_that_trainings_read(save, tmp_path):
     assert (second.prompt, second.sample_steps, second.sample_sampler) == ("a dog", 12, "euler_a")
     loaded = load(file, tmp_path)
     assert loaded["known"] == saved["known"] and loaded["rows"][0] == CAT
-    other = save([CAT], state=saved["known"])  # the form names none: nothing that is there is written over
+    other = save([CAT], state=saved["known"])  # the form names no file, so a new one is written
     assert other["file"] == str(tmp_path / "out" / "cat-prompts-2.txt") and len(prompt_files.read_prompts(file)) == 2
 
 
@@ -189,7 +189,7 @@ def test_rows_that_cannot_be_saved_yet_are_not_lost(visit, served):
     page = visitor.page
     box = page.locator("#lora-form .prompts")
     section = page.get_by_role("button", name="Sample images", exact=True).locator("visible=true")
-    visitor.fill(output_dir="")  # where results go is proposed
+    visitor.fill(output_dir="")  # the page had proposed a folder
     section.click()
     box.get_by_role("button", name="Add a prompt").click()
     box.get_by_label("Prompt", exact=True).fill("a red zorb toy")
@@ -200,16 +200,16 @@ def test_rows_that_cannot_be_saved_yet_are_not_lost(visit, served):
     visitor.until("choose it first", ".prompts .file")
     assert box.get_by_label("Prompt", exact=True).input_value() == "a red zorb toy"
     visitor.fill(output_name="zorb")
-    visitor.fill(output_dir=served[1] / "rows kept")  # with which they can be saved
+    visitor.fill(output_dir=served[1] / "rows kept")  # with a folder they can be saved
     visitor.until("Saved in", ".prompts .file")
-    assert page.locator("#lora-form [data-option=sample_every_n_steps]").input_value() == "800"  # of the preset
+    assert page.locator("#lora-form [data-option=sample_every_n_steps]").input_value() == "800"  # the preset's value
     assert page.locator("#lora-form [data-option=sample_every_n_epochs]").input_value() == ""
     assert (served[1] / "rows kept" / "zorb-prompts.txt").read_text() == "a red zorb toy\n"
 
 
 @pytest.mark.browser
 def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
-    """CLIP-L, reference images and masks; and whose defaults the defaults are."""
+    """CLIP-L, reference images, masks, and the chosen model's defaults."""
     (served[1] / "shown.txt").write_text("a cat --d 1\n")
     visitor = visit()
     page = visitor.page
@@ -239,7 +239,7 @@ def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
     for name, fields in expected.items():
         visitor.put(model_type=name)
         assert kind.input_value() == name and shown() == fields
-    visitor.fill(output_name="zorb")  # any change
+    visitor.fill(output_name="zorb")  # any edit hides them
     assert shown() == set()
     visitor.put(control_directory="/second")
     assert shown() == {"folder"}, "what is filled in can be seen, and taken out"
@@ -259,7 +259,7 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
     visitor = visit()
     page = visitor.page
     visitor.fill(output_dir=out, output_name="zorb", train_data_dir=data)
-    visitor.put(sample_every_n_steps="")  # nothing says when
+    visitor.put(sample_every_n_steps="")  # no sampling interval is set
     box = page.locator("#lora-form .prompts")
     page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
     box.get_by_role("button", name="Add a prompt").click()
@@ -289,7 +289,7 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
     page.wait_for_selector("form.settings")
     page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
     box.get_by_label("Prompt", exact=True).nth(2).wait_for()
-    assert box.get_by_label("Width").nth(0).input_value() == "wide"  # what is in no file yet is kept all the same
+    assert box.get_by_label("Width").nth(0).input_value() == "wide"  # unsaved text is kept
     box.get_by_label("Width").nth(0).fill("512")
     page.wait_for_function("sessionStorage['lora-prompts'] === 'null'")
 

@@ -1,4 +1,4 @@
-"""The purpose of a training: what it sets on top of a preset, and how many steps it proposes for the images."""
+"""The purpose of a training: its settings on top of a preset, and the steps that it proposes for the images."""
 
 import pytest
 from PIL import Image

@@ -1,4 +1,4 @@
-"""The tab Try it: what is filled in becomes a command, samples of runs stand beside each other, nothing leads out."""
+"""The tab Try it: the form becomes a command, samples of runs are compared, all below the roots."""
 
 import io
 import json
@@ -158,7 +158,7 @@ def test_the_picture_of_what_a_run_has_learned_shows_its_own_samples_alone(tab, 
     picture = samples.show_learned({"run": run.name})
     whole = Image.open(io.BytesIO(picture.body)).convert("RGB")
     assert picture.media_type == "image/png" and whole.getpixel((whole.width - 20, whole.height - 20)) == (20, 40, 40)
-    hostile = run_with_samples(root, "learned-2")  # which names a file outside the run's folder
+    hostile = run_with_samples(root, "learned-2")  # its record names a file outside of the run's folder
     lines = (hostile / layout.PROGRESS).read_text(encoding="utf-8").replace("20_1.png", "../../secret.png")
     Image.new("RGB", (32, 32), (1, 2, 3)).save(tmp_path / "secret.png")
     (hostile / layout.PROGRESS).write_text(lines, encoding="utf-8")
@@ -174,12 +174,12 @@ def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
     assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}
     with (run / layout.TOML).open("a", encoding="utf-8") as toml:
         toml.write(f"sample_prompts = {toml_value(str(written))}\n")
-    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}  # the file is not there
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}  # the prompt file does not exist yet
     written.write_text(
         "a zorb --w 128 --h 128 --s 20 --l 4 --g 1 --d 1\na cat --w 128 --h 128 --s 20 --l 4 --g 1 --d 2\n"
     )
     shared = {"width": "128", "height": "128", "sample_steps": "20", "scale": "4.0", "guidance_scale": "1.0"}
-    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == shared  # and not the seed
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == shared  # without the seeds, which differ
     outside = tmp_path / "elsewhere.txt"
     outside.write_text("a secret --w 64\n")
     text = (run / layout.TOML).read_text(encoding="utf-8").replace(str(written), str(outside))
@@ -269,20 +269,20 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
 
     visitor = visit()
     page = visitor.page
-    learned = page.locator(".learned img")  # of a run that has ended
+    learned = page.locator(".learned img")  # a picture for runs that have ended
     page.wait_for_function("document.querySelector('.learned img')?.naturalWidth > 400")
     assert learned.get_attribute("src") == page.locator(".learned a[download]").get_attribute("href")
-    page.locator(".samples [data-try]").click()  # beside the samples of the run
+    page.locator(".samples [data-try]").click()  # the button beside the run's samples
     box = page.locator(".sampling")
     box.locator(".board .sample").nth(3).wait_for()
     assert box.locator("#sampling-model").input_value() == "run:zorb-1" == box.locator("#sampling-sheet").input_value()
     page.wait_for_function("document.querySelector('#sampling-prompts').value === 'a cat\\na dog'")
     assert box.locator(".board .sample span").all_inner_texts() == ["Step 10", "Step 20"] * 2
     compare, strengths = box.locator("#sampling-compare"), box.locator("#sampling-strengths")
-    assert not strengths.is_visible()  # which are for several only
+    assert not strengths.is_visible()  # only for a comparison of strengths
     compare.select_option("strengths")
     assert strengths.is_visible()
-    strengths.fill("no number")  # is asked for nowhere else
+    strengths.fill("no number")  # only read where strengths are compared
     box.get_by_role("button", name="All files of this run").click()
     page.wait_for_function("document.querySelector('#sampling-compare').value === 'files'")
     box.get_by_role("button", name="Generate", exact=True).click()
@@ -301,7 +301,7 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
 
 @pytest.mark.browser
 def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_readers_language(visit, served, monkeypatch):
-    """From a run that was started in a shell: its paths are relative, and no TOML of it is kept."""
+    """From a run that was started in a shell: its paths are relative, and it has no TOML."""
     root, script = served[1], "sdxl_train_textual_inversion"
     for name in ("base.safetensors", "words/zorb.safetensors", "edges.png"):
         (root / name).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Every message of the program, stored as for another process and shown in every language by the page's own script."""
+"""Every message of the program, as stored for another process, shown in every language by the page's own script."""
 
 import json
 import re
@@ -26,7 +26,7 @@ PLACE = re.compile(r"\{(\w+)\}")
 
 
 def messages():
-    """A message of each template in the sources, with a value of its own at each place."""
+    """A message for each template in the sources, with a different value for each argument."""
     paths = [path for folder in ("library", "kohya_gui") for path in sorted((source.ROOT / folder).rglob("*.py"))]
     templates = dict.fromkeys(template for path in paths for template in page_texts.templates(path))
     # The form for one thing may name no number where that for several does.
@@ -74,7 +74,7 @@ def rendered(messages, language, tmp_path):
 
 @pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])
 def test_the_keys_of_an_imported_file_stay_as_they_are_written_there(language, tmp_path):
-    """Some of them are words as well, which the catalogues translate elsewhere: samples, notes, settings."""
+    """Some are also words that the catalogues translate elsewhere: samples, notes, settings."""
     words = [word for word in ("samples", "optimizer", "steps") if word in dict(texts.load_catalogue(language))]
     assert words
     samples = {"samples": [{"prompt": "a cat", "enabled": True}, "x"]}

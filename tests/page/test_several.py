@@ -1,4 +1,4 @@
-"""One training for each of several values of an option, into the queue."""
+"""Queueing one training for each of several values of an option."""
 
 import json
 import threading
@@ -86,7 +86,7 @@ def test_nothing_is_added_where_one_of_them_is_wrong(tabs, monkeypatch, tmp_path
 
 @pytest.mark.browser
 def test_a_name_that_waits_in_the_queue_is_refused_before_the_check_has_ended(visit, tmp_path, monkeypatch):
-    """The check takes seconds, and more of them while a training runs."""
+    """The full check takes seconds, and longer while a training runs."""
     queue.pause()
     visitor, real_check, done = visit(), isolated.check_reading, threading.Event()
     visitor.fill(**{**READY, "output_dir": tmp_path / "out", "train_data_dir": tmp_path}, output_name="cat")

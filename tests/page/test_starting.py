@@ -1,4 +1,4 @@
-"""What the form opens with: which preset for which GPU, for any set of files, and what the browser makes of it."""
+"""The start of the form: the preset for each GPU, for any set of preset files, and its effect in the browser."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ NAMES = [f"{tab.id}-{family}" for tab, family in CASES]
 
 
 def write_presets(folder, *names):
-    """Presets of these names, in a folder of their own."""
+    """Write presets with these names to a separate folder."""
     (folder / "sdxl").mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / "sdxl" / f"{name}.toml").write_text(f"# {name}: a sentence.\n", encoding="utf-8")
@@ -106,10 +106,10 @@ def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, exp
 @pytest.mark.parametrize(("tab", "family"), CASES, ids=NAMES)
 @pytest.mark.parametrize("memory", [6, 12, 24, 80])
 def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
-    """At least what the page of kohya_ss starts with."""
+    """At least as good as the start of kohya_ss's page."""
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
     config = build_config(tab.configs[family], start_preset.starts(tab.id, tab.configs)[family]["values"], notes=[])
-    highest_rate = 1e-3 if tab.kind == "textual-inversion" else 3e-4  # words learn faster than weights
+    highest_rate = 1e-3 if tab.kind == "textual-inversion" else 3e-4  # embeddings learn faster than weights
     assert 1e-6 < config.optim.learning_rate <= highest_rate and config.captions.caption_extension == ".txt"
     assert config.data.enable_bucket and config.cache.latents and config.precision.mixed_precision == "bf16"
     assert config.data.resolution and config.save.output_name and config.save.save_precision
@@ -124,15 +124,15 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     def opened(gpu):
         monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
         start = start_preset.starts(tab.id, tab.configs)[family]
-        assert gpu or sum("GPU" in str(note) for note in (start["why"], *start["notes"])) == 1  # said once
+        assert gpu or sum("GPU" in str(note) for note in (start["why"], *start["notes"])) == 1  # mentioned exactly once
         return start["text"], [*map(str, start["notes"])], build_config(tab.configs[family], start["values"], notes=[])
 
     text, notes, config = opened(None)
     assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8", text)
     assert "Compiling, bf16 and fp8 are switched off." in notes and "compile" not in changed(config)
-    precision = config.precision  # a processor takes up to a hundred times as long for a convolution in bf16
+    precision = config.precision  # bf16 convolutions may take a processor a hundred times as long
     assert precision.mixed_precision == "no" and not precision.full_bf16 and not precision.fp8_base
-    assert list(ineffective.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on
+    assert list(ineffective.remarks(config, [])) == []  # no option of compiling is left without effect
     text, notes, config = opened(Gpu("Gpu", 24.0))
     assert "compiled" in text and not notes and config.compile.compile and config.compile.compile_fallback
 
@@ -188,17 +188,17 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
 
 
 def held(visitor, tab):
-    """What the form would send, as a config of what differs from the defaults."""
+    """The form's contents as a config: its differences from the defaults."""
     sent = visitor.held(tab.id)
     config = build_config(tab.configs[sent["family"]], sent["values"], notes=[])
     values = flatten_sections(changed(config))
-    folder = values.pop("output_dir", "")  # proposed with every start, and in no preset
+    folder = values.pop("output_dir", "")  # proposed with every start, as presets leave it open
     assert not folder or Path(folder).parts[-2:] == ("kohya", "output")
     return values
 
 
 def begins(tab, family):
-    """What an untouched form holds: its start preset, and a name."""
+    """The contents of an untouched form: its start preset, and a name."""
     start = start_preset.starts(tab.id, tab.configs)[family]
     preset = next(p for p in preset_files.of_kind(tab.id, [family]) if p.id == start["id"])
     preset_options = flatten_sections(changed(start_preset.apply_preset(preset, tab.configs[family], {}, [])))
@@ -240,12 +240,12 @@ def test_another_family_brings_its_start_and_what_was_typed_stays(visit):
     assert held(visitor, lora) == {**flux, **typed}
     assert set(visitor.held()["typed"]) == set(typed)
     assert page.locator(".changed:visible [data-option]").count() == 2
-    visitor.open()  # the edited form outlives the page, and so does what it began with
+    visitor.open()  # a reload keeps the edited form and its start
     assert held(visitor, lora) == {**flux, **typed}
-    page.locator(".field:has(#lora-learning_rate) .reset").click()  # back to the start, and not to 2e-6
+    page.locator(".field:has(#lora-learning_rate) .reset").click()  # to the start's value, not the default of 2e-6
     assert held(visitor, lora) == {**flux, "train_data_dir": "/images"}
     visitor.family("SDXL")
-    assert held(visitor, lora) == {**sdxl, **typed}  # as it was left
+    assert held(visitor, lora) == {**sdxl, **typed}  # each family keeps its edits
     visitor.fill(output_name="mine", max_train_steps="7", learning_rate=sdxl["learning_rate"])
     page.get_by_role("button", name="sd-scripts' defaults").locator("visible=true").click()
     visitor.until("Paths and names are kept")
@@ -264,7 +264,7 @@ def test_a_loaded_file_is_what_it_says_and_marks_what_it_sets(visit, served):
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "short.toml"))
     visitor.click("Load config")
     visitor.until("Loaded short.toml for SDXL (2 settings differ from the defaults)")
-    assert held(visitor, lora) == {"network_dim": 24, "learning_rate": 0.0005}  # nothing of the start is left
+    assert held(visitor, lora) == {"network_dim": 24, "learning_rate": 0.0005}  # the start's values are gone
     assert page.locator(".start:visible b").inner_text() == "short.toml"
     assert page.locator(".changed:visible [data-option]").count() == 2
 
@@ -276,7 +276,7 @@ VISITS = f"""([mine, others]) => {FORM}.then(({{ held, formOf }}) => {{
 
 
 class AnyFile(dict):
-    """The files of a model, wherever they are."""
+    """A model's files in any place."""
 
     def __missing__(self, name):
         return Path(f"/models/{name}.safetensors")
@@ -284,7 +284,7 @@ class AnyFile(dict):
 
 @pytest.mark.browser
 def test_a_look_at_another_family_leaves_a_loaded_config_as_it_was(visit, served):
-    """For each family: its demo's config, and looks at all others. What it sets goes along."""
+    """For each family: its demo's config, with a look at each other family. What the config sets carries over."""
     visitor, lora = visit(), TABS[0]
     page, place = visitor.page, visitor.page.get_by_placeholder("Config file").locator("visible=true")
     for family, config in lora.configs.items():
@@ -320,9 +320,9 @@ def test_what_is_typed_for_one_family_is_there_again_when_it_is_chosen_again(vis
     visitor.fill(learning_rate="0.0005", max_train_steps="77")
     visitor.family("SDXL")
     assert (value("learning_rate"), value("max_train_steps")) == ("0.0003", "77")
-    assert value("network_dim") == flux["network_dim"]  # which for FLUX.1 is nothing that somebody typed
+    assert value("network_dim") == flux["network_dim"]  # nobody has typed FLUX.1's value
     visitor.fill(train_data_dir="/dogs")
-    visitor.open()  # all of it outlives the page
+    visitor.open()  # a reload keeps all of it
     visitor.family("FLUX.1")
     assert (value("learning_rate"), value("train_data_dir"), value("max_train_steps")) == ("0.0005", "/dogs", "77")
 

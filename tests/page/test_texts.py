@@ -1,4 +1,4 @@
-"""The page in other languages: every text has its line in every catalogue, and a browser shows them."""
+"""The page in other languages: every catalogue has every text, and a browser shows the translations."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ from tests.page import page_texts
 TABLES = {name: texts.load_catalogue(name) for name in texts.LANGUAGES if name != "en"}
 # What is said in a shell alone: by its commands, in its set-up, of its flags.
 SHELL = ("library/cli", "library/demo", "library/setup/installer", "library/bench/diffusers")
-LOGGED = ("say",)  # makes lines of a log in the library, and texts in the page's scripts
+LOGGED = ("say",)  # a line of a log in the library, but a text in the page's scripts
 FORMS = (
     "adapter",
     "adapter_size",
@@ -61,7 +61,7 @@ def lower(text):
 
 
 def absent(required):
-    """The texts that a catalogue lacks, by language; nothing when all is well."""
+    """The texts missing from catalogues, by language."""
     required = [text for text in dict.fromkeys(required) if page_texts.needs_one(text)]
     lacking_by_language = {
         name: [t for t in required if not {t, lower(t)} & words.keys()] for name, words in TABLES.items()
@@ -76,7 +76,7 @@ def sources(*folders, suffixes=(".py", ".js")):
 
 
 def page():
-    """The texts of the page as it is opened, and the titles of trainings."""
+    """The texts of the opened page, and the titles of trainings."""
     from kohya_gui.app import build_page
 
     built_page = build_page()
@@ -85,7 +85,7 @@ def page():
 
 
 def of_presets():
-    """What each preset sets and needs, piece by piece."""
+    """The pieces of each preset's description."""
     presets = preset_files.all_presets()
     profile_texts = [
         text
@@ -104,7 +104,7 @@ def of_presets():
 
 
 def of_adapters():
-    """What the fields of adapters say: types, arguments, choices of layers, and groups of blocks."""
+    """The texts of the adapters' fields: types, arguments, choices of layers, and groups of blocks."""
     for family in families.FAMILIES:
         yield from (group.title for group in families.facts_of(family).blocks)
         for kind in adapter_kinds.kinds(family):
@@ -128,7 +128,8 @@ def test_a_catalogue_has_the_lines_of_the_others_with_the_same_places_and_names(
 
 @pytest.mark.parametrize("language", TABLES)
 def test_help_takes_two_lines_of_a_column_in_every_language(language):
-    """By width, as fonts differ: a letter of Chinese or Japanese is as wide as two of English, 48 fill a line."""
+    """Counted in letters, as fonts differ: a Chinese or Japanese character is as wide as two English letters, and 48
+    letters fill a line."""
     help_texts = {
         as_sentence(o.help, o.choices) for script in RUNS for o in options_of(families.config_class(script)).values()
     }
@@ -189,7 +190,7 @@ def test_what_the_page_says_later_is_in_every_catalogue():
     words = [word for text in scripts for word in re.findall(r"(?:translated|[bB]utton)\(\s*\"([^\"]+)\"", text)]
     words += [word for text in scripts for word in re.findall(r"(?<=: )\"([A-Z][a-z]+)\"(?=[,;)])", text)]
     assert {"Duplicate", "Waiting", "Looking", "Left"} <= set(words)
-    languages = ("English",)  # each is named in itself
+    languages = ("English",)  # a language's name is not translated
     assert not absent([*fixed_texts, *templates, *(word for word in words if word not in languages)]), "add these"
 
 
@@ -202,7 +203,7 @@ def test_the_topics_of_the_doctor_and_of_the_check_are_in_every_catalogue():
 
 @pytest.mark.parametrize("language", TABLES)
 def test_a_blank_stands_between_words_and_a_number(language):
-    """As in all other sentences; a number that is put in by `counted` is easily forgotten."""
+    """As in all other sentences; it is easily forgotten for numbers inserted by `counted`."""
     counted = set()
     for path in sources("kohya_gui", "library", suffixes=(".py",)):
         for name, call in page_texts.calls(path):
@@ -241,7 +242,7 @@ def test_why_a_name_of_an_old_file_is_ignored_or_gone_is_in_every_catalogue():
 
 
 def of_library():
-    """The modules whose sentences a page may show: of a form, a check, a job, a running training or its record."""
+    """The modules whose sentences the page may show: those of a form, a check, a job, a training or its record."""
     shell = tuple(str(source.ROOT / folder) for folder in SHELL)
     return [path for path in sources("library", suffixes=(".py",)) if not str(path).startswith(shell)]
 
@@ -268,14 +269,14 @@ def test_why_an_image_cannot_be_used_is_in_every_catalogue():
 
 
 def test_what_became_of_the_keys_of_other_trainers_is_in_every_catalogue():
-    """Sentences of the importers, and the reasons in their tables, which are shown inside of others."""
+    """Sentences of the importers, and the reasons in their tables, which are shown inside other sentences."""
     modules = sources("library/importers", suffixes=(".py",))
     templates = [text for path in modules for text in page_texts.templates(path, makers=page_texts.IMPORTERS)]
     tables = [load_tables(path.stem) for path in sources("library/importers/tables", suffixes=(".toml",))]
     templates += [NOT_HERE, *(reason for table in tables for reason in table["ignored"].values())]
     templates = [text for text in templates if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
     assert len(templates) > 250 and "becomes one of optimizer_args" in templates and not absent(templates), "add these"
-    modules = [path for path in modules if path.stem != "result"]  # whose account for a shell is English
+    modules = [path for path in modules if path.stem != "result"]  # its summary for the shell is English only
     filled = (
         ast.unparse(node) for path in modules for node in page_texts.nodes(path) if isinstance(node, ast.JoinedStr)
     )
@@ -347,7 +348,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
     below.wait_for()
     assert page.evaluate(ENGLISH) == []
     page.get_by_label("浏览：图像文件夹").locator("visible=true").click()
-    page.locator(".picker li", has_text=re.compile("^images$")).wait_for()  # a name is no word, even where it is one
+    page.locator(".picker li", has_text=re.compile("^images$")).wait_for()  # a folder's name stays
     page.keyboard.press("Escape")
     page.locator(".language").select_option("ja")
     page.get_by_role("button", name="学習を開始", exact=True).locator("visible=true").wait_for()
@@ -357,19 +358,17 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
     page.get_by_role("button", name="学習を開始", exact=True).locator("visible=true").wait_for()
     with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record:
         record.plan(9)
-        for number in (1, 2, 3):  # from the second on Gradio changes the words where they are
+        for number in (1, 2, 3):  # from the second step on Gradio replaces the text in place
             record.step({"step": number, "loss": 0.5})
             visitor.until(f"ステップ {number} / 9", ".live .line")
-    label = Message(
-        "{name} · {state}", name="cat", state=Message("running")
-    )  # a word without its capital, as in the runs
+    label = Message("{name} · {state}", name="cat", state=Message("running"))  # in lower case, as in the list of runs
     shown = f"<i id='label'{sentences.data(label)}>{label}</i>"
     page.evaluate("shown => document.querySelector('#top').insertAdjacentHTML('beforeend', shown)", shown)
     page.locator("#label", has_text=f"cat · {TABLES['ja']['Running']}").wait_for()
     page.get_by_role("tab", name="キュー", exact=True).click()
     page.locator(".queue .how", has_text="キューは空です").wait_for()
     page.locator(".language").select_option("en")
-    page.locator(".queue .how", has_text="The queue is empty.").wait_for()  # a script has written it in Japanese
+    page.locator(".queue .how", has_text="The queue is empty.").wait_for()  # queue.js had written it in Japanese
     page.get_by_role("tab", name="LoRA", exact=True).click()
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").wait_for()
     assert page.get_by_label("Base model", exact=True).locator("visible=true").count() == 1

@@ -1,4 +1,4 @@
-"""Images that a browser sends: in pieces, resumed, checked, and nothing else is written anywhere."""
+"""Uploads of images: in pieces, resumed, verified, and without writing anything else."""
 
 import io
 import shutil
@@ -31,13 +31,13 @@ def uploads(tmp_path):
 
 
 class Browser:
-    """What uploads.js does, with a network that may break off."""
+    """Does what uploads.js does, over a network that may fail."""
 
     def __init__(self, uploads, folder):
         self.uploads, self.folder = uploads, str(folder)
 
     def ask(self, *files, modified=1):
-        """What is to be done with files; sums are told where they are asked for."""
+        """Ask what to do with files; sends the checksums that are requested."""
         facts = [{"name": n, "size": len(content), "modified": modified, "sums": {}} for n, content in files]
         for _ in range(5):
             verdicts = self.uploads.begin(ApiRequest({"folder": self.folder, "files": facts}))["files"]
@@ -98,7 +98,7 @@ def test_another_file_of_that_name_and_size_does_not_go_on_with_the_first(browse
     browser.send(first, content, max_pieces=1)
     (second,) = browser.ask(("cat.png", b"x" * len(other)))
     assert second["id"] != first["id"] and second["offset"] == 0
-    (third,) = browser.ask(("cat.png", other))  # it begins alike, and is found out at the end
+    (third,) = browser.ask(("cat.png", other))  # its end differs, which the checksum will show
     assert third["id"] == first["id"] and third["offset"] == 1000
     browser.send(third, other, max_pieces=1)
     assert browser.send(first | {"offset": 1000}, content) == {"again": True}
@@ -125,7 +125,7 @@ def test_nothing_is_written_over_and_pairs_stay_together(browser, tmp_path):
     done = []
     for verdict, (name, content) in zip(verdicts, files, strict=True):
         answer = browser.send(verdict, content)
-        if answer.get("again"):  # of two files of one name, length and date the second is asked for anew
+        if answer.get("again"):  # two files of equal name, length and date: the second has to be requested again
             answer = browser.send(browser.ask((name, content))[0], content)
         done.append(answer["done"])
     assert done[:2] == ["image_2.png", "image_2.txt"] and len({name.lower() for name in done}) == 4
@@ -213,7 +213,7 @@ def test_links_in_the_folder_are_left_alone(browser, tmp_path):
     folder.mkdir()
     secret.write_bytes(picture(7))
     (folder / "a.png").symlink_to(secret)
-    (verdict,) = browser.ask(("a.png", picture(7)))  # not even whether it is the same is told
+    (verdict,) = browser.ask(("a.png", picture(7)))  # the answer must not reveal whether it has the same contents
     assert verdict["state"] == "send" and browser.send(verdict, picture(7))["done"] == "a_2.png"
     (verdict,) = browser.ask(("b.png", picture(8)))
     (folder / verdict["id"]).symlink_to(secret)

@@ -1,4 +1,4 @@
-"""The run that is looked at stays when another begins, and the one that was resumed is shown."""
+"""The run in the panel stays when another one starts, and a resumed run is shown."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_a_stop_says_what_starts_next_the_run_stays_and_a_resumed_one_is_shown(v
     assert visitor.state("stopped") == first_run
     wait_for(lambda: any(run.active and run.id != first_run for run in reader.runs()), 20)
     visitor.until("Running now: two", ".next")
-    assert visitor.state("stopped") == first_run  # its buttons are where they were
+    assert visitor.state("stopped") == first_run  # its buttons stay in place
     visitor.click("Look at it")
     second_run = visitor.state("running")
     assert second_run != first_run
