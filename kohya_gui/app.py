@@ -56,19 +56,19 @@ TITLE = "Kohya Trainer"
 class Page(gr.Blocks):
     """The page, and the JSON API of its scripts."""
 
-    def __init__(self, training: TrainingTabs, **how: Any) -> None:
+    def __init__(self, training: TrainingTabs, **blocks_arguments: Any) -> None:
         self.service, self.training = JsonApi(), training
         self.first_files: list[Path | bytes] = []  # files that each first visit requests
         self.service.add(training.handlers, training.picture_handlers)
-        super().__init__(**how)
+        super().__init__(**blocks_arguments)
 
 
 def build_page(roots: Sequence[Path] = ()) -> Page:
     """Build the page. Only files below the folders in `roots` may be listed, read and written."""
     training = TrainingTabs({tab.id: TrainingTab(tab, roots or paths.roots()) for tab in TABS})
     forms = Forms(training.tabs)
-    how: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
-    with without_apps(), Page(training, title=TITLE, **how) as page:
+    blocks_arguments: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
+    with without_apps(), Page(training, title=TITLE, **blocks_arguments) as page:
         about = Message("LoRA and fine-tuning for {families}", families=families.titles())
         gr.HTML(
             f"<header><h1>{TITLE}</h1><p{data(about)}>{about}</p>"
@@ -104,7 +104,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     page.service.add(texts.handlers())
     page.service.add(CommandPrinter(roots or paths.roots()).handlers)
     page.service.add(AllowedFolders(roots).handlers)
-    page.service.here_only.add("allow")
+    page.service.here_only.add("allow")  # only a browser on this computer may widen what the page can read
     page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).handlers)
     page.service.add(SeveralValues(training.tabs).handlers)
     page.service.add(CacheApi(forms, roots or paths.roots()).handlers)
@@ -112,8 +112,8 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     page.service.add(ModelsApi(forms, roots or paths.roots()).handlers)
     page.service.add(sampling.handlers, sampling.picture_handlers)
     page.service.add(lab.handlers)
-    acts = RunActions(forms)
-    page.service.add(acts.handlers, acts.picture_handlers)
+    actions = RunActions(forms)
+    page.service.add(actions.handlers, actions.picture_handlers)
     return page
 
 
@@ -139,7 +139,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
         max_file_size="1mb",
         root_path=root_path or None,
     )
-    mounted: Any = outer.router.routes[-1]
+    mounted: Any = outer.router.routes[-1]  # Gradio appends its route, and returns the outer application
     page.app = mounted.app  # what its queue hands requests to
     # Gradio's queue polls for events a thousand times a second: a twentieth of a processor, although the page has none.
     page._queue.sleep_when_free = 0.02
@@ -148,10 +148,10 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     theme = f'<link rel="preload" as="style" href="./theme.css?v={page.theme_hash}">'
     tagged = ScriptTags(inner, page.training.ahead() + theme + lines, sheets, monitor.styles)
     packed = GZipMiddleware(tagged, minimum_size=2000, compresslevel=4)
-    own = scripts.SCRIPT_FILES | styles | {"/theme.css": page.theme_css.encode()}
-    shown = TensorboardProxy(Assets(packed, own))
-    page.first_files = [*own.values(), *(ASSETS_FOLDER / name for name in used)]
-    return Protected(AuthGate(Routes(shown, root_prefix(root_path)), **access))
+    page_files = scripts.SCRIPT_FILES | styles | {"/theme.css": page.theme_css.encode()}
+    with_tensorboard = TensorboardProxy(Assets(packed, page_files))
+    page.first_files = [*page_files.values(), *(ASSETS_FOLDER / name for name in used)]
+    return Protected(AuthGate(Routes(with_tensorboard, root_prefix(root_path)), **access))
 
 
 def prepare_responses(page: Page) -> None:
@@ -162,19 +162,19 @@ def prepare_responses(page: Page) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show the page until Ctrl+C. The exit code: 0, or 2 when the page cannot be shown as asked."""
-    given = build_server_parser().parse_args(argv)
+    """Show the page until Ctrl+C. Return the exit code: 0, or 2 if the page cannot be shown."""
+    arguments = build_server_parser().parse_args(argv)
     try:
-        access = access_of(given)
-        bound = bind(given.host, given.port)
-    except (ConfigError, OSError) as wrong:
-        print(f"error: {wrong}", file=sys.stderr)
+        access = access_of(arguments)
+        server_socket = bind(arguments.host, arguments.port)
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    roots = Roots(paths.roots(given.root), is_private(access, given.root_path))
+    roots = Roots(paths.roots(arguments.root), is_private(access, arguments.root_path))
     with without_collecting():
         page = build_page(roots)
-        app = application(page, access, given.root_path)
+        app = application(page, access, arguments.root_path)
     threading.Thread(target=prepare_responses, args=(page,), daemon=True).start()
-    announce(given, bound.getsockname()[1], access)
-    serve(app, bound)
+    announce(arguments, server_socket.getsockname()[1], access)
+    serve(app, server_socket)
     return 0

@@ -1,4 +1,4 @@
-"""What holds for every test: two cores, no network, and never a file in the user's home."""
+"""Settings of every test: one thread per process, no network, and no file in the user's home."""
 
 import gc
 import logging
@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.source import SCRATCH
 
-# Rare collections of garbage: imports and PyTorch's tracing make many small objects that live, a tenth of whose time
-# they took.
+# Collect garbage rarely: imports and PyTorch's tracing make many small objects that stay alive, and a tenth of their
+# time went into collections that freed none of them.
 gc.set_threshold(50_000, 20, 50)
 
 HOME = tempfile.TemporaryDirectory(prefix="kohya-home-", ignore_cleanup_errors=True)
@@ -26,40 +26,40 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_TELEMETRY="1",
     GRADIO_ANALYTICS_ENABLED="False",
-    # Shared by all tests and all runs of them: what one compiled, the next finds.
+    # Shared by all tests and all runs of them, so that each kernel is compiled once.
     TORCHINDUCTOR_CACHE_DIR=str(SCRATCH / "inductor"),
-    # The processor's own word for what it can do. Else each process that generates code starts others to try it, and
-    # each new cache has the trials compiled first: some 15 s of CPU time.
+    # Trust the processor's flags. Otherwise each process that generates code tries vector instructions out in processes
+    # of their own, and compiles the trials first where the cache is new: some 15 s of CPU time.
     TORCHINDUCTOR_VEC_ISA_OK="1",
-    # PyTorch collects garbage after every graph, a hundredth of the time of compiling; so does each file of tests.
+    # PyTorch would collect garbage after every graph, 1% of the time of compiling; `light` below does so once per file.
     TORCH_DYNAMO_RUN_GC_AFTER_COMPILE="0",
 )
 for name in ("KOHYA_RUN_DIR", "HF_TOKEN", "WANDB_API_KEY"):
     os.environ.pop(name, None)
 
-# uv leaves it to Python to compile what it installs. Where images of containers forbid Python to keep that, as many do,
-# each process compiled all that it imports: two to seven seconds of CPU time.
+# uv installs without compiling to bytecode. Many container images forbid Python to write bytecode, so each process
+# would compile all that it imports: two to seven seconds of CPU time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# PyTorch writes down every graph for those who listen to this log, a twentieth of the time of compiling; pytest would
-# listen to it in each test.
+# PyTorch formats every graph for this log if it has a handler, 5% of the time of compiling, and pytest would add one in
+# each test.
 logging.getLogger("torch.__trace").addHandler = lambda handler: None
 
-# No test cuts the power: nothing waits until the disk has what is written, which a training does sixteen times.
+# No test cuts the power, so nothing has to wait until the disk has stored a file, as a training does sixteen times.
 os.fsync = lambda handle: None
 
-# The same examples every time, and no clock: a busy machine is no failure.
+# The same examples every time, and no time limit: a test must not fail because the machine is busy.
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
 
 
-# What makes a test slow, told by what it can use: pictures and whole models, a browser, other processes.
+# A test counts as slow if it can use one of these: pictures and whole models, a browser, other processes.
 MODELS = {"demo", "made", "shapes", "squares", "tiny_sdxl", "tiny_sdxl_folder", "bases", "lora_files"}
 BROWSES = {"chromium"}
 STARTS = ("subprocess", "train", "script", "run_it")  # names in the module of a test that starts processes or trainings
 
-# Files with a single test of half a minute or more: begun first, so that it is not the last that one worker waits for.
+# Files with a test of half a minute or more. They start first, so that no worker is left alone with one at the end.
 LONGEST = {
     "test_style.py",
     "test_toy.py",
@@ -72,8 +72,8 @@ LONGEST = {
 
 # Why: docs/decisions/2026-11-20-tests-run-in-parallel.md
 def pytest_collection_modifyitems(items):
-    """Mark what `./setup.sh test --quick` leaves out, skip what needs a GPU where there is none, and begin with what
-    takes longest."""
+    """Mark the tests that `./setup.sh test --quick` leaves out, skip those that need a GPU if there is none, and start
+    with the longest."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         if item.get_closest_marker("gpu"):
@@ -91,21 +91,21 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module", autouse=True)
 def light():
-    """Each file begins with what it needs and no more: what others compiled is dropped, and what stays, imported
-    packages above all, is not looked through again by every collection of garbage, which trainings do on purpose."""
+    """Before each file, drop what other files' tests compiled. What stays, above all imported packages, is frozen, so
+    that the garbage collections of the trainings need not search it."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
-    # PyTorch empties the processor's caches to time the guards of every graph, which it writes to a log alone.
+    # PyTorch clears the processor's caches to time each graph's guards; the result would only go to a log.
     if guards := sys.modules.get("torch._dynamo.guards"):
         guards.profile_guard_manager = lambda *_: 0.0
     if settings := sys.modules.get("library.compiler.torch_settings"):
-        settings.THREAD_SETTINGS.want([])  # which blocks that were compiled outside of a training have left
+        settings.THREAD_SETTINGS.want([])  # blocks compiled outside of a training have left theirs
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def no_training_before():
-    """accelerate keeps the precision of a process's first training, and refuses another one in the next."""
+    # accelerate keeps the precision of a process's first training, and refuses a different one in the next
     if state := sys.modules.get("accelerate.state"):
         state.AcceleratorState._reset_state(True)

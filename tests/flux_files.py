@@ -39,30 +39,29 @@ def write_fp8(single_file, target, prefix=""):
 
 
 def diffusers_config(tensors):
-    """What diffusers' model is told to become the same model."""
-    of = Sizes.of({name: tuple(t.shape) for name, t in tensors.items()})
-    if of.approximator:
+    """The config.json with which diffusers builds the same model."""
+    sizes = Sizes.of({name: tuple(t.shape) for name, t in tensors.items()})
+    if sizes.approximator:
         names = ("approximator_num_channels", "approximator_hidden_dim", "approximator_layers")
-        own = {"_class_name": "ChromaTransformer2DModel", **dict(zip(names, of.approximator, strict=True))}
+        class_options = {"_class_name": "ChromaTransformer2DModel", **dict(zip(names, sizes.approximator, strict=True))}
     else:
-        own = {
+        class_options = {
             "_class_name": "FluxTransformer2DModel",
-            "pooled_projection_dim": of.vector_channels,
-            "guidance_embeds": of.guidance,
+            "pooled_projection_dim": sizes.vector_channels,
+            "guidance_embeds": sizes.guidance,
         }
-    return own | {
-        "in_channels": of.in_channels,
-        "num_layers": of.double_blocks,
-        "num_single_layers": of.single_blocks,
-        "attention_head_dim": of.head,
-        "num_attention_heads": of.hidden // of.head,
-        "joint_attention_dim": of.text_channels,
-        "axes_dims_rope": of.axes,
+    return class_options | {
+        "in_channels": sizes.in_channels,
+        "num_layers": sizes.double_blocks,
+        "num_single_layers": sizes.single_blocks,
+        "attention_head_dim": sizes.head,
+        "num_attention_heads": sizes.hidden // sizes.head,
+        "joint_attention_dim": sizes.text_channels,
+        "axes_dims_rope": sizes.axes,
     }
 
 
 def load(path):
-    """All tensors of a .safetensors file."""
     return load_file(path)
 
 
@@ -76,5 +75,4 @@ def save(tensors, path, metadata=None):
 
 
 def write_json(path, value):
-    """Write a JSON file."""
     path.write_text(json.dumps(dict(value), indent=1) + "\n", encoding="utf-8", newline="\n")

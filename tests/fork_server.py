@@ -1,9 +1,9 @@
-"""Processes of trainings, forked from one that has loaded PyTorch: what takes seconds at each start is done once.
-Launchers that are forked fork what they start, too.
+"""Fork training processes from a server that has loaded PyTorch, so that its import, which takes seconds, happens once.
+Launchers that are forked in turn fork the processes that they start.
 
-Started as a program of its own, which trains nothing itself, as PyTorch allows no backward pass after a fork then. All
-workers of a run of the tests share it. Each line that it reads is a process to start, and is answered with its id; how
-it ended is written beside its output. It ends when nobody is connected any more.
+The server is a separate program, shared by all workers of a test run. It never trains: after a backward pass, PyTorch
+would allow none in its forks. Each line that it reads describes a process to start, and is answered with the process's
+id; its exit code is later written to a file. The server ends once its last client has disconnected.
 """
 
 import contextlib
@@ -28,16 +28,16 @@ from filelock import FileLock
 
 from tests.source import ROOT, SCRATCH
 
-WHOLE = "KOHYA_TEST_WHOLE_PROCESSES"  # set for a launcher that starts programs, where others fork what they start
-STARTED = []  # so that nobody warns of a program that is still there when its object has gone
+WHOLE = "KOHYA_TEST_WHOLE_PROCESSES"  # set for launchers that must start programs instead of forking
+STARTED = []  # keeps the Popen objects: collecting one whose program still runs would give a warning
 
 
 class Signalled:
-    """A process that can be sent signals, as `subprocess.Popen` does it."""
+    """The signal methods of `subprocess.Popen`."""
 
     def send_signal(self, number):
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it may end between the two, as for subprocess
+            with contextlib.suppress(ProcessLookupError):  # it may have ended since poll()
                 os.kill(self.pid, number)
 
     def terminate(self):
@@ -48,17 +48,17 @@ class Signalled:
 
 
 class Forked(Signalled):
-    """A process, with what tests use of `subprocess.Popen`."""
+    """A forked process with the part of `subprocess.Popen` that tests use."""
 
-    def __init__(self, arguments, environment, given="", out=None):
-        """`arguments` are those of Python: a script or `-m` with a module, and its own arguments. `given` is what it
-        reads from its standard input; what it says is added to `out`, or to a file of its own."""
+    def __init__(self, arguments, environment, input_text="", out=None):
+        """`arguments` are those of Python: a script, or `-m` and a module, followed by its arguments. The process reads
+        `input_text` from standard input; its output is appended to `out`, or to a file of its own."""
         folder = tempfile.mkdtemp(prefix="kohya-forked-")
         self._out, self._code = Path(out or Path(folder, "out")), Path(folder, "code")
         job = {"arguments": arguments, "environment": environment, "out": str(self._out), "code": str(self._code)}
-        if given:
+        if input_text:
             job["in"] = str(Path(folder, "in"))
-            Path(job["in"]).write_text(given, encoding="utf-8")
+            Path(job["in"]).write_text(input_text, encoding="utf-8")
         server = _server()
         server.sendall(json.dumps(job).encode() + b"\n")
         self.pid, self.returncode = int(_line(server)), None
@@ -82,30 +82,30 @@ class Forked(Signalled):
         return self.returncode
 
     def said(self):
-        """Its output so far; none where it has yet to begin."""
+        # the process itself creates the file, a moment after its id is known
         return self._out.read_text(encoding="utf-8", errors="replace") if self._out.exists() else ""
 
 
 def start(arguments, **environment):
-    """A process of Python with these arguments, forked where that is possible; its output and errors are one."""
-    given = {**os.environ, **environment}
+    """Start Python with these arguments, by a fork where possible; stdout and stderr are one stream."""
+    full_environment = {**os.environ, **environment}
     if hasattr(os, "fork"):
-        return Forked(arguments, given)
+        return Forked(arguments, full_environment)
     how = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, *arguments], env=given, **how)
+    return subprocess.Popen([sys.executable, *arguments], env=full_environment, **how)
 
 
 def run(command, input, env, timeout, **how):
-    """As `subprocess.run` with these of its arguments, forked where that is possible."""
+    """`subprocess.run`, by a fork where possible."""
     if not hasattr(os, "fork"):
         return subprocess.run(command, input=input, env=env, timeout=timeout, **how)
     process = Forked(command[1:], env, input)
-    said, _ = process.communicate(timeout)
-    return subprocess.CompletedProcess(command, process.returncode, said, said)
+    output, _ = process.communicate(timeout)
+    return subprocess.CompletedProcess(command, process.returncode, output, output)
 
 
 def detached(command, stdout, env, **how):
-    """As `subprocess.Popen` with what `library.runs.start.detached` gives it, forked where that is possible."""
+    """`subprocess.Popen` as `library.runs.start.detached` calls it, by a fork where possible."""
     if not hasattr(os, "fork") or command[0] != sys.executable:
         return subprocess.Popen(command, stdout=stdout, env=env, **how)
     return Forked(command[1:], dict(env), out=stdout.name)
@@ -116,20 +116,21 @@ DETACHED = SimpleNamespace(**{**vars(subprocess), "Popen": detached})  # in plac
 
 @functools.cache
 def _server():
-    """The connection to the program that forks; it is started by who needs it first, and again should it end then."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))[:8]  # the address of a socket has to be short
+    """The connection to the server, which is started if it does not run, or is about to end."""
+    # Only a few characters: the path of a socket has to be short.
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))[:8]
     address = SCRATCH / f"forks-{run}"
     SCRATCH.mkdir(parents=True, exist_ok=True)
     with FileLock(SCRATCH / "fork_server.lock"):
         while not (connection := _connected(address)):
             address.unlink(missing_ok=True)
             command = [sys.executable, "-m", "tests.fork_server", str(address)]
-            # A session of its own: a Ctrl+C ends the tests, and it ends then, with all that it has started. One thread
-            # by the environment: torch.set_num_threads makes a pool, which each thread of a forked process replaces
-            # when it first computes. Two that did so at once failed with "Invalid thread pool!".
+            # A session of its own keeps Ctrl+C from the server: it ends when the tests do, and then kills what it has
+            # started. The environment sets one thread, because torch.set_num_threads creates a pool that each thread
+            # of a forked process replaces when it first computes: two at once failed with "Invalid thread pool!".
             how = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "start_new_session": True}
             STARTED.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **how))
-            assert STARTED[-1].stdout.readline(), "the program that forks did not start"
+            assert STARTED[-1].stdout.readline(), "the fork server did not start"
     return connection
 
 
@@ -140,18 +141,18 @@ def _connected(address):
     except OSError:
         connection.close()
         return None
-    return connection if _line(connection) else None  # it greets, unless it is about to end
+    return connection if _line(connection) else None  # no greeting comes from a server that is about to end
 
 
 def _line(connection):
-    """What the other side says; nothing where it has gone."""
-    said = b""
+    """The next line from the other side; empty once that has disconnected."""
+    line = b""
     with contextlib.suppress(ConnectionError):
-        while not said.endswith(b"\n"):
+        while not line.endswith(b"\n"):
             if not (part := connection.recv(2**16)):
                 return b""
-            said += part
-        return said
+            line += part
+        return line
     return b""
 
 
@@ -173,7 +174,7 @@ def serve(address):
     from library.families.shared import tokenizer_classes  # noqa: F401
     from library.imports import without_optional
 
-    with without_optional("diffusers"):  # more than half of a short training, where each process imports it
+    with without_optional("diffusers"):  # importing diffusers takes more than half of a short training's time
         import diffusers.models.autoencoders.autoencoder_kl
         import diffusers.models.unets.unet_2d_condition  # noqa: F401
     import transformers.models.clip.modeling_clip
@@ -185,7 +186,7 @@ def serve(address):
     assert torch.get_num_threads() == 1, "other threads of OpenMP would be missing after a fork"
     for name in families.RUNS:
         families.family_for(families.config_class(name)())
-    gc.freeze()  # the processes do not copy what they only look at
+    gc.freeze()  # a collection in a fork would write to, and so copy, every page
     gc.enable()
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(address)
@@ -198,7 +199,7 @@ def serve(address):
 
 
 def work(door):
-    """Start processes until nobody is connected any more; those that run still."""
+    """Start processes until the last client disconnects; returns those that still run: id -> file of the code."""
     running, clients = {}, []
     while True:
         while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -223,10 +224,10 @@ def work(door):
                     return running
 
 
-def be(arguments, environment, out, given):
-    """Become a process that Python would have started with these arguments; the answer is its exit code."""
+def be(arguments, environment, out, input_file):
+    """Act as a process that Python would have started with these arguments; returns its exit code."""
     os.setsid()
-    os.dup2(os.open(given, os.O_RDONLY), 0)
+    os.dup2(os.open(input_file, os.O_RDONLY), 0)
     for number in (1, 2):
         os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     if WHOLE not in environment:
@@ -237,12 +238,12 @@ def be(arguments, environment, out, given):
 
 
 def ran(arguments, environment):
-    """The exit code of what Python would have run with these arguments."""
+    """Run what Python would run with these arguments; returns the exit code."""
     from library.config import environment as inherited
 
     os.environ.clear()
     os.environ.update(environment)
-    importlib.reload(inherited)  # it has looked at another process
+    importlib.reload(inherited)  # its PARENT is the server's
     code = 0
     try:
         if arguments[0] == "-m":
@@ -265,7 +266,7 @@ def ran(arguments, environment):
 
 
 class Started(subprocess.Popen):
-    """What a launcher starts: a fork where it is one of Python's processes to which it does not talk."""
+    """Popen of a forked launcher: forks Python processes whose streams are no pipes, and starts all else as usual."""
 
     def __new__(cls, args, *more, **how):
         files = (how.get("stdout"), how.get("stderr"))
@@ -275,7 +276,7 @@ class Started(subprocess.Popen):
 
 
 class Child(Signalled):
-    """A process that a forked launcher starts, forked from it, with what launchers use of `subprocess.Popen`."""
+    """A process that a forked launcher forks, with the part of `subprocess.Popen` that launchers use."""
 
     def __init__(self, args, env=None, stdout=None, stderr=None, start_new_session=False, process_group=None, **_):
         self.args, self.returncode = args, None
@@ -292,7 +293,7 @@ class Child(Signalled):
             elif file is not None:
                 os.dup2(file if isinstance(file, int) else file.fileno(), number)
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # no handler of the launcher's
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # not the launcher's handlers
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         os._exit(ran([*args[1 + (args[1] == "-u") :]], dict(os.environ) if env is None else env))

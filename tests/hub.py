@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub on loopback: what it says of repositories, their files, and faults on demand."""
+"""A stand-in for the Hugging Face Hub on loopback: facts of repositories, their files, and faults on demand."""
 
 import hashlib
 import json
@@ -12,21 +12,21 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class StandInHub:
-    """Repositories with their files; what a test changes counts from the next request on."""
+    """Repositories with their files; a test's changes take effect with the next request."""
 
     address: str = ""
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: dict[str, str] = field(default_factory=dict)  # repository -> the token that may read it
-    told: dict[str, str] = field(default_factory=dict)  # path -> a SHA-256 that is not the file's
-    redirects: dict[str, str] = field(default_factory=dict)  # path -> where its bytes are said to be
-    cut: dict[str, int] = field(default_factory=dict)  # path -> bytes after which the connection ends, each time
-    slow: threading.Event | None = None  # bytes behind the first block wait for it
+    told: dict[str, str] = field(default_factory=dict)  # path -> a wrong SHA-256 to report
+    redirects: dict[str, str] = field(default_factory=dict)  # path -> the address to which its requests are sent on
+    cut: dict[str, int] = field(default_factory=dict)  # path -> number of bytes after which each connection is cut
+    slow: threading.Event | None = None  # what follows the first block is sent once this is set
     requests: list[tuple[str, str]] = field(default_factory=list)  # path and Range of each request for a file
     tokens: list[str] = field(default_factory=list)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as huggingface.co does, as far as downloads ask."""
+    """Answers the requests of downloads as huggingface.co does."""
 
     protocol_version = "HTTP/1.1"
     hub: StandInHub
@@ -65,20 +65,20 @@ class Handler(BaseHTTPRequestHandler):
                 }
                 for path, content in files.items()
             ]
-            said = {
+            facts = {
                 "id": name,
                 "sha": COMMIT,
                 "gated": "auto" if name in self.hub.gated else False,
                 "siblings": siblings,
             }
-            self.answer(200, json.dumps(said).encode(), {"Content-Type": "application/json"})
+            self.answer(200, json.dumps(facts).encode(), {"Content-Type": "application/json"})
 
     def may(self, name):
         return name not in self.hub.gated or self.headers.get("authorization") == f"Bearer {self.hub.gated[name]}"
 
     def bytes_of(self, name, path):
-        asked = self.headers.get("Range", "")
-        self.hub.requests.append((path, asked))
+        byte_range = self.headers.get("Range", "")
+        self.hub.requests.append((path, byte_range))
         if not self.may(name):
             self.answer(403, b"", {"X-Error-Code": "GatedRepo"})
             return
@@ -86,10 +86,10 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(302, b"", {"Location": self.hub.redirects[path]})
             return
         content = self.hub.repositories[name][path]
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
-        self.send_response(206 if asked else 200)
+        start = int(byte_range.removeprefix("bytes=").rstrip("-")) if byte_range else 0
+        self.send_response(206 if byte_range else 200)
         self.send_header("Content-Length", str(len(content) - start))
-        if asked:
+        if byte_range:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.end_headers()
         end = min(len(content), self.hub.cut.get(path, len(content)))
@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve():
-    """A hub that listens: it, and what ends it."""
+    """Start a hub; returns it and a function that stops it."""
     hub = StandInHub()
     handler = type("Handler", (Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,7 +1,7 @@
-"""A training that is killed again and again at random moments, and goes on from what it left.
+"""Kill a training again and again at random moments, and resume it from what it left.
 
-Started as a program of its own, which imports PyTorch once and then forks: each life is a process that ends without
-another instruction, as in a power cut, when it has touched so many files, or a little after that.
+A program of its own, which imports PyTorch once and then forks. Each life is a process that SIGKILL or an alarm ends
+once it has touched a given number of files, or a moment later, without running any clean-up.
 """
 
 import gc
@@ -20,19 +20,19 @@ WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 
 
 def main(toml: str, folder: str, kills: int, seed: int) -> None:
-    """Print what happened as JSON: every death with the file that was touched, and whether all trainings were equal."""
+    """Print as JSON the file touched last before each death, and how many trainings finished with equal results."""
     import torch
 
-    import library.train.loop  # noqa: F401 - what a life would have to load first
+    import library.train.loop  # noqa: F401 - loaded once, for all lives
     from library import families
     from library.config.formats import read_toml
 
-    # not torch.set_num_threads: the lives could fail then, as tests/fork_server.py says
+    # not torch.set_num_threads, which could make the lives fail: see tests/fork_server.py
     assert torch.get_num_threads() == 1, "set OMP_NUM_THREADS to 1: other threads would be missing after a fork"
     values, place, chance = read_toml(toml), Path(folder), random.Random(seed)
     warm_up(families.family_for(config(values, {})))
     gc.collect()
-    gc.freeze()  # so that the lives do not copy what they only look at
+    gc.freeze()  # a collection in a life would write to, and so copy, every page
     reference = Life(values, place / "reference")
     assert reference.end(None) == 0, reference.said()
     span = reference.events() // 3
@@ -59,7 +59,7 @@ def main(toml: str, folder: str, kills: int, seed: int) -> None:
 
 
 def warm_up(family: Any) -> None:
-    """Load what every life would have to load. No backward pass: PyTorch allows none after a fork then."""
+    """Load what every life would otherwise load. No backward pass: after one, PyTorch would allow none in the forks."""
     import torch
     from accelerate import Accelerator
 
@@ -83,7 +83,7 @@ def config(values: dict[str, Any], more: dict[str, Any]) -> Any:
 
 
 class Life:
-    """One training, in as many processes as it takes."""
+    """One training, in as many processes as the kills require."""
 
     def __init__(self, values: dict[str, Any], place: Path) -> None:
         self.place, self.images, self.output = place, place / "images", place / "output"
@@ -91,9 +91,9 @@ class Life:
         self.values = {**values, "train_data_dir": str(self.images), "output_dir": str(self.output)}
 
     def end(self, kill: tuple[int, float] | None) -> int:
-        """Live until the end, or until so many files were touched and so many seconds went by; the exit code."""
+        """Train until the end, or until `kill`: (files touched, seconds after that); returns the exit code."""
         resume = self.newest()
-        if resume is None:  # a file without a state: its user has to move it away
+        if resume is None:  # as a user would remove a result that has no state
             for path in self.output.glob("m*"):
                 path.unlink()
         pid = os.fork()
@@ -117,7 +117,7 @@ class Life:
             if kill and next(count) == kill[0]:
                 if not kill[1]:
                     os.kill(os.getpid(), signal.SIGKILL)
-                signal.setitimer(signal.ITIMER_REAL, kill[1])  # its signal is not handled, so it ends the process
+                signal.setitimer(signal.ITIMER_REAL, kill[1])  # SIGALRM has no handler, so it ends the process
 
         sys.addaudithook(hook)
         from library.cli.train import train
@@ -132,14 +132,14 @@ class Life:
         return 0
 
     def newest(self) -> Path | None:
-        """The state to go on from."""
+        """The state with the most steps, from which to resume."""
         from library.train.saving import state_files
 
         states = [path for path in self.output.glob("m*-state") if not path.name.startswith(".")]
         return max(states, key=lambda path: state_files.read_progress(path)["current_step"], default=None)
 
     def check(self) -> None:
-        """Nothing under a final name is torn."""
+        """Check that every file under its final name is complete; only temporary ones, behind a dot, may be torn."""
         import numpy as np
         import torch
         from safetensors.torch import load_file
@@ -160,18 +160,18 @@ class Life:
                 assert resume_check.problems(path) == [], path
 
     def leftovers(self) -> list[str]:
-        """Temporary names among the images and results; each run's own folder is its own affair."""
+        """Temporary files among images and results, except in the folders of runs."""
         return [str(p) for folder in (self.images, self.output) for p in folder.rglob(".*") if "runs" not in p.parts]
 
     def result(self) -> tuple[bytes, bytes]:
-        """What came of it, to the bit."""
+        """The bytes of the weights and of the saved state's model."""
         from safetensors.torch import load_file, save
 
         file = self.output / "m.safetensors"
         return save(load_file(file)), (self.output / "m-state" / "model.safetensors").read_bytes()
 
     def was_complete(self) -> bool:
-        """Whether the training refused to go on, as it had been killed when its result was already there."""
+        # killed after its result was written: the training then refuses to resume
         return "so nothing is left to do" in self.said()
 
     def said(self) -> str:
@@ -181,7 +181,6 @@ class Life:
         return len((self.place / "touched.txt").read_text().splitlines())
 
     def last(self) -> str:
-        """The file that was touched last."""
         return (self.place / "touched.txt").read_text().splitlines()[-1]
 
 

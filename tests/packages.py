@@ -1,4 +1,4 @@
-"""Packages that are installed, as if they were not: some machines have no wheel of one, or one that does not load."""
+"""Make installed packages look missing or broken, as on machines without a wheel, or with one that fails to load."""
 
 import importlib.util
 from pathlib import Path
@@ -10,17 +10,17 @@ from library.recipes import preset_files
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
-    """These modules are found nowhere; whatever was loaded of them before is as if it were not."""
+    """Let `importlib.util.find_spec` find none of these modules."""
     find = importlib.util.find_spec
 
-    def found(name: str, package: str | None = None) -> Any:
+    def find_unless_hidden(name: str, package: str | None = None) -> Any:
         return None if name.partition(".")[0] in modules else find(name, package)
 
-    monkeypatch.setattr(importlib.util, "find_spec", found)
+    monkeypatch.setattr(importlib.util, "find_spec", find_unless_hidden)
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, folder: Path, module: str, error: str) -> None:
-    """Put a package of this name before the real one, which raises `error` (an expression) as it is imported."""
+    """Shadow a package with one whose import raises `error`, a Python expression."""
     import sys
 
     place = folder / "spoilt" / module
@@ -32,7 +32,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, folder: Path, module: str, error: str
 
 
 def eight_bit(folder: Path, family: str = "sdxl") -> preset_files.Preset:
-    """A preset that trains with AdamW8bit, of a package that can be hidden."""
+    """A preset with AdamW8bit, whose package a test can hide."""
     path = folder / family / "lora-12gb.toml"
     path.parent.mkdir(parents=True)
     text = (preset_files.PRESETS_FOLDER / family / path.name).read_text(encoding="utf-8")

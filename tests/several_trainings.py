@@ -1,6 +1,6 @@
-"""Several trainings in the same processes, one after another; start this once for each process.
+"""Train several times in the same processes, one training after another. Start this once per process.
 
-Arguments: script, TOML and a free port for each.
+Arguments: script, TOML and a free port of each training.
 """
 
 import os

@@ -24,7 +24,6 @@ class Import:
 
 
 def files() -> list[Path]:
-    """Every Python file that is shipped."""
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -36,7 +35,6 @@ def module(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> list[Import]:
-    """All imports of a file; in `from library.families import base` the module library.families.base, if it is one."""
     return list(_walk(ast.parse(path.read_text(encoding="utf-8")), "load"))
 
 

@@ -1,4 +1,4 @@
-"""Whole trainings for tests: the demo's tiny models, pictures of known sizes, and what a run left behind."""
+"""Whole trainings for tests: the demo's tiny models, pictures of known sizes, and the results of a run."""
 
 import contextlib
 import dataclasses
@@ -32,32 +32,33 @@ from library.runs import reader
 from tests import fork_server
 from tests.source import ROOT, SCRATCH
 
-# What adapters and whole models have in common; words that learn have tests of their own.
+# Trainings of adapters and of whole models; textual inversion has tests of its own.
 SCRIPTS = [script for script in families.RUNS if families.config_class(script).kind in ("lora", "finetune")]
 LORAS = [script for script in SCRIPTS if script.endswith("_network")]
-# A family of each kind, diffusion of a U-Net and flow matching of a transformer: for what asks the family for nothing
-# of its own. What each family owes the trainer is tested with all of them in tests/contract.
+# One family of each kind, a U-Net with diffusion and a transformer with flow matching, for tests of code that does not
+# depend on the family. tests/contract runs with all families.
 OF_EACH_KIND = [f"{family}_train{kind}" for family in ("sdxl", "flux") for kind in ("", "_network")]
 LORA_OF_EACH_KIND, FULL_OF_EACH_KIND = OF_EACH_KIND[1::2], OF_EACH_KIND[::2]
-# Blocks to compile: of the U-Net's graphs, which differ in channels alone, one of each kind; else the quicker kind.
+# Blocks to compile: one of each kind of the U-Net, whose graphs only differ in channels; else the quicker kind.
 FEW = {
     script: "transformer:0,resnet:0" if script.startswith("sdxl") else f"{[*config.compile.kinds][-1]}:all"
     for script, config in ((script, families.config_class(script)()) for script in SCRIPTS)
 }
-# network_args of transformers for one adapter in a block: those on all layers are half of what there is to trace. Of
-# FLUX.1 and FLUX.2 single blocks have it.
+# network_args for a single adapter in each block of a transformer: adapters on all layers would be half of what is
+# traced. In FLUX.1 and FLUX.2 the single blocks have it.
 ONE_ADAPTER = ("network_reg_dims=^(?!.*(to_q|linear2|self_attn.q_proj)).*=0",)
-# Where blocks are compiled to code: that without vector instructions takes a quarter less time to make. What is ours is
-# the same, whichever instructions PyTorch finds. Its cache is one of its own: PyTorch finds a graph again by what it
-# computes alone, and code that was made with vector instructions cannot be compiled without them.
+# For tests that compile blocks to machine code: without vector instructions it takes a quarter less time, and the
+# project's part is the same. The cache is separate, because PyTorch looks graphs up by what they compute alone, and
+# code generated with vector instructions does not compile without them.
 PLAIN_CODE = {"ATEN_CPU_CAPABILITY": "default", "TORCHINDUCTOR_CACHE_DIR": str(SCRATCH / "inductor-plain")}
 SQUARES = ((64, 64),) * 4
-SHAPES = ((64, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64, 128), (64, 128))  # three buckets, one with a rest
-# Sizes of tiny models with fewer blocks, by the names that the families have for them.
+# Three buckets, one of three pictures.
+SHAPES = ((64, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64, 128), (64, 128))
+# Sizes of tiny models with fewer blocks; each family uses the fields that it has.
 FEWER = {"unet": (32, 64), "depth": (0, 1), "double_blocks": 1, "single_blocks": 2, "blocks": 2, "adapter_blocks": 1}
-CACHED: set[Path] = set()  # folders of pictures beside which trainings keep what they encoded
-ENCODED: dict[Any, Any] = {}  # what VAEs have answered in this process
-ENCODING_ONCE: list[bool] = []  # holds something while `train` trains: what is measured elsewhere is computed
+CACHED: set[Path] = set()  # image folders in which trainings cache latents and texts on disk
+ENCODED: dict[Any, Any] = {}  # results of VAEs in this process
+ENCODING_ONCE: list[bool] = []  # not empty while `train` runs; elsewhere VAEs always compute
 
 
 def in_english(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def in_english(event: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training left: its file, the folder of its run, and what that folder says."""
+    """A finished training: its file, its run's folder, and what is recorded there."""
 
     file: Path
     folder: Path
@@ -76,11 +77,9 @@ class Outcome:
         return reader.run_at(self.folder).facts
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """The events of a kind, their messages in English."""
         return [in_english(event) for event in reader.read_events(self.folder)[0] if event["kind"] == kind]
 
     def numbers(self, name: str = "loss") -> dict[int, float]:
-        """A number of every step, by step."""
         return {event["step"]: event[name] for event in self.events("step")}
 
     @property
@@ -100,7 +99,7 @@ def _tensors(file: Path, *_version: int) -> dict[str, Any]:
 
 
 def pictures(folder: Path, sizes: Iterable[tuple[int, int]] = SQUARES, repeats: int = 2, seed: int = 0) -> Path:
-    """Soft random pictures with captions, as a data set of one concept; returns what train_data_dir means."""
+    """Write soft random pictures with captions, as a data set of one concept; returns the folder for train_data_dir."""
     chance = np.random.default_rng(seed)
     place = folder / f"{repeats}_zorb toy"
     place.mkdir(parents=True, exist_ok=True)
@@ -113,12 +112,11 @@ def pictures(folder: Path, sizes: Iterable[tuple[int, int]] = SQUARES, repeats: 
 
 
 def references(images: Path, folder: Path) -> str:
-    """The pictures in folders of `images` in grey, in `folder`/references."""
     return str(write_references(images, folder / "references"))
 
 
 def config_of(demo: Any, script: str, **values: Any) -> Any:
-    """The demo's config of a script with other values; eager, and as exact as it can be where nothing else is said."""
+    """The demo's config of a script with other values: by default without compiling, and saved in full precision."""
     quick = {
         "compile": False,
         "compile_blocks": None,
@@ -127,22 +125,22 @@ def config_of(demo: Any, script: str, **values: Any) -> Any:
         "save_precision": "float",
         "logging_dir": None,
     }
-    # a TOML of a relative is called <relative>_<script>
+    # the demo's TOML of another model of a family has its name as prefix: <model>_<script>
     kind = families.config_class(
         script if script in families.RUNS else next(run for run in families.RUNS if script.endswith(f"_{run}"))
     )
     if "t5xxl_max_token_length" in options_of(kind):
         quick["t5xxl_max_token_length"] = 32
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    overrides = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     whole = read_toml(demo.configs[script]) | quick
     if values.get("train_data_dir") in CACHED:
         encoded = ("cache_latents", "cache_text_encoder_outputs")
-        whole |= {f"{name}_to_disk": True for name in encoded if (whole | given).get(name)}
-    return build_config(kind, whole | given, notes=[])
+        whole |= {f"{name}_to_disk": True for name in encoded if (whole | overrides).get(name)}
+    return build_config(kind, whole | overrides, notes=[])
 
 
 def train(config: Any) -> Outcome:
-    """Train in this process, as if it were the first time."""
+    """Train in this process, as if it were the process's first training."""
     from library.cli.train import train as train_it
 
     _encode_once()
@@ -159,10 +157,10 @@ def train(config: Any) -> Outcome:
 
 @functools.cache
 def _encode_once() -> None:
-    """Let VAEs of the same weights encode the same pixels once in the trainings of this process: a tenth of their time.
+    """Encode the same pixels with the same VAE once per process, which saves a tenth of the trainings' time.
 
-    What a VAE answers is kept by the bytes that it depends on, so a changed weight, pixel, type or setting is encoded
-    anew; all that the project does around it is done every time.
+    Results are keyed by everything they depend on, so a changed weight, pixel, dtype or setting is encoded anew. The
+    project's own code around it runs every time.
     """
     import torch
 
@@ -173,21 +171,21 @@ def _encode_once() -> None:
         from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
         from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 
-    # network -> the modules in it, where its weights lie and how often they changed, digest
+    # network -> its modules, addresses and versions of its weights, digest of their values
     digests: Any = weakref.WeakKeyDictionary()
 
     def remembered(self: Any, x: torch.Tensor, encode: Any) -> torch.Tensor:
         if not ENCODING_ONCE or torch.is_grad_enabled() or self.training or x.device.type != "cpu":
             return encode(self, x)
         inner, before, digest = digests.get(self) or ([*self.modules()][1:], None, None)
-        held = [held for module in (self, *inner) for held in (module._parameters, module._buffers)]
-        weights = [value for values in held for value in values.values()]
+        tables = [held for module in (self, *inner) for held in (module._parameters, module._buffers)]
+        weights = [value for values in tables for value in values.values()]
         now = [(value.data_ptr(), value._version, value.dtype) for value in weights if value is not None]
         if before != now:
-            found = hashlib.sha256(repr([self.config, self.encoder, self.quant_conv]).encode())
+            hasher = hashlib.sha256(repr([self.config, self.encoder, self.quant_conv]).encode())
             for value in self.state_dict().values():
-                found.update(value.reshape(-1).contiguous().view(torch.uint8).numpy())
-            digest = found.digest()
+                hasher.update(value.reshape(-1).contiguous().view(torch.uint8).numpy())
+            digest = hasher.digest()
             digests[self] = inner, now, digest
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         pixels = x.contiguous().view(torch.uint8).numpy().tobytes()
@@ -203,15 +201,15 @@ def _encode_once() -> None:
 
 @functools.cache
 def _collect_what_is_young() -> None:
-    """Let a training's own collection of garbage pass over what is older than the training: in a process of many tests
-    that is half a million objects, a tenth of a short training's time. The networks it is there to free are young."""
+    """Limit a training's garbage collections to young objects. In a process of many tests, older ones number half a
+    million, a tenth of a short training's time; the networks that the collections are meant to free are young."""
     from library.distributed import world
 
     world.gc = SimpleNamespace(collect=functools.partial(gc.collect, 1))
 
 
 def fresh() -> None:
-    """Let accelerate forget the training before; all else begins anew by itself."""
+    """Let accelerate forget the previous training; all else starts anew by itself."""
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(True)
@@ -222,32 +220,30 @@ def runs_in(output: Any) -> set[Path]:
 
 
 def command(arguments: list[str], **how: Any) -> subprocess.CompletedProcess:
-    """Run a command as a user would, and wait for it."""
     return subprocess.run(arguments, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT, **how)
 
 
 def script(name: str, *flags: Any, **how: Any) -> subprocess.CompletedProcess:
-    """Run sd-scripts/<name>.py with flags."""
     return command([sys.executable, str(ROOT / "sd-scripts" / f"{name}.py"), *map(str, flags)], **how)
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as at:
-        at.bind(("127.0.0.1", 0))
-        return at.getsockname()[1]
+    """A port on which nobody listens at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def ranks(arguments: Iterable[object], number: int = 2) -> list[Any]:
-    """Start the processes of one training, each as `accelerate launch` would, which takes seconds to get there."""
+    """Start the processes of one training directly, as `accelerate launch` would: the launcher itself takes seconds."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ACCELERATE_MIXED_PRECISION": "no"}
     shared |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number), "ACCELERATE_DYNAMO_BACKEND": "no"}
-    given = [str(argument) for argument in arguments]
-    return [fork_server.start(given, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(number)]
+    texts = [str(argument) for argument in arguments]
+    return [fork_server.start(texts, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(number)]
 
 
 def listing(folder: Path) -> Mapping[str, str]:
-    """Every file and folder below a folder, with the hash of its content."""
+    """Every file and folder below a folder -> the hash of its content."""
     if not folder.exists():
         return {}
     return {
@@ -258,38 +254,38 @@ def listing(folder: Path) -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def untouched(*folders: Path):
-    """Nothing in these folders may change meanwhile."""
+    """Assert that nothing in these folders changes within the `with` block."""
     before = [listing(folder) for folder in folders]
     yield
     assert [listing(folder) for folder in folders] == before
 
 
 def wait_for(what: Any, seconds: float = 300) -> Any:
-    """Wait until `what()` is true; the answer is its value."""
+    """Wait until `what()` is true; returns its value."""
     end = time.monotonic() + seconds
-    while not (found := what()):
+    while not (value := what()):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
-    return found
+    return value
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: Any) -> Any:
-    """Tiny models of all families and a TOML per script; one folder, whichever tests ask for it."""
+    """Tiny models of all families and a TOML per script; one folder for all test files of a process."""
     from library.demo import files
 
     return files.prepare_demo(tmp_path_factory.getbasetemp() / "shared-demo", families.FAMILIES, compiled=True)
 
 
-SHORT = 64  # tokens; the captions of the tests have fewer
+SHORT = 64  # tokens; more than any caption of the tests has
 
 
 @pytest.fixture(scope="module", autouse=True)
 def short_captions() -> Any:
-    """Where a test file or its conftest imports this, FLUX.2 pads captions to a few tokens.
+    """Pad FLUX.2's captions to fewer tokens in each test file that imports this, itself or by its conftest.
 
-    Its 512 cannot be chosen, and took three quarters of the time of a tiny model's step. How many there are is tested
-    with the family; nothing that goes on to another process belongs into such a file.
+    The 512 tokens are no option, and took three quarters of a tiny model's step. The family's own tests check the
+    number. Tests that start other processes cannot use this: the patch does not reach those.
     """
     from library.families.flux_2 import text_encoder
     from library.families.flux_2.family import Flux2Family
@@ -299,19 +295,19 @@ def short_captions() -> Any:
         yield
 
 
-# Marks a test below tests/train that counts blocks or layers: its trainings are of the demo's own models.
+# For tests below tests/train that count blocks or layers: they train the demo's models with all their blocks.
 several_blocks = pytest.mark.parametrize("demo", ["deep"], indirect=True)
 
 
 @pytest.fixture(scope="session")
 def shallow(tmp_path_factory: Any) -> Any:
-    """The same with fewer blocks, of each kind at least one: for tests that compare trainings with each other."""
+    # at least one block of each kind: enough for tests that compare trainings with each other
     return _with_fewer_blocks(tmp_path_factory.getbasetemp() / "shallow-demo", families.FAMILIES)
 
 
 @pytest.fixture(scope="session")
 def shallow_unet(tmp_path_factory: Any) -> Any:
-    """The same with fewer blocks of SDXL alone, whose U-Net has many: for tests that swap or choose blocks."""
+    # tests that swap or choose blocks need the other families' blocks; SDXL's U-Net has many
     return _with_fewer_blocks(tmp_path_factory.getbasetemp() / "shallow-unet-demo", ("sdxl",))
 
 
@@ -322,8 +318,8 @@ def _with_fewer_blocks(folder: Path, of_families: Iterable[str]) -> Any:
         module: Any = families.random_module(family)
         if family not in of_families:
             return module
-        known = {field.name for field in dataclasses.fields(module.TINY)}
-        sizes = dataclasses.replace(module.TINY, **{name: few for name, few in FEWER.items() if name in known})
+        field_names = {field.name for field in dataclasses.fields(module.TINY)}
+        sizes = dataclasses.replace(module.TINY, **{name: size for name, size in FEWER.items() if name in field_names})
         return SimpleNamespace(write_random_model=functools.partial(module.write_random_model, sizes=sizes))
 
     with mock.patch.object(files, "random_module", smaller):
@@ -331,7 +327,7 @@ def _with_fewer_blocks(folder: Path, of_families: Iterable[str]) -> Any:
 
 
 def copied(demo: Any, folder: Path) -> Any:
-    """The demo's models in a folder of their own, with new pictures."""
+    """The demo's models copied to a folder of their own, with new pictures."""
     from library.demo import files
 
     files.prepare_demo(folder, (), compiled=True)
@@ -341,30 +337,26 @@ def copied(demo: Any, folder: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def squares(tmp_path_factory: Any) -> Path:
-    """Four pictures of one size, twice each."""
     return pictures(tmp_path_factory.mktemp("squares"))
 
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: Any) -> Path:
-    """Seven pictures in three sizes."""
     return pictures(tmp_path_factory.mktemp("shapes"), SHAPES, repeats=1)
 
 
 def cached(folder: Path) -> Path:
-    """The same folder of pictures, beside which every training keeps what it encodes, and finds what others kept: a
-    fifth of a short training's time. Not for tests of what is encoded, and when."""
+    """Mark a folder of pictures, so that trainings share the latents and texts cached in it, which saves a fifth of a
+    short training's time. Not for tests of what is encoded, and when."""
     CACHED.add(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def cached_squares(tmp_path_factory: Any) -> Path:
-    """Four pictures of one size, twice each, which are encoded once for all trainings."""
     return cached(pictures(tmp_path_factory.mktemp("squares")))
 
 
 @pytest.fixture(scope="session")
 def cached_shapes(tmp_path_factory: Any) -> Path:
-    """Seven pictures in three sizes, which are encoded once for all trainings."""
     return cached(pictures(tmp_path_factory.mktemp("shapes"), SHAPES, repeats=1))

@@ -1,6 +1,6 @@
 // The data set tab: a folder's images page by page, their captions, and changes that can be undone.
 import { count, progressOf, say } from "../i18n/sentences.js";
-import { all, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
+import { all, find, hit, isBox, isField, make, makeButton, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame, tellWhy } from "./images_cards.js";
 import * as history from "./images_history.js";
@@ -51,7 +51,7 @@ let pages = 0,
  * @param {string} selector
  * @param {new () => T} [type]
  */
-const part = (selector, type) => one(root, selector, type);
+const part = (selector, type) => find(root, selector, type);
 const folder = () => part("#images-folder", HTMLInputElement);
 const trigger = () => part("#images-trigger", HTMLInputElement);
 const described = () => part("[data-setting=dataset_config]", HTMLInputElement).value.trim();
@@ -73,9 +73,9 @@ const query = (more = {}) => ({
  * @param {string} text
  */
 function notify(kind, text) {
-  const mine = ++messages, where = part(":scope > .said-of");
+  const messageNumber = ++messages, where = part(":scope > .said-of");
   showMessage(where, kind, text);
-  if (kind === "good" && text) setTimeout(() => mine === messages && showMessage(where, kind, ""), 9000);
+  if (kind === "good" && text) setTimeout(() => messageNumber === messages && showMessage(where, kind, ""), 9000);
 }
 
 const settingFields = () => all(root, "[data-setting]").filter(isField);
@@ -95,10 +95,10 @@ async function work(name, question) {
     while (answer.work) {
       working = answer.work;
       bar.hidden = false;
-      one(bar, "span").textContent = answer.total
+      find(bar, "span").textContent = answer.total
         ? progressOf(answer.phase, answer.done.toLocaleString("en"), answer.total.toLocaleString("en"))
         : "Looking";
-      one(bar, "i").style.width = `${answer.total ? (100 * answer.done) / answer.total : 0}%`;
+      find(bar, "i").style.width = `${answer.total ? (100 * answer.done) / answer.total : 0}%`;
       answer = await ask("images_work", { work: answer.work });
     }
   } finally {
@@ -125,23 +125,23 @@ async function attempt(what) {
 
 /** @param {boolean} [keep] whether to keep showing the same images */
 async function open(keep = false) {
-  const mine = ++opened, told = messages;
-  let known, found;
+  const openNumber = ++opened, messagesBefore = messages;
+  let changesBefore, overview;
   do { // repeat if the folder may have changed meanwhile
-    known = changed;
-    found = await attempt(() =>
+    changesBefore = changed;
+    overview = await attempt(() =>
       work("images_open", {
         folder: folder().value, settings: settings(), trigger: trigger().value, ...sources.question(),
       }));
-  } while (found && mine === opened && known !== changed);
-  if (!found || mine !== opened) return;
+  } while (overview && openNumber === opened && changesBefore !== changed);
+  if (!overview || openNumber !== opened) return;
   if (!keep) {
     Object.assign(view, { start: 0, show: "all", place: null, words: "" });
     chosen.clear();
     part(".sieve .words", HTMLInputElement).value = "";
   }
-  if (told === messages) notify("good", "");
-  showOverview(found);
+  if (messagesBefore === messages) notify("good", "");
+  showOverview(overview);
   await showPage();
   panels.refresh();
   remember();
@@ -168,8 +168,8 @@ function recall() {
   trigger().value = before.trigger;
   for (const field of settingFields()) setValue(field, before.settings[field.dataset.setting ?? ""]);
   sources.restore(before.taken);
-  new IntersectionObserver((seen, watch) => {
-    if (!seen.some((entry) => entry.isIntersecting)) return;
+  new IntersectionObserver((entries, watch) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
     watch.disconnect();
     if (!now) open();
   }).observe(root);
@@ -182,25 +182,25 @@ function recall() {
  * @param {(found: any) => string} tell
  */
 async function change(name, question, tell) {
-  const found = await attempt(() => work(name, query(question)));
+  const answer = await attempt(() => work(name, query(question)));
   changed += 1;
-  if (!found) return false;
-  showOverview(found);
-  notify("good", tell(found));
+  if (!answer) return false;
+  showOverview(answer);
+  notify("good", tell(answer));
   await showPage();
   panels.refresh();
   return true;
 }
 
-/** @param {Overview} found */
-function showOverview(found) {
-  now = found;
-  if (!described()) folder().value = found.folder;
-  part("[data-do=give]").hidden = Boolean(found.fixed);
-  sources.show(found);
-  renderOverview(root, found, view, narrow);
-  part("[data-do=compare]").textContent = found.compared ? "Find duplicates again" : "Find duplicates";
-  history.showHistory(found.past);
+/** @param {Overview} overview */
+function showOverview(overview) {
+  now = overview;
+  if (!described()) folder().value = overview.folder;
+  part("[data-do=give]").hidden = Boolean(overview.fixed);
+  sources.show(overview);
+  renderOverview(root, overview, view, narrow);
+  part("[data-do=compare]").textContent = overview.compared ? "Find duplicates again" : "Find duplicates";
+  history.showHistory(overview.past);
 }
 
 /**
@@ -219,14 +219,14 @@ function narrow(changes) {
 // ---- the cards
 
 async function showPage() {
-  const mine = ++pages;
-  const found = await attempt(() => ask("images_page", query({ start: view.start, count: PAGE })));
-  if (!found || mine !== pages) return;
-  view.start = found.start;
-  rows = found.rows;
+  const pageNumber = ++pages;
+  const answer = await attempt(() => ask("images_page", query({ start: view.start, count: PAGE })));
+  if (!answer || pageNumber !== pages) return;
+  view.start = answer.start;
+  rows = answer.rows;
   part(".cards").replaceChildren(...rows.map(card));
   if (!rows.length) part(".cards").append(make("p", { className: "quiet" }, "No image matches."));
-  for (const pager of all(root, ".pager")) pager.replaceChildren(...turns(found.start, found.total));
+  for (const pager of all(root, ".pager")) pager.replaceChildren(...turns(answer.start, answer.total));
   showChosen();
 }
 
@@ -319,19 +319,19 @@ async function compare() {
 }
 
 async function remove() {
-  const done = await change("images_remove", { names: [...chosen] }, (found) =>
-    say("{images} moved to the trash. Undo brings back what was moved.", { images: count(found.done, "image") }));
+  const done = await change("images_remove", { names: [...chosen] }, (answer) =>
+    say("{images} moved to the trash. Undo brings back what was moved.", { images: count(answer.done, "image") }));
   if (!done) return;
   chosen.clear();
   showChosen();
 }
 
 const undo = () =>
-  change("images_undo", {}, (found) => {
+  change("images_undo", {}, (answer) => {
     const left = say("{files} had been changed since and were left: {names}", {
-      files: count(found.lefts, "file"), names: found.left.join(", "),
+      files: count(answer.lefts, "file"), names: answer.left.join(", "),
     });
-    return `${say("Undone: {change}.", { change: found.undone })}${found.lefts ? `\n${left}` : ""}`;
+    return `${say("Undone: {change}.", { change: answer.undone })}${answer.lefts ? `\n${left}` : ""}`;
   });
 
 /** @type {Tab} */
@@ -354,7 +354,7 @@ const tab = {
 
 /** @param {Element} element */
 export function mount(element) {
-  root = one(element, ".images");
+  root = find(element, ".images");
   now = null;
   root.addEventListener("click", (event) => tab.actions[hit(event, "[data-do]")?.dataset.do ?? ""]?.());
   folder().addEventListener("keydown", ({ key }) => key === "Enter" && tab.actions.open());

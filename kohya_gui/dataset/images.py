@@ -31,6 +31,7 @@ TAGS, SAMPLES = 400, 6
 COMPARED_PAGE_SIZE, MAX_NAMES = 24, 20_000  # compared captions in a response, and images in a request
 POLL_AFTER = 0.6  # seconds to wait for a job before the browser has to poll
 MAX_FOLDERS = 4  # folders in memory
+MAX_TASKS = 50  # jobs in memory, finished ones included
 
 
 class DatasetTab:
@@ -65,110 +66,115 @@ class DatasetTab:
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        """What can be looked at."""
         return {"images_thumb": self.thumb}
 
     # ---- showing
 
-    def open(self, sent: ApiRequest) -> JsonObject:
+    def open(self, request: ApiRequest) -> JsonObject:
         """Scan a folder again."""
-        taken, world = (sent.text("script"), sent.values("taken")), max(1, sent.number("processes", 1, 4096))
-        config = settings.config_of_tab(sent.text("folder"), sent.values("settings"), self.roots, *taken)
-        trigger = sent.text("trigger")
-        return self._begin(lambda report: self._overview(self._look(config, world, report), trigger))
+        taken_settings, world = (
+            (request.text("script"), request.values("taken")),
+            max(1, request.number("processes", 1, 4096)),
+        )
+        config = settings.config_of_tab(request.text("folder"), request.values("settings"), self.roots, *taken_settings)
+        trigger = request.text("trigger")
+        return self._begin(lambda report: self._overview(self._scan(config, world, report), trigger))
 
-    def page(self, sent: ApiRequest) -> JsonObject:
+    def page(self, request: ApiRequest) -> JsonObject:
         """A page of the filtered images."""
-        collection = self.collection(sent)
-        found = self._wanted(collection, sent)
-        start = sent.number("start")
-        start = start if start < len(found) else max(0, (len(found) - 1) // PAGE_SIZE * PAGE_SIZE)
-        shown = found[start : start + max(1, sent.number("count", PAGE_SIZE, MAX_PAGE_SIZE))]
-        rows = [row(collection, p, trigger_of(sent)) for p in shown]
-        return {"rows": rows, "start": start, "total": len(found)}
+        collection = self.collection(request)
+        matching = self._select(collection, request)
+        start = request.number("start")
+        start = start if start < len(matching) else max(0, (len(matching) - 1) // PAGE_SIZE * PAGE_SIZE)
+        shown = matching[start : start + max(1, request.number("count", PAGE_SIZE, MAX_PAGE_SIZE))]
+        rows = [row(collection, p, trigger_of(request)) for p in shown]
+        return {"rows": rows, "start": start, "total": len(matching)}
 
-    def tags(self, sent: ApiRequest) -> JsonObject:
+    def tags(self, request: ApiRequest) -> JsonObject:
         """The tags in the captions of the filtered images, with their counts."""
-        collection = self.collection(sent)
-        captions = (p.caption or "" for p in self._wanted(collection, sent) if not p.foreign)
-        found = tags.frequencies(captions, collection.config.captions.caption_separator, sent.text("prefix"))
-        return {"tags": found[:TAGS], "more": max(0, len(found) - TAGS)}
+        collection = self.collection(request)
+        captions = (p.caption or "" for p in self._select(collection, request) if not p.foreign)
+        counts = tags.frequencies(captions, collection.config.captions.caption_separator, request.text("prefix"))
+        return {"tags": counts[:TAGS], "more": max(0, len(counts) - TAGS)}
 
-    def history(self, sent: ApiRequest) -> JsonObject:
-        """The changes made to a folder, the newest first."""
-        return {"past": past(self.collection(sent).root)}
+    def history(self, request: ApiRequest) -> JsonObject:
+        return {"past": past(self.collection(request).root)}
 
-    def changed(self, sent: ApiRequest) -> JsonObject:
+    def changed(self, request: ApiRequest) -> JsonObject:
         """Captions before and after a change, page by page."""
-        collection, start = self.collection(sent), sent.number("start")
+        collection, start = self.collection(request), request.number("start")
         pictures = {os.path.realpath(p.caption_file): p for p in reversed(collection.pictures) if p.caption_file}
-        found = [
-            (pictures[str(one.path)], one)
-            for one in trash.changed_texts(collection.root, sent.text("change"))
-            if str(one.path) in pictures
+        changed_captions = [
+            (pictures[str(change.path)], change)
+            for change in trash.changed_texts(collection.root, request.text("change"))
+            if str(change.path) in pictures
         ]
         rows = [
-            {"before": one.before, "after": one.after, "now": one.now, **row(collection, picture, None)}
-            for picture, one in found[start : start + COMPARED_PAGE_SIZE]
+            {"before": change.before, "after": change.after, "now": change.now, **row(collection, picture, None)}
+            for picture, change in changed_captions[start : start + COMPARED_PAGE_SIZE]
         ]
-        names = [picture.name for picture, one in found if one.now == one.after]
-        return {"rows": rows, "total": len(found), "start": start, "names": names[:MAX_NAMES]}
+        names = [picture.name for picture, change in changed_captions if change.now == change.after]
+        return {"rows": rows, "total": len(changed_captions), "start": start, "names": names[:MAX_NAMES]}
 
     def thumb(self, query: Any) -> Response:
         """A thumbnail of an image."""
         path = paths.existing_file(query.get("path"), self.roots, sorted(thumbs.extensions()), "image")
         side = query.get("side", "")
         side = int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0]
-        made = thumbs.thumb(path, side, upright=query.get("upright") == "true")
+        thumbnail = thumbs.thumb(path, side, upright=query.get("upright") == "true")
         # The address contains the time of the image's last change.
         headers = {"Cache-Control": "private, max-age=86400", "Content-Security-Policy": "default-src 'none'"}
-        return Response(made, media_type="image/webp", headers=headers)
+        return Response(thumbnail, media_type="image/webp", headers=headers)
 
     # ---- changing
 
-    def caption(self, sent: ApiRequest) -> JsonObject:
+    def caption(self, request: ApiRequest) -> JsonObject:
         """Replace the caption of an image."""
-        collection, name = self.collection(sent), sent.text("name")
-        expected = None if sent.fields.get("expected") is None else sent.text("expected")
-        has = trigger_of(sent)
+        collection, name = self.collection(request), request.text("name")
+        expected = None if request.fields.get("expected") is None else request.text("expected")
+        has = trigger_of(request)
         try:
-            picture = changes.change_caption(collection, name, sent.text("text"), expected)
+            picture = changes.change_caption(collection, name, request.text("text"), expected)
         except ConfigError as error:
-            known = collection.known.get(name)
-            return refused(error) if known is None else {"said": str(error), "row": row(collection, known, has)}
-        return {"row": row(collection, picture, has), **self._overview(collection, sent.text("trigger"))}
+            picture_now = collection.known.get(name)
+            return (
+                refused(error)
+                if picture_now is None
+                else {"said": str(error), "row": row(collection, picture_now, has)}
+            )
+        return {"row": row(collection, picture, has), **self._overview(collection, request.text("trigger"))}
 
-    def edit(self, sent: ApiRequest) -> JsonObject:
+    def edit(self, request: ApiRequest) -> JsonObject:
         """Preview an edit of tags, or apply it."""
-        collection = self.collection(sent)
+        collection = self.collection(request)
         separator = collection.config.captions.caption_separator
         change = Edit(
-            sent.text("action"),
-            sent.text("find"),
-            sent.text("put"),
-            sent.flag("at_end"),
-            sent.flag("match_case"),
+            request.text("action"),
+            request.text("find"),
+            request.text("put"),
+            request.flag("at_end"),
+            request.flag("match_case"),
             separator,
         )
-        wanted = self._wanted(collection, sent)
-        if not sent.flag("apply"):
-            found = changes.preview(wanted, change)
-            shown = [{"name": p.name, "before": p.caption or "", "after": after} for p, after in found[:SAMPLES]]
-            return {"changes": len(found), "of": len(wanted), "samples": shown}
+        selected = self._select(collection, request)
+        if not request.flag("apply"):
+            changed = changes.preview(selected, change)
+            shown = [{"name": p.name, "before": p.caption or "", "after": after} for p, after in changed[:SAMPLES]]
+            return {"changes": len(changed), "of": len(selected), "samples": shown}
         return self._change(
-            collection, sent, lambda report: {"done": changes.edit_tags(collection, wanted, change, report)}
+            collection, request, lambda report: {"done": changes.edit_tags(collection, selected, change, report)}
         )
 
-    def remove(self, sent: ApiRequest) -> JsonObject:
+    def remove(self, request: ApiRequest) -> JsonObject:
         """Move images into the folder's trash."""
-        collection, names = self.collection(sent), sent.texts("names")
+        collection, names = self.collection(request), request.texts("names")
         if not names:
             raise ConfigError("no image is chosen")
-        return self._change(collection, sent, lambda report: {"done": changes.remove_images(collection, names)})
+        return self._change(collection, request, lambda report: {"done": changes.remove_images(collection, names)})
 
-    def compare(self, sent: ApiRequest) -> JsonObject:
+    def compare(self, request: ApiRequest) -> JsonObject:
         """Find duplicate and similar images."""
-        collection, trigger = self.collection(sent), sent.text("trigger")
+        collection, trigger = self.collection(request), request.text("trigger")
 
         def work(report: Report) -> JsonObject:
             changes.find_similar_groups(collection, report)
@@ -176,27 +182,29 @@ class DatasetTab:
 
         return self._begin(work)
 
-    def prepare(self, sent: ApiRequest) -> JsonObject:
+    def prepare(self, request: ApiRequest) -> JsonObject:
         """Sort images into a folder named for training: <repeats>_<words>."""
-        collection, how = self.collection(sent), sent.text("how")
-        repeats, words = sent.number("repeats", 1), sent.text("words")
+        collection, how = self.collection(request), request.text("how")
+        repeats, words = request.number("repeats", 1), request.text("words")
         if how == "rename":
-            folder = sent.text("place")
+            folder = request.text("place")
             return self._change(
-                collection, sent, lambda report: {"made": changes.rename(collection, folder, repeats, words)}
+                collection, request, lambda report: {"made": changes.rename(collection, folder, repeats, words)}
             )
         if how == "gather":
-            return self._change(collection, sent, lambda report: {"made": changes.gather(collection, repeats, words)})
-        if how == "bring":
-            source = paths.existing_folder(sent.text("source"), self.roots, "source")
             return self._change(
-                collection, sent, lambda r: {"made": changes.bring(collection, source, repeats, words, r)}
+                collection, request, lambda report: {"made": changes.gather(collection, repeats, words)}
+            )
+        if how == "bring":
+            source = paths.existing_folder(request.text("source"), self.roots, "source")
+            return self._change(
+                collection, request, lambda r: {"made": changes.bring(collection, source, repeats, words, r)}
             )
         raise ConfigError("how is {how}: use rename, gather or bring", how=repr(how))
 
-    def undo(self, sent: ApiRequest) -> JsonObject:
+    def undo(self, request: ApiRequest) -> JsonObject:
         """Undo the last change."""
-        collection = self.collection(sent)
+        collection = self.collection(request)
 
         def work(report: Report) -> JsonObject:
             done = trash.undo(collection.root, report)
@@ -207,11 +215,11 @@ class DatasetTab:
                 "lefts": len(done.left),
             }
 
-        return self._change(collection, sent, work)
+        return self._change(collection, request, work)
 
-    def put_back(self, sent: ApiRequest) -> JsonObject:
+    def put_back(self, request: ApiRequest) -> JsonObject:
         """Restore the captions from before a change."""
-        collection, names, change = self.collection(sent), sent.texts("names"), sent.text("change")
+        collection, names, change = self.collection(request), request.texts("names"), request.text("change")
         if not names:
             raise ConfigError("no image is chosen")
 
@@ -219,80 +227,80 @@ class DatasetTab:
             done, left = changes.restore_captions(collection, change, names)
             return {"done": done, "left": left}
 
-        return self._change(collection, sent, work)
+        return self._change(collection, request, work)
 
     # ---- long jobs
 
-    def work(self, sent: ApiRequest) -> JsonObject:
+    def work(self, request: ApiRequest) -> JsonObject:
         """The progress of a job, or its result."""
-        work = self.works.get(sent.text("work"))
+        work = self.works.get(request.text("work"))
         if work is None:
             raise ConfigError("this task does not exist any more: open the folder again")
-        return self._told(work, 0.3)
+        return self._task_state(work, 0.3)
 
-    def stop(self, sent: ApiRequest) -> JsonObject:
+    def stop(self, request: ApiRequest) -> JsonObject:
         """Ask a job to stop."""
-        if work := self.works.get(sent.text("work")):
+        if work := self.works.get(request.text("work")):
             work.stop()
         return {}
 
     def _begin(self, work: Callable[[Report], JsonObject]) -> JsonObject:
-        made = BackgroundTask(work)
+        task = BackgroundTask(work)
         with self.busy:
-            self.works[made.id] = made
-            while len(self.works) > 50:
+            self.works[task.id] = task
+            while len(self.works) > MAX_TASKS:
                 self.works.popitem(last=False)
-        return self._told(made, POLL_AFTER)
+        return self._task_state(task, POLL_AFTER)
 
-    def _told(self, work: BackgroundTask, seconds: float) -> JsonObject:
+    def _task_state(self, work: BackgroundTask, seconds: float) -> JsonObject:
         if not work.wait(seconds):
             return {"work": work.id, "phase": work.phase, "done": work.done, "total": work.total}
         return {"error": work.error} if work.result is None else work.result
 
     def _change(
-        self, collection: ImageCollection, sent: ApiRequest, change: Callable[[Report], JsonObject]
+        self, collection: ImageCollection, request: ApiRequest, change: Callable[[Report], JsonObject]
     ) -> JsonObject:
         """Change a folder, and scan it again."""
         changes.changeable(collection)
-        trigger = sent.text("trigger")
+        trigger = request.text("trigger")
 
         def work(report: Report) -> JsonObject:
             done = change(report)
-            return {**done, **self._overview(self._look(collection.config, collection.world, report), trigger)}
+            return {**done, **self._overview(self._scan(collection.config, collection.world, report), trigger)}
 
         return self._begin(work)
 
     # ---- folders in memory
 
-    def collection(self, sent: ApiRequest) -> ImageCollection:
+    def collection(self, request: ApiRequest) -> ImageCollection:
         """The requested folder, as last scanned with these settings."""
-        root = paths.allowed_path(sent.text("folder"), self.roots, "folder")
+        root = paths.allowed_path(request.text("folder"), self.roots, "folder")
         with self.busy:
-            found = self.collections.get(f"{root}|{sent.text('collection')}")
-        if found is None:
+            collection = self.collections.get(f"{root}|{request.text('collection')}")
+        if collection is None:
             raise ConfigError("open the folder first")
-        return found
+        return collection
 
-    def _look(self, config: RunConfig, world: int, report: Report) -> ImageCollection:
+    def _scan(self, config: RunConfig, world: int, report: Report) -> ImageCollection:
         outside: dict[Problem, None] = {}
         try:
-            found = sources.scan_sources(config, report, lambda path: self._may(path, outside), world)
+            collection = sources.scan_sources(config, report, lambda path: self._is_readable(path, outside), world)
         except ConfigError as error:
-            asked = [problem for problem in outside if allowed_folders.asked_folder(problem)]
-            raise ConfigError(*(asked or error.problems)) from None
-        key = f"{found.root}|{settings.settings_mark(config, world)}"
+            to_allow = [problem for problem in outside if allowed_folders.asked_folder(problem)]
+            raise ConfigError(*(to_allow or error.problems)) from None
+        key = f"{collection.root}|{settings.settings_mark(config, world)}"
         with self.busy:
             before = self.collections.pop(key, None)
             if before is not None and before.compared:  # still valid for all remaining images
-                known = found.known
-                found.doubles = {name: at for name, at in before.doubles.items() if name in known}
-                found.double_groups, found.compared = before.double_groups, True
-            self.collections[key] = found
+                names = collection.known
+                collection.doubles = {name: at for name, at in before.doubles.items() if name in names}
+                collection.double_groups, collection.compared = before.double_groups, True
+            self.collections[key] = collection
             while len(self.collections) > MAX_FOLDERS:
                 self.collections.popitem(last=False)
-        return found
+        return collection
 
-    def _may(self, path: str, outside: dict[Problem, None]) -> bool:
+    def _is_readable(self, path: str, outside: dict[Problem, None]) -> bool:
         try:
             paths.allowed_path(path, self.roots)
         except ConfigError as error:
@@ -300,10 +308,10 @@ class DatasetTab:
             return False
         return True
 
-    def _wanted(self, collection: ImageCollection, sent: ApiRequest) -> list[Picture]:
-        folder = None if sent.fields.get("place") is None else sent.text("place")
+    def _select(self, collection: ImageCollection, request: ApiRequest) -> list[Picture]:
+        folder = None if request.fields.get("place") is None else request.text("place")
         return selection.select_pictures(
-            collection, sent.text("show", "all"), sent.text("words"), folder, sent.text("trigger")
+            collection, request.text("show", "all"), request.text("words"), folder, request.text("trigger")
         )
 
     def _overview(self, collection: ImageCollection, trigger: str) -> JsonObject:
@@ -328,9 +336,8 @@ class DatasetTab:
         }
 
 
-def trigger_of(sent: ApiRequest) -> Callable[[str], bool] | None:
-    """The test for the trigger word, if there is one."""
-    return tags.trigger(sent.text("trigger")) if sent.text("trigger").strip() else None
+def trigger_of(request: ApiRequest) -> Callable[[str], bool] | None:
+    return tags.trigger(request.text("trigger")) if request.text("trigger").strip() else None
 
 
 def row(collection: ImageCollection, picture: Picture, has: Callable[[str], bool] | None) -> JsonObject:
@@ -339,6 +346,7 @@ def row(collection: ImageCollection, picture: Picture, has: Callable[[str], bool
     return {
         "name": picture.name,
         "path": picture.path,
+        # In nanoseconds the whole time would exceed what JavaScript stores exactly.
         "version": picture.modified % 10**12,
         "size": picture.size,
         "bucket": fit.bucket if fit else None,
@@ -363,4 +371,7 @@ def row(collection: ImageCollection, picture: Picture, has: Callable[[str], bool
 
 def past(root: Path) -> list[JsonObject]:
     """The changes of a folder that can be undone."""
-    return [{"id": one.id, "title": one.title, "when": one.when, "count": one.count} for one in trash.history(root)]
+    return [
+        {"id": change.id, "title": change.title, "when": change.when, "count": change.count}
+        for change in trash.history(root)
+    ]

@@ -60,26 +60,26 @@ export function frame(row, side) {
 /** @param {Row} row */
 export function badges(row) {
   /** @type {["bad" | "warn" | "", string][]} */
-  const found = [];
-  if (row.broken) found.push(["bad", row.broken]);
-  if (row.role) found.push(["", row.role === "reg" ? "regularisation" : "used for validation"]);
-  if (row.unused) found.push(["warn", say("not used: {why}", { why: row.unused })]);
-  if (row.foreign) found.push(["bad", "caption is no UTF-8"]);
-  if (row.caption === null) found.push(["warn", "no caption"]);
-  else if (!row.caption.trim()) found.push(["warn", "empty caption"]);
-  if (row.trigger === false) found.push(["warn", "no trigger word"]);
+  const labels = [];
+  if (row.broken) labels.push(["bad", row.broken]);
+  if (row.role) labels.push(["", row.role === "reg" ? "regularisation" : "used for validation"]);
+  if (row.unused) labels.push(["warn", say("not used: {why}", { why: row.unused })]);
+  if (row.foreign) labels.push(["bad", "caption is no UTF-8"]);
+  if (row.caption === null) labels.push(["warn", "no caption"]);
+  else if (!row.caption.trim()) labels.push(["warn", "empty caption"]);
+  if (row.trigger === false) labels.push(["warn", "no trigger word"]);
   if (row.double)
-    found.push([
+    labels.push([
       "warn",
       say(row.double === "alike" ? "similar to others (group {group})" : "duplicate of others (group {group})", {
         group: row.group + 1,
       }),
     ]);
   if (row.cut > 0.02)
-    found.push([row.cut > 0.2 ? "warn" : "", say("{share} % cropped", { share: Math.round(row.cut * 100) })]);
-  if (row.larger > 1.5) found.push(["warn", say("enlarged {factor} times", { factor: row.larger.toFixed(1) })]);
-  if (row.turned) found.push(row.upright ? ["", "turned by EXIF"] : ["warn", "EXIF rotation, ignored"]);
-  return found.map(([kind, text]) => make("span", { className: `badge ${kind}` }, text));
+    labels.push([row.cut > 0.2 ? "warn" : "", say("{share} % cropped", { share: Math.round(row.cut * 100) })]);
+  if (row.larger > 1.5) labels.push(["warn", say("enlarged {factor} times", { factor: row.larger.toFixed(1) })]);
+  if (row.turned) labels.push(row.upright ? ["", "turned by EXIF"] : ["warn", "EXIF rotation, ignored"]);
+  return labels.map(([kind, text]) => make("span", { className: `badge ${kind}` }, text));
 }
 
 /**

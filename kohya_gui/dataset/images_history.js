@@ -1,6 +1,6 @@
 // The change history of a data set, and the captions before and after a change side by side, which can be restored.
 import { count, say } from "../i18n/sentences.js";
-import { make, makeButton, one } from "../server/elements.js";
+import { find, make, makeButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { frame } from "./images_cards.js";
 
@@ -15,7 +15,7 @@ import { frame } from "./images_cards.js";
  *   names of all that can be restored
  */
 
-const EACH = 24;
+const EACH = 24; // captions shown at once
 
 /** @type {HTMLElement} */
 let root;
@@ -28,7 +28,7 @@ let shown = ""; // the id of the change that is compared
  * @param {string} selector
  * @param {new () => T} [type]
  */
-const part = (selector, type) => one(root, selector, type);
+const part = (selector, type) => find(root, selector, type);
 
 /** @param {Overview["past"]} past */
 export function showHistory(past) {
@@ -59,25 +59,25 @@ export function showHistory(past) {
 export async function compare(id, start = 0) {
   const box = part(".compared");
   /** @type {Comparison | null} */
-  const found = await tab.attempt(() => ask("images_changed", tab.query({ change: id, start })));
-  if (!found) return;
+  const comparison = await tab.attempt(() => ask("images_changed", tab.query({ change: id, start })));
+  if (!comparison) return;
   const reveal = shown !== id;
   shown = id;
   box.hidden = false;
-  const last = Math.min(start + EACH, found.total);
-  const back = makeButton("Put all back", () => putBack(found.names), { disabled: !found.names.length });
+  const last = Math.min(start + EACH, comparison.total);
+  const back = makeButton("Put all back", () => putBack(comparison.names), { disabled: !comparison.names.length });
   box.replaceChildren(
     make("div", { className: "head" },
       make("b", {}, "Before and after"),
-      make("small", {}, say("{captions} changed", { captions: count(found.total, "caption") })),
+      make("small", {}, say("{captions} changed", { captions: count(comparison.total, "caption") })),
       make("span", { className: "acts" }, back, makeButton("Close", close))),
-    ...found.rows.map(line),
-    found.total > EACH
+    ...comparison.rows.map(line),
+    comparison.total > EACH
       ? make("div", { className: "acts" },
           makeButton("Previous", () => compare(id, start - EACH), { disabled: start === 0 }),
           make("span", {},
-            say("{first} to {last} of {images}", { first: start + 1, last, images: count(found.total, "image") })),
-          makeButton("Next", () => compare(id, start + EACH), { disabled: last >= found.total }))
+            say("{first} to {last} of {images}", { first: start + 1, last, images: count(comparison.total, "image") })),
+          makeButton("Next", () => compare(id, start + EACH), { disabled: last >= comparison.total }))
       : "");
   if (reveal) box.scrollIntoView({ block: "nearest" });
 }
@@ -102,12 +102,12 @@ function line(row) {
 /** @param {string[]} names */
 async function putBack(names) {
   const id = shown;
-  const done = await tab.change("images_put_back", { names, change: id }, (found) => {
-    const left = found.left
-      ? ` ${say("{captions} changed since and left.", { captions: count(found.left, "caption") })}`
+  const done = await tab.change("images_put_back", { names, change: id }, (answer) => {
+    const left = answer.left
+      ? ` ${say("{captions} changed since and left.", { captions: count(answer.left, "caption") })}`
       : "";
     return (
-      say("{captions} put back. Undo brings the new ones again.", { captions: count(found.done, "caption") }) + left
+      say("{captions} put back. Undo brings the new ones again.", { captions: count(answer.done, "caption") }) + left
     );
   });
   if (done) await compare(id);
@@ -121,8 +121,8 @@ function close() {
 
 /**
  * @param {HTMLElement} element
- * @param {Tab} given
+ * @param {Tab} parentTab
  */
-export function mount(element, given) {
-  [root, tab, shown] = [element, given, ""];
+export function mount(element, parentTab) {
+  [root, tab, shown] = [element, parentTab, ""];
 }

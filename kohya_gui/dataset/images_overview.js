@@ -1,6 +1,6 @@
 // The overview of a data set: its numbers, findings, notes and buckets, and the choices that filter its images.
 import { count, say } from "../i18n/sentences.js";
-import { fillSelect, make, makeButton, one } from "../server/elements.js";
+import { fillSelect, find, make, makeButton } from "../server/elements.js";
 
 /**
  * @typedef {{ folder: string, path: string, images: number, repeats: number, words: string, span: number[],
@@ -33,28 +33,28 @@ import { fillSelect, make, makeButton, one } from "../server/elements.js";
 
 /**
  * @param {HTMLElement} root
- * @param {Overview} found
+ * @param {Overview} overview
  * @param {Filter} filter
  * @param {Narrow} narrow
  */
-export function renderOverview(root, found, filter, narrow) {
-  const part = (/** @type {string} */ selector) => one(root, selector);
+export function renderOverview(root, overview, filter, narrow) {
+  const part = (/** @type {string} */ selector) => find(root, selector);
   part(".collection").hidden = false;
-  part(".collection").classList.toggle("fixed", Boolean(found.fixed));
+  part(".collection").classList.toggle("fixed", Boolean(overview.fixed));
   part(".numbers").replaceChildren(
-    ...numbers(found).map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text))));
-  part(".steps").textContent = steps(found.count);
-  const captions = found.kinds.missing ? linkToCaptions(part("[data-panel=caption]")) : "";
-  part(".findings").replaceChildren(...findings(found, filter, narrow), captions);
-  part(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
-  showBuckets(part(".buckets"), found.count.buckets);
-  const places = found.places.map((place) => [
+    ...numbers(overview).map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text))));
+  part(".steps").textContent = steps(overview.count);
+  const captions = overview.kinds.missing ? linkToCaptions(part("[data-panel=caption]")) : "";
+  part(".findings").replaceChildren(...findings(overview, filter, narrow), captions);
+  part(".notes").replaceChildren(...overview.notes.map((note) => make("li", {}, note)));
+  showBuckets(part(".buckets"), overview.count.buckets);
+  const places = overview.places.map((place) => [
     `/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`,
   ]);
   const chosen = filter.place === null ? "" : `/${filter.place}`;
   fillSelect(part(".sieve .place"), [["", "All folders"], ...places], chosen);
-  const kinds = Object.entries(found.kinds);
-  const choices = kinds.map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]);
+  const kinds = Object.entries(overview.kinds);
+  const choices = kinds.map(([kind, n]) => [kind, overview.titles[kind], ` (${n.toLocaleString("en")})`]);
   fillSelect(part(".sieve .show"), choices, filter.show);
 }
 
@@ -109,7 +109,7 @@ function linkToCaptions(panel) {
   return makeButton("Write captions with a model", () => {
     panel.setAttribute("open", "");
     panel.scrollIntoView({ block: "start" });
-    one(panel, "summary").focus({ preventScroll: true });
+    find(panel, "summary").focus({ preventScroll: true });
   }, { className: "to-captions" });
 }
 
@@ -120,8 +120,8 @@ function linkToCaptions(panel) {
 function showBuckets(where, buckets) {
   const several = buckets.some((bucket) => bucket.dataset), name = count(buckets.length, "bucket");
   where.hidden = !buckets.length;
-  one(where, "summary").textContent = say("{buckets}: number of images per epoch", { buckets: name });
-  one(where, ".chips").replaceChildren(
+  find(where, "summary").textContent = say("{buckets}: number of images per epoch", { buckets: name });
+  find(where, ".chips").replaceChildren(
     ...buckets.map(({ size, repeats, dataset }) =>
       make("span", { title: several ? say("Data set {number}", { number: dataset + 1 }) : "" },
         `${size[0]} × ${size[1]}`,

@@ -174,7 +174,7 @@ class MaskPainter {
     Object.assign(context, { strokeStyle: RED, lineWidth: this.size, lineCap: "round", lineJoin: "round" });
     context.beginPath();
     context.moveTo(last[0], last[1]);
-    context.lineTo(x, y + (last[0] === x && last[1] === y ? 0.01 : 0));
+    context.lineTo(x, y + (last[0] === x && last[1] === y ? 0.01 : 0)); // a line without a length is not drawn
     context.stroke();
     this.last = [x, y];
   }
@@ -203,7 +203,7 @@ function greyOf(canvas) {
   const from = canvas.getContext("2d"), to = out.getContext("2d");
   if (!from || !to) throw new Error("This browser cannot paint.");
   const data = from.getImageData(0, 0, canvas.width, canvas.height);
-  for (let i = 0; i < data.data.length; i += 4) {
+  for (let i = 0; i < data.data.length; i += 4) { // where red is painted (alpha), the mask is black
     data.data[i] = data.data[i + 1] = data.data[i + 2] = 255 - data.data[i + 3];
     data.data[i + 3] = 255;
   }

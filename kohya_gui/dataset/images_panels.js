@@ -1,6 +1,6 @@
 // The panels of the data set tab: tags, automatic captions, folder preparation; and the large view of an image.
 import { count, say } from "../i18n/sentences.js";
-import { all, make, makeButton, one } from "../server/elements.js";
+import { all, find, make, makeButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import * as commands from "../tools/commands.js";
 import { badges, facts, frame, thumb } from "./images_cards.js";
@@ -23,7 +23,7 @@ let turn = 0;
  * @param {string} selector
  * @param {new () => T} [type]
  */
-const part = (selector, type) => one(root, selector, type);
+const part = (selector, type) => find(root, selector, type);
 const input = (/** @type {string} */ selector) => part(selector, HTMLInputElement);
 const action = () => part("#tags-action", HTMLSelectElement).value;
 
@@ -32,11 +32,11 @@ const action = () => part("#tags-action", HTMLSelectElement).value;
 /** Show how often each tag occurs in the current captions. */
 export async function showTags() {
   if (!tab?.overview() || !part("[data-panel=tags]", HTMLDetailsElement).open) return;
-  const mine = ++turn;
-  const found = await tab.attempt(() => ask("images_tags", tab.query({ prefix: input("#tags-filter").value })));
-  if (!found || mine !== turn) return;
+  const ownTurn = ++turn;
+  const answer = await tab.attempt(() => ask("images_tags", tab.query({ prefix: input("#tags-filter").value })));
+  if (!answer || ownTurn !== turn) return;
   /** @type {[string, number][]} */
-  const tags = found.tags;
+  const tags = answer.tags;
   part(".frequencies").replaceChildren(...tags.map(([tag, n]) => {
     const chip = makeButton("", () => {
       const field = input(action() === "add" ? "#tags-put" : "#tags-find");
@@ -46,7 +46,7 @@ export async function showTags() {
     }, { title: "Use as the search text" });
     chip.append(make("code", {}, tag), make("b", {}, n.toLocaleString("en")));
     return chip;
-  }), found.more ? make("span", {}, `+ ${found.more.toLocaleString("en")}`) : "");
+  }), answer.more ? make("span", {}, `+ ${answer.more.toLocaleString("en")}`) : "");
 }
 
 const edit = () => ({
@@ -69,17 +69,17 @@ function forget() {
 }
 
 async function preview() {
-  const found = await tab.attempt(() => ask("images_edit", tab.query({ ...edit(), apply: false })));
-  if (!found) return;
+  const answer = await tab.attempt(() => ask("images_edit", tab.query({ ...edit(), apply: false })));
+  if (!answer) return;
   tab.notify("good", "");
-  ready = found.changes ? JSON.stringify(tab.query(edit())) : "";
-  part("[data-do=edit]", HTMLButtonElement).disabled = !found.changes;
-  const [changes, shown] = [count(found.changes, "caption"), count(found.of, "shown image")];
+  ready = answer.changes ? JSON.stringify(tab.query(edit())) : "";
+  part("[data-do=edit]", HTMLButtonElement).disabled = !answer.changes;
+  const [changes, shown] = [count(answer.changes, "caption"), count(answer.of, "shown image")];
   /** @type {Sample[]} */
-  const samples = found.samples;
+  const samples = answer.samples;
   part(".preview").replaceChildren(
     make("p", {},
-      say(found.changes ? "{changes} of {shown} would change:" : "None of {shown} would change.", { changes, shown })),
+      say(answer.changes ? "{changes} of {shown} would change:" : "None of {shown} would change.", { changes, shown })),
     make("ul", {},
       samples.map(({ name, before, after }) =>
         make("li", {},
@@ -90,8 +90,8 @@ async function preview() {
 
 async function applyEdit() {
   if (ready !== JSON.stringify(tab.query(edit()))) return preview();
-  const done = await tab.change("images_edit", { ...edit(), apply: true }, (found) =>
-    say("{captions} changed. Undo brings the old ones back.", { captions: count(found.done, "caption") }));
+  const done = await tab.change("images_edit", { ...edit(), apply: true }, (answer) =>
+    say("{captions} changed. Undo brings the old ones back.", { captions: count(answer.done, "caption") }));
   if (done) forget();
 }
 
@@ -101,14 +101,14 @@ const preparation = () => part("#prepare-how", HTMLSelectElement);
 
 function showPreparations() {
   const places = tab.overview()?.places ?? [];
-  const own = places.find((place) => place.folder === "");
+  const direct = places.find((place) => place.folder === "");
   const entries = places
     .filter((place) => place.folder)
     .map(({ folder }) => [`rename/${folder}`, say("Rename {folder}", { folder })]);
-  if (own && !own.words)
+  if (direct && !direct.words)
     entries.unshift([
       "gather",
-      say("Move the {images} that lie directly here into a folder", { images: count(own.images, "image") }),
+      say("Move the {images} that lie directly here into a folder", { images: count(direct.images, "image") }),
     ]);
   entries.push(["bring", "Copy images from another folder"]);
   const before = preparation().value;
@@ -127,14 +127,15 @@ function showPreparation() {
 }
 
 function prepare() {
-  const [how, ...rest] = preparation().value.split("/");
+  const [how, ...folderParts] = preparation().value.split("/");
   const repeats = Number(input("#prepare-repeats").value);
   if (!Number.isInteger(repeats) || repeats < 1) return tab.notify("bad", "Repeats: write a whole number from 1.");
   const question = {
-    how, place: rest.join("/"), repeats, words: input("#prepare-words").value, source: input("#prepare-source").value,
+    how, place: folderParts.join("/"), repeats, words: input("#prepare-words").value,
+    source: input("#prepare-source").value,
   };
-  return tab.change("images_prepare", question, (found) =>
-    say("The folder is called {name} now.", { name: found.made }));
+  return tab.change("images_prepare", question, (answer) =>
+    say("The folder is called {name} now.", { name: answer.made }));
 }
 
 // ---- the large view
@@ -206,10 +207,10 @@ export function refresh() {
 
 /**
  * @param {HTMLElement} element
- * @param {Tab} given
+ * @param {Tab} parentTab
  */
-export function mount(element, given) {
-  [root, tab, dialog] = [element, given, undefined];
+export function mount(element, parentTab) {
+  [root, tab, dialog] = [element, parentTab, undefined];
   Object.assign(tab.actions, { preview, edit: applyEdit, prepare });
   for (const panel of all(root, ".panel")) panel.addEventListener("toggle", () => tab.overview() && refresh());
   for (const id of ["tags-action", "tags-find", "tags-put", "tags-end", "tags-case"])

@@ -1,7 +1,7 @@
 // The source of the data set tab's images: one folder, or everything that a training tab's form names, one row each.
 import * as form from "../form/page.js";
 import { count, say } from "../i18n/sentences.js";
-import { all, isBox, isField, make, makeButton, one, setValue } from "../server/elements.js";
+import { all, find, isBox, isField, make, makeButton, setValue } from "../server/elements.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
 /** @typedef {import("./images_overview.js").Overview} Overview */
@@ -28,7 +28,7 @@ let before = null;
  * @param {string} selector
  * @param {new () => T} [type]
  */
-const part = (selector, type) => one(root, selector, type);
+const part = (selector, type) => find(root, selector, type);
 const folder = () => part("#images-folder", HTMLInputElement);
 const setting = (/** @type {string} */ name) => part(`[data-setting="${name}"]`, HTMLInputElement);
 
@@ -52,8 +52,8 @@ function showTaken() {
 /** Count a folder that belongs to the chosen form as that form would train it. */
 export function adopt() {
   const { id } = chosenTab(), where = document.getElementById(`${id}-form`);
-  const theirs = where && form.held(form.formOf(id)).values.train_data_dir;
-  if (taken || !theirs || String(theirs).trim() !== folder().value.trim() || before) return;
+  const formFolder = where && form.held(form.formOf(id)).values.train_data_dir;
+  if (taken || !formFolder || String(formFolder).trim() !== folder().value.trim() || before) return;
   adoptSettings();
   showTaken();
 }
@@ -80,10 +80,11 @@ function adoptSettings() {
     values: Object.fromEntries(names.map((name) => [name, values[name]])),
     processes: Math.max(1, parseInt(String(launch.num_processes), 10) || 1),
   };
-  for (const mine of all(root, "[data-setting]", HTMLInputElement)) {
-    const name = mine.dataset.setting ?? "";
+  for (const field of all(root, "[data-setting]", HTMLInputElement)) {
+    const name = field.dataset.setting ?? "";
     const keeps = name === "resolution" && !values[name] && !values.dataset_config;
-    if (!keeps) setValue(mine, values[name] ?? (mine.type === "checkbox" ? mine.defaultChecked : mine.defaultValue));
+    const initial = field.type === "checkbox" ? field.defaultChecked : field.defaultValue;
+    if (!keeps) setValue(field, values[name] ?? initial);
   }
   return values;
 }
@@ -96,10 +97,10 @@ function give() {
   for (const name of ["caption_extension", "resolution", "enable_bucket"])
     values[name] = isBox(setting(name)) ? setting(name).checked : setting(name).value;
   for (const [name, value] of Object.entries(values)) {
-    const theirs = form.formOf(id).querySelector(`[data-option="${name}"]`);
-    if (!isField(theirs)) continue;
-    setValue(theirs, value);
-    theirs.dispatchEvent(new Event("input", { bubbles: true }));
+    const field = form.formOf(id).querySelector(`[data-option="${name}"]`);
+    if (!isField(field)) continue;
+    setValue(field, value);
+    field.dispatchEvent(new Event("input", { bubbles: true }));
   }
   tab.notify(
     "good",
@@ -134,7 +135,7 @@ function back() {
 
 /** @param {Place} place */
 function line(place) {
-  const { path } = place, [least, most = least] = place.span;
+  const { path } = place, [smallest, largest = smallest] = place.span;
   /** @type {HTMLElement[]} */
   const name = [make("span", { className: place.folder ? "own" : "" }, place.folder || "the folder itself")];
   if (place.role) name.push(make("small", {}, "regularisation"));
@@ -144,7 +145,7 @@ function line(place) {
   if (place.fixed && path)
     name.push(makeButton("Open", () => openAlone(path), { title: say("Open {path}", { path }) }));
   const numbers = [
-    place.used.toLocaleString("en"), least === most ? `${least}` : `${least} to ${most}`,
+    place.used.toLocaleString("en"), smallest === largest ? `${smallest}` : `${smallest} to ${largest}`,
     place.seen.toLocaleString("en"),
   ];
   return make("tr", {},
@@ -187,17 +188,17 @@ export function show({ places, count: training, fixed, problems }) {
 /** What a reload of the page restores. */
 export const state = () => ({ taken, before });
 
-/** @param {ReturnType<typeof state> | null} kept */
-export function restore(kept) {
-  ({ taken, before } = kept ?? { taken: null, before: null });
+/** @param {ReturnType<typeof state> | null} restored */
+export function restore(restored) {
+  ({ taken, before } = restored ?? { taken: null, before: null });
   showTaken();
 }
 
 /**
  * @param {HTMLElement} element
- * @param {Tab} given
+ * @param {Tab} parentTab
  */
-export function mount(element, given) {
-  [root, tab, taken, before] = [element, given, null, null];
+export function mount(element, parentTab) {
+  [root, tab, taken, before] = [element, parentTab, null, null];
   Object.assign(tab.actions, { take, give, forget, back });
 }

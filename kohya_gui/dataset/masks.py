@@ -22,22 +22,19 @@ class MaskEditing:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers of requests from the page's scripts."""
         return {"masks": self.look, "masks_undo": self.undo}
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        """What can be looked at."""
         return {"mask": self.show}
 
     @property
     def piece_handlers(self) -> dict[str, PieceHandler]:
-        """What can be sent."""
         return {"mask_put": self.put}
 
-    def look(self, sent: ApiRequest) -> JsonObject:
+    def look(self, request: ApiRequest) -> JsonObject:
         """The folder of the masks, their number, and the last change that can be undone."""
-        collection = self.collection_of(sent)
+        collection = self.collection_of(request)
         masks = self._folder(collection)
         past = trash.history(masks) if masks.is_dir() else []
         return {
@@ -51,32 +48,32 @@ class MaskEditing:
         """A mask, red where the image is not trained; a single transparent pixel if there is none."""
         collection = self.collection_of(ApiRequest(dict(query)))
         side = query.get("side", "")
-        made = files.tinted(
+        picture = files.tinted(
             self._file(collection, query),
             int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0],
             collection.config.data.exif_rotation,
         )
         headers = {"Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'"}
-        return Response(made, media_type="image/webp", headers=headers)
+        return Response(picture, media_type="image/webp", headers=headers)
 
     def put(self, query: Mapping[str, str], body: bytes) -> JsonObject:
         """Save a painted mask."""
-        asked = ApiRequest(dict(query))
-        collection = self.collection_of(asked)
-        picture = collection.find(asked.text("name"))
+        request = ApiRequest(dict(query))
+        collection = self.collection_of(request)
+        picture = collection.find(request.text("name"))
         changes.changeable(collection, [picture])
         file, is_turned = self._file(collection, query), collection.config.data.exif_rotation
         files.replace_mask(self._folder(collection), file, body, picture.size, Path(picture.path), is_turned)
-        return self.look(asked)
+        return self.look(request)
 
-    def undo(self, sent: ApiRequest) -> JsonObject:
+    def undo(self, request: ApiRequest) -> JsonObject:
         """Undo the last change of masks."""
-        collection = self.collection_of(sent)
+        collection = self.collection_of(request)
         changes.changeable(collection)
         masks = self._folder(collection)
         if not masks.is_dir():
             raise ConfigError("there is nothing to undo")
-        return {"undone": trash.undo(masks).title, **self.look(sent)}
+        return {"undone": trash.undo(masks).title, **self.look(request)}
 
     def _folder(self, collection: ImageCollection) -> Path:
         return paths.allowed_path(str(files.usual_folder(collection.root)), self.roots, "mask folder", is_new=True)

@@ -55,20 +55,26 @@ def config_of_tab(
 
     Raises ConfigError in the trainer's own words.
     """
-    kind = config_class(script or SCRIPT)
-    known = options_of(kind)
-    held = {name: value for name, value in taken.items() if name in known and _decides(known[name])}
-    given = {**held, **COUNTING_OPTIONS, **{name: value for name, value in values.items() if name in COUNTING_OPTIONS}}
-    if given["resolution"] in ("", None) and not given["dataset_config"]:
+    config_class_of_tab = config_class(script or SCRIPT)
+    options = options_of(config_class_of_tab)
+    taken_values = {name: value for name, value in taken.items() if name in options and _decides(options[name])}
+    combined = {
+        **taken_values,
+        **COUNTING_OPTIONS,
+        **{name: value for name, value in values.items() if name in COUNTING_OPTIONS},
+    }
+    if combined["resolution"] in ("", None) and not combined["dataset_config"]:
         raise ConfigError("resolution: write the size of the images, such as 1024")
-    if given["dataset_config"]:
-        given["dataset_config"] = str(paths.allowed_path(given["dataset_config"], roots, "dataset_config"))
+    if combined["dataset_config"]:
+        combined["dataset_config"] = str(paths.allowed_path(combined["dataset_config"], roots, "dataset_config"))
     else:
-        given["train_data_dir"] = str(paths.existing_folder(folder, roots, "folder"))
-    made = build_config(kind, {n: v for n, v in given.items() if n in known and v not in ("", None)}, notes=[])
-    paths.allow(made, roots)
-    collection.check_buckets(made)
-    return made
+        combined["train_data_dir"] = str(paths.existing_folder(folder, roots, "folder"))
+    config = build_config(
+        config_class_of_tab, {n: v for n, v in combined.items() if n in options and v not in ("", None)}, notes=[]
+    )
+    paths.allow(config, roots)
+    collection.check_buckets(config)
+    return config
 
 
 def _decides(option: Option) -> bool:
@@ -77,8 +83,8 @@ def _decides(option: Option) -> bool:
 
 def settings_mark(config: RunConfig, world: int = 1) -> str:
     """A mark that distinguishes scans of a folder with different settings, such as those of a second browser."""
-    said = repr((config, world)).encode("utf-8", "backslashreplace")
-    return hashlib.blake2b(said, digest_size=8).hexdigest()
+    settings_text = repr((config, world)).encode("utf-8", "backslashreplace")
+    return hashlib.blake2b(settings_text, digest_size=8).hexdigest()
 
 
 def image_sources(collection: ImageCollection) -> Iterator[JsonObject]:
@@ -121,8 +127,8 @@ def dataset_tab_html() -> str:
         "CAPTION": commands.forms_html(FORMS, ("folder", "extension"), keeps=True),
         "MASKS": commands.forms_html(MASKS, ("folder",), keeps=True),
     }
-    for name, made in browse.items():
-        text = text.replace(f"<!-- {name} -->", made)
+    for name, html in browse.items():
+        text = text.replace(f"<!-- {name} -->", html)
     return text
 
 

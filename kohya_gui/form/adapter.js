@@ -1,7 +1,7 @@
 // The adapter as fields: its type, its arguments and the trained layers. Their values live in the fields of
 // network_module and network_args only, which are updated at once and parsed by the server (adapter.py).
 import { say } from "../i18n/sentences.js";
-import { all, around, hit, isBox, isField, make, makeButton, one, setValue } from "../server/elements.js";
+import { all, around, find, hit, isBox, isField, make, makeButton, setValue } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
@@ -26,7 +26,7 @@ import * as form from "./page.js";
  */
 /** @typedef {{ adapter: Adapter, shape: string, asked: string }} State */
 
-const MODULE = "network_module", ARGUMENTS = "network_args", PAUSE = 300;
+const MODULE = "network_module", ARGUMENTS = "network_args", PAUSE = 300; // milliseconds
 /** @type {WeakMap<Element, State>} */
 const states = new WeakMap();
 /** @type {ReturnType<typeof setTimeout>} */
@@ -51,21 +51,23 @@ const quoted = (pair) => (/[\s"']/.test(pair) ? pair.split('"').map((part) => pa
 /**
  * Set arguments in the form; null removes one. Others stay unchanged.
  * @param {Element} box
- * @param {Record<string, string | null>} given
+ * @param {Record<string, string | null>} changes
  */
-function write(box, given) {
+function write(box, changes) {
   const where = formAround(box), field = inputs.fieldOf(where, ARGUMENTS);
   if (!field) return;
-  const rest = { ...given };
-  const kept = (field.value.match(PIECES) ?? []).flatMap((piece) => {
+  const remaining = { ...changes };
+  const unchanged = (field.value.match(PIECES) ?? []).flatMap((piece) => {
     const name = nameOf(piece);
-    if (!(name in given)) return [piece];
-    const value = rest[name] ?? null;
-    delete rest[name];
+    if (!(name in changes)) return [piece];
+    const value = remaining[name] ?? null;
+    delete remaining[name];
     return value === null ? [] : [quoted(`${name}=${value}`)];
   });
-  const added = Object.entries(rest).flatMap(([name, value]) => (value === null ? [] : [quoted(`${name}=${value}`)]));
-  setValue(field, [...kept, ...added].join(" "));
+  const added = Object.entries(remaining)
+    .filter(([, value]) => value !== null)
+    .map(([name, value]) => quoted(`${name}=${value}`));
+  setValue(field, [...unchanged, ...added].join(" "));
   form.settle(where);
 }
 
@@ -95,14 +97,14 @@ function blockArguments(kind, groups) {
 function ranges(factors) {
   if (factors.every(Boolean)) return "all";
   /** @type {[number, number][]} */
-  const found = [];
+  const spans = [];
   factors.forEach((factor, at) => {
-    const last = found.at(-1);
+    const last = spans.at(-1);
     if (!factor) return;
     if (last && last[1] === at - 1) last[1] = at;
-    else found.push([at, at]);
+    else spans.push([at, at]);
   });
-  return found.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(",") || "none";
+  return spans.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(",") || "none";
 }
 
 // ---- actions
@@ -113,25 +115,25 @@ function ranges(factors) {
  * @param {string} id
  */
 function choose(box, id) {
-  const state = states.get(box), kind = state?.adapter.kinds.find((one) => one.id === id);
+  const state = states.get(box), kind = state?.adapter.kinds.find((candidate) => candidate.id === id);
   const module = inputs.fieldOf(formAround(box), MODULE), field = inputs.fieldOf(formAround(box), ARGUMENTS);
   if (!state || !kind || !module || !field) return;
   const { kinds, groups } = state.adapter, written = (field.value.match(PIECES) ?? []).map(nameOf);
-  const known = new Set(
+  const argumentNames = new Set(
     kinds.flatMap(({ names, fixed, start }) => [...names, ...Object.keys(fixed), ...Object.keys(start)]));
-  const gone = [...known].filter((name) => !kind.names.includes(name) || name in kind.fixed);
-  const begun = Object.entries(kind.start).filter(([name]) => !written.includes(name));
+  const removed = [...argumentNames].filter((name) => !kind.names.includes(name) || name in kind.fixed);
+  const initial = Object.entries(kind.start).filter(([name]) => !written.includes(name));
   const { values } = form.held(formAround(box));
   const isSmall = ["fp8_base", "fp8_base_unet", "int8_base"].some((name) => values[name] === true);
   if (isSmall && kind.names.includes("bypass_mode") && !written.includes("bypass_mode"))
     // otherwise LyCORIS would change the weights, which is impossible in eight bits
-    begun.push(["bypass_mode", "True"]);
+    initial.push(["bypass_mode", "True"]);
   const blocks = groups.length && kindOf(box)?.language !== kind.language ? blockArguments(kind, groups) : {};
   setValue(module, kind.module);
   write(box, {
-    ...Object.fromEntries(gone.map((name) => [name, null])),
+    ...Object.fromEntries(removed.map((name) => [name, null])),
     ...kind.fixed,
-    ...Object.fromEntries(begun),
+    ...Object.fromEntries(initial),
     ...blocks,
   });
 }
@@ -161,9 +163,9 @@ function setBlocks(box, at, numbers, learn) {
   for (const number of numbers)
     if (!locked[number] && Boolean(factors[number]) !== learn) factors[number] = learn ? 1 : 0;
   showBlocks(box, state.adapter.groups);
-  const others = kind.names.filter((name) => name === "train_blocks");
+  const conflicting = kind.names.filter((name) => name === "train_blocks");
   write(box, {
-    ...Object.fromEntries(others.map((name) => [name, null])),
+    ...Object.fromEntries(conflicting.map((name) => [name, null])),
     ...blockArguments(kind, state.adapter.groups),
   });
 }
@@ -187,18 +189,18 @@ function show(box, adapter) {
   ]);
   if (state.shape !== shape) build(box, adapter);
   state.shape = shape;
-  one(box, ".field > small").textContent = adapter.about;
+  find(box, ".field > small").textContent = adapter.about;
   for (const { name, value, wrong, help } of fields) {
-    const field = one(box, `[data-argument="${name}"]`);
-    const cell = around(field, ".field"), below = one(cell, "small");
+    const field = find(box, `[data-argument="${name}"]`);
+    const cell = around(field, ".field"), below = find(cell, "small");
     if (isField(field) && field !== document.activeElement) setValue(field, value);
     cell.classList.toggle("wrong", Boolean(wrong));
     if (below.dataset.said !== (wrong || help)) below.textContent = below.dataset.said = wrong || help;
-    if (wrong) one(box, ".rare", HTMLDetailsElement).open ||= Boolean(field.closest(".rare"));
+    if (wrong) find(box, ".rare", HTMLDetailsElement).open ||= Boolean(field.closest(".rare"));
   }
   const pressed = presets.find((preset) => preset.pressed);
   all(box, ".choices button").forEach((button, at) => button.setAttribute("aria-pressed", String(presets[at].pressed)));
-  one(box, ".chosen").textContent = pressed?.about ?? "Chosen below, or by arguments.";
+  find(box, ".chosen").textContent = pressed?.about ?? "Chosen below, or by arguments.";
   showBlocks(box, groups);
   measure(box);
 }
@@ -210,21 +212,21 @@ function show(box, adapter) {
  */
 function build(box, { kinds, kind, fields, presets, groups }) {
   const other = kind ? [] : [make("option", { value: "", selected: true }, "Another one")];
-  one(box, ".kinds").replaceChildren(
+  find(box, ".kinds").replaceChildren(
     ...other,
     ...kinds.map(({ id, title }) => make("option", { value: id, selected: id === kind }, title)));
   const [plain, rare] = [false, true].map((isRare) => fields.filter((field) => field.rare === isRare).map(makeField));
   const [shown, folded] = all(box, ".arguments");
   shown.replaceChildren(...plain);
   folded.replaceChildren(...rare);
-  one(box, ".rare").hidden = !rare.length;
-  one(box, ".layers").hidden = !kind;
-  one(box, ".choices").replaceChildren(
-    ...presets.map(({ title, about, names, arguments: given }) =>
-      makeButton(title, () => write(box, { ...Object.fromEntries(names.map((name) => [name, null])), ...given }), {
+  find(box, ".rare").hidden = !rare.length;
+  find(box, ".layers").hidden = !kind;
+  find(box, ".choices").replaceChildren(
+    ...presets.map(({ title, about, names, arguments: values }) =>
+      makeButton(title, () => write(box, { ...Object.fromEntries(names.map((name) => [name, null])), ...values }), {
         title: about,
       })));
-  one(box, ".blocks").replaceChildren(
+  find(box, ".blocks").replaceChildren(
     ...groups.map(({ title, factors }, at) =>
       make("div", { className: "group", role: "group", "aria-label": title },
         make("div", { className: "head" },
@@ -279,31 +281,31 @@ function measure(box) {
     where = formAround(box),
     tab = where.id.replace(/-form$/, "");
   const { values, family } = form.held(where),
-    rest = [
+    optionNames = [
       "network_dim", "network_alpha", MODULE, ARGUMENTS, "network_train_unet_only", "network_train_text_encoder_only",
       "pretrained_model_name_or_path", "save_precision", "mixed_precision",
     ];
-  const asked = JSON.stringify([family, ...rest.map((name) => values[name])]);
+  const question = JSON.stringify([family, ...optionNames.map((name) => values[name])]);
   if (
     !state ||
-    state.asked === asked ||
+    state.asked === question ||
     !box.checkVisibility({ visibilityProperty: true, contentVisibilityAuto: true }) ||
     box.closest("[hidden]")
   )
     return;
   timer = setTimeout(async () => {
-    state.asked = asked;
-    const line = one(box, ".size");
+    state.asked = question;
+    const line = find(box, ".size");
     line.classList.add("old");
     if (!line.textContent) line.textContent = "Counting …";
     try {
       /** @type {{ said: string, blocks?: number[][] }} */
-      const { said, blocks } = await ask("adapter_size", { tab, sent: sentOf(tab) });
-      if (state.asked !== asked) return;
-      line.textContent = said;
+      const { said: sentence, blocks } = await ask("adapter_size", { tab, sent: sentOf(tab) });
+      if (state.asked !== question) return;
+      line.textContent = sentence;
       if (blocks) showLayers(box, blocks);
     } catch {
-      if (state.asked === asked) line.textContent = ""; // Check says why
+      if (state.asked === question) line.textContent = ""; // Check says why
     }
     line.classList.remove("old");
   }, PAUSE);

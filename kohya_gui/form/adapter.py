@@ -34,10 +34,10 @@ def adapter_section() -> str:
 
 def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
     """The fields' values for a config; `counts` are the blocks of its model by group, None for the published model."""
-    known = adapter_kinds.kinds(config.family)
-    kind = adapter_kinds.kind_of(config, known)
+    kinds = adapter_kinds.kinds(config.family)
+    kind = adapter_kinds.kind_of(config, kinds)
     shown: JsonObject = {
-        "kinds": [_kind_for_page(one) for one in known],
+        "kinds": [_kind_for_page(adapter_kind) for adapter_kind in kinds],
         "kind": kind.id if kind else "",
         "about": kind.about if kind else OTHER,
         "fields": [],
@@ -46,25 +46,25 @@ def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObjec
     }
     if kind is None:
         return shown
-    given = network_args.network_args_as_text(config)
+    arguments = network_args.network_args_as_text(config)
     args, problems = network_args.read_leniently(config, kind.args)
-    wrong = {one.option: one.about.capitalized() for one in reversed(problems) if one.place == PLACE}
+    messages = {problem.option: problem.about.capitalized() for problem in reversed(problems) if problem.place == PLACE}
     return {
         **shown,
-        "fields": [_argument_field(option, given, wrong) for option in kind.options],
-        "presets": [_preset(kind, preset, given) for preset in kind.presets],
+        "fields": [_argument_field(option, arguments, messages) for option in kind.options],
+        "presets": [_preset(kind, preset, arguments) for preset in kind.presets],
         "groups": _block_rows(config, kind, args, counts),
     }
 
 
 def adapter_problems(config: AdapterRun) -> list[Problem]:
     """The problems of network_module and network_args, each worded for the place below its field."""
-    found = network_args.find_network_args_problems(config)
+    problems = network_args.find_network_args_problems(config)
     return [
-        one
-        if one.option in ("network_module", "network_args")
-        else Problem("network_args", ": {problem}", problem=one.replaced(place=""))
-        for one in found
+        problem
+        if problem.option in ("network_module", "network_args")
+        else Problem("network_args", ": {problem}", problem=problem.replaced(place=""))
+        for problem in problems
     ]
 
 
@@ -83,10 +83,10 @@ def _kind_for_page(kind: AdapterKind) -> JsonObject:
     }
 
 
-def _argument_field(option: Option, given: Mapping[str, str], wrong: Mapping[str, MessageLike]) -> JsonObject:
+def _argument_field(option: Option, arguments: Mapping[str, str], messages: Mapping[str, MessageLike]) -> JsonObject:
     """An argument as a field; a switch that is not set shows its default."""
-    value = given.get(option.name, "")
-    if option.type is bool and not wrong.get(option.name):
+    value = arguments.get(option.name, "")
+    if option.type is bool and not messages.get(option.name):
         value = str(option.read(value) if value else option.default).lower()
     return {
         "name": option.name,
@@ -96,7 +96,7 @@ def _argument_field(option: Option, given: Mapping[str, str], wrong: Mapping[str
         "value": value,
         "default": str(option.default).lower() if option.type is bool else "",
         "rare": option.advanced,
-        "wrong": wrong.get(option.name, ""),
+        "wrong": messages.get(option.name, ""),
     }
 
 
@@ -109,18 +109,18 @@ def _block_names(kind: AdapterKind) -> set[str]:
     }
 
 
-def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) -> JsonObject:
+def _preset(kind: AdapterKind, preset: LayerPreset, arguments: Mapping[str, str]) -> JsonObject:
     """A choice of layers. It leaves the choice of blocks alone unless it concerns them, or everything."""
-    named, blocks = {name for one in kind.presets for name in one.arguments}, _block_names(kind)
+    named, blocks = {name for layer_preset in kind.presets for name in layer_preset.arguments}, _block_names(kind)
     about_blocks = not preset.arguments or bool(blocks & preset.arguments.keys())
     names = named | blocks if about_blocks else named - blocks
-    meant = {name: text for name, text in given.items() if name in names and text not in UNSET}
+    current = {name: text for name, text in arguments.items() if name in names and text not in UNSET}
     return {
         "title": preset.title,
         "about": preset.about,
         "arguments": dict(preset.arguments),
         "names": sorted(names),
-        "pressed": meant == preset.arguments,
+        "pressed": current == preset.arguments,
     }
 
 
@@ -131,16 +131,22 @@ def _block_rows(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequen
     Blocks that another argument excludes are locked: clicking cannot change them.
     """
     groups = families.facts_of(config.family).blocks
-    many = list(counts or (group.count for group in groups))
+    counts_by_group = list(counts or (group.count for group in groups))
     texts = {
         name: text for name, text in network_args.network_args_as_text(config).items() if name in _block_names(kind)
     }
     try:
-        factors = args.chosen_blocks(many)
-        alone = kind.args(**read_section(kind.args, Layer(texts, "network_args"), [])).chosen_blocks(many)
+        factors = args.chosen_blocks(counts_by_group)
+        own_factors = kind.args(**read_section(kind.args, Layer(texts, "network_args"), [])).chosen_blocks(
+            counts_by_group
+        )
     except ConfigError:  # the problem is shown below its field
-        factors = alone = [[1.0] * count for count in many]
+        factors = own_factors = [[1.0] * count for count in counts_by_group]
     return [
-        {"title": group.title, "factors": shown, "locked": [a > 0 == b for a, b in zip(own, shown, strict=True)]}
-        for group, shown, own in zip(groups, factors, alone, strict=True)
+        {
+            "title": group.title,
+            "factors": shown,
+            "locked": [a > 0 == b for a, b in zip(own_factors, shown, strict=True)],
+        }
+        for group, shown, own_factors in zip(groups, factors, own_factors, strict=True)
     ]

@@ -13,7 +13,7 @@ from library.config.problems import Message, problem_from_json
 from library.config.sections import AdapterRun
 from library.files import size_text
 
-MAX_SIZES = 64  # sizes
+MAX_SIZES = 64  # results kept, the newest ones
 UNKNOWN = "The size of this adapter is known once it trains."
 CANNOT_COUNT = "The size cannot be counted: run Check."
 MODEL_OPTION = "pretrained_model_name_or_path"
@@ -36,22 +36,21 @@ class SizeProcess:
                 self._results[request] = self._counted(request)
                 for old in list(self._results)[:-MAX_SIZES]:
                     del self._results[old]
-            found = self._results[request]
-        if "counts" in found:
-            self._counts[_model_key(config)] = found["counts"]
-        return _with_words(found)
+            size = self._results[request]
+        if "counts" in size:
+            self._counts[_model_key(config)] = size["counts"]
+        return _with_words(size)
 
     def counts(self, config: AdapterRun) -> Sequence[int] | None:
-        """The blocks of a config's model by group, if they were counted already."""
         return self._counts.get(_model_key(config))
 
     def _counted(self, request: str) -> JsonObject:
         for _ in range(2):  # the process may have ended since its start
             process = self._process
             if process is None or process.poll() is not None:
-                asked = [sys.executable, "-m", "library.check.adapter_size"]
+                command = [sys.executable, "-m", "library.check.adapter_size"]
                 process = self._process = subprocess.Popen(
-                    asked,
+                    command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
@@ -72,21 +71,20 @@ def _model_key(config: AdapterRun) -> str:
     return json.dumps([config.script, getattr(config.model, MODEL_OPTION, None)])
 
 
-def _with_words(found: JsonObject) -> JsonObject:
+def _with_words(size: JsonObject) -> JsonObject:
     """A result with its sentences for the page."""
-    if "why" in found:
-        problem = problem_from_json(found["why"]) if found["why"] else None
+    if "why" in size:
+        problem = problem_from_json(size["why"]) if size["why"] else None
         # Problems of an argument are shown below its field.
         return {"said": UNKNOWN if problem is None else "" if problem.place else problem.capitalized()}
     template = "{layers} layers learn: {parameters} parameters, a file of about {size}."
-    if found["layers"] == 1:
+    if size["layers"] == 1:
         template = "{layers} layer learns: {parameters} parameters, a file of about {size}."
-    said = Message(
-        template, layers=f"{found['layers']:,}", parameters=_many(found["parameters"]), size=size_text(found["bytes"])
+    sentence = Message(
+        template, layers=f"{size['layers']:,}", parameters=_many(size["parameters"]), size=size_text(size["bytes"])
     )
-    return {"said": said, "blocks": found["blocks"]}
+    return {"said": sentence, "blocks": size["blocks"]}
 
 
 def _many(number: int) -> Message | str:
-    """12.3 million, or 45,000."""
     return Message("{count} million", count=f"{number / 1e6:,.1f}") if number >= 1e6 else f"{number:,}"

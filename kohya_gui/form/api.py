@@ -67,53 +67,57 @@ class FormApi:
             "datasets_save": self.save_datasets,
         }
 
-    def judge(self, sent: ApiRequest) -> JsonObject:
+    def judge(self, request: ApiRequest) -> JsonObject:
         """Mistakes, ineffective options, the outlook on compiling, and the type of the model's file."""
-        form, given = self._heard(sent)
-        places = form.places(given.family)
-        wrong: dict[str, MessageLike] = {}
-        for problem in form.wrong(given):
+        form, submission = self._parse(request)
+        places = form.places(submission.family)
+        mistakes: dict[str, MessageLike] = {}
+        for problem in form.wrong(submission):
             if problem.option in places:
-                wrong.setdefault(places[problem.option][1], problem.about.capitalized())
-        config, adapters = form.lenient_config(given), None
+                mistakes.setdefault(places[problem.option][1], problem.about.capitalized())
+        config, adapters = form.lenient_config(submission), None
         if isinstance(config, AdapterRun):
             adapters = adapter.adapter_state(config, self.sizes.counts(config))
             for problem in adapter.adapter_problems(config):
-                wrong.setdefault(places[problem.option][1], problem.about.capitalized())
-        typing = sent.text("typing")
-        paths_said = typed_paths.find_path_problems(options_of(type(config)), given.values, self.roots, typing)
-        for name, said in paths_said.items():
-            wrong.setdefault(places[name][1], said.about.capitalized())
+                mistakes.setdefault(places[problem.option][1], problem.about.capitalized())
+        typing = request.text("typing")
+        path_problems = typed_paths.find_path_problems(options_of(type(config)), submission.values, self.roots, typing)
+        for name, problem in path_problems.items():
+            mistakes.setdefault(places[name][1], problem.about.capitalized())
         ineffective = {
             places[name][1]: reason for name, reason in ineffective_options(config).items() if name in places
         }
-        known = [places[name][1] for name in keys.stored_keys() if name in places]
-        model, none = self._model(form, given, typing == MODEL_OPTION)
-        if none:
-            wrong.setdefault(places[MODEL_OPTION][1], none.about.capitalized())
-        said = [*paths_said.values(), *filter(None, [none])]
-        allow = {str(one.about.capitalized()): folder for one in said if (folder := allowed_folders.asked_folder(one))}
+        fields_with_keys = [places[name][1] for name in keys.stored_keys() if name in places]
+        model, model_problem = self._model(form, submission, typing == MODEL_OPTION)
+        if model_problem:
+            mistakes.setdefault(places[MODEL_OPTION][1], model_problem.about.capitalized())
+        problems = [*path_problems.values(), *filter(None, [model_problem])]
+        allow = {
+            str(problem.about.capitalized()): folder
+            for problem in problems
+            if (folder := allowed_folders.asked_folder(problem))
+        }
         return {
-            "wrong": wrong,
+            "wrong": mistakes,
             "ineffective": ineffective,
             "outlook": compile_summary.outlook(config),
-            "kept": known,
+            "kept": fields_with_keys,
             "model": model,
             "profile": presets.chosen_profile(config),
             "adapter": adapters,
-            "chosen": self._chosen(form, given, config, model),
+            "chosen": self._chosen(form, submission, config, model),
             "allow": allow,
         }
 
-    def _chosen(self, form: SettingsForm, given: Submission, config: RunConfig, model: JsonObject) -> str:
+    def _chosen(self, form: SettingsForm, submission: Submission, config: RunConfig, model: JsonObject) -> str:
         """The base model as sent, if the tab can train it and its other files are there; otherwise ""."""
-        text, parts = str(given.values.get(MODEL_OPTION) or ""), {part.option.name for part in form.parts}
+        text, parts = str(submission.values.get(MODEL_OPTION) or ""), {part.option.name for part in form.parts}
         is_model = bool(model.get("family")) or self._is_id(form, MODEL_OPTION, text)
         if not is_model or any(problem.option in parts for problem in find_missing(config)):
             return ""
-        files = {name: str(given.values[name]) for name in parts if given.values.get(name)}
-        there = (self._is_id(form, name, file) or self._is_there(file) for name, file in files.items())
-        return text if all(there) else ""
+        files = {name: str(submission.values[name]) for name in parts if submission.values.get(name)}
+        existing = (self._is_id(form, name, file) or self._is_there(file) for name, file in files.items())
+        return text if all(existing) else ""
 
     def _is_id(self, form: SettingsForm, name: str, text: str) -> bool:
         return any(f.option.name == name and named_paths.is_hub_id(f.option, text) for f in form.fields)
@@ -124,9 +128,9 @@ class FormApi:
         except ConfigError:
             return False
 
-    def _model(self, form: SettingsForm, given: Submission, is_typed: bool) -> tuple[JsonObject, Problem | None]:
+    def _model(self, form: SettingsForm, submission: Submission, is_typed: bool) -> tuple[JsonObject, Problem | None]:
         """The type of the base model's file, if the page may read it, or the problem with it."""
-        text = str(given.values.get(MODEL_OPTION) or "").strip()
+        text = str(submission.values.get(MODEL_OPTION) or "").strip()
         if not text or self._is_id(form, MODEL_OPTION, text):
             return {}, None
         try:
@@ -140,45 +144,59 @@ class FormApi:
                 raise ConfigError(Problem(MODEL_OPTION, ": {path} does not exist", path=path))
             if not path.is_dir():
                 path = paths.existing_file(text, self.roots, (".safetensors",), MODEL_OPTION)
-            found = recognise_file(path)
+            recognition = recognise_file(path)
         except ConfigError as error:
             is_begun = is_typed and not path.exists() and typed_paths.is_begun(path)
             return {}, None if is_begun else error.problems[0]
-        family = found.family
+        family = recognition.family
         if not family:
-            said = Problem("", "The file is {kind}, not a model that is trained here.", kind=found.words)
+            refusal = Problem("", "The file is {kind}, not a model that is trained here.", kind=recognition.words)
             is_model = path.is_file() or index_of(path) or not is_typed  # it may be typed further
-            return {}, said if is_model else None
+            return {}, refusal if is_model else None
         if family not in form.configs:
             template = "The file is {kind}; this tab trains {families}."
             names = either(form.families[name] for name in form.configs)
-            return {}, Problem("", template, kind=found.words, families=names)
-        needed = form.shown(family, found.options)
-        proposed = form.shown(family, proposed_options(path, found))
-        return {"path": text, "family": family, "words": found.words, "options": needed, "proposed": proposed}, None
+            return {}, Problem("", template, kind=recognition.words, families=names)
+        needed = form.shown(family, recognition.options)
+        proposed = form.shown(family, proposed_options(path, recognition))
+        return {
+            "path": text,
+            "family": family,
+            "words": recognition.words,
+            "options": needed,
+            "proposed": proposed,
+        }, None
 
-    def preset(self, sent: ApiRequest) -> JsonObject:
+    def preset(self, request: ApiRequest) -> JsonObject:
         """The values of a preset, or the defaults, on top of the form; paths and names are kept."""
-        form, given = self._heard(sent)
-        known = form.configs[given.family]
-        right = option_values(form.lenient_config(given))  # mistakes elsewhere in the form do not prevent this
-        now = {name: value for name, value in right.items() if name in given.values}
-        if sent.text("id") == start_preset.DEFAULTS:
-            config = draft(known, {name: now[name] for name in now if presets.is_own(options_of(known)[name])})
-            start = start_preset.bare(given.family)
+        form, submission = self._parse(request)
+        config_class = form.configs[submission.family]
+        # Mistakes elsewhere in the form do not prevent this.
+        valid_values = option_values(form.lenient_config(submission))
+        form_values = {name: value for name, value in valid_values.items() if name in submission.values}
+        if request.text("id") == start_preset.DEFAULTS:
+            config = draft(
+                config_class,
+                {name: form_values[name] for name in form_values if presets.is_own(options_of(config_class)[name])},
+            )
+            start = start_preset.bare(submission.family)
             return {"fill": form.fill(config, start), "title": start["title"], "text": start["text"]}
-        chosen, notes = self._chosen_preset(form, sent.text("id")), list[MessageLike]()
+        chosen, notes = self._chosen_preset(form, request.text("id")), list[MessageLike]()
         if not chosen.is_profile:
-            config = start_preset.apply_preset(chosen, form.configs[chosen.family], now, notes)
-            own = {name: value for name, value in option_values(config).items() if name in presets.OWN_NAMES}
-            situation = start_preset.Situation(recipes.model_values(type(config), own), sent.text("purpose"))
+            config = start_preset.apply_preset(chosen, form.configs[chosen.family], form_values, notes)
+            personal_values = {
+                name: value for name, value in option_values(config).items() if name in presets.OWN_NAMES
+            }
+            situation = start_preset.Situation(
+                recipes.model_values(type(config), personal_values), request.text("purpose")
+            )
             start = self._start(form, chosen, situation)
             config, _ = recipes.apply_recipe(config, config, situation.purpose, 0, 1)
             return {"fill": form.fill(config, start), "title": chosen.title, "text": start["text"], "notes": notes}
-        made = option_values(presets.apply(chosen, known, now, notes))
+        profile_values = option_values(presets.apply(chosen, config_class, form_values, notes))
         # Whatever a profile does not set stays as typed, right or wrong.
-        made = {name: value for name, value in made.items() if value != right[name]}
-        fill = json.dumps({"family": given.family, "values": form.shown(given.family, made)})
+        profile_values = {name: value for name, value in profile_values.items() if value != valid_values[name]}
+        fill = json.dumps({"family": submission.family, "values": form.shown(submission.family, profile_values)})
         return {
             "fill": fill,
             "title": compile_summary.name(chosen),
@@ -187,18 +205,18 @@ class FormApi:
             "notes": notes,
         }
 
-    def purpose(self, sent: ApiRequest) -> JsonObject:
+    def purpose(self, request: ApiRequest) -> JsonObject:
         """The start of a form for a purpose and a number of images, on top of its preset."""
-        form, given = self._heard(sent)
-        chosen = self._chosen_preset(form, sent.text("id"))
-        if chosen.is_profile or chosen.family != given.family:
+        form, submission = self._parse(request)
+        chosen = self._chosen_preset(form, request.text("id"))
+        if chosen.is_profile or chosen.family != submission.family:
             raise ConfigError("there is no such preset: load the page again")
-        model = recipes.model_values(form.configs[given.family], option_values(form.lenient_config(given)))
+        model = recipes.model_values(form.configs[submission.family], option_values(form.lenient_config(submission)))
         images, at_once = (
-            recipes.number_of_images(sent.fields.get("images")),
-            recipes.images_in_step({**given.values, **given.launch}),
+            recipes.number_of_images(request.fields.get("images")),
+            recipes.images_in_step({**submission.values, **submission.launch}),
         )
-        return self._start(form, chosen, start_preset.Situation(model, sent.text("purpose"), images, at_once))
+        return self._start(form, chosen, start_preset.Situation(model, request.text("purpose"), images, at_once))
 
     def _chosen_preset(self, form: SettingsForm, name: str) -> preset_files.Preset:
         chosen = preset_files.by_id(name)
@@ -210,87 +228,79 @@ class FormApi:
         config, folder = form.configs[preset.family], start_preset.results(self.roots)
         return start_preset.preset_as_start(form.tab, preset, config, folder, "", situation)
 
-    def choices(self, sent: ApiRequest) -> JsonObject:
-        """The settings that can be compared."""
-        return {"choices": compare.comparable_configs(self.kinds[self._form(sent).tab])}
+    def choices(self, request: ApiRequest) -> JsonObject:
+        return {"choices": compare.comparable_configs(self.kinds[self._form(request).tab])}
 
-    def compare(self, sent: ApiRequest) -> JsonObject:
+    def compare(self, request: ApiRequest) -> JsonObject:
         """The options that differ between two settings."""
-        form, given = self._heard(sent)
+        form, submission = self._parse(request)
         chosen = [
-            compare.config_of_key(sent.text(which), lambda: form.collect(given)[0], self.roots)
+            compare.config_of_key(request.text(which), lambda: form.collect(submission)[0], self.roots)
             for which in ("first", "second")
         ]
-        (one, first), (two, second) = chosen
-        return {"first": one, "second": two, "rows": compare.difference_rows(first, second)}
+        (first_title, first), (second_title, second) = chosen
+        return {"first": first_title, "second": second_title, "rows": compare.difference_rows(first, second)}
 
-    def probe(self, sent: ApiRequest) -> JsonObject:
+    def probe(self, request: ApiRequest) -> JsonObject:
         """Start a probe."""
-        form, given = self._heard(sent)
-        config, _ = form.ready(given)
+        form, submission = self._parse(request)
+        config, _ = form.ready(submission)
         paths.allow(config, self.roots)
-        return {"id": probe.start_probe(config, {**given.launch})}
+        return {"id": probe.start_probe(config, {**submission.launch})}
 
-    def probing(self, sent: ApiRequest) -> JsonObject:
+    def probing(self, request: ApiRequest) -> JsonObject:
         """The progress of a probe, with its proposal as values of fields."""
-        form, given = self._heard(sent)
-        found = probe.probe_state(sent.text("id"))
-        return {**found, "fix": form.shown(given.family, found.get("best") or {})}
+        form, submission = self._parse(request)
+        state = probe.probe_state(request.text("id"))
+        return {**state, "fix": form.shown(submission.family, state.get("best") or {})}
 
-    def unprobe(self, sent: ApiRequest) -> JsonObject:
+    def unprobe(self, request: ApiRequest) -> JsonObject:
         """End a probe."""
-        probe.stop_probe(sent.text("id"))
+        probe.stop_probe(request.text("id"))
         return {}
 
-    def prompts(self, sent: ApiRequest) -> JsonObject:
-        """The rows of a prompt file."""
-        return prompts.load_rows(sent, self.roots)
+    def prompts(self, request: ApiRequest) -> JsonObject:
+        return prompts.load_rows(request, self.roots)
 
-    def save_prompts(self, sent: ApiRequest) -> JsonObject:
-        """Save rows to a prompt file."""
-        return prompts.save_rows(*self._heard(sent), sent, self.roots)
+    def save_prompts(self, request: ApiRequest) -> JsonObject:
+        return prompts.save_rows(*self._parse(request), request, self.roots)
 
-    def captions(self, sent: ApiRequest) -> JsonObject:
-        """Some captions of the form's images."""
-        return prompts.some_captions(*self._heard(sent), self.roots)
+    def captions(self, request: ApiRequest) -> JsonObject:
+        return prompts.some_captions(*self._parse(request), self.roots)
 
-    def datasets(self, sent: ApiRequest) -> JsonObject:
-        """The form's data sets with their folders."""
-        return datasets.scan_form_datasets(*self._heard(sent), self.roots)
+    def datasets(self, request: ApiRequest) -> JsonObject:
+        return datasets.scan_form_datasets(*self._parse(request), self.roots)
 
-    def count_images(self, sent: ApiRequest) -> JsonObject:
-        """How a training counts the images of each folder, and the number of steps."""
-        return datasets.count_images(*self._heard(sent), self.roots)
+    def count_images(self, request: ApiRequest) -> JsonObject:
+        return datasets.count_images(*self._parse(request), self.roots)
 
-    def save_datasets(self, sent: ApiRequest) -> JsonObject:
-        """Save data sets to a dataset file."""
-        return datasets.save_datasets(*self._heard(sent), sent, self.roots)
+    def save_datasets(self, request: ApiRequest) -> JsonObject:
+        return datasets.save_datasets(*self._parse(request), request, self.roots)
 
-    def adapter_size(self, sent: ApiRequest) -> JsonObject:
+    def adapter_size(self, request: ApiRequest) -> JsonObject:
         """The number of trained layers, in total and by block, and the size of the file."""
-        form, given = self._heard(sent)
-        config = form.lenient_config(given)
+        form, submission = self._parse(request)
+        config = form.lenient_config(submission)
         paths.allow(config, self.roots)
         return self.sizes.ask(config)
 
-    def compile_log(self, sent: ApiRequest) -> JsonObject:
-        """What the running training has compiled."""
+    def compile_log(self, request: ApiRequest) -> JsonObject:
         return {"text": compile_summary.running()}
 
-    def forget(self, sent: ApiRequest) -> JsonObject:
+    def forget(self, request: ApiRequest) -> JsonObject:
         """Delete a stored token."""
-        keys.forget_key(sent.text("name"))
+        keys.forget_key(request.text("name"))
         return {}
 
-    def _form(self, sent: ApiRequest) -> SettingsForm:
-        form = self.forms.get(sent.text("tab"))
+    def _form(self, request: ApiRequest) -> SettingsForm:
+        form = self.forms.get(request.text("tab"))
         if form is None:
             raise ConfigError("there is no such tab: load the page again")
         return form
 
-    def _heard(self, sent: ApiRequest) -> tuple[SettingsForm, Submission]:
-        form = self._form(sent)
-        return form, form.parse_submission(sent.text("sent"))
+    def _parse(self, request: ApiRequest) -> tuple[SettingsForm, Submission]:
+        form = self._form(request)
+        return form, form.parse_submission(request.text("sent"))
 
 
 def menu(tab: str, families: Mapping[str, str]) -> str:
@@ -298,12 +308,12 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
     form."""
     groups, gpu = "", start_preset.training_gpu()
     for family, members in groupby(preset_files.of_kind(tab, families), key=lambda preset: preset.family):
-        made = "".join(
+        buttons = "".join(
             f'<button type="button" class="preset" data-preset="{preset.id}"><b>{escape(preset.title)}</b>'
             f"{_preset_lines(start_preset.preset_sentence(preset, gpu))}</button>"
             for preset in members
         )
-        groups += f'<section data-family="{family}"><h4>{escape(families[family])}</h4>{made}</section>'
+        groups += f'<section data-family="{family}"><h4>{escape(families[family])}</h4>{buttons}</section>'
     sheet = f"{tab}-presets"
     return (
         f'<button type="button" class="opens" popovertarget="{sheet}">Presets</button>'
@@ -313,14 +323,14 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
 
 def _preset_lines(text: str) -> str:
     """What a preset sets, and below it what it needs; in separate pieces, as they are translated separately."""
-    made = ""
+    lines = ""
     for line in text.split("; "):
         pieces = (line[:1].upper() + line[1:]).split(", ")
-        made += f"<small>{', '.join(f'<span>{escape(piece)}</span>' for piece in pieces)}</small>"
-    return made
+        lines += f"<small>{', '.join(f'<span>{escape(piece)}</span>' for piece in pieces)}</small>"
+    return lines
 
 
 def secrets_of(config: RunConfig) -> dict[str, str | None]:
     """The tokens and keys in a form."""
-    known = options_of(type(config))
-    return {name: getattr(getattr(config, known[name].section), name) for name in keys.ENVIRONMENT if name in known}
+    options = options_of(type(config))
+    return {name: getattr(getattr(config, options[name].section), name) for name in keys.ENVIRONMENT if name in options}

@@ -28,39 +28,35 @@ class TrainingTabs:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers of requests from the page's scripts."""
         return {"press": self.press}
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        """Handlers of GET requests."""
         return {"form": self.show}
 
     def place(self, tab: str) -> None:
         """The place of a tab. Call it inside `gr.Blocks`."""
-        others = " ".join(name for name in self.tabs if name != tab)
-        made = f'<div class="training" data-tab="{tab}" data-mark="{self.mark}" data-others="{others}"></div>'
-        gr.HTML(made, js_on_load="window.kohya.mountTraining(element)", apply_default_css=False)
+        other_tabs = " ".join(name for name in self.tabs if name != tab)
+        container = f'<div class="training" data-tab="{tab}" data-mark="{self.mark}" data-others="{other_tabs}"></div>'
+        gr.HTML(container, js_on_load="window.kohya.mountTraining(element)", apply_default_css=False)
 
     def ahead(self) -> str:
         """A line for the page's head that preloads the first tab."""
         query = urlencode({"tab": next(iter(self.tabs)), "of": self.mark})
         return f'<link rel="preload" as="fetch" crossorigin href="./own/form?{escape(query)}">'
 
-    def press(self, asked: ApiRequest) -> JsonObject:
-        """Perform the action of a tab's button."""
-        return self._tab(asked.text("tab")).press(asked)
+    def press(self, request: ApiRequest) -> JsonObject:
+        return self._tab(request.text("tab")).press(request)
 
     def show(self, query: Mapping[str, str]) -> Response:
         """The contents of a tab."""
         headers = {"cache-control": "private, max-age=31536000, immutable"}
         tab = self._tab(query.get("tab", ""))
         with self.making:
-            made = tab.markup
-        return Response(made, media_type="text/html", headers=headers)
+            markup = tab.markup
+        return Response(markup, media_type="text/html", headers=headers)
 
     def prepare(self) -> None:
-        """Prepare the first tab before it is requested."""
         self.show({"tab": next(iter(self.tabs))})
 
     def _tab(self, name: str) -> TrainingTab:

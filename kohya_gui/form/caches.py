@@ -36,26 +36,25 @@ class CacheApi:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers of requests from the page's scripts."""
         return {"caches": self.begin}
 
-    def begin(self, sent: ApiRequest) -> JsonObject:
+    def begin(self, request: ApiRequest) -> JsonObject:
         """Start caching the form's data in separate processes."""
-        form, kind = self.forms.get(sent.text("tab")), sent.text("kind")
+        form, kind = self.forms.get(request.text("tab")), request.text("kind")
         if form is None or kind not in WANTED:
             raise ConfigError("there is no such tab: load the page again")
-        submission = form.parse_submission(sent.text("sent"))
-        known, (keeps, off) = options_of(form.configs[submission.family]), WANTED[kind]
+        submission = form.parse_submission(request.text("sent"))
+        options, (keeps, off) = options_of(form.configs[submission.family]), WANTED[kind]
         chosen = {keeps: True, **dict.fromkeys(off, False)}
-        values = {**submission.values, **{name: value for name, value in chosen.items() if name in known}}
+        values = {**submission.values, **{name: value for name, value in chosen.items() if name in options}}
         reading = read_layers(form.configs[submission.family], [Layer(values)])
-        lacking = [one for one in find_missing(reading.config) if one.option != "output_dir"]
-        problems = [*reading.problems, *gpu_slots.find_launch_problems(submission.launch), *lacking]
+        missing = [problem for problem in find_missing(reading.config) if problem.option != "output_dir"]
+        problems = [*reading.problems, *gpu_slots.find_launch_problems(submission.launch), *missing]
         reading = paths.allowed(replace(reading, problems=problems), self.roots)
         if reading.problems:
             raise ConfigError(*reading.problems)
-        if working := [job.id for job in jobs.jobs_of_kinds(CACHING_KIND) if job.active]:
-            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
+        if active_jobs := [job.id for job in jobs.jobs_of_kinds(CACHING_KIND) if job.active]:
+            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=active_jobs[0])
         folder, config = jobs.new(CACHING_KIND), reading.config
         data = Path(config.data.train_data_dir or config.data.dataset_config or "images").name
         toml = write_atomic(folder / f"{data}-{config.script}.toml", to_toml(config))

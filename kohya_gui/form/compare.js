@@ -61,10 +61,10 @@ export async function compare(tab) {
 function table({ first, second, rows }) {
   if (!rows.length) return make("p", {}, "No option differs.");
   const head = make("tr", {}, ["Option", first, second].map((text) => make("th", {}, text)));
-  const body = rows.map(([name, label, one, two]) =>
+  const body = rows.map(([name, label, firstValue, secondValue]) =>
     make("tr", {},
       make("td", {}, make("b", {}, label), " ", make("code", {}, name)),
-      make("td", {}, one),
-      make("td", {}, two)));
+      make("td", {}, firstValue),
+      make("td", {}, secondValue)));
   return make("table", {}, make("thead", {}, head), make("tbody", {}, body));
 }

@@ -40,11 +40,11 @@ def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> t
     if kind == "run" and layout.is_run_id(name):
         return name, _of_run(name)
     if kind == "preset":
-        found = preset_files.by_id(name)
-        if found is None:
+        preset = preset_files.by_id(name)
+        if preset is None:
             raise ConfigError("there is no preset called {name}", name=name)
-        script = next(s for s in facts_of(found.family).scripts if config_class(s).kind == found.kind)
-        return found.title, build_config(config_class(script), read_toml(found.path), notes=[])
+        script = next(s for s in facts_of(preset.family).scripts if config_class(s).kind == preset.kind)
+        return preset.title, build_config(config_class(script), read_toml(preset.path), notes=[])
     path = paths.readable(key, roots, importers.SUFFIXES)
     runs = {script: config_class(script) for script in RUNS}
     return path.name, importers.import_file(path, runs, may_read=presets.readable_below(roots)).config
@@ -58,17 +58,17 @@ def _of_run(run_id: str) -> Any:
         values = read_toml(path) if path.is_file() else flatten_sections(run.facts.get("config") or {})
     except KeyError as error:
         raise ConfigError("there is no run called {run_id}", run_id=run_id) from error
-    known, read = options_of(config), {}
+    options, valid = options_of(config), {}
     for name, value in values.items():  # an older version may have had other options
-        if name in known:
-            read[name] = known[name].read(value)
-    return draft(config, read)
+        if name in options:
+            valid[name] = options[name].read(value)
+    return draft(config, valid)
 
 
 def difference_rows(first: Any, second: Any) -> list[list[str]]:
     """Option, label and both values as text, for all options that differ."""
-    known = {**options_of(type(second)), **options_of(type(first))}
+    options = {**options_of(type(second)), **options_of(type(first))}
     return [
-        [name, known[name].label if name in known else name, str(one), str(two)]
-        for name, one, two in importers.compare_configs(first, second)
+        [name, options[name].label if name in options else name, str(first_text), str(second_text)]
+        for name, first_text, second_text in importers.compare_configs(first, second)
     ]

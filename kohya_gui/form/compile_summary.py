@@ -18,24 +18,24 @@ MAX_RUNS_SEARCHED = 30  # earlier runs to look through
 
 def compile_section() -> str:
     """The start of the section: the sentence and the profiles."""
-    made = "".join(
+    buttons = "".join(
         f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'
         f"<small>{escape(compiling_sentence(preset))}</small></button>"
         for preset in preset_files.profiles()
     )
     lines = '<p class="outlook" role="status"></p><p class="compile-log" hidden></p>'
-    return f'<div class="compiling">{lines}<div class="profiles">{made}</div></div>'
+    return f'<div class="compiling">{lines}<div class="profiles">{buttons}</div></div>'
 
 
 def name(preset: preset_files.Preset) -> str:
-    """The short name of a profile: Balanced, of "Compile, balanced: ..."."""
+    # Balanced, of "Compile, balanced: ..."
     return preset.title.partition(", ")[2].capitalize() or preset.title
 
 
 def compiling_sentence(preset: preset_files.Preset) -> str:
     """The sentence after the title."""
-    rest = preset.sentence.partition(": ")[2]
-    return rest[:1].upper() + rest[1:] if rest.split(",")[0].split(" ")[0].isalpha() else rest
+    sentence = preset.sentence.partition(": ")[2]
+    return sentence[:1].upper() + sentence[1:] if sentence.split(",")[0].split(" ")[0].isalpha() else sentence
 
 
 def running() -> MessageLike:
@@ -63,7 +63,7 @@ def outlook(config: RunConfig) -> MessageLike:
     if options.compile_scope == "model" and not run:
         return "One graph of the whole model, kept for next time; how long that takes is known after a first run."
     if compile_modes.tunes_kernels(options) and not run:
-        seconds *= 8
+        seconds *= 8  # tuning times several kernels for each operation
     when = Message("for each image size" if options.compile_dynamic == "false" else "once")
     basis = Message("as in {run}", run=run) if run else Message("an estimate")
     template = "{graphs}, about {time} {when}, kept for next time ({basis})."
@@ -73,24 +73,24 @@ def outlook(config: RunConfig) -> MessageLike:
 def newest_compiling(config: RunConfig) -> tuple[int, float, str] | None:
     """Graphs and seconds of the newest run that compiled the same family in the same way, and its id."""
     default = type(config.compile)()
-    for run, made in _earlier(config.script):
+    for run, compile_facts in _earlier(config.script):
         try:
-            theirs = read_toml(run.folder / layout.TOML)
+            settings = read_toml(run.folder / layout.TOML)
         except ValueError:
             continue
         # A record has only the differences from the defaults.
         if all(
-            theirs.get(key, getattr(default, key)) == getattr(config.compile, key) for key in compile_modes.TIMED_BY
+            settings.get(key, getattr(default, key)) == getattr(config.compile, key) for key in compile_modes.TIMED_BY
         ):
-            return int(made["num_graphs"]), float(made.get("seconds") or 0), run.id
+            return int(compile_facts["num_graphs"]), float(compile_facts.get("seconds") or 0), run.id
     return None
 
 
 def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, JsonObject]]:
     for run in reader.runs()[:MAX_RUNS_SEARCHED]:
-        made = run.facts.get("compile") or {}
-        if run.facts.get("script") == script and made.get("num_graphs"):
-            yield run, made
+        compile_facts = run.facts.get("compile") or {}
+        if run.facts.get("script") == script and compile_facts.get("num_graphs"):
+            yield run, compile_facts
 
 
 def rounded_duration(seconds: float) -> Message:

@@ -1,7 +1,7 @@
 // The images of a training as rows, one for each folder that the form or its dataset file names, counted as a training
 // counts them. Edits are saved to a dataset file.
 import { count, say } from "../i18n/sentences.js";
-import { all, around, hit, isField, make, one, setValue, withAllowButton } from "../server/elements.js";
+import { all, around, find, hit, isField, make, setValue, withAllowButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { filesOf, Sending } from "../server/uploads.js";
 import { groupOf, groupsOf, MOST_NOTES, rowOf, showCount, textsOf } from "./datasets_rows.js";
@@ -19,7 +19,7 @@ import { store } from "./storage.js";
  *   }} State
  * `telling`: keep the message at the next change of the form, which is ours */
 
-const PAUSE = 700;
+const PAUSE = 700; // milliseconds without typing after which rows are saved
 const FILE = "dataset_config", FOLDER = "train_data_dir", REPEATS = "dataset_repeats";
 const REPLACED = [FOLDER, "reg_data_dir", "in_json"]; // options that a dataset file replaces
 /** @type {Record<string, string>} what is put behind the name of a folder for images that go with its own */
@@ -78,7 +78,7 @@ function tell(box, text, wrong = "") {
       .split("\n")
       .filter(Boolean)
       .map((line) => make("span", { className }, ...withAllowButton(line)));
-  one(box, ".file").replaceChildren(...lines(text), ...lines(wrong, "bad"));
+  find(box, ".file").replaceChildren(...lines(text), ...lines(wrong, "bad"));
 }
 
 // ---- showing
@@ -88,23 +88,23 @@ function tell(box, text, wrong = "") {
  * @param {Element} box
  */
 async function look(box) {
-  const state = stateOf(box), mine = ++state.asked, tab = tabOf(box);
+  const state = stateOf(box), turn = ++state.asked, tab = tabOf(box);
   const question = { tab, sent: sentOf(tab) };
   try {
     /** @type {Look} */
-    const found = [FILE, ...REPLACED].some((name) => valueOf(box, name)) ? await ask("datasets", question) : NOTHING;
-    if (mine !== state.asked || state.unsaved) return;
-    const isOther = found.file !== state.look.file;
-    state.look = found;
+    const newLook = [FILE, ...REPLACED].some((name) => valueOf(box, name)) ? await ask("datasets", question) : NOTHING;
+    if (turn !== state.asked || state.unsaved) return;
+    const isOther = newLook.file !== state.look.file;
+    state.look = newLook;
     if (restore(box)) return void showCount(box, null);
     show(box);
-    if (found.problems.length) tell(box, "", found.problems.join("\n"));
-    else if (isOther) tell(box, found.file ? say("The images are described in {file}.", { file: found.file }) : "");
-    if (!found.groups.length || found.problems.length) return void showCount(box, null);
+    if (newLook.problems.length) tell(box, "", newLook.problems.join("\n"));
+    else if (isOther) tell(box, newLook.file ? say("The images are described in {file}.", { file: newLook.file }) : "");
+    if (!newLook.groups.length || newLook.problems.length) return void showCount(box, null);
     const counted = await ask("datasets_count", question);
-    if (mine === state.asked) showCount(box, counted);
+    if (turn === state.asked) showCount(box, counted);
   } catch (error) {
-    if (mine !== state.asked) return;
+    if (turn !== state.asked) return;
     showCount(box, null);
     tell(box, "", messageOf(error));
   }
@@ -123,9 +123,9 @@ function show(box, groups = stateOf(box).look.groups) {
     fields = all(box, "[data-set]"),
     at = focus instanceof HTMLElement ? fields.indexOf(focus) : -1;
   const open = all(box, "details", HTMLDetailsElement).map((details) => details.open);
-  one(box, ".groups").replaceChildren(...groups.map((group, number) => groupOf(box, group, number, groups.length)));
+  find(box, ".groups").replaceChildren(...groups.map((group, number) => groupOf(box, group, number, groups.length)));
   for (const [i, details] of all(box, "details", HTMLDetailsElement).entries()) details.open = open[i] ?? false;
-  one(box, "[data-row=add-set]").hidden = !groups.length;
+  find(box, "[data-row=add-set]").hidden = !groups.length;
   box.classList.toggle("empty", !groups.length);
   box.classList.toggle("of-file", Boolean(file));
   if (at >= 0) all(box, "[data-set]")[at]?.focus();
@@ -147,22 +147,22 @@ const key = (box) => `${tabOf(box)}-datasets`;
 function restore(box) {
   const { named, look } = stateOf(box);
   /** @type {{ named: string, known: string, groups: Group[] } | null} */
-  const kept = JSON.parse(store(key(box)) ?? "null");
-  if (!kept || kept.named !== named) return false;
-  const added = kept.groups
+  const stored = JSON.parse(store(key(box)) ?? "null");
+  if (!stored || stored.named !== named) return false;
+  const added = stored.groups
     .map((group) => ({ ...group, rows: group.rows.filter(({ at }) => at === null) }))
     .filter(({ rows }) => rows.length);
-  if (kept.known !== look.known && !added.length) return false;
+  if (stored.known !== look.known && !added.length) return false;
   const groups =
-    kept.known === look.known ? kept.groups : [...look.groups, ...added.map((group) => ({ ...group, at: null }))];
+    stored.known === look.known ? stored.groups : [...look.groups, ...added.map((group) => ({ ...group, at: null }))];
   show(
     box,
     groups.map((group) => {
-      const there = look.groups.find(({ at }) => at !== null && at === group.at);
+      const saved = look.groups.find(({ at }) => at !== null && at === group.at);
       return {
-        ...there,
+        ...saved,
         ...group,
-        rows: group.rows.map((row) => ({ ...there?.rows.find(({ at }) => at === row.at), ...row })),
+        rows: group.rows.map((row) => ({ ...saved?.rows.find(({ at }) => at === row.at), ...row })),
       };
     }));
   soon(box, 0);
@@ -222,8 +222,8 @@ function simply(box, groups) {
   const rows = groups.flatMap((group) => group.rows);
   if (!rows.length) return { [FILE]: "", ...Object.fromEntries(REPLACED.map((name) => [name, ""])) };
   if (file || rows.length > 1 || Object.keys(groups[0].texts).length) return null;
-  const { image_dir: folder, num_repeats: repeats, ...others } = rows[0].texts;
-  const plain = Object.keys(others).length === 0;
+  const { image_dir: folder, num_repeats: repeats, ...otherTexts } = rows[0].texts;
+  const plain = Object.keys(otherTexts).length === 0;
   if (!before.length && plain) return { [FOLDER]: folder, ...(repeats ? { [REPEATS]: repeats } : {}) };
   return flat && plain ? { [FOLDER]: folder, [REPEATS]: repeats || "1" } : null;
 }
@@ -235,15 +235,15 @@ function simply(box, groups) {
  * @param {boolean} [apart]
  */
 function add(box, folder, apart = false) {
-  const groups = all(box, ".groups > .group"), list = one(box, ".groups");
+  const groups = all(box, ".groups > .group"), list = find(box, ".groups");
   if (apart || !groups.length) {
     list.append(groupOf(box, { at: null, texts: {}, rows: [] }, groups.length, groups.length + 1));
     const group = /** @type {HTMLElement} */ (list.lastElementChild);
-    one(group, ".of-set").hidden = !apart;
-    one(group, ".of-set", HTMLDetailsElement).open = apart;
+    find(group, ".of-set").hidden = !apart;
+    find(group, ".of-set", HTMLDetailsElement).open = apart;
   }
   const row = rowOf(box, { at: null, texts: { image_dir: folder } });
-  one(/** @type {HTMLElement} */ (list.lastElementChild), "ol").append(row);
+  find(/** @type {HTMLElement} */ (list.lastElementChild), "ol").append(row);
   box.classList.remove("empty");
   return row;
 }
@@ -260,30 +260,30 @@ function add(box, folder, apart = false) {
 async function send(box, files, row, name = "image_dir") {
   const state = stateOf(box), rows = all(box, ".groups li");
   if (!files.length || state.sending) return;
-  const into = row ?? (rows.length === 1 ? rows[0] : null), field = into && one(into, `[data-set=${name}]`);
-  const line = one(box, ".sending");
+  const into = row ?? (rows.length === 1 ? rows[0] : null), field = into && find(into, `[data-set=${name}]`);
+  const line = find(box, ".sending");
   try {
     let folder = isField(field) ? field.value.trim() : "";
     if (!folder && into && BESIDE[name]) folder = textsOf(into).image_dir + BESIDE[name];
     if (!folder) ({ folder } = await ask("upload_folder", { name: valueOf(box, "output_name") }));
     state.sending = new Sending(files, folder, (bytes, of, done, all) => {
-      one(line, "span").textContent = say("{done} of {files} files, {percent} %", {
+      find(line, "span").textContent = say("{done} of {files} files, {percent} %", {
         done, files: all, percent: of ? Math.floor((100 * bytes) / of) : 100,
       });
-      one(line, "i").style.width = `${of ? (100 * bytes) / of : 100}%`;
+      find(line, "i").style.width = `${of ? (100 * bytes) / of : 100}%`;
     });
     line.hidden = false;
     const { sent, there, wrong } = await state.sending.run();
     folder = state.sending.folder;
     arrived(box, into, name, folder);
-    const told = [say("Sent to {folder}: {files}.", { files: count(sent.length, "file"), folder })];
-    if (there.length) told.push(say("Already there: {files}.", { files: count(there.length, "file") }));
+    const lines = [say("Sent to {folder}: {files}.", { files: count(sent.length, "file"), folder })];
+    if (there.length) lines.push(say("Already there: {files}.", { files: count(there.length, "file") }));
     const refused = wrong
       .slice(0, MOST_NOTES)
       .map(([file, why]) => (why.startsWith(file) ? why : say("{file} {why}", { file, why })));
     if (wrong.length > MOST_NOTES)
       refused.push(say("and {count} more like these", { count: wrong.length - MOST_NOTES }));
-    tell(box, told.join("\n"), refused.join("\n"));
+    tell(box, lines.join("\n"), refused.join("\n"));
   } catch (error) {
     tell(box, "", messageOf(error));
   } finally {
@@ -316,15 +316,15 @@ function arrived(box, row, name, folder) {
  */
 function act(box, button) {
   const row = button.closest("li"), { row: what } = button.dataset;
-  if (what === "add" || what === "add-set") one(add(box, "", what === "add-set"), "[data-set=image_dir]").focus();
+  if (what === "add" || what === "add-set") find(add(box, "", what === "add-set"), "[data-set=image_dir]").focus();
   else if (what === "stop") stateOf(box).sending?.stop();
   else if (what === "send" && row) {
     const input = make("input", {
       type: "file",
       multiple: true,
-      accept: one(box, "input[type=file]", HTMLInputElement).accept,
+      accept: find(box, "input[type=file]", HTMLInputElement).accept,
     });
-    const { set } = one(around(button, ".of"), "[data-set]").dataset;
+    const { set } = find(around(button, ".of"), "[data-set]").dataset;
     input.onchange = () => void send(box, [...(input.files ?? [])], row, set);
     input.click();
   } else if (what === "remove" && row) {
@@ -357,7 +357,7 @@ for (const type of ["dragover", "dragleave", "drop"]) {
     event.preventDefault();
     const row = hit(event, ".groups li");
     for (const each of all(box, ".over")) each.classList.remove("over");
-    if (type === "dragover") (row ?? one(box, ".drop")).classList.add("over");
+    if (type === "dragover") (row ?? find(box, ".drop")).classList.add("over");
     if (type === "drop") void filesOf(dataTransfer).then((files) => send(box, files, row));
   });
 }

@@ -24,7 +24,7 @@ from library.files import clear_errors, write_atomic
 
 DATASET_OPTION = "dataset_config"
 DATASET_SUFFIXES = (".toml", ".json")
-MAX_FOLDERS = 500  # folders
+MAX_FOLDERS = 500  # in a data set, and data sets in a file
 PATHS = ("image_dir", "conditioning_data_dir", "control_directory", "metadata_file")
 WATCHED_SECTIONS = ("data", "captions", "validation", "steps")  # sections that affect images and steps
 FIELD_LABELS = {
@@ -68,7 +68,7 @@ def datasets_section(configs: Mapping[str, type]) -> str:
             if option.section in WATCHED_SECTIONS
         }
     )
-    image_dir, repeats, *others = (_folder_field_html(name) for name in dataset_file.OF_FOLDER)
+    image_dir, repeats, *other_fields = (_folder_field_html(name) for name in dataset_file.OF_FOLDER)
     settings = "".join(_folder_field_html(name) for name in dataset_file.OF_DATASET)
     endings = ",".join(("image/jpeg", "image/png", "image/webp", ".bmp", ".avif", ".txt", ".caption"))
     return (
@@ -78,7 +78,7 @@ def datasets_section(configs: Mapping[str, type]) -> str:
         f'<div class="grid">{settings}</div></details><ol></ol></div></template>'
         f'<template class="row"><li><div class="main">{image_dir}{repeats}<p class="numbers"></p>'
         '<div class="share" hidden><i></i></div></div>'
-        f'<details><summary>Captions, masks and more</summary><div class="grid">{"".join(others)}</div></details>'
+        f'<details><summary>Captions, masks and more</summary><div class="grid">{"".join(other_fields)}</div></details>'
         '<button type="button" data-row="remove">Remove</button></li></template>'
         '<div class="drop"><p>Drop images and their captions here.</p><div class="send-acts">'
         '<label class="choose-images">Choose images<input type="file" multiple'
@@ -111,9 +111,9 @@ def _folder_field_html(name: str) -> str:
 # ---- showing
 
 
-def scan_form_datasets(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def scan_form_datasets(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
     """The data sets of a form with their folders, as far as the page may read them. No image is opened."""
-    config = form.lenient_config(given)
+    config = form.lenient_config(submission)
     data = config.data
     if not (data.dataset_config or data.train_data_dir or data.reg_data_dir):
         return {"groups": [], "file": "", "known": "", "problems": []}
@@ -121,11 +121,11 @@ def scan_form_datasets(form: SettingsForm, given: Submission, roots: Sequence[Pa
         return _of_folders(config, roots)
     path = paths.existing_file(str(data.dataset_config), roots, DATASET_SUFFIXES, DATASET_OPTION)
     kept_file.check_editable(path, DATASET_OPTION)
-    known, tables = kept_file.file_state(path), dataset_file.read_dataset_tables(path)
+    state, tables = kept_file.file_state(path), dataset_file.read_dataset_tables(path)
     datasets, problems = drafted(config)
     first = {dataset.table: dataset for dataset in reversed(datasets)}  # of a table with several sizes
     groups = [_group(table, first.get(at), roots) for at, table in enumerate(tables)]
-    return {"groups": groups, "file": str(path), "known": known, "problems": problems}
+    return {"groups": groups, "file": str(path), "known": state, "problems": problems}
 
 
 def _of_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
@@ -138,19 +138,19 @@ def _of_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
 
 def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[Path]) -> JsonObject:
     """A data set for the page: its own values, and the defaults of its empty fields."""
-    known = {sources.source_of_subset(subset): subset for subset in dataset.subsets} if dataset else {}
+    subsets = {sources.source_of_subset(subset): subset for subset in dataset.subsets} if dataset else {}
     rows = []
-    for one in table.folders:
-        source = one.texts.get("metadata_file") or one.texts.get("image_dir") or ""
-        subset = known.get(source)
-        shown = dataset_file.inherited(subset, one.texts) if subset else {}
+    for folder in table.folders:
+        source = folder.texts.get("metadata_file") or folder.texts.get("image_dir") or ""
+        subset = subsets.get(source)
+        shown = dataset_file.inherited(subset, folder.texts) if subset else {}
         rows.append(
             {
-                "at": one.at,
-                "texts": one.texts,
+                "at": folder.at,
+                "texts": folder.texts,
                 "shown": shown,
                 "source": source,
-                "images": _count_folder_images(one.texts.get("image_dir", ""), roots),
+                "images": _count_folder_images(folder.texts.get("image_dir", ""), roots),
             }
         )
     shown = dataset_file.inherited(dataset, table.texts) if dataset else {}
@@ -165,15 +165,15 @@ def _count_folder_images(folder: str, roots: Sequence[Path]) -> int | None:
         return None
 
 
-def count_images(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def count_images(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
     """How a training counts the images of each folder, and the number of steps."""
-    config = form.lenient_config(given)
+    config = form.lenient_config(submission)
     _check_places(config, roots)
     outside: list[Problem] = []
-    processes = str(given.launch.get("num_processes", ""))
+    processes = str(submission.launch.get("num_processes", ""))
     world = int(processes) if re.fullmatch("[1-9][0-9]{0,3}", processes) else 1
     try:
-        return shares.count_by_folder(config, lambda path: _may(path, roots, outside), world)
+        return shares.count_by_folder(config, lambda path: _is_readable(path, roots, outside), world)
     except ConfigError as error:
         raise ConfigError(*(outside or error.problems)) from None
 
@@ -185,7 +185,7 @@ def _check_places(config: RunConfig, roots: Sequence[Path]) -> None:
             paths.allowed_path(str(text), roots, name)
 
 
-def _may(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
+def _is_readable(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
     try:
         paths.allowed_path(path, roots, "image_dir")
     except ConfigError as error:
@@ -197,36 +197,36 @@ def _may(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
 # ---- saving
 
 
-def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def save_datasets(form: SettingsForm, submission: Submission, request: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """Save data sets to the dataset file that the form names, or to a new one.
 
     A file that was changed since it was loaded is not overwritten. Raises ConfigError, also for folders outside of the
     roots that the file did not name before.
     """
-    named = sent.text("file").strip()
-    new = form.lenient_config(given)
+    named = request.text("file").strip()
+    new = form.lenient_config(submission)
     path = (
         paths.file(named, roots, DATASET_SUFFIXES, DATASET_OPTION)
         if named
         else kept_file.free_path(dataset_file_place(new, roots))
     )
-    before: list[DatasetTable] = []
+    tables_before: list[DatasetTable] = []
     if named:
         kept_file.check_editable(path, DATASET_OPTION)
-        kept_file.check_unchanged(path, sent.text("known"), DATASET_OPTION)
-        before = dataset_file.read_dataset_tables(path)
-    wanted = _sent_tables(sent.fields.get("groups"))
-    if not any(one.folders for one in wanted):
+        kept_file.check_unchanged(path, request.text("known"), DATASET_OPTION)
+        tables_before = dataset_file.read_dataset_tables(path)
+    tables = _sent_tables(request.fields.get("groups"))
+    if not any(table.folders for table in tables):
         raise ConfigError(Problem(DATASET_OPTION, ": name a folder of images"))
-    there = {(one.at, inner.at): inner.texts for one in before for inner in one.folders}
-    for one in wanted:
-        for inner in one.folders:
-            known = there.get((one.at, inner.at), {})
+    texts_before = {(table.at, folder.at): folder.texts for table in tables_before for folder in table.folders}
+    for table in tables:
+        for folder in table.folders:
+            folder_texts_before = texts_before.get((table.at, folder.at), {})
             for name in PATHS:
-                if (text := inner.texts.get(name, "")) and text != known.get(name):
+                if (text := folder.texts.get(name, "")) and text != folder_texts_before.get(name):
                     paths.allowed_path(text, roots, name)
-        one.folders = [made for inner in one.folders for made in image_folders.read_folder_name(inner)]
-    text = dataset_file.written(path, [one for one in wanted if one.folders])
+        table.folders = [named for folder in table.folders for named in image_folders.read_folder_name(folder)]
+    text = dataset_file.written(path, [table for table in tables if table.folders])
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
@@ -237,24 +237,24 @@ def _sent_tables(sent: object) -> list[DatasetTable]:
     """The tables that the page sent, without anything of another shape."""
     if not isinstance(sent, list) or len(sent) > MAX_FOLDERS:
         raise ConfigError(NOT_OF_THE_PAGE)
-    made = []
-    for one in sent:
-        rows = one.get("rows") if isinstance(one, dict) else None
+    tables = []
+    for group in sent:
+        rows = group.get("rows") if isinstance(group, dict) else None
         if not isinstance(rows, list) or len(rows) > MAX_FOLDERS or not all(isinstance(row, dict) for row in rows):
             raise ConfigError(NOT_OF_THE_PAGE)
-        inner = [FolderTable(_sent_texts(row, dataset_file.OF_FOLDER), _table_position(row)) for row in rows]
-        made.append(DatasetTable(_sent_texts(one, dataset_file.OF_DATASET), inner, _table_position(one)))
-    return made
+        folders = [FolderTable(_sent_texts(row, dataset_file.OF_FOLDER), _table_position(row)) for row in rows]
+        tables.append(DatasetTable(_sent_texts(group, dataset_file.OF_DATASET), folders, _table_position(group)))
+    return tables
 
 
 def _sent_texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
-    found = sent.get("texts")
-    if not isinstance(found, dict) or not all(
+    texts = sent.get("texts")
+    if not isinstance(texts, dict) or not all(
         name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.MAX_PATH_LENGTH
-        for name, text in found.items()
+        for name, text in texts.items()
     ):
         raise ConfigError(NOT_OF_THE_PAGE)
-    return found
+    return texts
 
 
 def _table_position(sent: JsonObject) -> int | None:

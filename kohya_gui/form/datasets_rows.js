@@ -1,6 +1,6 @@
 // Rows of image folders: built from the server's description, parsed back, each with its count for a training.
 import { count, say } from "../i18n/sentences.js";
-import { all, isField, make, one, setValue } from "../server/elements.js";
+import { all, find, isField, make, setValue } from "../server/elements.js";
 
 /** @typedef {Record<string, string>} Texts by option */
 /**
@@ -25,18 +25,18 @@ export const MOST_NOTES = 5;
  * @param {number} groups
  */
 export function groupOf(box, group, number, groups) {
-  const made = copyOf(box, "group", ".group");
-  made.dataset.at = JSON.stringify(group.at);
-  one(made, "summary b").textContent = groups > 1 ? say("Data set {number}", { number: number + 1 }) : "";
+  const element = copyOf(box, "group", ".group");
+  element.dataset.at = JSON.stringify(group.at);
+  find(element, "summary b").textContent = groups > 1 ? say("Data set {number}", { number: number + 1 }) : "";
   const of = (/** @type {string} */ name) => group.texts[name] || group.shown?.[name] || "";
-  one(made, "summary span").textContent = say("{resolution} px, batches of {batch}", {
+  find(element, "summary span").textContent = say("{resolution} px, batches of {batch}", {
     resolution: of("resolution").replaceAll(",", " × ").replaceAll(";", ", "),
     batch: of("batch_size"),
   });
-  one(made, ".of-set").hidden = !of("resolution");
-  fillIn(one(made, ".of-set"), group.texts, group.shown);
-  one(made, "ol").replaceChildren(...group.rows.map((row) => rowOf(box, row)));
-  return made;
+  find(element, ".of-set").hidden = !of("resolution");
+  fillIn(find(element, ".of-set"), group.texts, group.shown);
+  find(element, "ol").replaceChildren(...group.rows.map((row) => rowOf(box, row)));
+  return element;
 }
 
 /**
@@ -44,13 +44,13 @@ export function groupOf(box, group, number, groups) {
  * @param {Row} row
  */
 export function rowOf(box, row) {
-  const made = copyOf(box, "row", "li");
-  made.dataset.at = JSON.stringify(row.at);
-  made.dataset.source = row.source ?? "";
-  fillIn(made, row.texts, row.shown);
-  made.classList.toggle("reg", row.texts.is_reg === "true");
-  if (typeof row.images === "number") one(made, ".numbers").textContent = count(row.images, "image");
-  return made;
+  const element = copyOf(box, "row", "li");
+  element.dataset.at = JSON.stringify(row.at);
+  element.dataset.source = row.source ?? "";
+  fillIn(element, row.texts, row.shown);
+  element.classList.toggle("reg", row.texts.is_reg === "true");
+  if (typeof row.images === "number") find(element, ".numbers").textContent = count(row.images, "image");
+  return element;
 }
 
 /**
@@ -59,8 +59,8 @@ export function rowOf(box, row) {
  * @param {string} selector
  */
 function copyOf(box, name, selector) {
-  const { content } = one(box, `template.${name}`, HTMLTemplateElement);
-  return /** @type {HTMLElement} */ (document.importNode(one(content, selector), true));
+  const { content } = find(box, `template.${name}`, HTMLTemplateElement);
+  return /** @type {HTMLElement} */ (document.importNode(find(content, selector), true));
 }
 
 /**
@@ -99,7 +99,7 @@ export function groupsOf(box) {
   return all(box, ".groups > .group")
     .map((group) => ({
       at: JSON.parse(group.dataset.at ?? "null"),
-      texts: textsOf(one(group, ".of-set")),
+      texts: textsOf(find(group, ".of-set")),
       rows: all(group, "li")
         .map((row) => ({ at: JSON.parse(row.dataset.at ?? "null"), texts: textsOf(row) }))
         .filter(({ texts }) => texts.image_dir || texts.metadata_file),
@@ -112,7 +112,7 @@ export function groupsOf(box) {
  * @param {Count | null} counted
  */
 export function showCount(box, counted) {
-  const sum = one(box, ".sum"), notes = one(box, ".notes");
+  const sum = find(box, ".sum"), notes = find(box, ".notes");
   sum.textContent = counted?.seen
     ? say("{pictures} per epoch, {each}; {steps} are {epochs}", {
         pictures: count(counted.seen, "image"),
@@ -123,23 +123,23 @@ export function showCount(box, counted) {
     : "";
   box.setAttribute("data-images", String(counted?.learned ?? 0));
   document.dispatchEvent(new CustomEvent("kohya:counted", { detail: box }));
-  const told = counted ? [...counted.problems, ...counted.warnings] : [];
-  notes.replaceChildren(...told.slice(0, MOST_NOTES).map((text) => make("li", {}, text)));
+  const messages = counted ? [...counted.problems, ...counted.warnings] : [];
+  notes.replaceChildren(...messages.slice(0, MOST_NOTES).map((text) => make("li", {}, text)));
   if (!counted) return;
   for (const [dataset, group] of all(box, ".groups > .group").entries()) {
     for (const row of all(group, "li")) {
-      const found = counted.rows.find((each) => each.dataset === dataset && each.source === row.dataset.source);
-      if (!found) continue;
-      const { images, seen, captioned, held } = found, percent = counted.seen ? (100 * seen) / counted.seen : 0;
-      const said = [
+      const folderCount = counted.rows.find((each) => each.dataset === dataset && each.source === row.dataset.source);
+      if (!folderCount) continue;
+      const { images, seen, captioned, held } = folderCount, percent = counted.seen ? (100 * seen) / counted.seen : 0;
+      const parts = [
         count(images, "image"),
         say("{captioned} with a caption", { captioned: captioned.toLocaleString("en") }),
         say("{percent} % of an epoch", { percent: percent >= 10 ? Math.round(percent) : percent.toFixed(1) }),
       ];
-      if (held) said.push(say("{count} held out for validation", { count: held.toLocaleString("en") }));
-      one(row, ".numbers").replaceChildren(...said.map((text) => make("span", {}, text)));
-      one(row, ".share").hidden = false;
-      one(row, ".share i").style.width = `${percent}%`;
+      if (held) parts.push(say("{count} held out for validation", { count: held.toLocaleString("en") }));
+      find(row, ".numbers").replaceChildren(...parts.map((text) => make("span", {}, text)));
+      find(row, ".share").hidden = false;
+      find(row, ".share i").style.width = `${percent}%`;
     }
   }
 }

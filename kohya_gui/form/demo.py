@@ -22,22 +22,21 @@ class DemoApi:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers by the name of the request."""
         return {"demo": self.begin, "demo_state": self.state}
 
-    def begin(self, sent: ApiRequest) -> JsonObject:
+    def begin(self, request: ApiRequest) -> JsonObject:
         """Create the demo's model and images for a tab and a family, in a separate process."""
-        script = self._script(sent)
+        script = self._script(request)
         folder = paths.allowed_path(str(self.roots[0].joinpath(*DEMO_FOLDER)), self.roots, "folder")
         if busy := next((job for job in jobs.jobs_of_kinds(DEMO_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
-        family = sent.text("family")
+        family = request.text("family")
         job = jobs.start_job(DEMO_KIND, ["demo", "--no-train", f"--family={family}", f"--out={folder}"])
         return {"id": job.id, "script": script}
 
-    def state(self, sent: ApiRequest) -> JsonObject:
+    def state(self, request: ApiRequest) -> JsonObject:
         """The progress, and finally the path of the config."""
-        job, script = jobs.find_job(sent.text("id")), self._script(sent)
+        job, script = jobs.find_job(request.text("id")), self._script(request)
         if job.active:
             return {"state": "running"}
         if job.state != "finished":
@@ -45,8 +44,8 @@ class DemoApi:
         path = paths.readable(job.result.get("configs", {}).get(script), self.roots)
         return {"state": "finished", "path": str(path)}
 
-    def _script(self, sent: ApiRequest) -> str:
-        form, family = self.forms.get(sent.text("tab")), sent.text("family")
+    def _script(self, request: ApiRequest) -> str:
+        form, family = self.forms.get(request.text("tab")), request.text("family")
         if form is None or family not in form.configs:
             raise ConfigError("There is no such choice: load the page again.")
         return str(form.configs[family].script)

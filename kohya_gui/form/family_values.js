@@ -1,6 +1,5 @@
 // The values, for each family, of fields that several families share. Looking at another family changes nothing: a
-// family
-// chosen again has its old values, and typed or loaded values carry over to a family chosen for the first time.
+// family chosen again has its old values, and typed or loaded values carry over to a family chosen for the first time.
 
 /** @typedef {string | boolean} Value */
 /** @typedef {Record<string, Value>} Held by a field's id */
@@ -29,16 +28,16 @@ export const nothing = () => ({ left: {}, own: {}, brought: {}, carried: {}, loa
  * @param {Shared[]} fields
  */
 export function leave(memory, family, fields) {
-  const { carried, brought: { [family]: brought = {} } } = memory, own = new Set(memory.own[family]);
+  const { carried, brought: { [family]: brought = {} } } = memory, ownIds = new Set(memory.own[family]);
   for (const { id, value, isTouched, isProposed } of fields) {
     if (brought[id] === value) continue;
-    if (isProposed || (!isTouched && !own.has(id))) delete carried[id];
+    if (isProposed || (!isTouched && !ownIds.has(id))) delete carried[id];
     else {
-      own.add(id);
+      ownIds.add(id);
       carried[id] = value;
     }
   }
-  memory.own[family] = [...own];
+  memory.own[family] = [...ownIds];
   memory.left[family] = Object.fromEntries(fields.map(({ id, value }) => [id, value]));
 }
 
@@ -51,8 +50,8 @@ export function leave(memory, family, fields) {
  */
 export function arrive(memory, family, fields) {
   const left = memory.left[family] ?? {};
-  const own = new Set(memory.loaded.includes(family) ? Object.keys(left) : memory.own[family]);
-  const coming = fields.filter(({ id }) => !(own.has(id) && id in left) && id in memory.carried);
+  const ownIds = new Set(memory.loaded.includes(family) ? Object.keys(left) : memory.own[family]);
+  const coming = fields.filter(({ id }) => !(ownIds.has(id) && id in left) && id in memory.carried);
   memory.brought[family] = Object.fromEntries(coming.map(({ id }) => [id, memory.carried[id]]));
   return Object.fromEntries(fields.map(({ id, first }) => [id, memory.brought[family][id] ?? left[id] ?? first]));
 }

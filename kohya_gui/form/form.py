@@ -30,7 +30,7 @@ from library.config.values import Option
 from library.runs import gpu_slots
 
 NOT_SET = "not set"
-STANDS = "dataset_config"  # replaces fields that are required without it
+REPLACES_REQUIRED = "dataset_config"  # replaces fields that are required without it
 LAUNCH_FIELDS = {
     name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"
 }
@@ -47,7 +47,6 @@ class FormField:
 
     @property
     def is_advanced(self) -> bool:
-        """Whether it is folded away."""
         return self.option.advanced or bool(self.pending)
 
 
@@ -81,10 +80,10 @@ class SettingsForm:
         self.tab, self.families, self.configs, self.basics, self.extra = tab, families, configs, basics, extra
         self.below = below
         self.fields = form_fields(configs)
-        self.required = {family: _wanted(config) for family, config in configs.items()}
-        every = configs.values()
+        self.required = {family: _required_options(config) for family, config in configs.items()}
+        config_classes = configs.values()
         self.replaced = set().union(*self.required.values()) - set().union(
-            *(_wanted(c, {STANDS: "a file"}) for c in every)
+            *(_required_options(c, {REPLACES_REQUIRED: "a file"}) for c in config_classes)
         )
         # Files that a family's base model needs come right after it.
         beside = [f for f in self.fields if f.option.section == "model" and f.option.name not in basics]
@@ -95,53 +94,53 @@ class SettingsForm:
     def parse_submission(self, sent: Any) -> Submission:
         """Parse what the browser sent. Raises ConfigError for anything that is not shaped like a form."""
         try:
-            found = json.loads(sent)
-            launch, anyway = dict(found["launch"]), found.get("anyway") is True
-            typed = frozenset(map(str, found.get("typed", ())))
-            given = Submission(str(found["family"]), dict(found["values"]), launch, typed, anyway)
+            contents = json.loads(sent)
+            launch, anyway = dict(contents["launch"]), contents.get("anyway") is True
+            typed = frozenset(map(str, contents.get("typed", ())))
+            submission = Submission(str(contents["family"]), dict(contents["values"]), launch, typed, anyway)
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
             raise ConfigError("This is not what the form sends: load the page again") from None
-        if given.family not in self.configs:
+        if submission.family not in self.configs:
             raise ConfigError(
-                "{family} is no family: choose {configs}", family=repr(given.family), configs=either(self.configs)
+                "{family} is no family: choose {configs}", family=repr(submission.family), configs=either(self.configs)
             )
-        return given
+        return submission
 
-    def collect(self, given: Submission) -> tuple[Any, list[MessageLike]]:
+    def collect(self, submission: Submission) -> tuple[Any, list[MessageLike]]:
         """A form -> a checked config and notes about it. Raises ConfigError with every problem."""
         notes: list[MessageLike] = []
-        return build_config(self.configs[given.family], given.values, notes=notes), notes
+        return build_config(self.configs[submission.family], submission.values, notes=notes), notes
 
-    def ready(self, given: Submission) -> tuple[Any, list[Problem]]:
+    def ready(self, submission: Submission) -> tuple[Any, list[Problem]]:
         """Like `collect`, for a training about to start: missing required fields are problems, too."""
-        reading = self.reading(given)
+        reading = self.reading(submission)
         if reading.problems:
             raise ConfigError(*reading.problems)
         return reading.config, reading.notes
 
-    def reading(self, given: Submission) -> Reading[Any]:
+    def reading(self, submission: Submission) -> Reading[Any]:
         """The reading of a form for a training about to start, with all its problems."""
-        reading = read_layers(self.configs[given.family], [Layer(given.values)])
-        problems = [*reading.problems, *gpu_slots.find_launch_problems(given.launch)]
+        reading = read_layers(self.configs[submission.family], [Layer(submission.values)])
+        problems = [*reading.problems, *gpu_slots.find_launch_problems(submission.launch)]
         # A field with a mistake is not missing as well.
         named = reading.wrong.union(*(problem.options for problem in problems))
         problems += [problem for problem in find_missing(reading.config) if problem.option not in named]
         return replace(reading, problems=problems)
 
-    def lenient_config(self, given: Submission) -> Any:
+    def lenient_config(self, submission: Submission) -> Any:
         """The config of all values that are valid by themselves, even if they contradict each other; others are not
         set."""
-        known, read = options_of(self.configs[given.family]), {}
-        for name, value in given.values.items():
-            if name in known:
+        options, values = options_of(self.configs[submission.family]), {}
+        for name, value in submission.values.items():
+            if name in options:
                 with contextlib.suppress(ConfigError):
-                    read[name] = known[name].read(value)
-        return draft(self.configs[given.family], read)
+                    values[name] = options[name].read(value)
+        return draft(self.configs[submission.family], values)
 
-    def wrong(self, given: Submission) -> list[Problem]:
+    def wrong(self, submission: Submission) -> list[Problem]:
         """All mistakes in filled-in fields; empty fields are no mistakes yet."""
-        reading = read_layers(self.configs[given.family], [Layer(given.values)])
-        return [*reading.problems, *gpu_slots.find_launch_problems(given.launch)]
+        reading = read_layers(self.configs[submission.family], [Layer(submission.values)])
+        return [*reading.problems, *gpu_slots.find_launch_problems(submission.launch)]
 
     # ---- to the browser
 
@@ -150,17 +149,16 @@ class SettingsForm:
         has the values from which the form marks changes; without it the form's start stays. `named` are options that
         the config's file sets, possibly to their defaults: they carry over to other families."""
         filled: JsonObject = {"family": config.family, "values": self.shown(config.family, option_values(config))}
-        given = sorted({*named, *flatten_sections(changed(config))} & filled["values"].keys())
-        return json.dumps({**filled, "start": dict(start), "given": given} if start else filled, default=str)
+        set_names = sorted({*named, *flatten_sections(changed(config))} & filled["values"].keys())
+        return json.dumps({**filled, "start": dict(start), "given": set_names} if start else filled, default=str)
 
-    def shown(self, family: str, given: JsonMapping) -> dict[str, bool | str]:
+    def shown(self, family: str, values: JsonMapping) -> dict[str, bool | str]:
         """Values by option name, as fields hold them."""
-        known = options_of(self.configs[family])
-        return {name: shown_value(known[name], value) for name, value in given.items() if name in known}
+        options = options_of(self.configs[family])
+        return {name: shown_value(options[name], value) for name, value in values.items() if name in options}
 
-    def shown_launch(self, given: JsonMapping) -> dict[str, bool | str]:
-        """Values of launch settings as fields hold them."""
-        return {name: shown_value(LAUNCH_FIELDS[name], value) for name, value in given.items()}
+    def shown_launch(self, values: JsonMapping) -> dict[str, bool | str]:
+        return {name: shown_value(LAUNCH_FIELDS[name], value) for name, value in values.items()}
 
     def places(self, family: str) -> dict[str, tuple[str, str]]:
         """The place of each option on the page: its label and its element's id."""
@@ -200,22 +198,22 @@ class SettingsForm:
         )
 
     def _basics(self) -> str:
-        first, *others = [f for name in self.basics for f in self.fields if f.option.name == name]
+        first_field, *other_fields = [f for name in self.basics for f in self.fields if f.option.name == name]
         together = Counter(family for part in self.parts for family in part.families)
         spans = [
-            self.basics[first.option.name],
+            self.basics[first_field.option.name],
             *(6 // together[part.families[0]] for part in self.parts),
-            *(self.basics[f.option.name] for f in others),
+            *(self.basics[f.option.name] for f in other_fields),
         ]
-        members = zip((first, *self.parts, *others), spans, strict=True)
+        members = zip((first_field, *self.parts, *other_fields), spans, strict=True)
         return "".join(self._field(field, f"span-{span}") for field, span in members)
 
     def _is_required(self, field: FormField) -> bool:
         return any(field.option.name in self.required[family] for family in field.families)
 
     def _group(self, heading: str, sections: Iterable[tuple[str, str, str]]) -> str:
-        made = "".join(self._section(*section) for section in sections)
-        return f"<h2>{heading}</h2>{made}"
+        sections_html = "".join(self._section(*section) for section in sections)
+        return f"<h2>{heading}</h2>{sections_html}"
 
     def _section(self, section: str, title: str, about: str) -> str:
         shown = [field for field in self.fields if field.option.name not in self.basics and field not in self.parts]
@@ -238,21 +236,28 @@ class SettingsForm:
 
     def _classes(self, members: list[FormField]) -> list[str]:
         """The style classes that control when these fields, or the section around them, are visible."""
-        seen = [name for name in self.configs if any(name in m.families and name not in m.ineffective for m in members)]
-        rare = all(field.is_advanced for field in members)
-        only = [f"only-{name}" for name in seen or ("none",)] if len(seen) < len(self.configs) else []
-        return only + ["advanced"] * rare
+        visible_families = [
+            name for name in self.configs if any(name in m.families and name not in m.ineffective for m in members)
+        ]
+        is_rare = all(field.is_advanced for field in members)
+        only = (
+            [f"only-{name}" for name in visible_families or ("none",)]
+            if len(visible_families) < len(self.configs)
+            else []
+        )
+        return only + ["advanced"] * is_rare
 
     def _id(self, field: FormField) -> str:
-        own = len(field.families) < len(self.configs)
-        return "-".join([self.tab, *(field.families if own else ()), field.option.name])
+        is_family_specific = len(field.families) < len(self.configs)
+        return "-".join([self.tab, *(field.families if is_family_specific else ()), field.option.name])
 
     def _field(self, field: FormField, span: str = "", launch: bool = False) -> str:
         option, element = field.option, self._id(field)
         wide = ["wide"] if option.kind in ("file", "folder", "text") else []
         required = ["required"] if self._is_required(field) else []
-        seen = [name for name in self._classes([field]) if not (span and name == "advanced")]  # basics are never rare
-        classes = " ".join(["field", *required, *seen, *([span] if span else wide)])
+        # Options on top of the form are shown even if they are advanced.
+        visibility_classes = [name for name in self._classes([field]) if not (span and name == "advanced")]
+        classes = " ".join(["field", *required, *visibility_classes, *([span] if span else wide)])
         facts = {
             "id": element,
             "data-launch" if launch else "data-option": option.name,
@@ -263,7 +268,7 @@ class SettingsForm:
         if required:
             facts["aria-required"] = "true"
         if option.name in self.replaced:
-            facts["data-unless"] = STANDS
+            facts["data-unless"] = REPLACES_REQUIRED
         shown = attributes({"data-shown-with": condition(option.shown_with)} if option.shown_with else {})
         if field.pending:
             facts["disabled"] = ""
@@ -285,17 +290,16 @@ class SettingsForm:
 
 
 def defaults_title(family: str) -> str:
-    """The title of a family's defaults."""
     return "sd-scripts' defaults" if families.facts_of(family).has_sd_scripts_defaults else "Defaults"
 
 
 def condition(shown_with: Mapping[str, Iterable[str]]) -> str:
-    """Other options, and the values with one of which an element is shown, as page.js parses it."""
-    return ";".join(f"{name}={' '.join(wanted)}" for name, wanted in shown_with.items())
+    # The conditions as page.js parses them.
+    return ";".join(f"{name}={' '.join(values)}" for name, values in shown_with.items())
 
 
-def _wanted(config: type, given: Mapping[str, Any] = {}) -> set[str]:
-    return {problem.option for problem in find_missing(build_config(config, given))}
+def _required_options(config: type, values: Mapping[str, Any] = {}) -> set[str]:
+    return {problem.option for problem in find_missing(build_config(config, values))}
 
 
 def form_fields(configs: Mapping[str, type]) -> list[FormField]:
@@ -309,9 +313,9 @@ def form_fields(configs: Mapping[str, type]) -> list[FormField]:
             reason = config.pending.get(name, "")
             looks = (option.label, option.help, option.default, option.choices, condition(option.shown_with))
             face = (name, option.section, *looks, reason)
-            known = faces.get(face, FormField(option, ()))
+            field = faces.get(face, FormField(option, ()))
             ineffective = (family,) if name in config.ineffective else ()
-            faces[face] = FormField(option, (*known.families, family), (*known.ineffective, *ineffective), reason)
+            faces[face] = FormField(option, (*field.families, family), (*field.ineffective, *ineffective), reason)
     return list(faces.values())
 
 
@@ -340,26 +344,25 @@ def control(option: Option, facts: Mapping[str, str]) -> str:
         plain["inputmode"] = "numeric" if option.type is int else "decimal"
     if option.kind == "secret":
         plain |= {"type": "password", "autocomplete": "new-password"}
-    listed = ""
+    datalist = ""
     if option.choices:
         plain["list"] = f"{facts['id']}-list"
-        known = "".join(f"<option>{escape(str(choice))}</option>" for choice in option.choices)
-        listed = f'<datalist id="{plain["list"]}">{known}</datalist>'
-    return f"<input{attributes({**facts, **plain, 'value': value})}>{listed}"
+        suggestions = "".join(f"<option>{escape(str(choice))}</option>" for choice in option.choices)
+        datalist = f'<datalist id="{plain["list"]}">{suggestions}</datalist>'
+    return f"<input{attributes({**facts, **plain, 'value': value})}>{datalist}"
 
 
-def attributes(given: Mapping[str, str]) -> str:
-    """Names and values as HTML attributes."""
-    return "".join(f' {name}="{escape(value)}"' for name, value in given.items())
+def attributes(values: Mapping[str, str]) -> str:
+    return "".join(f' {name}="{escape(value)}"' for name, value in values.items())
 
 
 def shown_value(option: Option, value: Any) -> bool | str:
-    """An option's value as its field holds it: a boolean for a checkbox, otherwise text; "" if it is not set."""
+    # A checkbox holds a boolean, every other field a text, "" if the option is not set.
     return bool(value) if option.type is bool else option.text(value)
 
 
 def as_text(value: bool | str) -> str:
-    """A field's value as page.js compares it."""
+    # page.js compares a checkbox's value as the text "true" or "false".
     return str(value).lower() if isinstance(value, bool) else value
 
 

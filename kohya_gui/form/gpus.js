@@ -2,7 +2,7 @@
 // several.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { all, isField, make, makeButton, one, setValue } from "../server/elements.js";
+import { all, find, isField, make, makeButton, setValue } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { onSettled } from "./page.js";
 
@@ -15,8 +15,8 @@ const PERIOD = 10_000;
 /** @type {Promise<void> | null} */
 let asking = null;
 /** @type {Gpu[]} */
-let known = [];
-let asked = false;
+let gpuList = [];
+let isRequested = false;
 
 /**
  * The field of a launch setting.
@@ -24,9 +24,9 @@ let asked = false;
  * @param {string} name
  */
 function field(box, name) {
-  const found = one(/** @type {HTMLFormElement} */ (box.closest("form")), `[data-launch=${name}]`);
-  if (!isField(found)) throw new Error(`${name} is no field`);
-  return found;
+  const element = find(/** @type {HTMLFormElement} */ (box.closest("form")), `[data-launch=${name}]`);
+  if (!isField(element)) throw new Error(`${name} is no field`);
+  return element;
 }
 
 /** @param {Element} box */
@@ -39,21 +39,21 @@ const chosen = (box) => field(box, "gpu_ids").value.split(",").map((part) => par
  */
 function choose(box, names) {
   const machines = Number(field(box, "num_machines").value) || 1;
-  setValue(field(box, "gpu_ids"), known.map(({ index }) => index).filter((index) => names.includes(index)).join(","));
+  setValue(field(box, "gpu_ids"), gpuList.map(({ index }) => index).filter((index) => names.includes(index)).join(","));
   setValue(field(box, "num_processes"), Math.max(1, names.length) * machines);
   field(box, "gpu_ids").dispatchEvent(new Event("input", { bubbles: true }));
 }
 
 /** @param {Element} box */
 function show(box) {
-  /** @type {HTMLElement} */ (box).hidden = known.length < 2;
-  if (known.length < 2) return;
+  /** @type {HTMLElement} */ (box).hidden = gpuList.length < 2;
+  if (gpuList.length < 2) return;
   const names = chosen(box), cpu = field(box, "cpu"), off = cpu instanceof HTMLInputElement && cpu.checked;
-  const every = names.join() === "all";
+  const isAll = names.join() === "all";
   /** @type {[string, string, string, boolean][]} */
   const choices = [
     ["", "Any free GPU", "", !names.length],
-    ...known.map(({ index, name, free, total, user }) => {
+    ...gpuList.map(({ index, name, free, total, user }) => {
       const memory = total ? say("{free} of {total} GB free", { free: free.toFixed(1), total: total.toFixed(1) }) : "";
       /** @type {[string, string, string, boolean]} */
       const choice = [
@@ -63,12 +63,12 @@ function show(box) {
           .filter(Boolean)
           .map(translated)
           .join(" · "),
-        every || names.includes(index),
+        isAll || names.includes(index),
       ];
       return choice;
     }),
   ];
-  const place = one(box, ".choices"), now = JSON.stringify([choices, off]);
+  const place = find(box, ".choices"), now = JSON.stringify([choices, off]);
   if (place.dataset.shown === now) return;
   place.dataset.shown = now;
   const focus = place.contains(document.activeElement)
@@ -77,7 +77,7 @@ function show(box) {
   place.replaceChildren(
     ...choices.map(([index, title, about, pressed]) => {
       const press = () => {
-        const before = every ? known.map((gpu) => gpu.index) : chosen(box);
+        const before = isAll ? gpuList.map((gpu) => gpu.index) : chosen(box);
         choose(box, index ? (pressed ? before.filter((name) => name !== index) : [...before, index]) : []);
       };
       const button = makeButton("", press, { "data-gpu": index, "aria-pressed": pressed && !off, disabled: off });
@@ -94,19 +94,19 @@ function show(box) {
 
 /** Fetch the GPUs and their users; forms that ask at the same time share one request. */
 const look = () => (asking ??= ask("gpus").then(({ gpus }) => {
-  known = gpus;
+  gpuList = gpus;
   for (const box of all(document, ".gpus")) show(box);
 }).catch(() => {}).finally(() => (asking = null)));
 
 onSettled((where) => {
-  const box = one(where, ".gpus");
-  if (known.length > 1) show(box);
-  else if (!asked) void look();
-  asked = true;
+  const box = find(where, ".gpus");
+  if (gpuList.length > 1) show(box);
+  else if (!isRequested) void look();
+  isRequested = true;
 });
 setInterval(() => {
   if (
-    known.length > 1 &&
+    gpuList.length > 1 &&
     document.visibilityState === "visible" &&
     all(document, ".gpus").some((box) => box.checkVisibility())
   )

@@ -13,14 +13,14 @@ CHOOSER = (
 def list_gpus() -> list[JsonObject]:
     """Each GPU that trainings on this computer may use, with its memory in GiB and its user; empty without a GPU."""
     devices = [device for device in gpu_slots.devices() if device != gpu_slots.CPU]
-    known = {gpu.index: gpu for gpu in (machine.GPUS.now() or machine.GPUS.known())} if devices else {}
+    gpus = {gpu.index: gpu for gpu in (machine.GPUS.now() or machine.GPUS.known())} if devices else {}
     users = dict.fromkeys(gpu_slots.held_devices(), "Another job")
     for run in reader.runs():
         if run.active and run.is_here:  # a run started in a shell may use any of them
             users |= dict.fromkeys(run.facts.get("devices") or devices, run.facts.get("output_name") or run.id)
-    found: list[JsonObject] = []
+    rows: list[JsonObject] = []
     for device in devices:
-        gpu = known.get(device)
+        gpu = gpus.get(device)
         memory = {"free": round(gpu.total - gpu.used, 1), "total": gpu.total} if gpu else {"free": 0.0, "total": 0.0}
-        found.append({"index": device, "name": gpu.name if gpu else "GPU", **memory, "user": users.get(device, "")})
-    return found
+        rows.append({"index": device, "name": gpu.name if gpu else "GPU", **memory, "user": users.get(device, "")})
+    return rows

@@ -24,13 +24,13 @@ class ConvertedData:
     notes: tuple[MessageLike, ...]
 
 
-def only_data(found: JsonMapping, path: Path) -> ConvertedData | None:
+def only_data(contents: JsonMapping, path: Path) -> ConvertedData | None:
     """The data sets of a file without a training; None for any other file."""
     try:
-        importers.refuse_data(found, path)
+        importers.refuse_data(contents, path)
     except ConfigError:
-        if importers.is_foreign_dataset(found):
-            text, notes = importers.convert_foreign_dataset(found)
+        if importers.is_foreign_dataset(contents):
+            text, notes = importers.convert_foreign_dataset(contents)
             return ConvertedData(text, tuple(notes))
     return None
 
@@ -46,8 +46,12 @@ def write_imported_data(text: str, config: RunConfig, roots: Sequence[Path]) -> 
         return _write_data_file(text, datasets.dataset_file_place(config, roots, is_at_home=True))
 
 
-def _write_data_file(text: str, wanted: Path) -> Path:
-    path = next(one for one in kept_file.numbered_paths(wanted) if not one.exists() or _file_has_text(one, text))
+def _write_data_file(text: str, preferred: Path) -> Path:
+    path = next(
+        candidate
+        for candidate in kept_file.numbered_paths(preferred)
+        if not candidate.exists() or _file_has_text(candidate, text)
+    )
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():

@@ -45,8 +45,8 @@ export const fieldOf = (where, name) => fieldsOf(where, [name])[0];
  * @param {string[]} names
  */
 export const fieldsOf = (where, names) => {
-  const found = all(where, names.map((name) => `[data-option="${name}"]`).join()), chosen = family(where);
-  return /** @type {Field[]} */ (found.filter(isField)).filter((field) => isFor(field, chosen));
+  const elements = all(where, names.map((name) => `[data-option="${name}"]`).join()), chosen = family(where);
+  return /** @type {Field[]} */ (elements.filter(isField)).filter((field) => isFor(field, chosen));
 };
 
 /**

@@ -12,19 +12,18 @@ from library.config.run_config import RunConfig
 
 
 def file_state(path: Path) -> str:
-    """A hash of a file's contents, which changes if another visitor or program edits it; "" if there is no file."""
+    # The hash changes if another visitor or program edits the file.
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
-def check_unchanged(path: Path, known: str, option: str) -> None:
-    """Raise ConfigError unless a file still has the `state` that is `known`."""
-    if known != file_state(path):
+def check_unchanged(path: Path, known_state: str, option: str) -> None:
+    """Raise ConfigError unless a file still has the `file_state` that the page loaded."""
+    if known_state != file_state(path):
         template = ": {path} was changed elsewhere meanwhile; load the page again to see what it holds now"
         raise ConfigError(Problem(option, template, path=path))
 
 
 def check_editable(path: Path, option: str) -> None:
-    """Raise ConfigError for anything that is not a file, or a file far too large to be written by hand."""
     if not path.is_file() or path.stat().st_size > paths.MAX_CONFIG_BYTES:
         raise ConfigError(Problem(option, ": {path} is no such file, or far too large for one", path=path))
 
@@ -32,21 +31,20 @@ def check_editable(path: Path, option: str) -> None:
 def beside_result(config: RunConfig, roots: Sequence[Path]) -> Path:
     """The folder for a file that the form writes for a training: that of the result.
 
-    A relative one has come from a config of elsewhere. The folder that this server was started in has nothing to do
-    with it, so `at_home` is taken instead; so it is where no folder is set.
+    A relative folder comes from a config of another program, and has nothing to do with the folder that this server
+    was started in. `at_home` replaces it, and also serves where no folder is set.
     """
     folder = config.save.output_dir or ""
     return Path(folder) if os.path.isabs(folder) else at_home(roots)
 
 
 def at_home(roots: Sequence[Path]) -> Path:
-    """The folder for files of a training whose own may not be written to: below the first root, the user's home."""
+    # The first root is the user's home.
     return next((root for root in roots if root.is_dir()), roots[0]) / "kohya"
 
 
 def free_path(path: Path) -> Path:
-    """This path, or the first numbered one that does not exist."""
-    return next(one for one in numbered_paths(path) if not one.exists())
+    return next(candidate for candidate in numbered_paths(path) if not candidate.exists())
 
 
 def numbered_paths(path: Path) -> Iterator[Path]:

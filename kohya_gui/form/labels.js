@@ -27,17 +27,17 @@ function labelOf(field) {
  */
 function isShared(where, label) {
   const chosen = family(where);
-  let known = counted.get(where);
-  if (known?.family !== chosen) {
+  let counts = counted.get(where);
+  if (counts?.family !== chosen) {
     const count = new Map();
     for (const text of fields(where)
       .filter((field) => isFor(field, chosen))
       .map(labelOf))
       count.set(text, (count.get(text) ?? 0) + 1);
-    known = { family: chosen, count };
-    counted.set(where, known);
+    counts = { family: chosen, count };
+    counted.set(where, counts);
   }
-  return (known.count.get(label) ?? 0) > 1;
+  return (counts.count.get(label) ?? 0) > 1;
 }
 
 /**
@@ -45,17 +45,17 @@ function isShared(where, label) {
  * @param {Element | null} near
  */
 function formOf(near) {
-  const own = near?.closest(".training")?.querySelector("form.settings");
-  const every = all(document, "form.settings", HTMLFormElement);
-  return own instanceof HTMLFormElement ? own : every.find((where) => where.checkVisibility()) ?? every[0];
+  const enclosing = near?.closest(".training")?.querySelector("form.settings");
+  const forms = all(document, "form.settings", HTMLFormElement);
+  return enclosing instanceof HTMLFormElement ? enclosing : forms.find((where) => where.checkVisibility()) ?? forms[0];
 }
 
 nameOptions((name, near) => {
   const selector = `[data-option="${name}"], [data-launch="${name}"]`, where = formOf(near);
-  const own = where ? /** @type {Field[]} */ (all(where, selector).filter(isField)) : [];
+  const matching = where ? /** @type {Field[]} */ (all(where, selector).filter(isField)) : [];
   const field =
-    own.find((one) => isFor(one, family(where))) ??
-    own[0] ??
+    matching.find((candidate) => isFor(candidate, family(where))) ??
+    matching[0] ??
     /** @type {Field[]} */ (all(document, selector).filter(isField))[0];
   const text = field ? labelOf(field) : "";
   return text ? { text, isShared: isShared(field.form, text) } : null;

@@ -1,7 +1,7 @@
 // Around the form: checks while the user types, presets, undo, fixes, and keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
-import { all, around, hit, make, one, pieces, withAllowButton } from "../server/elements.js";
+import { all, around, find, hit, make, pieces, withAllowButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { pick } from "../server/picker.js";
 import { openTab } from "../server/tabs.js";
@@ -25,7 +25,7 @@ import { onOpened } from "./tab.js";
  * base model, if all of its parts are there */
 
 /** @param {Element} element in a training tab */
-const tabOf = (element) => one(around(element, ".training"), "form.settings").id.replace(/-form$/, "");
+const tabOf = (element) => find(around(element, ".training"), "form.settings").id.replace(/-form$/, "");
 
 // ---- while the user types
 
@@ -55,11 +55,11 @@ function typedOption() {
 
 /** @param {string} tab */
 async function judge(tab) {
-  const mine = (newest[tab] ?? 0) + 1;
-  newest[tab] = mine;
+  const turn = (newest[tab] ?? 0) + 1;
+  newest[tab] = turn;
   try {
     const sent = sentOf(tab), typing = typedOption(), judgement = await ask("judge", { tab, sent, typing });
-    if (mine !== newest[tab] || sent !== sentOf(tab)) return; // a newer request follows
+    if (turn !== newest[tab] || sent !== sentOf(tab)) return; // a newer request follows
     show(form.formOf(tab), judgement);
     document.dispatchEvent(
       new CustomEvent("kohya:judged", {
@@ -104,18 +104,18 @@ function show(where, judgement) {
  * @param {string} reason
  */
 function explain(field, instead, reason) {
-  const help = one(document, `#${CSS.escape(field.id)}-help`);
-  const own = help.dataset.help ?? inEnglish(help);
-  help.dataset.help = own;
-  const text = instead || own, now = `${text}\n${reason}`;
-  if ((help.dataset.now ?? `${own}\n`) === now) return;
+  const help = find(document, `#${CSS.escape(field.id)}-help`);
+  const helpText = help.dataset.help ?? inEnglish(help);
+  help.dataset.help = helpText;
+  const text = instead || helpText, now = `${text}\n${reason}`;
+  if ((help.dataset.now ?? `${helpText}\n`) === now) return;
   help.dataset.now = now;
   help.replaceChildren(...withAllowButton(text), ...(reason ? [make("em", {}, reason)] : []));
 }
 
 /** Show what the running training has compiled, while these settings are visible. */
 setInterval(async () => {
-  const line = all(document, ".compiling .compile-log").find((one) => one.parentElement?.checkVisibility());
+  const line = all(document, ".compiling .compile-log").find((log) => log.parentElement?.checkVisibility());
   const works = document.querySelector(".run:is([data-state=starting], [data-state=running], [data-state=stopping])");
   if (!line || (!works && line.hidden) || line.parentElement?.closest("[hidden]")) return;
   try {
@@ -154,7 +154,7 @@ function showKey(field, isKept) {
 
 /** @param {HTMLElement} button */
 async function forgetKey(button) {
-  await ask("forget", { name: one(around(button, ".field"), "[data-option]").dataset.option });
+  await ask("forget", { name: find(around(button, ".field"), "[data-option]").dataset.option });
   judge(tabOf(button));
 }
 
@@ -168,22 +168,22 @@ async function preset(tab, id) {
   try {
     const sent = sentOf(tab),
       purpose = chosenPurpose(form.formOf(tab)),
-      found = await ask("preset", { tab, sent, id, purpose });
+      answer = await ask("preset", { tab, sent, id, purpose });
     if (sent !== sentOf(tab)) return void preset(tab, id); // otherwise what was typed since would be lost
-    form.fill(tab, found.fill);
-    const rest = found.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
+    form.fill(tab, answer.fill);
+    const remark = answer.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
     /** @type {string[]} */
-    const notes = found.notes ?? [];
-    const about = make("span", {}, found.profile ? found.text : pieces(found.text));
+    const notes = answer.notes ?? [];
+    const about = make("span", {}, answer.profile ? answer.text : pieces(answer.text));
     tell(
       tab,
       "good",
       make("p", {},
-        make("b", {}, found.title),
+        make("b", {}, answer.title),
         " ",
         about,
         " ",
-        make("span", {}, rest),
+        make("span", {}, remark),
         " ",
         make("button", { type: "button", className: "undo" }, "Undo")),
       ...notes.map((note) => make("p", {}, note)));
@@ -197,7 +197,7 @@ function undo(tab) {
   const done = form.undo(tab), training = around(form.formOf(tab), ".training");
   if (done?.opened !== undefined) { // otherwise Save would overwrite the config that was undone
     training.dataset.opened = done.opened;
-    one(training, ".begin .path", HTMLInputElement).value = done.opened.split("\n")[0];
+    find(training, ".begin .path", HTMLInputElement).value = done.opened.split("\n")[0];
   }
   tell(
     tab,
@@ -240,7 +240,7 @@ function countAgain(message) {
 function anyway(button) {
   const where = form.formOf(tabOf(button));
   where.dataset.anyway = form.images(where);
-  one(around(button, ".bar"), `button.${button.dataset.again}`).click();
+  find(around(button, ".bar"), `button.${button.dataset.again}`).click();
 }
 
 /**
@@ -249,10 +249,10 @@ function anyway(button) {
  */
 export async function showImages(tab) {
   await openTab("Data set", () => document.querySelector(".images")?.checkVisibility());
-  const list = one(document, "#images-tab", HTMLSelectElement);
+  const list = find(document, "#images-tab", HTMLSelectElement);
   list.value = tab;
   list.dispatchEvent(new Event("change", { bubbles: true }));
-  one(document, ".images [data-do=take]").click();
+  find(document, ".images [data-do=take]").click();
 }
 
 /**
@@ -271,15 +271,15 @@ function proposal(where) {
  * @param {HTMLElement} training
  */
 function saveAs(training) {
-  const path = one(training, ".begin .path", HTMLInputElement);
-  const typed = path.value, where = form.formOf(one(training, "form.settings").id.replace(/-form$/, ""));
-  const chosen = () => setTimeout(() => one(training, ".begin button.save").click(), 50);
+  const path = find(training, ".begin .path", HTMLInputElement);
+  const typed = path.value, where = form.formOf(find(training, "form.settings").id.replace(/-form$/, ""));
+  const chosen = () => setTimeout(() => find(training, ".begin button.save").click(), 50);
   path.addEventListener("change", chosen, { once: true });
   if (!typed) path.value = proposal(where); // from the name and folder of the result
   const proposed = path.value;
   pick(path, "new", ".toml");
   // Closing the picker chooses nothing, and a later change of the path is no answer.
-  one(document, "dialog.picker").addEventListener("close", () => {
+  find(document, "dialog.picker").addEventListener("close", () => {
     path.removeEventListener("change", chosen);
     if (path.value === proposed) path.value = typed;
   }, { once: true });

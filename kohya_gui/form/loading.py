@@ -20,7 +20,7 @@ from library.sampling import prompt_rows
 PROMPTS = "sample_prompts"
 
 
-def load_into_form(form: SettingsForm, path: Path, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def load_into_form(form: SettingsForm, path: Path, submission: Submission, roots: Sequence[Path]) -> JsonObject:
     """A config file -> values for the form, and a message with all problems of the file.
 
     Mistakes do not prevent loading: each button that fixes one changes what was loaded. Data sets of another trainer
@@ -29,94 +29,107 @@ def load_into_form(form: SettingsForm, path: Path, given: Submission, roots: Seq
     """
     source = importers.parse_file(path)
     if data := imported_data.only_data(source, path):
-        return _data_alone(form, data, given, path.name, roots)
-    made = _with_data(presets.import_fitting(path, form.configs, given.family, roots), roots)
-    config, found = made.config, config_problems(made)
-    said = Message(
+        return _data_alone(form, data, submission, path.name, roots)
+    imported = _with_data(presets.import_fitting(path, form.configs, submission.family, roots), roots)
+    config, problems = imported.config, config_problems(imported)
+    sentence = Message(
         "Loaded {name} for {family} ({changes}).",
         name=path.name,
         family=form.families[config.family],
         changes=settings_count(len(flatten_sections(changed(config)))),
     )
     places = form.places(config.family)
-    shown = messages.loaded_html(said, found, places, lambda one: fix(form, made, one), _notes(made, found))
+    message = messages.loaded_html(
+        sentence, problems, places, lambda problem: fix(form, imported, problem), _notes(imported, problems)
+    )
     base = {key: value for key, value in presets.base(path, roots).items() if key not in keys.ENVIRONMENT}
     # In other programs' files, several tables may have the same key, such as the shape of each tensor.
-    named = [*flatten_sections(source, []), *made.texts]
+    named = [*flatten_sections(source, []), *imported.texts]
     filled = json.loads(form.fill(config, start_preset.loaded_as_start(path.name), named))
     more = {
         "base": base,
         "launch": form.shown_launch(importers.read_launch_settings(base)),
-        "prompts": _prompt_rows_of(made),
+        "prompts": _prompt_rows_of(imported),
     }
-    return {"message": shown, "fill": json.dumps({**filled, **more})}
+    return {"message": message, "fill": json.dumps({**filled, **more})}
 
 
-def config_problems(made: Imported) -> list[Problem]:
+def config_problems(imported: Imported) -> list[Problem]:
     """The problems of a loaded config: broken rules, unknown keys, and values that could not be parsed."""
-    return [*made.problems, *made.unknown(), *(Problem(one.key, ": {text}", text=one.text) for one in _unread(made))]
+    return [
+        *imported.problems,
+        *imported.unknown(),
+        *(Problem(outcome.key, ": {text}", text=outcome.text) for outcome in _unread(imported)),
+    ]
 
 
-def fix(form: SettingsForm, made: Imported, problem: Problem) -> Mapping[str, bool | str]:
+def fix(form: SettingsForm, imported: Imported, problem: Problem) -> Mapping[str, bool | str]:
     """The fix for a problem of a loaded config, as values of fields: an unknown key becomes the option that was
     probably meant, and a value that cannot be parsed becomes the preset's."""
-    known = options_of(type(made.config))
-    if problem.option in {one.key for one in _unread(made)}:
-        return start_preset.value(form.tab, type(made.config), problem.option)
-    wanted = working_fix(problem, made.config) if problem.option in known or not problem.option else problem.fix
-    return form.shown(made.config.family, wanted)
+    options = options_of(type(imported.config))
+    if problem.option in {outcome.key for outcome in _unread(imported)}:
+        return start_preset.value(form.tab, type(imported.config), problem.option)
+    values = working_fix(problem, imported.config) if problem.option in options or not problem.option else problem.fix
+    return form.shown(imported.config.family, values)
 
 
-def _unread(made: Imported) -> list[importers.KeyOutcome]:
+def _unread(imported: Imported) -> list[importers.KeyOutcome]:
     """The options whose values could not be parsed, and are at their defaults."""
-    known = options_of(type(made.config))
-    return [one for one in made.of("ignored") if one.key in known and known[one.key].kind != "secret"]
+    options = options_of(type(imported.config))
+    return [
+        outcome
+        for outcome in imported.of("ignored")
+        if outcome.key in options and options[outcome.key].kind != "secret"
+    ]
 
 
-def _with_data(made: Imported, roots: Sequence[Path]) -> Imported:
+def _with_data(imported: Imported, roots: Sequence[Path]) -> Imported:
     """The same config with a new dataset file."""
-    text = made.texts.get(imported_data.DATASET_OPTION)
+    text = imported.texts.get(imported_data.DATASET_OPTION)
     if not text:
-        return made
+        return imported
     try:
-        return made.with_files(
-            {imported_data.DATASET_OPTION: str(imported_data.write_imported_data(text, made.config, roots))}
+        return imported.with_files(
+            {imported_data.DATASET_OPTION: str(imported_data.write_imported_data(text, imported.config, roots))}
         )
     except ConfigError as error:
-        return replace(made, problems=(*made.problems, *error.problems))
+        return replace(imported, problems=(*imported.problems, *error.problems))
 
 
 def _data_alone(
-    form: SettingsForm, data: imported_data.ConvertedData, given: Submission, name: str, roots: Sequence[Path]
+    form: SettingsForm, data: imported_data.ConvertedData, submission: Submission, name: str, roots: Sequence[Path]
 ) -> JsonObject:
     """Data sets without a training: they replace those of the form, which keeps everything else."""
-    path = imported_data.write_imported_data(data.text, form.lenient_config(given), roots)
+    path = imported_data.write_imported_data(data.text, form.lenient_config(submission), roots)
     values = {**dict.fromkeys(imported_data.REPLACED, ""), imported_data.DATASET_OPTION: str(path)}
-    said = Message("The data sets of {name} are in {path} now.", name=name, path=path)
-    filled = {"family": given.family, "values": form.shown(given.family, values)}
-    return {"message": messages.good(said, data.notes, undo=True), "fill": json.dumps(filled)}
+    sentence = Message("The data sets of {name} are in {path} now.", name=name, path=path)
+    filled = {"family": submission.family, "values": form.shown(submission.family, values)}
+    return {"message": messages.good(sentence, data.notes, undo=True), "fill": json.dumps(filled)}
 
 
-def _notes(made: Imported, found: list[Problem]) -> list[MessageLike]:
+def _notes(imported: Imported, problems: list[Problem]) -> list[MessageLike]:
     """Notes about the other keys."""
-    said = {problem.option for problem in found}
-    rest = tuple(one for one in made.outcomes if one.kind not in ("unknown", "ignored") or one.key not in said)
-    notes = presets.import_notes(replace(made, outcomes=rest, problems=()))
-    if imported_data.DATASET_OPTION in made.texts and (file := made.config.data.dataset_config):
+    reported_options = {problem.option for problem in problems}
+    other_outcomes = tuple(
+        outcome
+        for outcome in imported.outcomes
+        if outcome.kind not in ("unknown", "ignored") or outcome.key not in reported_options
+    )
+    notes = presets.import_notes(replace(imported, outcomes=other_outcomes, problems=()))
+    if imported_data.DATASET_OPTION in imported.texts and (file := imported.config.data.dataset_config):
         notes.insert(0, Message("The data sets are in {path}.", path=file))
     return notes
 
 
-def _prompt_rows_of(made: Imported) -> list[dict[str, str]]:
+def _prompt_rows_of(imported: Imported) -> list[dict[str, str]]:
     """The sample prompts in another trainer's file, as rows of the prompt form, which saves them."""
-    if PROMPTS not in made.texts:
+    if PROMPTS not in imported.texts:
         return []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prompts.txt"
-        path.write_text(made.texts[PROMPTS], encoding="utf-8")
+        path.write_text(imported.texts[PROMPTS], encoding="utf-8")
         return prompt_rows.prompt_rows_of_file(path)
 
 
 def settings_count(count: int) -> Message:
-    """The number of settings in a file, in words."""
     return ngettext("{count} setting differs from the defaults", "{count} settings differ from the defaults", count)

@@ -1,6 +1,6 @@
 // Marks at a field: that it was changed, and that it is required.
 import { say } from "../i18n/sentences.js";
-import { around, make, one } from "../server/elements.js";
+import { around, find, make } from "../server/elements.js";
 
 /**
  * Mark a field that differs from its initial value, and give it a button that resets it.
@@ -12,7 +12,7 @@ export function markChanged(field, differs) {
   if (box.classList.toggle("changed", differs) === Boolean(back)) return;
   back?.remove();
   if (!differs) return;
-  const label = one(box, "label");
+  const label = find(box, "label");
   const text = (label.querySelector("span") ?? label).textContent;
   label.after(
     make("button", {
@@ -26,9 +26,9 @@ export function markChanged(field, differs) {
 /**
  * Mark whether a field is required.
  * @param {Element} field
- * @param {boolean} wanted
+ * @param {boolean} isRequired
  */
-export function markRequired(field, wanted) {
-  around(field, ".field").classList.toggle("required", wanted);
-  field.setAttribute("aria-required", String(wanted));
+export function markRequired(field, isRequired) {
+  around(field, ".field").classList.toggle("required", isRequired);
+  field.setAttribute("aria-required", String(isRequired));
 }

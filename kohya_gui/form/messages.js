@@ -1,6 +1,6 @@
 // Messages beside the buttons of a form.
 import { translated } from "../i18n/words.js";
-import { around, make, makeButton, one, withAllowButton } from "../server/elements.js";
+import { around, find, make, makeButton, withAllowButton } from "../server/elements.js";
 import { messageOf } from "../server/http.js";
 import * as form from "./page.js";
 
@@ -23,7 +23,7 @@ export function read(tab, busy = "") {
   bar?.classList.remove("own", "away");
   bar?.classList.toggle("newer", !busy); // show its answer at once, while an earlier check still runs
   for (const field of where.querySelectorAll(".mended")) field.classList.remove("mended");
-  if (busy) rest(tab, busy);
+  if (busy) showBusy(tab, busy);
   return sentOf(tab);
 }
 
@@ -32,10 +32,10 @@ export function read(tab, busy = "") {
  * @param {string} tab
  * @param {string} [busy]
  */
-export function rest(tab, busy = "") {
-  const bar = one(around(form.formOf(tab), ".training"), ".bar");
+export function showBusy(tab, busy = "") {
+  const bar = find(around(form.formOf(tab), ".training"), ".bar");
   bar.toggleAttribute("data-busy", Boolean(busy));
-  one(bar, ".doing").textContent = busy && `${translated(busy)} …`;
+  find(bar, ".doing").textContent = busy && `${translated(busy)} …`;
 }
 
 /**
@@ -45,7 +45,7 @@ export function rest(tab, busy = "") {
  * @param {(Node | string)[]} parts
  */
 export function tell(tab, kind, ...parts) {
-  const bar = one(around(form.formOf(tab), ".training"), ".bar");
+  const bar = find(around(form.formOf(tab), ".training"), ".bar");
   const place = bar.querySelector(".told") ?? make("div", { className: "told" });
   if (!place.isConnected) bar.prepend(place);
   bar.classList.toggle("own", parts.length > 0);

@@ -39,52 +39,54 @@ def good(text: MessageLike, notes: Iterable[MessageLike] = (), undo: bool = Fals
     notes = [_sentence(note) for note in notes]
     more = counted(len(notes), "note") if len(notes) > 1 else Message("")
     shown = notes if len(notes) == 1 else [*filter(None, [more])]
-    said = " ".join(f"<span>{html.escape(str(one))}</span>" for one in [text, *shown])
+    line = " ".join(f"<span>{html.escape(str(part))}</span>" for part in [text, *shown])
     back = ' <button type="button" class="undo">Undo</button>' if undo else ""
     listed = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
     is_open = any(isinstance(note, Message) and note.template == TO_FIX for note in notes)
-    fold = f"<details{' open' * is_open}><summary>{said}{back}</summary><ul>{listed}</ul></details>"
-    fold = fold if more else f"<p>{said}{back}</p>"
+    fold = f"<details{' open' * is_open}><summary>{line}{back}</summary><ul>{listed}</ul></details>"
+    fold = fold if more else f"<p>{line}{back}</p>"
     return _message("good", fold, [text, more, *notes])
 
 
-def loaded_html(text: Message, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]) -> str:
+def loaded_html(
+    text: Message, problems: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]
+) -> str:
     """A config was loaded: its problems, one per line with the button that fixes it, and then notes."""
-    if not found:
+    if not problems:
         return good(text, notes, undo=True)
-    listed, marks, shown = _problem_lines(found, places, fix)
+    listed, marks, shown = _problem_lines(problems, places, fix)
     notes = [_sentence(note) for note in notes]
     more = counted(len(notes), "note")
-    rest = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
-    fold = f"<details><summary>{html.escape(str(more))}</summary><ul>{rest}</ul></details>" if notes else ""
-    title = _problems_title(len(found))
+    notes_html = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
+    fold = f"<details><summary>{html.escape(str(more))}</summary><ul>{notes_html}</ul></details>" if notes else ""
+    title = _problems_title(len(problems))
     head = f'<span>{html.escape(str(text))}</span> <b class="title">{html.escape(str(title))}</b>'
     back = ' <button type="button" class="undo">Undo</button>'
     body = f"<details open><summary>{head}{back}</summary><ul>{listed}</ul>{fold}{_field_marks_style(marks)}</details>"
     return _message("warn", body, [text, title, more, *shown, *notes], alert=True)
 
 
-def list_problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
+def list_problems(problems: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
     """Problems to fix, one per line. Options that are on the page are named, marked, and linked to their fields."""
-    listed, marks, shown = _problem_lines(found, places, fix)
-    title = _problems_title(sum(one.code != OTHER_TAB for one in found))
+    listed, marks, shown = _problem_lines(problems, places, fix)
+    title = _problems_title(sum(problem.code != OTHER_TAB for problem in problems))
     return _box("bad", title, f"<ul>{listed}</ul>{_field_marks_style(marks)}", shown, alert=True)
 
 
-def _problem_lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
+def _problem_lines(problems: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
     """Problems as lines with their buttons, the elements to mark, and the texts shown."""
     listed, marks, shown = "", list[str](), list[Message]()
-    for problem in found:
-        said, element, text = _placed(problem, places)
+    for problem in problems:
+        line, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
         buttons = values_button(fix(problem), problem.code) + _allow_button(problem) + _other_tab_button(problem)
-        listed += f"<li>{said}{buttons}</li>"
+        listed += f"<li>{line}{buttons}</li>"
     return listed, marks, shown
 
 
 def report_html(
-    found: JsonMapping,
+    report: JsonMapping,
     places: Places,
     fix: Callable[[JsonMapping], Mapping[str, bool | str]],
     model_files: Collection[str] = (),
@@ -92,24 +94,30 @@ def report_html(
     """All findings of a preflight check by topic, each with its mark and its fix, and the estimate of memory and time.
     `model_files` are the options whose files the dialog for base models finds and downloads."""
     listed, marks, shown = [], [], []
-    for one in found["findings"]:
-        problem = problem_from_json(one)
-        said, element, text = _placed(problem, places)
+    for finding in report["findings"]:
+        problem = problem_from_json(finding)
+        line, element, text = _placed(problem, places)
         shown.append(text)
-        marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
+        marks += [f"#{element}"] if element and finding["verdict"] == "bad" else []
         listed.append(
-            f'<li class="{one["verdict"]}"><i aria-hidden="true">{VERDICT_SIGNS[one["verdict"]]}</i>'
-            f"<b>{html.escape(one['topic'])}</b>"
-            f"<span>{said}{values_button(fix(one), one['code'])}{_allow_button(problem)}</span></li>"
+            f'<li class="{finding["verdict"]}"><i aria-hidden="true">{VERDICT_SIGNS[finding["verdict"]]}</i>'
+            f"<b>{html.escape(finding['topic'])}</b>"
+            f"<span>{line}{values_button(fix(finding), finding['code'])}{_allow_button(problem)}</span></li>"
         )
-    wrong = [one for one in found["findings"] if one["verdict"] == "bad"]
-    failed = bool(found.get("failed"))
-    title = _problems_title(len(wrong)) if wrong else "The check itself failed" if failed else "No problems found"
+    bad_findings = [finding for finding in report["findings"] if finding["verdict"] == "bad"]
+    failed = bool(report.get("failed"))
+    title = (
+        _problems_title(len(bad_findings))
+        if bad_findings
+        else "The check itself failed"
+        if failed
+        else "No problems found"
+    )
     body = f'<ul class="findings">{"".join(listed)}</ul>{_field_marks_style(marks)}'
-    body += MODELS if any(problem_from_json(one).option in model_files for one in wrong) else ""
-    body += PROBE if not wrong and not failed else ""
-    kind = "bad early" if found.get("early") else "bad" if wrong or failed else "good"
-    return _box(kind, title, body, shown, alert=bool(wrong) or failed)
+    body += MODELS if any(problem_from_json(finding).option in model_files for finding in bad_findings) else ""
+    body += PROBE if not bad_findings and not failed else ""
+    kind = "bad early" if report.get("early") else "bad" if bad_findings or failed else "good"
+    return _box(kind, title, body, shown, alert=bool(bad_findings) or failed)
 
 
 def without_captions(problem: Message, again: str) -> str:
@@ -119,13 +127,13 @@ def without_captions(problem: Message, again: str) -> str:
         "train": ("It has not started: no image has a caption", "Train without captions"),
         "later": ("It is not in the queue: no image has a caption", "Add it without captions"),
     }[again]
-    said = problem.capitalized()
-    made = (
-        f'<p>{html.escape(str(said))}</p><p class="offer">'
+    sentence = problem.capitalized()
+    body = (
+        f'<p>{html.escape(str(sentence))}</p><p class="offer">'
         '<button type="button" class="captions">Write captions</button> '
         f'<button type="button" class="anyway" data-again="{again}">{html.escape(words)}</button></p>'
     )
-    return _box("warn", title, made, [said], alert=True)
+    return _box("warn", title, body, [sentence], alert=True)
 
 
 def _sentence(note: MessageLike) -> MessageLike:
@@ -153,30 +161,29 @@ def values_button(values: Mapping[str, bool | str], code: str = "") -> str:
     if code == INEFFECTIVE_CODE:
         names = html.escape(" ".join(values))
         return f' <button type="button" class="fix" data-leave="{names}"><span>Leave it out</span></button>'
-    said = option_values({name: as_word(value) for name, value in values.items()})
-    given = html.escape(json.dumps(dict(values)))
-    shown = f'<span>Fix</span> <span class="values">{html.escape(str(said))}</span>'
-    return f' <button type="button" class="fix" data-fix="{given}"{data(said)}>{shown}</button>'
+    description = option_values({name: as_word(value) for name, value in values.items()})
+    values_json = html.escape(json.dumps(dict(values)))
+    shown = f'<span>Fix</span> <span class="values">{html.escape(str(description))}</span>'
+    return f' <button type="button" class="fix" data-fix="{values_json}"{data(description)}>{shown}</button>'
 
 
 def _allow_button(problem: Problem) -> str:
     """The button that allows the folder or the code that a problem asks about."""
     folder = allowed_folders.asked_folder(problem)
     words = "Allow this code" if folder.startswith(allowed_folders.CODE) else "Allow this folder"
-    given = f'class="allow" data-allow="{html.escape(folder)}"'
-    return f' <button type="button" {given}>{words}</button>' if folder else ""
+    attributes = f'class="allow" data-allow="{html.escape(folder)}"'
+    return f' <button type="button" {attributes}>{words}</button>' if folder else ""
 
 
 def _other_tab_button(problem: Problem) -> str:
     """The button that loads a config in the tab that it belongs to."""
     if problem.code != OTHER_TAB:
         return ""
-    given = f'data-tab="{problem.arguments["tab"]}" data-title="{problem.arguments["title"]}"'
-    return f' <button type="button" class="elsewhere" {given}>Load it there</button>'
+    attributes = f'data-tab="{problem.arguments["tab"]}" data-title="{problem.arguments["title"]}"'
+    return f' <button type="button" class="elsewhere" {attributes}>Load it there</button>'
 
 
 def as_word(value: bool | str) -> str:
-    """A field's value in a sentence."""
     return ("on" if value else "off") if isinstance(value, bool) else value or "not set"
 
 
@@ -186,17 +193,17 @@ def _placed(problem: Problem, places: Places) -> tuple[str, str, Message]:
     if not place:
         return html.escape(str(problem)), "", problem
     label, element = place
-    said = Message(problem.template, **problem.arguments)
+    sentence = Message(problem.template, **problem.arguments)
     return (
         f'<button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
-        f" <code>{problem.option}</code>{'' if said.template.startswith(':') else ' '}{html.escape(str(said))}",
+        f" <code>{problem.option}</code>{'' if sentence.template.startswith(':') else ' '}{html.escape(str(sentence))}",
         element,
-        said,
+        sentence,
     )
 
 
-def _problems_title(wrong: int) -> Message:
-    return ngettext("{count} problem to fix", "{count} problems to fix", wrong)
+def _problems_title(number: int) -> Message:
+    return ngettext("{count} problem to fix", "{count} problems to fix", number)
 
 
 def _field_marks_style(marks: list[str]) -> str:
@@ -218,8 +225,10 @@ def command_html(line: str, toml: str, file: tuple[Path, str, bool], notes: Iter
         return _box(
             "plain", Message("Train runs this command. {name} holds these settings.", name=path.name), body, notes
         )
-    given = f'data-path="{html.escape(str(path))}" data-script="{html.escape(script)}"'
-    save = f'<button type="button" class="keep" {given}>Save the file</button> <code>{html.escape(str(path))}</code>'
+    attributes = f'data-path="{html.escape(str(path))}" data-script="{html.escape(script)}"'
+    save = (
+        f'<button type="button" class="keep" {attributes}>Save the file</button> <code>{html.escape(str(path))}</code>'
+    )
     offer = f'<p class="offer keeping">{save}</p>'
     return _box(
         "plain",
@@ -234,12 +243,12 @@ def _copied(title: str, text: str) -> str:
     return f'<div class="code"><b>{html.escape(title)}</b>{copy}<pre>{html.escape(text)}</pre></div>'
 
 
-def _box(kind: str, title: MessageLike, body: str, said: Iterable[MessageLike] = (), alert: bool = False) -> str:
-    """A message; `said` are the texts in its body."""
+def _box(kind: str, title: MessageLike, body: str, sentences: Iterable[MessageLike] = (), alert: bool = False) -> str:
+    """A message; `sentences` are the texts in its body."""
     fold = f'<details open><summary><span class="title">{html.escape(str(title))}</span></summary>{body}</details>'
-    return _message(kind, fold, [title, *said], alert)
+    return _message(kind, fold, [title, *sentences], alert)
 
 
-def _message(kind: str, fold: str, said: Iterable[MessageLike], alert: bool = False) -> str:
-    role, texts = "alert" if alert else "status", data(*said)
+def _message(kind: str, fold: str, sentences: Iterable[MessageLike], alert: bool = False) -> str:
+    role, texts = "alert" if alert else "status", data(*sentences)
     return f'<div class="message {kind}" role="{role}" data-said="{next(_number)}"{texts}>{fold}{AWAY}</div>'

@@ -1,5 +1,5 @@
 // The form in the browser: collect its values, fill it, remember it. All decisions are made on the server.
-import { all, around, fieldValue, hit, isField, one, setValue } from "../server/elements.js";
+import { all, around, fieldValue, find, hit, isField, setValue } from "../server/elements.js";
 import * as memories from "./family_values.js";
 import { families, familiesOf, family, fields, fieldsOf, isFor, same } from "./inputs.js";
 import { markChanged, markRequired } from "./marks.js";
@@ -23,7 +23,7 @@ import { store } from "./storage.js";
  * @param {string} tab
  * @returns {HTMLFormElement}
  */
-export const formOf = (tab) => one(document, `#${tab}-form`, HTMLFormElement);
+export const formOf = (tab) => find(document, `#${tab}-form`, HTMLFormElement);
 
 // ---- the start of the form: a preset or the defaults, for each family
 
@@ -104,9 +104,10 @@ function open(where) {
  * @param {Start} start
  */
 export function restart(where, start) {
-  const name = family(where), left = fields(where).filter((field) => isFor(field, name) && untouched(field, name));
+  const name = family(where);
+  const follow = fields(where).filter((field) => isFor(field, name) && untouched(field, name)); // the new start
   starts[where.id] = { ...starts[where.id], [name]: start };
-  for (const field of left) if (!NAMED.includes(field.dataset.option ?? "")) setValue(field, firstValue(field, name));
+  for (const field of follow) if (!NAMED.includes(field.dataset.option ?? "")) setValue(field, firstValue(field, name));
   settle(where);
 }
 
@@ -123,9 +124,9 @@ export function chooseFamily(where, name) {
   radio.checked = true;
   where.dataset.family = name;
   if (from === name) return;
-  const known = memory[where.id] ??= memories.nothing();
-  memories.leave(known, from, shared(where, from).map((field) => asShared(field, from)));
-  const values = memories.arrive(known, name, shared(where, name).map((field) => asShared(field, name)));
+  const formMemory = memory[where.id] ??= memories.nothing();
+  memories.leave(formMemory, from, shared(where, from).map((field) => asShared(field, from)));
+  const values = memories.arrive(formMemory, name, shared(where, name).map((field) => asShared(field, name)));
   for (const field of shared(where, name)) setValue(field, values[field.id]);
 }
 
@@ -149,7 +150,7 @@ function asShared(field, name) {
   };
 }
 
-/** @type {Record<string, number>} how often each tab was asked for something, or its form filled */
+/** @type {Record<string, number>} the requests of each tab and the fillings of its form, counted */
 const turns = {};
 
 /**
@@ -200,20 +201,20 @@ export function fill(tab, sent, opened) {
   if (!sent) return;
   const where = formOf(tab);
   nextTurn(tab);
-  const { family: name, values, base: theirs, start, given, prompts = [], launch = {} } = JSON.parse(sent);
-  if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
+  const { family: name, values, base, start, given: explicit, prompts = [], launch = {} } = JSON.parse(sent);
+  if (base) store(`${tab}-base`, JSON.stringify(base)); // another program's file, whose other keys an export keeps
   remember(where, opened);
-  const named = fields(where).filter(
+  const proposedFields = fields(where).filter(
     (field) => NAMED.includes(field.dataset.option ?? "") && untouched(field, family(where)));
   if (name) chooseFamily(where, name);
   if (start) starts[where.id] = { ...starts[where.id], [family(where)]: start };
   const filled = put(where, values, launch);
   if (!start) return;
-  const isSet = ({ dataset: { option = "" } }) => !given || given.includes(option);
+  const isSet = ({ dataset: { option = "" } }) => !explicit || explicit.includes(option);
   memories.beginAnew(memory[where.id], family(where), start.id ? undefined : filled.filter(isSet).map(({ id }) => id));
   if (prompts.length) document.dispatchEvent(new CustomEvent("kohya:prompts", { detail: { where, prompts } }));
   if (!start.id) return;
-  for (const field of named) setValue(field, firstValue(field, family(where)));
+  for (const field of proposedFields) setValue(field, firstValue(field, family(where)));
   settle(where);
 }
 
@@ -302,13 +303,13 @@ const copyOf = (where) => ({
  * @param {HTMLFormElement} where
  * @param {Copy} copy
  */
-function restore(where, { family: name, kept, starts: begun, memory: known = memories.nothing() }) {
-  starts[where.id] = begun ?? {};
-  memory[where.id] = known;
+function restore(where, { family: name, kept: values, starts: storedStarts, memory: formMemory = memories.nothing() }) {
+  starts[where.id] = storedStarts ?? {};
+  memory[where.id] = formMemory;
   const radio = families(where).find((choice) => choice.value === name);
   if (radio) radio.checked = true;
   where.dataset.family = family(where);
-  for (const [id, was] of kept) {
+  for (const [id, was] of values) {
     const field = document.getElementById(id);
     if (isField(field)) setValue(field, was);
   }
@@ -323,9 +324,9 @@ export function settle(where) {
   const name = family(where);
   for (const section of all(where, ".section")) {
     const changed = fields(section).filter((field) => mark(field, name) && isFor(field, name));
-    one(section, "i").textContent = changed.length ? `${changed.length} changed` : "";
+    find(section, "i").textContent = changed.length ? `${changed.length} changed` : "";
   }
-  for (const field of fields(one(where, ".basics"))) mark(field, name);
+  for (const field of fields(find(where, ".basics"))) mark(field, name);
   for (const field of fields(where)) if (field.dataset.unless) demand(field, name);
   store(where.id, JSON.stringify(copyOf(where)));
   document.dispatchEvent(new CustomEvent("kohya:settled", { detail: where }));
@@ -373,7 +374,7 @@ function reset(button) {
  * @param {Element} element
  */
 export function mount(element) {
-  const where = one(element, "form.settings", HTMLFormElement);
+  const where = find(element, "form.settings", HTMLFormElement);
   const copy = store(where.id);
   if (copy) restore(where, JSON.parse(copy));
   else open(where);

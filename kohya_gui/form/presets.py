@@ -38,43 +38,51 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLik
     still fits. What it cannot combine with the rest, it leaves out. If the package of the preset's optimizer does not
     work here, the nearest optimizer that does replaces it. `notes` say so.
     """
-    known = options_of(config)
+    options = options_of(config)
     if preset.is_profile:
-        kept = {
-            name: now[name] for name in known.keys() & now if name not in UNDONE and not is_of_compiling(known[name])
+        kept_values = {
+            name: now[name]
+            for name in options.keys() & now
+            if name not in UNDONE and not is_of_compiling(options[name])
         }
-        return _laid_over(kept, read_toml(preset.path), config, notes)
-    kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
-    return build_config(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
+        return _laid_over(kept_values, read_toml(preset.path), config, notes)
+    kept_values = {name: value for name, value in now.items() if name in options and is_own(options[name])}
+    return build_config(
+        config, {**kept_values, **_with_working_optimizer(read_toml(preset.path), notes)}, preset.path.name, notes=[]
+    )
 
 
-def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[MessageLike] | None) -> Any:
+def _laid_over(values: JsonObject, profile: JsonObject, config: type, notes: list[MessageLike] | None) -> Any:
     """Values with a profile on top. Mistakes in the values alone do not prevent applying it."""
-    given, stood = {**kept, **profile}, set(read_layers(config, [Layer(kept)]).problems)
-    while True:
-        reading = read_layers(config, [Layer(given)])
-        found = [problem for problem in reading.problems if problem not in stood]
-        if not found:
+    combined, standing_problems = {**values, **profile}, set(read_layers(config, [Layer(values)]).problems)
+    while True:  # leave out one option of YIELDING after the other, until the profile adds no new problem
+        reading = read_layers(config, [Layer(combined)])
+        new_problems = [problem for problem in reading.problems if problem not in standing_problems]
+        if not new_problems:
             return reading.config
-        less = next((name for name in YIELDING if name in given and name in found[0].options), None)
-        if less is None:
-            raise ConfigError(*found)
-        del given[less]
+        dropped = next((name for name in YIELDING if name in combined and name in new_problems[0].options), None)
+        if dropped is None:
+            raise ConfigError(*new_problems)
+        del combined[dropped]
         if notes is not None:
-            notes.append(Message("{profile} is left out: {why}", profile=less, why=found[0]))
+            notes.append(Message("{profile} is left out: {why}", profile=dropped, why=new_problems[0]))
 
 
-def _that_works(found: JsonObject, notes: list[MessageLike] | None) -> JsonObject:
-    wanted = str(found.get("optimizer_type", ""))
-    if not wanted or not (why := names.package_problem(wanted)):
-        return found
-    other = names.working_optimizer(wanted)
+def _with_working_optimizer(preset_values: JsonObject, notes: list[MessageLike] | None) -> JsonObject:
+    optimizer_name = str(preset_values.get("optimizer_type", ""))
+    if not optimizer_name or not (why := names.package_problem(optimizer_name)):
+        return preset_values
+    other = names.working_optimizer(optimizer_name)
     if notes is not None:
         notes.append(
-            Problem("optimizer_type", "is {other} here, as {wanted} {why}", other=other, wanted=wanted, why=why)
+            Problem("optimizer_type", "is {other} here, as {wanted} {why}", other=other, wanted=optimizer_name, why=why)
         )
-    kept = carried(found.get("optimizer_args", ()))
-    return {**found, "optimizer_type": other, **({"optimizer_args": list(kept)} if "optimizer_args" in found else {})}
+    arguments = carried(preset_values.get("optimizer_args", ()))
+    return {
+        **preset_values,
+        "optimizer_type": other,
+        **({"optimizer_args": list(arguments)} if "optimizer_args" in preset_values else {}),
+    }
 
 
 def chosen_profile(config: RunConfig) -> str:
@@ -82,13 +90,14 @@ def chosen_profile(config: RunConfig) -> str:
     compiling is off."""
     if not (config.compile.compile or config.compile.compile_autotune):
         return ""
-    known, now = options_of(type(config)), option_values(config)
-    compiling = {name for name, option in known.items() if is_of_compiling(option)}
+    options, now = options_of(type(config)), option_values(config)
+    compiling = {name for name, option in options.items() if is_of_compiling(option)}
     for preset in profiles():
-        given = read_toml(preset.path)
-        touched = given.keys() | compiling | UNDONE
-        if given and all(
-            now[name] == (known[name].read(given[name]) if name in given else known[name].default) for name in touched
+        profile_values = read_toml(preset.path)
+        touched = profile_values.keys() | compiling | UNDONE
+        if profile_values and all(
+            now[name] == (options[name].read(profile_values[name]) if name in profile_values else options[name].default)
+            for name in touched
         ):
             return preset.id
     return ""
@@ -100,23 +109,28 @@ def import_fitting(path: Path, configs: Mapping[str, type], family: str, roots: 
     A file that does not name its family gets the one on screen, `family`, unless another fits better. Raises
     ConfigError for files that cannot be parsed, and for another kind of training.
     """
-    made = import_config(path, configs, family, roots)
-    if type(made.config) not in configs.values():
+    imported = import_config(path, configs, family, roots)
+    if type(imported.config) not in configs.values():
         raise ConfigError(
             "config file: {name} is for {title} ({trainer})",
             name=path.name,
-            title=made.config.title,
-            trainer=made.trainer,
+            title=imported.config.title,
+            trainer=imported.trainer,
         )
-    return made
+    return imported
 
 
-def import_notes(made: importers.Imported) -> list[MessageLike]:
+def import_notes(imported: importers.Imported) -> list[MessageLike]:
     """What became of the keys of a config file, and its problems."""
-    if made.program == importers.FLAT:
-        return made.lines()
-    template = "Imported from {trainer}: {keys} kept as they are." if made.of("kept") else "Imported from {trainer}."
-    return [Message(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key")), *made.lines()]
+    if imported.program == importers.FLAT:
+        return imported.lines()
+    template = (
+        "Imported from {trainer}: {keys} kept as they are." if imported.of("kept") else "Imported from {trainer}."
+    )
+    return [
+        Message(template, trainer=imported.trainer, keys=counted(len(imported.of("kept")), "key")),
+        *imported.lines(),
+    ]
 
 
 def import_config(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
@@ -128,7 +142,9 @@ def import_config(path: Path, configs: Mapping[str, type], family: str, roots: S
         runs = {script: config_class(script) for script in RUNS}
         return importers.import_file(path, runs, preferred=preferred, may_read=readable_below(roots))
     except ConfigError as error:
-        shorter = (one.replaced(path=path.name) if "path" in one.arguments else one for one in error.problems)
+        shorter = (
+            problem.replaced(path=path.name) if "path" in problem.arguments else problem for problem in error.problems
+        )
         raise ConfigError(*shorter) from None
 
 
@@ -146,28 +162,28 @@ def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
 
 def base(path: Path, roots: Sequence[Path]) -> JsonObject:
     """The fields of a kohya_ss JSON, which an export keeps if they mean nothing here; {} for other files."""
-    found = importers.parse_file(path)
-    if path.suffix.lower() != ".json" or not importers.of_others(found):
+    contents = importers.parse_file(path)
+    if path.suffix.lower() != ".json" or not importers.of_others(contents):
         return {}
-    made = importers.import_file(
+    imported = importers.import_file(
         path, {script: config_class(script) for script in RUNS}, may_read=readable_below(roots)
     )
-    return found if made.trainer.startswith("kohya_ss") else {}
+    return contents if imported.trainer.startswith("kohya_ss") else {}
 
 
 def config_file_state(path: Path) -> str:
-    """A hash of a file's contents, which changes if another visitor or program edits it."""
+    # The hash changes if another visitor or program edits the file.
     return f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def save_config(path: Path, config: RunConfig, known: str) -> int:
+def save_config(path: Path, config: RunConfig, opened_state: str) -> int:
     """Save a config. Returns the number of its options. An existing file is only overwritten if it was opened here, and
-    has not changed since it was `seen`."""
-    if path.exists() and known.partition("\n")[0] != str(path):
+    has not changed since: `opened_state` is its `config_file_state` at that time."""
+    if path.exists() and opened_state.partition("\n")[0] != str(path):
         raise ConfigError(
             "config file: {path} exists already; load it first to write over it, or choose another name", path=path
         )
-    if path.exists() and known != config_file_state(path):
+    if path.exists() and opened_state != config_file_state(path):
         raise ConfigError(
             "config file: {path} was changed elsewhere meanwhile; load it again, or choose another name", path=path
         )
@@ -177,7 +193,6 @@ def save_config(path: Path, config: RunConfig, known: str) -> int:
 
 
 def comment(config: RunConfig) -> str:
-    """The first line of a config file that the page saves."""
     return f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
 
 
@@ -189,10 +204,8 @@ def suggestion(config: RunConfig) -> str:
 
 
 def is_of_compiling(option: Option) -> bool:
-    """Whether an option belongs to compiling."""
     return option.section == "compile" and option.kind != "folder"
 
 
 def is_own(option: Option) -> bool:
-    """Whether an option is personal, so that presets leave it alone: places, names, accounts."""
     return option.kind in OWN_KINDS or option.section in OWN_SECTIONS or option.name in OWN_NAMES

@@ -1,10 +1,10 @@
 // The buttons of a printed command: copy it, and save the config that it uses.
-import { around, hit, make, one, withAllowButton } from "../server/elements.js";
+import { around, find, hit, make, withAllowButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 
 /** @param {HTMLElement} button */
 async function copy(button) {
-  const command = one(around(button, ":has(pre)"), "pre");
+  const command = find(around(button, ":has(pre)"), "pre");
   try {
     await navigator.clipboard.writeText(command.textContent);
   } catch {
@@ -26,8 +26,8 @@ async function keep(button) {
   const place = button.parentElement;
   button.disabled = true;
   try {
-    const { said } = await ask("keep", { path, script, toml });
-    place?.replaceChildren(said);
+    const { said: sentence } = await ask("keep", { path, script, toml });
+    place?.replaceChildren(sentence);
   } catch (error) {
     button.disabled = false;
     const answer = place?.querySelector("b") ?? place?.appendChild(make("b"));

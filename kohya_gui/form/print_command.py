@@ -30,17 +30,16 @@ class CommandPrinter:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """What may be asked for."""
         return {"keep": self.keep}
 
-    def keep(self, sent: ApiRequest) -> JsonObject:
+    def keep(self, request: ApiRequest) -> JsonObject:
         """Save the config of a printed command to its file, which must not exist yet."""
-        path = paths.config_file(sent.text("path"), self.roots)
+        path = paths.config_file(request.text("path"), self.roots)
         try:
-            given = flatten_sections(parse_toml(sent.text("toml"), path.name))
+            values = flatten_sections(parse_toml(request.text("toml"), path.name))
         except ConfigError:
             raise ConfigError("These settings cannot be read: press Print command again.") from None
-        config = build_config(config_class(sent.text("script")), given, path.name, notes=[])
+        config = build_config(config_class(request.text("script")), values, path.name, notes=[])
         if not trains_same(path, config):
             presets.save_config(path, config, "")
         return {"said": Message("Saved {path}.", path=path)}
@@ -85,33 +84,33 @@ def trains_same(path: Path, config: RunConfig) -> bool:
     try:
         if path.stat().st_size > paths.MAX_CONFIG_BYTES:
             return False
-        found = build_config(type(config), flatten_sections(load_toml(path)), path.name, notes=[])
+        saved = build_config(type(config), flatten_sections(load_toml(path)), path.name, notes=[])
     except (ConfigError, OSError):
         return False
-    return _open(found) == _open(config)
+    return _open(saved) == _open(config)
 
 
 def _open(config: RunConfig) -> JsonObject:
     """The values of a config without its tokens."""
-    known = options_of(type(config))
-    return {name: value for name, value in option_values(config).items() if known[name].kind != "secret"}
+    options = options_of(type(config))
+    return {name: value for name, value in option_values(config).items() if options[name].kind != "secret"}
 
 
 def surroundings(config: RunConfig) -> list[Message]:
     """What a shell needs that Train provides: the folder that relative paths start from, and tokens."""
-    known = options_of(type(config))
-    found = [name for name, value in option_values(config).items() if _is_relative(known[name], value)]
+    options = options_of(type(config))
+    relative = [name for name, value in option_values(config).items() if _is_relative(options[name], value)]
     template = "Run it in {folder}: the path of {options} is relative to it."
-    if len(found) > 1:
+    if len(relative) > 1:
         template = "Run it in {folder}: the paths of {options} are relative to it."
-    notes = [Message(template, folder=Path.cwd(), options=", ".join(found))] if found else []
+    notes = [Message(template, folder=Path.cwd(), options=", ".join(relative))] if relative else []
     used = {
         "wandb_api_key": config.log.log_with in ("wandb", "all"),
         "huggingface_token": config.hub.huggingface_repo_id,
     }
-    given = {**keys.stored_keys(), **api.secrets_of(config)}
-    lacking = [keys.ENVIRONMENT[name] for name, value in given.items() if value and used[name]]
-    return notes + [Message("Set {name} in that shell: tokens are in no config.", name=name) for name in lacking]
+    secrets = {**keys.stored_keys(), **api.secrets_of(config)}
+    variables = [keys.ENVIRONMENT[name] for name, value in secrets.items() if value and used[name]]
+    return notes + [Message("Set {name} in that shell: tokens are in no config.", name=name) for name in variables]
 
 
 def _is_relative(option: Option, value: Any) -> bool:

@@ -25,7 +25,7 @@ export async function probe(tab) {
       const progress = await ask("probing", { tab, sent, id });
       if (stopped) return;
       line.textContent = progress.doing;
-      list.replaceChildren(...progress.tries.map((one) => make("li", {}, one.text)));
+      list.replaceChildren(...progress.tries.map((attempt) => make("li", {}, attempt.text)));
       if (progress.state !== "running") {
         const isOther = sent !== sentOf(tab);
         return isOther && !list.isConnected ? undefined : showEnd(tab, progress, list, isOther);

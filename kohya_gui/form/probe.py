@@ -26,13 +26,12 @@ def start_probe(config: RunConfig, launch: JsonMapping) -> str:
 def probe_state(probe_id: str) -> JsonObject:
     """The progress of a probe, as library.bench.probe.Probe.as_json; `state` is "failed" when its process has ended."""
     job = jobs.find_job(probe_id)
-    found = {**BEGUN, **job.result}
-    if found["state"] == "running" and not job.active:
+    progress = {**BEGUN, **job.result}
+    if progress["state"] == "running" and not job.active:
         last = "".join(job.log.strip().splitlines()[-1:]) if job.state == "interrupted" else ""
-        return {**found, "state": "failed", "text": last or job.error or jobs.GONE}
-    return found
+        return {**progress, "state": "failed", "text": last or job.error or jobs.GONE}
+    return progress
 
 
 def stop_probe(probe_id: str) -> None:
-    """Stop a probe and the processes that it has started."""
     jobs.stop_job(jobs.find_job(probe_id), at_once=True)

@@ -1,6 +1,6 @@
 // Sample prompts as rows: loaded from the prompt file that the form names, and saved to it while the user types.
 import { say } from "../i18n/sentences.js";
-import { all, around, hit, isField, make, makeButton, one, setValue } from "../server/elements.js";
+import { all, around, find, hit, isField, make, makeButton, setValue } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
@@ -14,7 +14,7 @@ import { reveal } from "./shown.js";
  *   saving?: Promise<void>, again?: boolean }} State
  * `known` is the file's content when it was last loaded or saved; null before any file was loaded */
 
-const FILE = "sample_prompts", PAUSE = 600;
+const FILE = "sample_prompts", PAUSE = 600; // milliseconds without typing after which rows are saved
 const NOTHING = "null"; // stored in place of rows that are saved
 const WHEN = ["sample_every_n_epochs", "sample_every_n_steps"];
 /** @type {WeakMap<Element, State>} */
@@ -42,7 +42,7 @@ function stateOf(box) {
  * @param {boolean} [wrong]
  */
 function tell(box, text, wrong = false) {
-  const line = one(box, ".file");
+  const line = find(box, ".file");
   line.textContent = text;
   line.classList.toggle("bad", wrong);
 }
@@ -53,17 +53,17 @@ function tell(box, text, wrong = false) {
  * @param {Element} [after]
  */
 function add(box, row, after) {
-  const template = one(box, "template", HTMLTemplateElement);
-  const item = /** @type {HTMLElement} */ (document.importNode(one(template.content, "li"), true));
-  const kept = { ...row }; // keep what has no field
+  const template = find(box, "template", HTMLTemplateElement);
+  const item = /** @type {HTMLElement} */ (document.importNode(find(template.content, "li"), true));
+  const withoutField = { ...row }; // keep what has no field
   for (const field of all(item, "[data-prompt]").filter(isField)) {
     const name = field.dataset.prompt ?? "";
     setValue(field, row[name] ?? "");
-    if (field.value) delete kept[name];
+    if (field.value) delete withoutField[name];
   }
-  item.dataset.kept = JSON.stringify(kept);
+  item.dataset.kept = JSON.stringify(withoutField);
   if (after) after.after(item);
-  else one(box, "ol").append(item);
+  else find(box, "ol").append(item);
   reveal(formAround(box), item);
   return item;
 }
@@ -78,7 +78,7 @@ function rowOf(item) {
 }
 
 /** @param {Element} box */
-const items = (box) => all(one(box, "ol"), "li");
+const items = (box) => all(find(box, "ol"), "li");
 
 /**
  * Show the rows of the file that the form names now.
@@ -89,20 +89,20 @@ async function load(box, file) {
   const state = stateOf(box);
   clearTimeout(state.timer);
   Object.assign(state, { file, known: "", unsaved: false });
-  one(box, "ol").replaceChildren();
+  find(box, "ol").replaceChildren();
   tell(box, "");
   /** @type {{ file: string, known: string, rows: Row[] } | null} */
-  const kept = JSON.parse(store(key(box)) ?? NOTHING);
-  const typed = kept?.file === file ? kept.rows : []; // from before a reload, not in a file yet
+  const stored = JSON.parse(store(key(box)) ?? NOTHING);
+  const typed = stored?.file === file ? stored.rows : []; // from before a reload, not in a file yet
   try {
     /** @type {{ rows: Row[], known: string }} */
-    const { rows, known } = file.trim() ? await ask("prompts", { file }) : { rows: [], known: "" };
+    const { rows, known: fileState } = file.trim() ? await ask("prompts", { file }) : { rows: [], known: "" };
     if (state.file !== file) return;
-    state.known = known;
-    const there = new Set(rows.map((row) => row.prompt)), same = known === kept?.known;
-    one(box, "ol").replaceChildren();
+    state.known = fileState;
+    const existing = new Set(rows.map((row) => row.prompt)), same = fileState === stored?.known;
+    find(box, "ol").replaceChildren();
     if (!typed.length || !same) for (const row of rows) add(box, row);
-    for (const row of typed) if (same || !there.has(row.prompt)) add(box, row);
+    for (const row of typed) if (same || !existing.has(row.prompt)) add(box, row);
     if (typed.length) soon(box);
   } catch (error) {
     if (state.file === file) tell(box, messageOf(error), true);
@@ -164,10 +164,10 @@ async function save(box) {
  * @param {Row[]} rows
  */
 async function write(box, state, field, rows) {
-  const tab = tabOf(box), { file, known } = state;
+  const tab = tabOf(box), { file, known: fileState } = state;
   try {
     /** @type {{ file: string, known: string, said: string }} */
-    const saved = await ask("prompts_save", { tab, sent: sentOf(tab), file, known, rows });
+    const saved = await ask("prompts_save", { tab, sent: sentOf(tab), file, known: fileState, rows });
     if (state.file !== file) return; // another file was chosen meanwhile
     Object.assign(state, { file: saved.file, known: saved.known });
     if (state.unsaved) keep(box, state); // what was typed meanwhile belongs to this version of the file
@@ -195,7 +195,7 @@ function sampleAfterEpochs(box) {
 
 /** @param {Element} box */
 async function propose(box) {
-  const list = one(box, ".captions"), tab = tabOf(box);
+  const list = find(box, ".captions"), tab = tabOf(box);
   try {
     /** @type {{ captions: Row[] }} */
     const { captions } = await ask("prompts_captions", { tab, sent: sentOf(tab) });
@@ -223,14 +223,14 @@ async function propose(box) {
  */
 function act(box, button) {
   const item = button.closest("li");
-  if (button.dataset.row === "add") one(add(box, {}), "textarea").focus();
+  if (button.dataset.row === "add") find(add(box, {}), "textarea").focus();
   else if (button.dataset.row === "captions") void propose(box);
   else if (button.dataset.row === "copy" && item) {
-    one(add(box, rowOf(item), item), "textarea").focus();
+    find(add(box, rowOf(item), item), "textarea").focus();
     soon(box);
   } else if (item) {
     item.remove();
-    if (items(box).some((one) => rowOf(one).prompt)) soon(box);
+    if (items(box).some((other) => rowOf(other).prompt)) soon(box);
     else forget(box);
   }
 }

@@ -20,7 +20,7 @@ from library.sampling.prompts import SAMPLERS
 PROMPTS_OPTION = "sample_prompts"
 PROMPT_SUFFIXES = (".txt", ".toml", ".json")
 MAX_PROPOSED = 8  # captions proposed at once
-MAX_ROWS = 200  # rows
+MAX_ROWS = 200
 # Fields of a row besides the prompts: name in the file, label, help.
 NUMBERS = (
     ("width", "Width", "Pixels; empty is the default of the model family."),
@@ -76,11 +76,11 @@ def prompts_section(guided: bool = False) -> str:
 
 def _image_field_html(name: str, label: str, about: str) -> str:
     """A field that names an image, for the families that take one."""
-    taking = [known for known in families.all_families() if name in known.prompt_images]
+    taking_families = [family for family in families.all_families() if name in family.prompt_images]
     shown_with: dict[str, tuple[str, ...]] = {}
-    for option, values in (pair for known in taking for pair in known.prompt_images[name].items()):
+    for option, values in (pair for family in taking_families for pair in family.prompt_images[name].items()):
         shown_with[option] = (*shown_with.get(option, ()), *values)
-    only = " ".join(f"only-{known.name}" for known in taking)
+    only = " ".join(f"only-{family.name}" for family in taking_families)
     return _file_field(name, label, about, f" {only}", attributes({"data-shown-with": condition(shown_with)}))
 
 
@@ -94,31 +94,31 @@ def _file_field(name: str, label: str, about: str, only: str = "", shown: str = 
     )
 
 
-def load_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def load_rows(request: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """The rows of a prompt file; none if it does not exist yet."""
-    path = paths.file(sent.text("file"), roots, PROMPT_SUFFIXES, PROMPTS_OPTION)
+    path = paths.file(request.text("file"), roots, PROMPT_SUFFIXES, PROMPTS_OPTION)
     if not path.exists():
         return {"rows": [], "known": ""}
     kept_file.check_editable(path, PROMPTS_OPTION)
     return {"rows": prompt_rows.prompt_rows_of_file(path), "known": kept_file.file_state(path)}
 
 
-def save_rows(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def save_rows(form: SettingsForm, submission: Submission, request: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """Save rows to the prompt file: the one that the form names, or a new one beside the result.
 
     A file of another format is left alone, and a .txt file is saved beside it. A file that was changed since the rows
     were loaded is not overwritten.
     """
-    rows = _rows(sent)
-    named = sent.text("file").strip()
-    path = paths.file(named, roots, PROMPT_SUFFIXES, PROMPTS_OPTION) if named else _new(form, given, roots)
-    known = sent.text("known")
+    rows = _rows(request)
+    named = request.text("file").strip()
+    path = paths.file(named, roots, PROMPT_SUFFIXES, PROMPTS_OPTION) if named else _new(form, submission, roots)
+    state = request.text("known")
     if path.suffix.lower() != ".txt":
-        path, known = kept_file.free_path(path.with_suffix(".txt")), ""
+        path, state = kept_file.free_path(path.with_suffix(".txt")), ""
     before = ""
     if path.exists():
         kept_file.check_editable(path, PROMPTS_OPTION)
-        kept_file.check_unchanged(path, known, PROMPTS_OPTION)
+        kept_file.check_unchanged(path, state, PROMPTS_OPTION)
         before = read_outside_text(path).removeprefix("\ufeff")
     text = prompt_rows.rows_as_text(rows, before)
     with clear_errors(path):
@@ -127,37 +127,37 @@ def save_rows(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Se
     return {"file": str(path), "known": kept_file.file_state(path), "said": Message("Saved in {path}.", path=path)}
 
 
-def some_captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def some_captions(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
     """Some captions of the form's images, each with the size at which its image is trained."""
-    config = form.lenient_config(given)
+    config = form.lenient_config(submission)
     paths.allow(config, roots)
     return {
         "captions": [
-            {"prompt": one.caption, "width": str(one.width), "height": str(one.height)}
-            for one in proposals(config, MAX_PROPOSED)
+            {"prompt": proposal.caption, "width": str(proposal.width), "height": str(proposal.height)}
+            for proposal in proposals(config, MAX_PROPOSED)
         ]
     }
 
 
-def _rows(sent: ApiRequest) -> list[dict[str, str]]:
-    found = sent.fields.get("rows")
-    if not isinstance(found, list) or len(found) > MAX_ROWS or not all(map(_is_row, found)):
+def _rows(request: ApiRequest) -> list[dict[str, str]]:
+    rows = request.fields.get("rows")
+    if not isinstance(rows, list) or len(rows) > MAX_ROWS or not all(map(_is_row, rows)):
         raise ConfigError("this is not what the page sends: load it again")
-    return found
+    return rows
 
 
 def _is_row(row: object) -> bool:
-    known = (*prompt_rows.LETTER, "prompt", prompt_rows.REST)
+    field_names = (*prompt_rows.LETTER, "prompt", prompt_rows.REST)
     return (
         isinstance(row, dict)
         and isinstance(row.get("prompt"), str)
-        and all(name in known and isinstance(value, str) for name, value in row.items())
+        and all(name in field_names and isinstance(value, str) for name, value in row.items())
     )
 
 
-def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
+def _new(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> Path:
     """A file beside the result of the training that does not exist yet."""
-    config = form.lenient_config(given)
+    config = form.lenient_config(submission)
     if not config.save.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
     name = f"{config.save.output_name or 'sample'}-prompts.txt"

@@ -1,5 +1,5 @@
 // The purpose of a training: the values that a recipe sets on top of the preset, and the steps that suit the images.
-import { all, around, make, one } from "../server/elements.js";
+import { all, around, find, make } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { family, fieldOf } from "./inputs.js";
 import { sentOf } from "./messages.js";
@@ -9,8 +9,8 @@ import { onSettled, remember, restart, startOf } from "./page.js";
 const WATCHED = ["model_version", "model_type", "train_batch_size", "gradient_accumulation_steps"];
 /** @type {Record<string, number>} how many images each form names, where they are counted */
 const images = {};
-/** @type {Record<string, string>} for what each form was asked about last */
-const asked = {};
+/** @type {Record<string, string>} what the last request of each form was about */
+const lastQuestion = {};
 
 /**
  * Apply the recipe for the form's current values. Typed values stay.
@@ -20,23 +20,23 @@ const asked = {};
 async function update(where, purpose) {
   const name = family(where), start = startOf(where, name), tab = where.id.replace(/-form$/, "");
   if (!start.advice) return;
-  const wanted = purpose ?? start.purpose ?? "", counted = images[where.id] ?? 0;
+  const newPurpose = purpose ?? start.purpose ?? "", counted = images[where.id] ?? 0;
   const processes = all(where, "[data-launch=num_processes]", HTMLInputElement)[0]?.value;
   const about = JSON.stringify([
     name,
     start.id,
-    wanted,
+    newPurpose,
     counted,
     processes,
     ...WATCHED.map((option) => fieldOf(where, option)?.value),
   ]);
-  const isFirst = !asked[where.id] && !counted; // the form starts with its preset's recipe
-  if (asked[where.id] === about) return;
-  asked[where.id] = about;
+  const isFirst = !lastQuestion[where.id] && !counted; // the form starts with its preset's recipe
+  if (lastQuestion[where.id] === about) return;
+  lastQuestion[where.id] = about;
   if (isFirst && purpose === undefined) return;
   try {
-    const found = await ask("purpose", { tab, sent: sentOf(tab), id: start.id, purpose: wanted, images: counted });
-    if (asked[where.id] === about && family(where) === name) restart(where, { ...found, why: start.why });
+    const recipe = await ask("purpose", { tab, sent: sentOf(tab), id: start.id, purpose: newPurpose, images: counted });
+    if (lastQuestion[where.id] === about && family(where) === name) restart(where, { ...recipe, why: start.why });
   } catch {} // keep the preset's own values
 }
 
@@ -45,7 +45,7 @@ async function update(where, purpose) {
  * @param {HTMLFormElement} where
  */
 function show(where) {
-  const box = one(where, ".recipe"),
+  const box = find(where, ".recipe"),
     { purpose, purposes = [], meant = "", elsewhere = "", sets = [], advice = "" } = startOf(where, family(where));
   const shown = JSON.stringify([purpose, purposes, elsewhere, sets, advice]);
   if (box.dataset.shown === shown) return;
@@ -67,7 +67,7 @@ function show(where) {
         ]
       : []),
     make("small", { className: "sets" }, ...pairs, make("span", {}, advice)));
-  if (hasFocus) one(box, "input:checked").focus();
+  if (hasFocus) find(box, "input:checked").focus();
 }
 
 onSettled((where) => {

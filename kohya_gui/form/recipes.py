@@ -16,24 +16,26 @@ BATCH_OPTIONS = ("train_batch_size", "gradient_accumulation_steps", "num_process
 MAX_IMAGES = 10**7
 
 
-def apply_recipe(made: Any, model: RunConfig, purpose: str, images: int, at_once: int) -> tuple[Any, JsonObject]:
+def apply_recipe(
+    preset_config: Any, model: RunConfig, purpose: str, images: int, at_once: int
+) -> tuple[Any, JsonObject]:
     """A preset's config with the recipe for a purpose on top, and its description for the form; without `purpose` it is
     the first that fits. `model` says which model of the family is trained, and how many images were counted."""
     recipe = recipe_files.choose_recipe(model, purpose)
     if recipe is None:
-        return made, {}
-    given = {**flatten_sections(changed(made)), **recipe.options}
+        return preset_config, {}
+    values = {**flatten_sections(changed(preset_config)), **recipe.options}
     proposal = recipe_files.proposed_steps(recipe, images, at_once) if images else None
     if proposal:
-        given[STEPS] = proposal.steps
+        values[STEPS] = proposal.steps
     try:
-        with_recipe = build_config(type(made), given, notes=[])
+        with_recipe = build_config(type(preset_config), values, notes=[])
     except ConfigError:  # the user's settings for the model contradict it
-        return made, {}
+        return preset_config, {}
     return with_recipe, {
         "purpose": recipe.purpose,
         "purposes": [
-            [one.purpose, PURPOSES[one.purpose]] for one in recipe_files.fitting_recipes(model) if one.purpose
+            [other.purpose, PURPOSES[other.purpose]] for other in recipe_files.fitting_recipes(model) if other.purpose
         ],
         "meant": MEANT.get(recipe.purpose, ""),
         "elsewhere": _models_for_purpose(model),
@@ -44,52 +46,50 @@ def apply_recipe(made: Any, model: RunConfig, purpose: str, images: int, at_once
 
 def _models_for_purpose(model: RunConfig) -> Message | str:
     """The family's models that offer a purpose that this model does not; "" for none."""
-    offered = {one.purpose for one in recipe_files.fitting_recipes(model)}
-    for one in recipe_files.of_family(model.family)[0]:
-        if one.kind == model.kind and one.when and one.purpose not in offered:
-            (wanted,) = one.when.values()
+    offered = {recipe.purpose for recipe in recipe_files.fitting_recipes(model)}
+    for recipe in recipe_files.of_family(model.family)[0]:
+        if recipe.kind == model.kind and recipe.when and recipe.purpose not in offered:
+            (models,) = recipe.when.values()
             return Message(
                 "{purpose}: choose another model first ({models}).",
-                purpose=Message(PURPOSES[one.purpose]),
-                models=", ".join(wanted),
+                purpose=Message(PURPOSES[recipe.purpose]),
+                models=", ".join(models),
             )
     return ""
 
 
 def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
     """Label and value of the options that a recipe sets, except the steps, which the advice explains."""
-    known, now = options_of(type(config)), option_values(config)
-    return [[known[name].label, _short_value(now[name])] for name in recipe.options if name != STEPS]
+    options, values = options_of(type(config)), option_values(config)
+    return [[options[name].label, _short_value(values[name])] for name in recipe.options if name != STEPS]
 
 
 def _short_value(value: Any) -> str:
     """A value in a sentence: 16, 0.0002, the last part of a path."""
     if isinstance(value, tuple):
-        return ", ".join(str(one).rpartition("/")[2] for one in value)
+        return ", ".join(str(part).rpartition("/")[2] for part in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _advice(recipe: Recipe) -> Message:
-    least, most = recipe.images
+    fewest, largest_number = recipe.images
     return Message(
         "{least} to {most} images are usual, each seen about {times}.",
-        least=least,
-        most=f"{most:,}",
+        least=fewest,
+        most=f"{largest_number:,}",
         times=counted(recipe.steps_per_image, "time"),
     )
 
 
-def model_values(config: type[RunConfig], given: JsonMapping) -> JsonObject:
-    """The values, by option name, that distinguish a family's models."""
-    return {name: given[name] for name in recipe_files.telling(config.family) & given.keys()}
+def model_values(config: type[RunConfig], values: JsonMapping) -> JsonObject:
+    return {name: values[name] for name in recipe_files.telling(config.family) & values.keys()}
 
 
-def images_in_step(given: JsonMapping) -> int:
+def images_in_step(values: JsonMapping) -> int:
     """The number of images per step, by a form's values including the launch settings."""
-    numbers = [str(given.get(name) or "1") for name in BATCH_OPTIONS]
+    numbers = [str(values.get(name) or "1") for name in BATCH_OPTIONS]
     return math.prod(map(int, numbers)) if all(n.isdecimal() and len(n) < 6 for n in numbers) else 1
 
 
 def number_of_images(sent: object) -> int:
-    """The number of images that a browser has counted."""
     return sent if isinstance(sent, int) and not isinstance(sent, bool) and 0 < sent <= MAX_IMAGES else 0

@@ -20,19 +20,18 @@ def started_config(run: reader.RecordedRun) -> Any:
 
 
 def config_from(script: str, toml: str) -> Any:
-    """A config from the text of a TOML file. Raises ConfigError if it is not one."""
     return _config(script, flatten_sections(parse_toml(toml, "run.toml")))
 
 
-def _config(script: str, given: JsonMapping) -> Any:
+def _config(script: str, values: JsonMapping) -> Any:
     try:
-        made = config_class(script)
+        config = config_class(script)
     except (KeyError, ConfigError):
         raise ConfigError(
             "This run was made by {script}, which this version does not have.", script=script or "an unknown script"
         ) from None
-    known = options_of(made)  # an older version may have had other options
-    return draft(made, {name: known[name].read(value) for name, value in given.items() if name in known})
+    options = options_of(config)  # an older version may have had other options
+    return draft(config, {name: options[name].read(value) for name, value in values.items() if name in options})
 
 
 def continuation(run: reader.RecordedRun) -> start.TrainingJob:

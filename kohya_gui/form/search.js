@@ -1,7 +1,7 @@
 // Search all settings of a form: by label, option name or flag, their names in kohya_ss, help and choices. If nothing
 // matches all words, the nearest settings are shown, even with missing or swapped letters.
 import { say } from "../i18n/sentences.js";
-import { all, around, hit, make, one } from "../server/elements.js";
+import { all, around, find, hit, make } from "../server/elements.js";
 import { familiesOf, family, fields, isFor } from "./inputs.js";
 import { jump } from "./sections.js";
 
@@ -63,7 +63,7 @@ const tokens = (text) => text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
  */
 function entryOf(field) {
   const box = around(field, ".field");
-  const label = (box.querySelector("label span") ?? one(box, "label")).textContent.trim();
+  const label = (box.querySelector("label span") ?? find(box, "label")).textContent.trim();
   const help = document.getElementById(`${field.id}-help`);
   const section = box.closest(".section")?.querySelector("h3")?.textContent ?? "";
   const options =
@@ -86,13 +86,13 @@ function entryOf(field) {
  */
 function rank(entry, words) {
   const label = entry.label.toLowerCase(), name = entry.name.toLowerCase();
-  const known = `${label} ${name} ${KNOWN_AS[name] ?? ""}`;
-  if (!words.every((word) => `${known} ${entry.section} ${entry.help}`.toLowerCase().includes(word))) return 0;
+  const searchable = `${label} ${name} ${KNOWN_AS[name] ?? ""}`;
+  if (!words.every((word) => `${searchable} ${entry.section} ${entry.help}`.toLowerCase().includes(word))) return 0;
   const whole = words.join(" ");
   if (label === whole || name === words.join("_")) return 5;
   if (label.startsWith(whole) || name.startsWith(words.join("_"))) return 4;
-  if (words.every((word) => known.includes(word))) return 3;
-  return words.every((word) => `${known} ${entry.section.toLowerCase()}`.includes(word)) ? 2 : 1;
+  if (words.every((word) => searchable.includes(word))) return 3;
+  return words.every((word) => `${searchable} ${entry.section.toLowerCase()}`.includes(word)) ? 2 : 1;
 }
 
 /**
@@ -103,8 +103,8 @@ function rank(entry, words) {
 function nearness(entry, words) {
   const names = tokens(`${entry.label} ${entry.name} ${KNOWN_AS[entry.name] ?? ""}`), help = entry.help.toLowerCase();
   const worth = (/** @type {string} */ word) => {
-    if (names.some((one) => one.includes(word))) return 1;
-    if (names.some((one) => isNear(word, one))) return 0.9;
+    if (names.some((name) => name.includes(word))) return 1;
+    if (names.some((name) => isNear(word, name))) return 0.9;
     return word.length > 3 && help.includes(word) ? 0.5 : 0;
   };
   const all = words.reduce((sum, word) => sum + word.length, 0);
@@ -114,38 +114,39 @@ function nearness(entry, words) {
 
 /**
  * Whether two words differ by one letter that is added, missing, replaced or swapped; by two if they are long.
- * @param {string} one
- * @param {string} other
+ * @param {string} first
+ * @param {string} second
  */
-function isNear(one, other) {
-  const most = one.length < 4 ? 0 : one.length < 7 ? 1 : 2;
-  if (!most || Math.abs(one.length - other.length) > most) return false;
+function isNear(first, second) {
+  const maxDifferences = first.length < 4 ? 0 : first.length < 7 ? 1 : 2;
+  if (!maxDifferences || Math.abs(first.length - second.length) > maxDifferences) return false;
+  // The rows of the optimal string alignment distance: the last one, and the one before it for swapped letters.
   /** @type {number[]} */
-  let before = [], last = Array.from({ length: other.length + 1 }, (_, i) => i);
-  for (let i = 1; i <= one.length; i++) {
+  let before = [], last = Array.from({ length: second.length + 1 }, (_, i) => i);
+  for (let i = 1; i <= first.length; i++) {
     const row = [i];
-    for (let j = 1; j <= other.length; j++) {
-      row[j] = Math.min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (one[i - 1] === other[j - 1] ? 0 : 1));
-      if (i > 1 && j > 1 && one[i - 1] === other[j - 2] && one[i - 2] === other[j - 1])
+    for (let j = 1; j <= second.length; j++) {
+      row[j] = Math.min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (first[i - 1] === second[j - 1] ? 0 : 1));
+      if (i > 1 && j > 1 && first[i - 1] === second[j - 2] && first[i - 2] === second[j - 1])
         row[j] = Math.min(row[j], before[j - 2] + 1);
     }
     [before, last] = [last, row];
   }
-  return last[other.length] <= most;
+  return last[second.length] <= maxDifferences;
 }
 
 /** @param {HTMLInputElement} input */
 function search(input) {
   const where = around(input, "form.settings"), name = family(/** @type {HTMLFormElement} */ (where));
   const words = tokens(input.value);
-  const every = words.length ? fields(where).map(entryOf) : [];
-  const mine = every.filter((entry) => isShown(entry.field, name));
-  hits = best(mine, (entry) => rank(entry, words));
-  const others = hits.length
+  const entries = words.length ? fields(where).map(entryOf) : [];
+  const visible = entries.filter((entry) => isShown(entry.field, name));
+  hits = best(visible, (entry) => rank(entry, words));
+  const elsewhere = hits.length
     ? []
-    : best(every, (entry) => (mine.includes(entry) || !titles(entry.field) ? 0 : rank(entry, words)));
-  if (!hits.length) hits = best(mine, (entry) => nearness(entry, words));
-  render(input, words.length > 0, others[0]);
+    : best(entries, (entry) => (visible.includes(entry) || !titles(entry.field) ? 0 : rank(entry, words)));
+  if (!hits.length) hits = best(visible, (entry) => nearness(entry, words));
+  render(input, words.length > 0, elsewhere[0]);
 }
 
 /**
@@ -154,10 +155,10 @@ function search(input) {
  * @param {(entry: Entry) => number} rankOf
  */
 function best(entries, rankOf) {
-  const found = entries.map((entry) => ({ ...entry, rank: rankOf(entry) })).filter((entry) => entry.rank);
+  const ranked = entries.map((entry) => ({ ...entry, rank: rankOf(entry) })).filter((entry) => entry.rank);
   const onTop = (/** @type {Entry} */ { field }) => Number(Boolean(field.closest(".basics")));
-  found.sort((a, b) => b.rank - a.rank || onTop(b) - onTop(a) || a.label.length - b.label.length);
-  return found.slice(0, MAX_RESULTS);
+  ranked.sort((a, b) => b.rank - a.rank || onTop(b) - onTop(a) || a.label.length - b.label.length);
+  return ranked.slice(0, MAX_RESULTS);
 }
 
 /**
@@ -166,7 +167,7 @@ function best(entries, rankOf) {
  * @param {string} name
  */
 const isShown = (field, name) => isFor(field, name) && [field.closest(".field"), field.closest(".section")]
-  .map((box) => [...(box?.classList ?? [])].filter((one) => one.startsWith("only-")))
+  .map((box) => [...(box?.classList ?? [])].filter((className) => className.startsWith("only-")))
   .every((only) => !only.length || only.includes(`only-${name}`));
 
 /**
@@ -174,21 +175,21 @@ const isShown = (field, name) => isFor(field, name) && [field.closest(".field"),
  * @param {Field} field
  */
 const titles = (field) => familiesOf(field).filter((name) => isShown(field, name))
-  .map((name) => one(field.form, `[name=family][value="${name}"] + span`).textContent).join(", ");
+  .map((name) => find(field.form, `[name=family][value="${name}"] + span`).textContent).join(", ");
 
 /** @param {HTMLInputElement} input */
-const listOf = (input) => one(document, `#${input.getAttribute("aria-controls")}`);
+const listOf = (input) => find(document, `#${input.getAttribute("aria-controls")}`);
 
 /**
  * @param {HTMLInputElement} input
- * @param {boolean} asked whether there are words to search for
+ * @param {boolean} hasQuery whether there are words to search for
  * @param {Entry | undefined} elsewhere a setting that only another family has
  */
-function render(input, asked, elsewhere) {
+function render(input, hasQuery, elsewhere) {
   const list = listOf(input);
   at = hits.length ? 0 : -1;
-  list.hidden = !asked;
-  input.setAttribute("aria-expanded", String(asked));
+  list.hidden = !hasQuery;
+  input.setAttribute("aria-expanded", String(hasQuery));
   list.replaceChildren(
     ...hits.map((entry, number) =>
       make("li",
@@ -200,10 +201,10 @@ function render(input, asked, elsewhere) {
     list.prepend(
       make("li", { role: "presentation" },
         say("Only found for {families}: {label}", { families: titles(elsewhere.field), label: elsewhere.label })));
-  if (asked && !hits.length && !elsewhere) list.append(make("li", { role: "presentation" }, "No setting matches."));
+  if (hasQuery && !hits.length && !elsewhere) list.append(make("li", { role: "presentation" }, "No setting matches."));
   input.setAttribute("aria-activedescendant", at >= 0 ? `${list.id}-${at}` : "");
-  const bar = one(around(input, ".training"), ".bar").getBoundingClientRect();
-  if (asked && list.getBoundingClientRect().top + MIN_ROOM > bar.top) input.scrollIntoView({ block: "start" });
+  const bar = find(around(input, ".training"), ".bar").getBoundingClientRect();
+  if (hasQuery && list.getBoundingClientRect().top + MIN_ROOM > bar.top) input.scrollIntoView({ block: "start" });
 }
 
 /**
@@ -263,7 +264,7 @@ document.addEventListener("keydown", (event) => {
     !event.metaKey &&
     !hit(event, "input, textarea, select, [contenteditable]")
   ) {
-    const first = all(document, ".search input").find((one) => one.checkVisibility());
+    const first = all(document, ".search input").find((field) => field.checkVisibility());
     if (!first) return;
     event.preventDefault();
     first.focus();
@@ -273,5 +274,5 @@ document.addEventListener("pointerdown", (event) => {
   const row = hit(event, ".search li[data-at]");
   if (!row) return;
   event.preventDefault();
-  take(one(around(row, ".search"), "input", HTMLInputElement), Number(row.dataset.at));
+  take(find(around(row, ".search"), "input", HTMLInputElement), Number(row.dataset.at));
 });

@@ -1,12 +1,12 @@
 // The form's sections: fold them, and bring a field into view wherever it is.
-import { around, hit, one } from "../server/elements.js";
+import { around, find, hit } from "../server/elements.js";
 
 /**
  * @param {Element} button of a section
  * @param {boolean} [open] without it, the section is toggled
  */
 function fold(button, open = button.getAttribute("aria-expanded") !== "true") {
-  const panel = one(document, `#${button.getAttribute("aria-controls")}`);
+  const panel = find(document, `#${button.getAttribute("aria-controls")}`);
   button.setAttribute("aria-expanded", String(open));
   if (open) panel.removeAttribute("hidden");
   else panel.setAttribute("hidden", "until-found");
@@ -22,7 +22,7 @@ export function jump(id) {
   field.closest(".field")?.classList.add("led"); // visible even if rarely used
   field.closest("[data-shown-with]")?.removeAttribute("hidden");
   const section = field.closest(".section");
-  if (section) fold(one(section, "button"), true);
+  if (section) fold(find(section, "button"), true);
   field.scrollIntoView({ block: "center" });
   field.focus({ preventScroll: true });
   const box = around(field, ".field");
@@ -33,7 +33,7 @@ export function jump(id) {
 
 document.addEventListener("click", (event) => {
   const row = hit(event, ".fold");
-  if (row) fold(one(row, "button"));
+  if (row) fold(find(row, "button"));
   const link = hit(event, ".jump");
   if (link?.dataset.field) jump(link.dataset.field);
 });

@@ -1,7 +1,7 @@
 // Try several values: add a training for each value of one setting to the queue.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { isField, make, makeButton, one, withAllowButton } from "../server/elements.js";
+import { find, isField, make, makeButton, withAllowButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { closeButton, sentOf, tell } from "./messages.js";
 
@@ -10,9 +10,9 @@ import { closeButton, sentOf, tell } from "./messages.js";
  * @param {HTMLElement} box of the field whose values are tried
  */
 export function several(tab, box) {
-  const field = one(box, "[data-option]");
+  const field = find(box, "[data-option]");
   if (!isField(field)) return;
-  const label = one(box, "label").textContent.trim(), now = field.value.trim();
+  const label = find(box, "label").textContent.trim(), now = field.value.trim();
   const values = make("input", {
     "aria-label": say("Values of {label}", { label }), spellcheck: false, autocomplete: "off",
     placeholder: examples(now),
@@ -24,10 +24,11 @@ export function several(tab, box) {
       go.disabled = true;
       answer.replaceChildren(translated("Checking the settings"));
       try {
-        const { said, notes } = await ask("several", {
+        const { said: sentence, notes } = await ask("several", {
           tab, sent: sentOf(tab), option: field.dataset.option, values: values.value,
         });
-        tell(tab, "good", make("p", {}, said), .../** @type {string[]} */ (notes).map((note) => make("p", {}, note)));
+        const lines = [sentence, .../** @type {string[]} */ (notes)];
+        tell(tab, "good", ...lines.map((line) => make("p", {}, line)));
       } catch (error) {
         answer.replaceChildren(
           ...messageOf(error)
@@ -61,6 +62,6 @@ function examples(value) {
   const number = Number(value);
   if (!value || !Number.isFinite(number) || number <= 0) return "1 2 4";
   return [number / 2, number, number * 2]
-    .map((one) => (one < 0.01 ? one.toExponential().replace("e-0", "e-") : String(one)))
+    .map((example) => (example < 0.01 ? example.toExponential().replace("e-0", "e-") : String(example)))
     .join(" ");
 }

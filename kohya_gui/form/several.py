@@ -27,40 +27,39 @@ class SeveralValues:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers of requests from the page's scripts."""
         return {"several": self.several}
 
-    def several(self, sent: ApiRequest) -> JsonObject:
+    def several(self, request: ApiRequest) -> JsonObject:
         """Check the form with each of these values of an option, and add a training for each to the queue.
 
         Each gets the full check of a start. Nothing is added if one of them has a problem.
         """
-        tab = self.tabs.get(sent.text("tab"))
+        tab = self.tabs.get(request.text("tab"))
         if tab is None:
             raise ConfigError("there is no such tab: load the page again")
-        name, said, typed = sent.text("option"), sent.text("sent"), _values(sent.text("values"))
-        forms = [_with(said, name, value) for value in typed]
-        read = [tab.read(form) for form in forms]
-        given, first, notes = read[0]
+        name, contents, typed = request.text("option"), request.text("sent"), _values(request.text("values"))
+        forms = [_with(contents, name, value) for value in typed]
+        submissions = [tab.read(form) for form in forms]
+        submission, first, notes = submissions[0]
         if name not in options_of(type(first.config)):
             raise ConfigError("{name} is no setting of this form: load the page again", name=name)
-        readings = [reading for _, reading, _ in read]
+        readings = [reading for _, reading, _ in submissions]
         _refuse_values(name, typed, [reading.problems for reading in readings])
         if why := ineffective_options(first.config).get(name):
             raise ConfigError("{name} has no effect here, whatever its value: {why}", name=name, why=why)
         if _same_option(tab, forms, name):
             raise ConfigError("two of the values are the same: leave one out")
-        reports = isolated.check_all([replace(reading, notes=[]) for reading in readings], given.launch)
+        reports = isolated.check_all([replace(reading, notes=[]) for reading in readings], submission.launch)
         _refuse_values(
-            name, typed, [[read_problem(one) for one in isolated.findings_to_fix(report)] for report in reports]
+            name, typed, [[read_problem(finding) for finding in isolated.findings_to_fix(report)] for report in reports]
         )
-        if isolated.uncaptioned(reports[0]) and not given.anyway:
+        if isolated.uncaptioned(reports[0]) and not submission.anyway:
             raise ConfigError(
                 "no image has a caption: write some in the Data set tab, or press Add to queue once and say that it "
                 "is meant"
             )
         added = [
-            queue.add_to_queue(start.job(reading.config, **tab.launch_of(reading.config, given.launch)))
+            queue.add_to_queue(start.job(reading.config, **tab.launch_of(reading.config, submission.launch)))
             for reading in readings
         ]
         names = ", ".join(entry.name for entry in added)
@@ -71,35 +70,37 @@ class SeveralValues:
         return {"said": Message(text, count=len(added), names=names), "notes": notes}
 
 
-def _refuse_values(name: str, typed: Sequence[str], found: Sequence[Sequence[Problem]]) -> None:
+def _refuse_values(name: str, typed: Sequence[str], problems_by_value: Sequence[Sequence[Problem]]) -> None:
     """Raise ConfigError with the problems of each value; those common to all are listed once."""
-    every = {str(problem) for problem in found[0]}.intersection(*({str(one) for one in others} for others in found))
-    shared = [problem for problem in found[0] if str(problem) in every]
-    own = [
+    common = {str(problem) for problem in problems_by_value[0]}.intersection(
+        *({str(problem) for problem in problems} for problems in problems_by_value)
+    )
+    shared = [problem for problem in problems_by_value[0] if str(problem) in common]
+    own_problems = [
         Message("With {name} = {value}: {problem}", name=name, value=value, problem=problem)
-        for value, problems in zip(typed, found, strict=True)
+        for value, problems in zip(typed, problems_by_value, strict=True)
         for problem in problems
-        if str(problem) not in every
+        if str(problem) not in common
     ]
-    if shared or own:
-        raise ConfigError(*shared, *own)
+    if shared or own_problems:
+        raise ConfigError(*shared, *own_problems)
 
 
 def _values(text: str) -> list[str]:
     """Values as typed: separated by blanks or commas."""
-    found = [value for value in re.split(r"[\s,;]+", text) if value]
-    if not 2 <= len(found) <= MAX_VALUES:
+    values = [value for value in re.split(r"[\s,;]+", text) if value]
+    if not 2 <= len(values) <= MAX_VALUES:
         raise ConfigError("give 2 to {most} values with blanks between them, such as 5e-5 1e-4 2e-4", most=MAX_VALUES)
-    return found
+    return values
 
 
 def _with(sent: str, name: str, value: str) -> str:
     """The form's contents with another value, and with a different name for the result."""
     try:
         form = json.loads(sent)
-        held = form["values"]
-        own = re.sub(r"[^\w.+-]", "_", f"{held.get('output_name') or form['family']}-{name}-{value}")
-        held |= {name: value, "output_name": own}
+        form_values = form["values"]
+        output_name = re.sub(r"[^\w.+-]", "_", f"{form_values.get('output_name') or form['family']}-{name}-{value}")
+        form_values |= {name: value, "output_name": output_name}
         form["typed"] = [*form.get("typed", ()), name]
         return json.dumps(form)
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
@@ -108,8 +109,8 @@ def _with(sent: str, name: str, value: str) -> str:
 
 def _same_option(tab: Any, forms: list[str], name: str) -> bool:
     """Whether two texts are the same value."""
-    read = []
+    values = []
     for form in forms:
-        given = tab.form.parse_submission(form)
-        read.append(options_of(tab.form.configs[given.family])[name].read(given.values[name]))
-    return any(value in read[:at] for at, value in enumerate(read))
+        submission = tab.form.parse_submission(form)
+        values.append(options_of(tab.form.configs[submission.family])[name].read(submission.values[name]))
+    return any(value in values[:at] for at, value in enumerate(values))

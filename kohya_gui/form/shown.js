@@ -10,7 +10,7 @@ import { onSettled, untouched } from "./page.js";
  */
 export function reveal(where, part) {
   for (const box of all(part, "[data-shown-with]")) {
-    const conditions = (box.dataset.shownWith ?? "").split(";").map((one) => one.split("="));
+    const conditions = (box.dataset.shownWith ?? "").split(";").map((condition) => condition.split("="));
     const fits = conditions.some(([option, values]) => values.split(" ").includes(fieldOf(where, option)?.value ?? ""));
     const [field] = all(box, "input, select, textarea").filter(isField);
     const holds = field.dataset.option

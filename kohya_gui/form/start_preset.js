@@ -1,11 +1,11 @@
 // The line above the form: its start, the reason, and alternatives.
 import { remember } from "../i18n/sentences.js";
-import { all, around, make, one, pieces } from "../server/elements.js";
+import { all, around, find, make, pieces } from "../server/elements.js";
 import { family } from "./inputs.js";
 import { bare, onSettled, startOf, suited } from "./page.js";
 
 onSettled((where) => {
-  const line = one(where, ".start"), name = family(where);
+  const line = find(where, ".start"), name = family(where);
   if (where.dataset.texts) remember(JSON.parse(where.dataset.texts)); // the sentences of its start
   delete where.dataset.texts;
   const start = startOf(where, name), best = suited(where)[name], defaults = bare(where, name);
@@ -13,9 +13,9 @@ onSettled((where) => {
   if (line.dataset.shown === shown) return;
   line.dataset.shown = shown;
   // Of dozens of presets, show those of the chosen family.
-  const sheet = one(around(where, ".training"), ".sheet");
+  const sheet = find(around(where, ".training"), ".sheet");
   all(sheet, "section").filter((group) => group.dataset.family === name).forEach((group) => sheet.prepend(group));
-  const others = [best, defaults].filter((other) => other && other.id !== start.id);
+  const alternatives = [best, defaults].filter((other) => other && other.id !== start.id);
   line.replaceChildren(
     make("span", {}, "Start:"),
     " ",
@@ -23,6 +23,7 @@ onSettled((where) => {
     " ",
     make("small", {}, start.id ? (start.why ?? "") : "What differs from the defaults is marked."),
     ...(start.notes ?? []).map((note) => make("small", {}, note)),
-    ...others.map(({ id, title }) => make("button", { type: "button", "data-preset": id }, make("span", {}, title))),
+    ...alternatives.map(({ id, title }) =>
+      make("button", { type: "button", "data-preset": id }, make("span", {}, title))),
     start.id && start.id !== defaults.id ? make("small", { className: "with" }, pieces(start.text ?? "")) : "");
 });

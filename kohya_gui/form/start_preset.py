@@ -20,7 +20,7 @@ PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
 # Most processors take many times as long in bf16 and fp8.
 EMULATED = ("mixed_precision", "full_bf16", "fp8_base", "no_half_vae")
 FP8_CAPABILITY = (8, 9)  # the lowest compute capability with fp8 products: RTX 40
-BF16 = (8, 0)  # and with bf16: A100, RTX 30
+BF16_CAPABILITY = (8, 0)  # and with bf16: A100, RTX 30
 ALONE = "nothing else on the GPU"  # in the sentence of presets that leave no memory to spare
 SPARE_GB = 2  # GB beyond a preset's memory with which other programs fit beside it
 NO_GPU = "No GPU found, so compiling, bf16 and fp8 are switched off."
@@ -42,11 +42,11 @@ def training_gpu() -> Gpu | None:
     first = gpu_slots.devices()[0]
     if first == gpu_slots.CPU:
         return None
-    found = machine.GPUS.known()
-    named = next((gpu for gpu in found if gpu.index == first), None)
-    if named is None and not first.upper().startswith("MIG"):  # named by its id, or not at all: it may be any of them
-        named = min(found, key=lambda gpu: gpu.total, default=None)
-    return Gpu(named.name, named.total, named.capability) if named else Gpu()
+    gpus = machine.GPUS.known()
+    gpu = next((gpu for gpu in gpus if gpu.index == first), None)
+    if gpu is None and not first.upper().startswith("MIG"):  # named by its id, or not at all: it may be any of them
+        gpu = min(gpus, key=lambda gpu: gpu.total, default=None)
+    return Gpu(gpu.name, gpu.total, gpu.capability) if gpu else Gpu()
 
 
 def suited(ready: Sequence[preset_files.Preset], gpu: Gpu | None) -> tuple[preset_files.Preset, MessageLike] | None:
@@ -74,43 +74,43 @@ def apply_preset(preset: preset_files.Preset, config: type, now: JsonMapping, no
     which takes a processor minutes before the first step, and without 8-bit products, which only GPUs have. A GPU
     without fp8 has others timed, and one without bf16 computes in fp16. `notes` list the differences from the preset's
     file."""
-    made, gpu = presets.apply(preset, config, now, notes), training_gpu()
-    if gpu:
-        return _as_the_gpu_can(made, gpu.capability or FP8_CAPABILITY, notes)
-    if not made.compile.compile:
-        return made
+    config_of_preset, device = presets.apply(preset, config, now, notes), training_gpu()
+    if device:
+        return _as_the_gpu_can(config_of_preset, device.capability or FP8_CAPABILITY, notes)
+    if not config_of_preset.compile.compile:
+        return config_of_preset
     notes.append(NO_GPU)
-    known = options_of(config)
-    kept = {
+    options = options_of(config)
+    kept_values = {
         name: value
-        for name, value in flatten_sections(changed(made)).items()
-        if not presets.is_of_compiling(known[name]) and name not in PRODUCTS + EMULATED
+        for name, value in flatten_sections(changed(config_of_preset)).items()
+        if not presets.is_of_compiling(options[name]) and name not in PRODUCTS + EMULATED
     }
-    return build_config(config, kept, preset.path.name, notes=[])
+    return build_config(config, kept_values, preset.path.name, notes=[])
 
 
-def _as_the_gpu_can(made: Any, capability: tuple[int, int], notes: list[MessageLike]) -> Any:
+def _as_the_gpu_can(config: Any, capability: tuple[int, int], notes: list[MessageLike]) -> Any:
     changes: JsonObject = {}
-    if capability < FP8_CAPABILITY and made.precision.fp8_compute:
+    if capability < FP8_CAPABILITY and config.precision.fp8_compute:
         changes = {"fp8_compute": False, "auto_compute": True}
         notes.append(
             "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "
             "have fast ones in int8."
         )
-    if capability < BF16 and made.precision.mixed_precision == "bf16":
-        if halved := _in_fp16(made, changes):
+    if capability < BF16_CAPABILITY and config.precision.mixed_precision == "bf16":
+        if halved := _in_fp16(config, changes):
             notes.append("Unlike in the preset, mixed_precision is fp16: this GPU emulates bf16, which is slow.")
             return halved
         notes.append("This GPU emulates bf16, which is slow, and this preset cannot do without bf16.")
-    return replace_options(made, **changes) if changes else made
+    return replace_options(config, **changes) if changes else config
 
 
-def _in_fp16(made: Any, changes: JsonObject) -> Any:
+def _in_fp16(config: Any, changes: JsonObject) -> Any:
     """The same in fp16; None if the model or another option excludes that."""
-    if families.facts_of(made.family).exceeds_fp16:
+    if families.facts_of(config.family).exceeds_fp16:
         return None
     try:
-        return replace_options(made, **changes, mixed_precision="fp16", save_precision="fp16")
+        return replace_options(config, **changes, mixed_precision="fp16", save_precision="fp16")
     except ConfigError:
         return None
 
@@ -145,42 +145,46 @@ def preset_as_start(
     with a name for the result and a `folder` for results, which presets leave open. On top of it comes the recipe for a
     purpose."""
     notes: list[MessageLike] = []
-    made, known = apply_preset(preset, config, {}, notes), options_of(config)
-    model = draft(config, {**option_values(made), **situation.model})
-    made, recipe = recipes.apply_recipe(made, model, situation.purpose, situation.images, situation.at_once)
-    given = {name: shown_value(known[name], value) for name, value in flatten_sections(changed(made)).items()}
-    given |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
+    preset_config, options = apply_preset(preset, config, {}, notes), options_of(config)
+    model = draft(config, {**option_values(preset_config), **situation.model})
+    preset_config, recipe = recipes.apply_recipe(
+        preset_config, model, situation.purpose, situation.images, situation.at_once
+    )
+    values = {
+        name: shown_value(options[name], value) for name, value in flatten_sections(changed(preset_config)).items()
+    }
+    values |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
     text = preset_sentence(preset, training_gpu())
-    if not made.compile.compile:  # the preset's figures assume compiling, which only works on a GPU
+    if not preset_config.compile.compile:  # the preset's figures assume compiling, which only works on a GPU
         sets = text.partition("; ")[0].removesuffix(".").split(", ")
         text = ", ".join(piece for piece in sets if piece not in OF_A_GPU and "fp8" not in piece)
     elif ALONE in text:  # a note, as the sentence does not fit on a phone
         text = text.replace(f", {ALONE}", "")
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")
     notes = [SWITCHED_OFF if why and note is NO_GPU else note for note in notes]
-    said = [note if isinstance(note, Message) else Message(note) for note in notes]
-    shown = {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": said, "values": given}
+    messages = [note if isinstance(note, Message) else Message(note) for note in notes]
+    shown = {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": messages, "values": values}
     return {**shown, **recipe}
 
 
 def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str, JsonObject]:
     """The starts of a tab's form by family; a family without a preset starts with the defaults."""
-    gpu, found = training_gpu(), {}
+    gpu, starts_by_family = training_gpu(), {}
     for family, config in configs.items():
         chosen = suited(preset_files.of_kind(kind, [family]), gpu)
         if chosen:
-            found[family] = preset_as_start(kind, chosen[0], config, folder, chosen[1])
-    return found
+            starts_by_family[family] = preset_as_start(kind, chosen[0], config, folder, chosen[1])
+    return starts_by_family
 
 
 def value(kind: str, config: type, name: str) -> JsonObject:
     """The initial value of an option by its name; nothing if the preset leaves it open."""
-    begun = starts(kind, {config.family: config}).get(config.family, {}).get("values", {})
-    return {name: begun[name]} if name in begun else {}
+    start_values = starts(kind, {config.family: config}).get(config.family, {}).get("values", {})
+    return {name: start_values[name]} if name in start_values else {}
 
 
 def results(roots: Sequence[Path]) -> str:
-    """The folder for results that a form proposes: beside the page's models, data sets and generated images."""
+    # Beside the page's models, data sets and generated images.
     return str(roots[0] / "kohya" / "output")
 
 
@@ -191,5 +195,5 @@ def bare(family: str) -> JsonObject:
 
 
 def loaded_as_start(name: str) -> JsonObject:
-    """A loaded config as a start: everything it sets is shown as changed from the defaults."""
+    # Without values, everything that the config sets is shown as changed from the defaults.
     return {"id": "", "title": name, "text": "", "why": "", "values": {}}

@@ -1,15 +1,15 @@
 // A training tab: its contents are loaded when it is opened, and its buttons send requests.
 import { markAllowed } from "../server/allowed_folders.js";
 import { openTab } from "../server/tabs.js";
-import { around, hit, make, one, saveFile, showMessage } from "../server/elements.js";
+import { around, find, hit, make, saveFile, showMessage } from "../server/elements.js";
 import { address, ask } from "../server/http.js";
-import { read, rest, sentOf, tell, tellError } from "./messages.js";
+import { read, sentOf, showBusy, tell, tellError } from "./messages.js";
 import { fill, formOf, mount, turnOf } from "./page.js";
 import { base } from "./storage.js";
 
 /**
  * @typedef {{ message?: string, fill?: string, path?: string, opened?: string, run?: string, file?: { name: string,
- *   text: string } }} Said a missing part stays unchanged
+ *   text: string } }} Answer a missing part stays unchanged
  */
 
 const STARTS = ["train", "later"];
@@ -17,7 +17,7 @@ const CHECKS = [...STARTS, "check"]; // take seconds; problems in the form itsel
 const BUILD_DELAY = 1500; // milliseconds after the first tab until the others are built
 const MAX_CONFIG_BYTES = 1_000_000; // bytes of an uploaded config
 
-/** @type {Record<string, Promise<string>>} what is in each tab, once it was asked for */
+/** @type {Record<string, Promise<string>>} the contents of each tab, once requested */
 const contents = {};
 
 /**
@@ -34,9 +34,9 @@ function contentOf(tab, mark) {
   return contents[tab];
 }
 
-/** @type {Record<string, HTMLElement>} tabs that were made before anybody opens them */
+/** @type {Record<string, HTMLElement>} tabs built before they are opened */
 const ready = {};
-/** @type {ReturnType<typeof setTimeout> | undefined} when they are */
+/** @type {ReturnType<typeof setTimeout> | undefined} the timer after which they are built */
 let planned;
 
 /**
@@ -44,8 +44,8 @@ let planned;
  * @param {Element} element
  */
 export async function mountTraining(element) {
-  const place = one(element, ".training"), { tab = "", mark = "", others = "" } = place.dataset;
-  planned ??= setTimeout(() => makeOthers(others.split(" ").filter(Boolean), mark), BUILD_DELAY);
+  const place = find(element, ".training"), { tab = "", mark = "", others: otherTabs = "" } = place.dataset;
+  planned ??= setTimeout(() => makeOthers(otherTabs.split(" ").filter(Boolean), mark), BUILD_DELAY);
   if (ready[tab]) {
     place.replaceWith(ready[tab]);
     document.dispatchEvent(new CustomEvent("kohya:opened", { detail: formOf(tab) }));
@@ -92,7 +92,7 @@ export const onOpened = (listener) =>
 const idle = () =>
   new Promise((done) => ("requestIdleCallback" in window ? requestIdleCallback(done) : setTimeout(done, 200)));
 
-/** @type {{ act: string, path: string, more: Record<string, unknown> }} the config that was asked for last */
+/** @type {{ act: string, path: string, more: Record<string, unknown> }} the last config requested */
 let loaded = { act: "load", path: "", more: {} };
 
 /**
@@ -100,7 +100,7 @@ let loaded = { act: "load", path: "", more: {} };
  * request unless something has changed meanwhile.
  * @type {Map<string, string>}
  */
-const asked = new Map();
+const pending = new Map();
 
 /**
  * Handle a button that is pressed again before its answer: the check of a form that has changed since is out of date.
@@ -109,9 +109,9 @@ const asked = new Map();
  * @param {string} now the form's values, and the config's path
  */
 function pressAgain(training, doing, now) {
-  if (asked.get(doing) === now) return;
-  asked.set(doing, now);
-  one(training, ".bar > .said").replaceChildren();
+  if (pending.get(doing) === now) return;
+  pending.set(doing, now);
+  find(training, ".bar > .said").replaceChildren();
 }
 
 /** The number of configs requested: only the last one is put into its form. */
@@ -120,7 +120,7 @@ let loads = 0;
 /**
  * Whether a training was started or queued, which is shown even if the form has changed since.
  * @param {string} act
- * @param {Said} said
+ * @param {Answer} answer
  */
 const hasBegun = (act, { message = "" }) => STARTS.includes(act) && message.startsWith('<div class="message good"');
 
@@ -132,18 +132,18 @@ const hasBegun = (act, { message = "" }) => STARTS.includes(act) && message.star
  */
 async function press(training, act, more = {}) {
   const { tab = "" } = training.dataset, isCheck = CHECKS.includes(act), isLoad = act === "load" || act === "upload";
-  const path = one(training, ".begin .path", HTMLInputElement).value, now = `${sentOf(tab)}\n${path}`;
-  const doing = isLoad ? `${tab} load ${++loads}` : `${tab} ${act}`, mine = loads;
-  if (asked.has(doing)) return void pressAgain(training, doing, now);
+  const path = find(training, ".begin .path", HTMLInputElement).value, now = `${sentOf(tab)}\n${path}`;
+  const doing = isLoad ? `${tab} load ${++loads}` : `${tab} ${act}`, loadNumber = loads;
+  if (pending.has(doing)) return void pressAgain(training, doing, now);
   const sent = read(tab, isCheck ? "Checking the settings" : ""), turn = turnOf(tab), since = performance.now();
-  asked.set(doing, now);
+  pending.set(doing, now);
   const question = { tab, act, sent, path, opened: training.dataset.opened ?? "", base: base(tab), ...more };
   if (isLoad) loaded = { act, path, more };
   let isOutdated = false, begun = false;
-  const take = (/** @type {Said} */ said) => {
-    begun = hasBegun(act, said);
-    isOutdated = (isCheck && !begun && sentOf(tab) !== sent) || (isLoad && mine !== loads);
-    if (!isOutdated) show(training, said, path);
+  const take = (/** @type {Answer} */ answer) => {
+    begun = hasBegun(act, answer);
+    isOutdated = (isCheck && !begun && sentOf(tab) !== sent) || (isLoad && loadNumber !== loads);
+    if (!isOutdated) show(training, answer, path);
   };
   try {
     if (isCheck) take(await ask("press", { ...question, act: "first", then: act }));
@@ -151,10 +151,10 @@ async function press(training, act, more = {}) {
   } catch (error) {
     tellError(tab, error);
   }
-  const isNewer = asked.get(doing) !== now && !begun;
-  asked.delete(doing);
-  if (isCheck) rest(tab);
-  if (isNewer || markAllowed(one(training, ".bar > .said"), since)) void press(training, act, more);
+  const isNewer = pending.get(doing) !== now && !begun;
+  pending.delete(doing);
+  if (isCheck) showBusy(tab);
+  if (isNewer || markAllowed(find(training, ".bar > .said"), since)) void press(training, act, more);
   else if (isCheck && isOutdated && turn === turnOf(tab)) checkAnew(training, act);
 }
 
@@ -165,7 +165,7 @@ async function press(training, act, more = {}) {
  */
 function checkAnew(training, act) {
   if (act === "check") return void press(training, act);
-  one(training, ".bar > .said").replaceChildren();
+  find(training, ".bar > .said").replaceChildren();
   tell(
     training.dataset.tab ?? "",
     "plain",
@@ -180,27 +180,27 @@ async function loadElsewhere(button) {
   const { tab = "", title = "" } = button.dataset, here = around(button, ".training"), { act, path, more } = loaded;
   await openTab(title, () => document.getElementById(`${tab}-form`)?.checkVisibility());
   const there = around(formOf(tab), ".training");
-  one(here, ".bar > .said").replaceChildren();
-  one(there, ".begin .path", HTMLInputElement).value = path;
+  find(here, ".bar > .said").replaceChildren();
+  find(there, ".begin .path", HTMLInputElement).value = path;
   await press(there, act, more);
 }
 
 /**
  * @param {HTMLElement} training
- * @param {Said} said
- * @param {string} asked the path that was sent; a path typed since stays
+ * @param {Answer} answer
+ * @param {string} sentPath the path that was sent; a path typed since stays
  */
-function show(training, said, asked) {
-  const { tab = "" } = training.dataset, path = one(training, ".begin .path", HTMLInputElement);
-  if (said.message !== undefined) one(training, ".bar > .said").innerHTML = said.message;
-  if (said.path !== undefined && path.value === asked) path.value = said.path;
-  if (said.fill) fill(tab, said.fill, said.opened === undefined ? undefined : (training.dataset.opened ?? ""));
-  if (said.run) document.dispatchEvent(new CustomEvent("kohya:begun", { detail: said.run }));
-  if (said.opened !== undefined) training.dataset.opened = said.opened;
-  if (said.file)
-    saveFile(
-      new Blob([said.file.text], { type: said.file.name.endsWith(".json") ? "application/json" : "application/toml" }),
-      said.file.name);
+function show(training, answer, sentPath) {
+  const { tab = "" } = training.dataset, path = find(training, ".begin .path", HTMLInputElement);
+  if (answer.message !== undefined) find(training, ".bar > .said").innerHTML = answer.message;
+  if (answer.path !== undefined && path.value === sentPath) path.value = answer.path;
+  if (answer.fill) fill(tab, answer.fill, answer.opened === undefined ? undefined : (training.dataset.opened ?? ""));
+  if (answer.run) document.dispatchEvent(new CustomEvent("kohya:begun", { detail: answer.run }));
+  if (answer.opened !== undefined) training.dataset.opened = answer.opened;
+  if (answer.file) {
+    const { name, text } = answer.file, type = name.endsWith(".json") ? "application/json" : "application/toml";
+    saveFile(new Blob([text], { type }), name);
+  }
 }
 
 /**
@@ -234,8 +234,8 @@ async function upload(input) {
     const part = weights ? await headerOf(file) : file;
     if (part.size > MAX_CONFIG_BYTES)
       throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
-    const sent = await part.arrayBuffer();
-    const text = new TextDecoder(encodingOf(new Uint8Array(sent)), { fatal: true }).decode(sent);
+    const bytes = await part.arrayBuffer();
+    const text = new TextDecoder(encodingOf(new Uint8Array(bytes)), { fatal: true }).decode(bytes);
     await press(training, "upload", { name: file.name, text });
   } catch (error) {
     tellError(
@@ -251,7 +251,7 @@ document.addEventListener("click", (event) => {
   const button = hit(event, "button[data-press]");
   if (!button) return;
   const training = around(button, ".training"), act = button.dataset.press ?? "";
-  if (act === "upload") one(training, "input.upload").click();
+  if (act === "upload") find(training, "input.upload").click();
   else void press(training, act);
 });
 document.addEventListener("change", (event) => {

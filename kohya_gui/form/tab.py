@@ -48,7 +48,7 @@ from library.runs import keys, queue, start
 FORM_FOLDER = Path(__file__).parent
 # The answer to a button: a "message" as HTML, and optionally values to "fill" into the form, the "path" of its config
 # file with a hash of its contents ("opened"), the "run" that was started, or a "file" to download. The rest stays.
-Said = JsonObject
+Answer = JsonObject
 
 
 class TrainingTab:
@@ -89,33 +89,35 @@ class TrainingTab:
             "tab": self.tab.id,
             "form": self.form.markup(starts),
         }
-        made = (FORM_FOLDER / "tab.html").read_text(encoding="utf-8")
+        markup = (FORM_FOLDER / "tab.html").read_text(encoding="utf-8")
         for name, part in parts.items():
-            made = made.replace(f"[{name}]", part)
-        return made
+            markup = markup.replace(f"[{name}]", part)
+        return markup
 
-    def press(self, asked: ApiRequest) -> Said:
+    def press(self, request: ApiRequest) -> Answer:
         """Perform the action of a button. Problems for the user to fix are shown beside the buttons."""
-        sent, where = asked.text("sent"), asked.text("path")
-        buttons: dict[str, Callable[[], Said]] = {
-            "first": lambda: self.on_first(sent, asked.text("then")),
+        sent, where = request.text("sent"), request.text("path")
+        buttons: dict[str, Callable[[], Answer]] = {
+            "first": lambda: self.on_first(sent, request.text("then")),
             "train": lambda: self.on_train(sent),
             "later": lambda: self.on_queue(sent),
             "check": lambda: self.on_check(sent),
             "print": lambda: self.on_print(sent, where),
-            "save": lambda: self.on_save(sent, where, asked.text("opened")),
+            "save": lambda: self.on_save(sent, where, request.text("opened")),
             "load": lambda: self.on_load(sent, where),
-            "upload": lambda: self.on_upload(sent, asked.text("name"), asked.text("text")),
+            "upload": lambda: self.on_upload(sent, request.text("name"), request.text("text")),
             "download": lambda: self.on_download(sent),
-            "export": lambda: self.on_export(sent, asked.text("base")),
+            "export": lambda: self.on_export(sent, request.text("base")),
         }
-        if asked.text("act") not in buttons:
+        if request.text("act") not in buttons:
             raise ConfigError("There is no such button: load the page again.")
         try:
-            return buttons[asked.text("act")]()
+            return buttons[request.text("act")]()
         except ConfigError as error:
             return {
-                "message": messages.list_problems(error.problems, self._places(sent), lambda one: self._fix(sent, one))
+                "message": messages.list_problems(
+                    error.problems, self._places(sent), lambda problem: self._fix(sent, problem)
+                )
             }
 
     def _places(self, sent: str) -> messages.Places:
@@ -126,9 +128,13 @@ class TrainingTab:
 
     def _fix(self, sent: str, problem: Problem) -> Mapping[str, bool | str]:
         """The fix for a problem, as values of fields."""
-        given = self.form.parse_submission(sent)
-        wanted = self.form.shown(given.family, working_fix(problem, self.form.lenient_config(given)))
-        return {**wanted, **self._of_preset(given.family, problem.option)} if problem.code == LIMITS else wanted
+        submission = self.form.parse_submission(sent)
+        fix_values = self.form.shown(submission.family, working_fix(problem, self.form.lenient_config(submission)))
+        return (
+            {**fix_values, **self._of_preset(submission.family, problem.option)}
+            if problem.code == LIMITS
+            else fix_values
+        )
 
     def _shown_fix(self, family: str, finding: JsonMapping) -> Mapping[str, bool | str]:
         """The fix for a finding, as values of fields; a number beyond its limits becomes the preset's."""
@@ -137,51 +143,51 @@ class TrainingTab:
         return self.form.shown(family, finding["fix"])
 
     def _of_preset(self, family: str, name: str) -> Mapping[str, bool | str]:
-        """The initial value of an option; nothing if the preset leaves it open."""
+        # Empty if the preset leaves the option open.
         return start_preset.value(self.tab.id, self.tab.configs[family], name)
 
     # ---- the actions of the buttons
 
-    def on_first(self, sent: str, then: str) -> Said:
+    def on_first(self, sent: str, then: str) -> Answer:
         """Report problems in the form itself at once, as the full check for the button `then` takes seconds."""
         with contextlib.suppress(ConfigError):  # the full check reports it
-            given = self.form.parse_submission(sent)
-            reading = paths.allowed(self.form.reading(given), self.roots)
+            submission = self.form.parse_submission(sent)
+            reading = paths.allowed(self.form.reading(submission), self.roots)
             findings = isolated.known(reading)
             if then == "later" and (twin := queue.twin_problem(queue.read_queue(), *start.result_of(reading.config))):
                 findings.append(isolated.finding(twin, "settings", "bad"))
             if findings:
                 report: isolated.Report = {"findings": findings, "fit": None, "early": True}
-                return {"message": self._report(report, given.family)}
+                return {"message": self._report(report, submission.family)}
         return {}
 
-    def on_train(self, sent: str) -> Said:
+    def on_train(self, sent: str) -> Answer:
         """Check the form and all that it names, and start the training in separate processes."""
-        given, config, notes, report = self.checked(sent)
+        submission, config, notes, report = self.checked(sent)
         if isolated.findings_to_fix(report):
-            return {"message": self._report(report, given.family)}
-        if (bare := isolated.uncaptioned(report)) and not given.anyway:
-            return {"message": messages.without_captions(bare, "train")}
-        run_id = start.launch_run(config, **self.launch_of(config, given.launch))
-        hints = [read_problem(one) for one in report["findings"] if one["verdict"] == "hint"]
-        said = Message("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
-        return {"message": messages.good(said, [*notes, *hints]), "run": run_id}
+            return {"message": self._report(report, submission.family)}
+        if (caption_problem := isolated.uncaptioned(report)) and not submission.anyway:
+            return {"message": messages.without_captions(caption_problem, "train")}
+        run_id = start.launch_run(config, **self.launch_of(config, submission.launch))
+        hints = [read_problem(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
+        sentence = Message("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
+        return {"message": messages.good(sentence, [*notes, *hints]), "run": run_id}
 
-    def on_queue(self, sent: str) -> Said:
+    def on_queue(self, sent: str) -> Answer:
         """Check the form and all that it names, and add its training to the queue."""
-        given, config, notes, report = self.checked(sent)
+        submission, config, notes, report = self.checked(sent)
         if isolated.findings_to_fix(report):
-            return {"message": self._report(report, given.family)}
-        if (bare := isolated.uncaptioned(report)) and not given.anyway:
-            return {"message": messages.without_captions(bare, "later")}
-        entry = queue.add_to_queue(start.job(config, **self.launch_of(config, given.launch)))
+            return {"message": self._report(report, submission.family)}
+        if (caption_problem := isolated.uncaptioned(report)) and not submission.anyway:
+            return {"message": messages.without_captions(caption_problem, "later")}
+        entry = queue.add_to_queue(start.job(config, **self.launch_of(config, submission.launch)))
         return {"message": messages.good(queue.queued_sentence(entry), notes)}
 
-    def on_check(self, sent: str) -> Said:
+    def on_check(self, sent: str) -> Answer:
         """Report everything that can be known about this training before it starts."""
-        given, _, notes, report = self.checked(sent)
-        known = [isolated.finding(note, "settings", "hint") for note in notes]
-        return {"message": self._report({**report, "findings": [*known, *report["findings"]]}, given.family)}
+        submission, _, notes, report = self.checked(sent)
+        hints = [isolated.finding(note, "settings", "hint") for note in notes]
+        return {"message": self._report({**report, "findings": [*hints, *report["findings"]]}, submission.family)}
 
     def checked(self, sent: str) -> tuple[Submission, Any, list[MessageLike], isolated.Report]:
         """A form -> its contents, its config, notes about it, and the preflight report. Call this before any start or
@@ -190,15 +196,15 @@ class TrainingTab:
         The report has all problems, of the form itself as well as of what it names; ineffective options only if the
         user has typed them. Tokens in the form are stored in their own file.
         """
-        given, reading, notes = self.read(sent)
-        report = isolated.check_reading(replace(reading, notes=[]), given.launch)
-        return given, reading.config, notes, isolated.without_ineffective(report, given.typed)
+        submission, reading, notes = self.read(sent)
+        report = isolated.check_reading(replace(reading, notes=[]), submission.launch)
+        return submission, reading.config, notes, isolated.without_ineffective(report, submission.typed)
 
     def read(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:
         """A form -> its contents, its reading for a training, and notes; tokens are stored in their own file."""
-        given = self.form.parse_submission(sent)
-        reading = paths.allowed(self.form.reading(given), self.roots)
-        return given, reading, [*reading.notes, *self._keep(reading.config)]
+        submission = self.form.parse_submission(sent)
+        reading = paths.allowed(self.form.reading(submission), self.roots)
+        return submission, reading, [*reading.notes, *self._keep(reading.config)]
 
     def _keep(self, config: RunConfig) -> list[MessageLike]:
         new = keys.store_keys(api.secrets_of(config))
@@ -212,48 +218,48 @@ class TrainingTab:
     def _report(self, report: isolated.Report, family: str) -> str:
         places = self.form.places(family)
         files = (finding.MODEL_OPTION, *families.facts_of(family).part_options)
-        return messages.report_html(report, places, lambda one: self._shown_fix(family, one), files)
+        return messages.report_html(report, places, lambda reported: self._shown_fix(family, reported), files)
 
-    def on_print(self, sent: str, where: str) -> Said:
+    def on_print(self, sent: str, where: str) -> Answer:
         """Show the command that runs the form's training, and its TOML. Nothing is written."""
-        given = self.form.parse_submission(sent)
-        config, notes = self.form.ready(given)
-        how = self.launch_of(config, given.launch)
-        return {"message": print_command.printed(config, where, how, notes, self.roots)}
+        submission = self.form.parse_submission(sent)
+        config, notes = self.form.ready(submission)
+        launch = self.launch_of(config, submission.launch)
+        return {"message": print_command.printed(config, where, launch, notes, self.roots)}
 
-    def on_save(self, sent: str, where: str, known: str) -> Said:
+    def on_save(self, sent: str, where: str, opened: str) -> Answer:
         """Save the form to the named config file."""
         config, notes = self.form.collect(self.form.parse_submission(sent))
         notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
-        count = presets.save_config(path, config, known)
-        said = messages.good(
+        count = presets.save_config(path, config, opened)
+        message = messages.good(
             Message("Saved {path} ({changes}).", path=path, changes=loading.settings_count(count)), notes
         )
-        return {"message": said, "path": str(path), "opened": presets.config_file_state(path)}
+        return {"message": message, "path": str(path), "opened": presets.config_file_state(path)}
 
-    def on_download(self, sent: str) -> Said:
+    def on_download(self, sent: str) -> Answer:
         """Offer the form as a download."""
         config, notes = self.form.collect(self.form.parse_submission(sent))
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".toml"
         file = {"name": name, "text": to_toml(config, presets.comment(config))}
         return {"message": messages.good(Message("{name} is among your downloads.", name=name), notes), "file": file}
 
-    def on_export(self, sent: str, base: str) -> Said:
+    def on_export(self, sent: str, base: str) -> Answer:
         """Offer the form as a kohya_ss JSON for download, with the other keys of the one that was loaded."""
-        given = self.form.parse_submission(sent)
-        config, notes = self.form.collect(given)
+        submission = self.form.parse_submission(sent)
+        config, notes = self.form.collect(submission)
         text = self._prompts(config.sample.sample_prompts)
         scripts = {script: config_class(script) for script in RUNS}
-        fields, lost = importers.export(config, scripts, _theirs(base), text, given.launch)
+        fields, lost = importers.export(config, scripts, _kohya_ss_json(base), text, submission.launch)
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".json"
         file = {"name": name, "text": json.dumps(fields, indent=2, ensure_ascii=False) + "\n"}
-        said = Message(
+        sentence = Message(
             "{name} is among your downloads: load it in the {tab} tab of kohya_ss.",
             name=name,
             tab=importers.tab_title(fields),
         )
-        return {"message": messages.good(said, [*notes, *lost]), "file": file}
+        return {"message": messages.good(sentence, [*notes, *lost]), "file": file}
 
     def _prompts(self, name: str | None) -> str:
         """The text of a prompt file, which kohya_ss stores in its JSON; "" if the page may not read the file."""
@@ -262,32 +268,32 @@ class TrainingTab:
         except ConfigError:
             return ""
 
-    def on_load(self, sent: str, where: str) -> Said:
+    def on_load(self, sent: str, where: str) -> Answer:
         """Load the named config file into the form."""
         path = paths.readable(where, self.roots, importers.SUFFIXES)
         filled = self._filled(path, sent)
         # A file of another trainer is left alone: Save creates a TOML.
         is_ours = path.suffix.lower() == ".toml" and not importers.of_others(importers.parse_file(path))
-        ours = str(path) if is_ours else ""
-        return filled | {"path": ours, "opened": presets.config_file_state(path) if is_ours else ""}
+        config_path = str(path) if is_ours else ""
+        return filled | {"path": config_path, "opened": presets.config_file_state(path) if is_ours else ""}
 
-    def on_upload(self, sent: str, name: str, text: str) -> Said:
+    def on_upload(self, sent: str, name: str, text: str) -> Answer:
         """Load an uploaded config into the form, and forget where the form was saved last."""
-        named = re.sub(r"[^\w.+-]+", "_", re.split(r"[\\/]", name)[-1])[-100:].lstrip(".")
+        safe_name = re.sub(r"[^\w.+-]+", "_", re.split(r"[\\/]", name)[-1])[-100:].lstrip(".")
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / (f"_{named}" if RESERVED.fullmatch(named) else named or "config")
+            path = Path(folder) / (f"_{safe_name}" if RESERVED.fullmatch(safe_name) else safe_name or "config")
             if path.suffix.lower() in paths.WEIGHTS:
                 path.write_bytes(importers.with_header(text))
             else:
                 path.write_text(text, encoding="utf-8", newline="")  # keep line ends, on Windows too
             return self._filled(path, sent) | {"path": "", "opened": ""}
 
-    def _filled(self, path: Path, sent: str) -> Said:
-        given = self.form.parse_submission(sent)
+    def _filled(self, path: Path, sent: str) -> Answer:
+        submission = self.form.parse_submission(sent)
         try:
-            return loading.load_into_form(self.form, path, given, self.roots)
+            return loading.load_into_form(self.form, path, submission, self.roots)
         except ConfigError as error:
-            raise ConfigError(*error.problems, *self._other_tab(path, given.family)) from None
+            raise ConfigError(*error.problems, *self._other_tab(path, submission.family)) from None
 
     def _other_tab(self, path: Path, family: str) -> Iterator[Problem]:
         """A hint that a file that does not fit here would fit in another tab."""
@@ -297,19 +303,18 @@ class TrainingTab:
                     presets.import_fitting(path, tab.configs, family, self.roots)
                 except ConfigError:
                     continue
-                said = "This is a config for the {title} tab."
-                yield Problem("", said, title=tab.title, tab=tab.id, code=messages.OTHER_TAB)
+                template = "This is a config for the {title} tab."
+                yield Problem("", template, title=tab.title, tab=tab.id, code=messages.OTHER_TAB)
                 return
 
     def launch_of(self, config: RunConfig, launch: JsonMapping) -> JsonObject:
-        """The launch settings of a form's training."""
         return {**launch, "mixed_precision": config.precision.mixed_precision}
 
 
-def _theirs(sent: Any) -> JsonObject | None:
+def _kohya_ss_json(sent: Any) -> JsonObject | None:
     """The kohya_ss JSON that a browser has kept, if it is valid."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
-        found = json.loads(sent)
-        if isinstance(found, dict) and importers.of_others(found):
-            return found
+        contents = json.loads(sent)
+        if isinstance(contents, dict) and importers.of_others(contents):
+            return contents
     return None

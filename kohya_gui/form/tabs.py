@@ -23,8 +23,8 @@ class Tab:
     @property
     def configs(self) -> dict[str, type]:
         """The config class of each family in this tab."""
-        made = (config_class(script) for script in RUNS)
-        return {config.family: config for config in made if config.kind == self.kind}
+        config_classes = (config_class(script) for script in RUNS)
+        return {config.family: config for config in config_classes if config.kind == self.kind}
 
 
 def _rows(*rows: str) -> dict[str, int]:

@@ -14,18 +14,18 @@ IN_PLACE = "data:"  # the beginning of an inlined image
 
 
 def find_path_problems(
-    known: Mapping[str, Option], given: Mapping[str, object], roots: Sequence[Path], typing: str
+    options: Mapping[str, Option], values: Mapping[str, object], roots: Sequence[Path], typing: str
 ) -> dict[str, Problem]:
     """The problems of the paths among a form's values, by option. `typing` is the option whose field is being edited:
     the beginning of an existing path is no mistake there."""
-    found: dict[str, Problem] = {}
-    for name, option in known.items():
-        text = str(given.get(name) or "").strip()
+    problems: dict[str, Problem] = {}
+    for name, option in options.items():
+        text = str(values.get(name) or "").strip()
         if not text or option.kind not in ("file", "folder") or name == MODEL_OPTION:
             continue
         if problem := _find_path_problem(option, text, roots, name == typing):
-            found[name] = problem
-    return found
+            problems[name] = problem
+    return problems
 
 
 def _find_path_problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -> Problem | None:
@@ -48,12 +48,11 @@ def _find_path_problem(option: Option, text: str, roots: Sequence[Path], is_type
 
 
 def may_become_right(text: str, problem: Problem, roots: Sequence[Path]) -> bool:
-    """Whether a refused text may be the beginning of an allowed path."""
     return leads_to(text, roots) or (problem.code == ABSENT and is_begun(Path(os.path.expanduser(text))))
 
 
 def leads_to(text: str, roots: Sequence[Path]) -> bool:
-    """Whether a text is the beginning of a folder that the page may use."""
+    """Whether a text is the beginning of the path of a root."""
     path = os.path.expanduser(text)
     return any(str(root).startswith(path) for root in roots)
 
@@ -68,7 +67,7 @@ def is_begun(path: Path) -> bool:
 
 def _unwritable(option: Option, path: Path) -> Problem | None:
     """Why a training cannot create a folder or file there; None if it can."""
-    nearest = next((one for one in (path, *path.parents) if one.exists()), path)
+    nearest = next((place for place in (path, *path.parents) if place.exists()), path)
     is_file = option.kind == "file" and nearest == path
     if not nearest.is_dir() and not is_file:
         return Problem(option.name, ": {nearest} is a file; choose a folder", nearest=nearest)

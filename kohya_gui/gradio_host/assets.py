@@ -29,12 +29,14 @@ class Assets:
     a first visit. Their addresses contain a hash of their contents, so browsers may keep them forever.
     """
 
-    def __init__(self, app: App, own: Mapping[str, bytes]) -> None:
-        """`own` are the page's own texts by address."""
+    def __init__(self, app: App, page_files: Mapping[str, bytes]) -> None:
+        """`page_files` are the page's own texts by address."""
         self.app = app
-        found = ASSETS_FOLDER.iterdir() if ASSETS_FOLDER.is_dir() else ()
-        self.files: dict[str, Path | bytes] = {ASSETS_ADDRESS + file.name: file for file in found if file.is_file()}
-        self.files |= own
+        gradio_files = ASSETS_FOLDER.iterdir() if ASSETS_FOLDER.is_dir() else ()
+        self.files: dict[str, Path | bytes] = {
+            ASSETS_ADDRESS + file.name: file for file in gradio_files if file.is_file()
+        }
+        self.files |= page_files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -64,11 +66,11 @@ def contents(file: Path | bytes, packed: bool) -> bytes:
         return gzip.compress(contents(file, False), 6)
     if not isinstance(file, Path):
         return file
-    read = file.read_bytes()
-    return _STOPWATCH.sub(rb"function \1(){}", read) if file.name.startswith("statustracker-") else read
+    text = file.read_bytes()
+    return _STOPWATCH.sub(rb"function \1(){}", text) if file.name.startswith("statustracker-") else text
 
 
 def content_type(name: str) -> str:
     """The content type of a file. For .js Windows looks into its registry, which any program may have changed."""
-    own = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-    return own.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+    types = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+    return types.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"

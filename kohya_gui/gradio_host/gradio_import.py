@@ -25,7 +25,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 class _WithoutProxies(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module without proxy settings, as it creates a client for downloads that the page never uses."""
+        # Without proxy settings, as the module creates a client for downloads that the page never uses.
         with environment.without_network_settings():
             super().exec_module(module)
 

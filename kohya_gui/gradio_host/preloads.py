@@ -24,10 +24,10 @@ def needed(kinds: Iterable[str]) -> list[str]:
         frame = _listed(first[0])
         blocks = _listed(frame[0])
         core = next(name for name in blocks if name.startswith("core-") and name.endswith(".js"))
-        found = [*first, *frame, *blocks, *_of_components(core, kinds)]
+        names = [*first, *frame, *blocks, *_of_components(core, kinds)]
     except (OSError, IndexError, StopIteration):
         return []
-    return [name for name in dict.fromkeys(found) if (ASSETS_FOLDER / name).is_file() and not name.startswith("Login-")]
+    return [name for name in dict.fromkeys(names) if (ASSETS_FOLDER / name).is_file() and not name.startswith("Login-")]
 
 
 def head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
@@ -49,7 +49,6 @@ def head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
 
 
 def _stands_alone(name: str) -> bool:
-    """Whether a style sheet names no other files, and is not in Gradio's own head."""
     return not name.startswith("index-") and not re.search(r"url\((?!\s*[\"']?(?:data:|#))|@import", _text(name))
 
 
@@ -59,15 +58,15 @@ def _text(name: str) -> str:
 
 def _listed(name: str) -> list[str]:
     """The imports of a script, by the numbers that it uses for them."""
-    found = _LIST.search(_text(name))
-    return [part.strip('"').removeprefix("./") for part in found[1].split(",")] if found else []
+    listing = _LIST.search(_text(name))
+    return [part.strip('"').removeprefix("./") for part in listing[1].split(",")] if listing else []
 
 
 def _of_components(core: str, kinds: Iterable[str]) -> list[str]:
     """The files of components by their kind, such as "textbox"."""
-    text, known, found = _text(core), _listed(core), []
+    text, imports, names = _text(core), _listed(core), []
     for kind in kinds:
         start = re.search(rf"[,{{]{re.escape(kind)}:\{{", text)
         for name, numbers in _PART.findall(text[start.end() : text.index("}", start.end())]) if start else ():
-            found += [name, *(known[int(number)] for number in numbers.split(",") if number)]
-    return found
+            names += [name, *(imports[int(number)] for number in numbers.split(",") if number)]
+    return names

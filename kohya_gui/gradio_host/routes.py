@@ -53,9 +53,9 @@ class Protected:
 
         async def protected(message: Any) -> None:
             if message["type"] == "http.response.start":
-                given = list(message.get("headers", ()))
-                own = {name.lower() for name, _ in given}
-                message = {**message, "headers": [*given, *(pair for pair in HEADERS if pair[0] not in own)]}
+                headers = list(message.get("headers", ()))
+                header_names = {name.lower() for name, _ in headers}
+                message = {**message, "headers": [*headers, *(pair for pair in HEADERS if pair[0] not in header_names)]}
             await send(message)
 
         await self.app(scope, receive, protected)
@@ -65,7 +65,7 @@ class Routes:
     """Respond with 404 to all routes that the page does not need."""
 
     def __init__(self, app: App, prefix: str = "") -> None:
-        """`prefix` is the path under which a proxy shows the page; a proxy may leave it in the path or cut it off."""
+        # A proxy that shows the page under `prefix` may leave it in the path or cut it off.
         self.app, self.prefix = app, prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,8 +98,10 @@ def explained(scope: Scope, send: Send) -> Send:
         nonlocal missing
         if message["type"] == "http.response.start" and message["status"] == 404:
             missing, path = True, scope["path"].rstrip("/")
-            said = f"There is nothing at {path}. If a proxy shows the page there, start it with --root_path {path}."
-            await respond(scope, send, 404, said)
+            explanation = (
+                f"There is nothing at {path}. If a proxy shows the page there, start it with --root_path {path}."
+            )
+            await respond(scope, send, 404, explanation)
         elif not missing:
             await send(message)
 
@@ -107,5 +109,5 @@ def explained(scope: Scope, send: Send) -> Send:
 
 
 def is_open(method: str, path: str) -> bool:
-    """Whether the page needs this route. It reads with GET and acts with POST; other methods are refused."""
+    # The page reads with GET and acts with POST; other methods are refused.
     return method in ("GET", "HEAD", "POST") and not path.startswith(API) and not NEVER.fullmatch(path)

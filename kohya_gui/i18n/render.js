@@ -60,29 +60,29 @@ function lineOf(template, { words, language }) {
  * @returns {string}
  */
 export function render(sentence, catalogue, near) {
-  const { text, arguments: given, option = "", place = "", isOption = false } = sentence, template = form(sentence);
+  const { text, arguments: values, option = "", place = "", isOption = false } = sentence, template = form(sentence);
   const label = (/** @type {string} */ words) => translate(words, catalogue, near), before = near.used.length;
   if (isOption) return labelOf(text, near, label);
-  const other = lineOf(template, catalogue);
-  const said = labelled(other ?? template, near, label).replace(/\{(\w+)\}/g, (as, name) => {
-    const value = given[name] ?? as;
+  const localTemplate = lineOf(template, catalogue);
+  const filled = labelled(localTemplate ?? template, near, label).replace(/\{(\w+)\}/g, (as, name) => {
+    const value = values[name] ?? as;
     if (typeof value !== "string") return render(value, catalogue, near);
     if (KEYS.has(name)) return value;
     return value.trim() === text.trim() ? value : label(value); // the sentence consists of its argument only
   });
   const name = option && (place === FLAG ? option : labelOf(option, near, label, place !== ""));
-  if (other === null || catalogue.language === "en")
-    return near.used.length > before ? inEnglishForm({ text, template, place }, name, said) : text;
-  return option ? `${place}${name}${/^[=（]/.test(said) ? " " : "："}${said}` : said;
+  if (localTemplate === null || catalogue.language === "en")
+    return near.used.length > before ? inEnglishForm({ text, template, place }, name, filled) : text;
+  return option ? `${place}${name}${/^[=（]/.test(filled) ? " " : "："}${filled}` : filled;
 }
 
 /**
  * A sentence in the form that problems.py gives it.
  * @param {Pick<Sentence, "text" | "template" | "place">} sentence
  * @param {string} name of the option that it starts with
- * @param {string} said
+ * @param {string} filled
  */
-function inEnglishForm({ text, template, place }, name, said) {
-  const whole = name ? `${place}${name}${template.startsWith(":") ? "" : " "}${said}` : said;
+function inEnglishForm({ text, template, place }, name, filled) {
+  const whole = name ? `${place}${name}${template.startsWith(":") ? "" : " "}${filled}` : filled;
   return /^\p{Lu}/u.test(text) ? whole.charAt(0).toUpperCase() + whole.slice(1) : whole;
 }

@@ -8,7 +8,7 @@
 
 const MAX_SENTENCES = 4000; // sentences remembered at most, the newest
 /** @type {Map<string, Sentence>} by what they say in English */
-const known = new Map();
+const sentencesByText = new Map();
 
 const key = (/** @type {string} */ text) => text.trim().replace(/\s+/g, " ");
 
@@ -18,20 +18,21 @@ const key = (/** @type {string} */ text) => text.trim().replace(/\s+/g, " ");
  */
 export function remember(sentences) {
   for (const sentence of sentences) {
-    known.delete(key(sentence.text));
-    known.set(key(sentence.text), sentence);
+    sentencesByText.delete(key(sentence.text));
+    sentencesByText.set(key(sentence.text), sentence);
   }
-  for (const text of [...known.keys()].slice(0, Math.max(0, known.size - MAX_SENTENCES))) known.delete(text);
+  const excess = Math.max(0, sentencesByText.size - MAX_SENTENCES);
+  for (const text of [...sentencesByText.keys()].slice(0, excess)) sentencesByText.delete(text); // the oldest
 }
 
 /**
  * Make a sentence in English, and remember its template and arguments.
  * @param {string} template with {name} for the argument of that name
- * @param {Record<string, string | number>} given
+ * @param {Record<string, string | number>} values
  * @param {string} plural the template for every `count` except one
  */
-export function say(template, given, plural = "") {
-  const filled = Object.fromEntries(Object.entries(given).map(([name, value]) => [name, String(value)]));
+export function say(template, values, plural = "") {
+  const filled = Object.fromEntries(Object.entries(values).map(([name, value]) => [name, String(value)]));
   const sentence = { text: "", template, plural, arguments: filled };
   sentence.text = form(sentence).replace(/\{(\w+)\}/g, (place, name) => filled[name] ?? place);
   remember([sentence]);
@@ -42,7 +43,7 @@ export function say(template, given, plural = "") {
  * The template of a sentence for its number.
  * @param {Sentence} sentence
  */
-export const form = ({ template, plural, arguments: given }) => (plural && given.count !== "1" ? plural : template);
+export const form = ({ template, plural, arguments: values }) => (plural && values.count !== "1" ? plural : template);
 
 /**
  * The progress of a job: "captioning 3 / 8".
@@ -56,7 +57,7 @@ export const progressOf = (work, done, total) => say("{work} {done} / {total}", 
  * The template and arguments of a sentence, if known.
  * @param {string} text
  */
-export const sentenceOf = (text) => known.get(key(text));
+export const sentenceOf = (text) => sentencesByText.get(key(text));
 
 /**
  * "1 image", "2,000 images".

@@ -45,7 +45,7 @@ def _template_pairs(english: str | Sequence[str], words: str | Sequence[str]) ->
 def handlers() -> dict[str, Handler]:
     """Handlers of requests from the page's scripts."""
 
-    def words(sent: ApiRequest) -> JsonObject:
-        return {"words": load_catalogue(sent.text("language"))}
+    def words(request: ApiRequest) -> JsonObject:
+        return {"words": load_catalogue(request.text("language"))}
 
     return {"words": words}

@@ -23,8 +23,8 @@ const store = (value) => {
   } catch {} // without storage the browser's own language is used each time
   return null;
 };
-const asked = [store() ?? "", ...navigator.languages].map((name) => name.slice(0, 2).toLowerCase());
-let language = asked.find((name) => name in LANGUAGES) ?? "en";
+const preferred = [store() ?? "", ...navigator.languages].map((name) => name.slice(0, 2).toLowerCase());
+let language = preferred.find((name) => name in LANGUAGES) ?? "en";
 /** @type {Record<string, string>} */
 let words = {};
 /** @type {WeakMap<Node, Record<string, Original>>} by attribute, or "data" */
@@ -59,8 +59,8 @@ const translation = (text, near) => translate(text, { words, language }, near);
  * @param {Element} element
  */
 export function inEnglish(element) {
-  const known = element.firstChild && originals.get(element.firstChild)?.data;
-  return known && known.shown === element.textContent ? known.from : element.textContent;
+  const original = element.firstChild && originals.get(element.firstChild)?.data;
+  return original && original.shown === element.textContent ? original.from : element.textContent;
 }
 
 /**
@@ -71,11 +71,11 @@ export function inEnglish(element) {
  * @param {(text: string) => void} write
  */
 function put(node, key, now, write) {
-  const known = originals.get(node) ?? {};
+  const nodeOriginals = originals.get(node) ?? {};
   const bare = now.trim();
   if (!bare) return;
-  const from =
-    known[key] && known[key].shown === now ? known[key].from : now.replace(bare, () => written.get(bare) ?? bare);
+  const original = nodeOriginals[key]; // out of date if a script has written another text since
+  const from = original?.shown === now ? original.from : now.replace(bare, () => written.get(bare) ?? bare);
   const core = from.trim();
   const element = node instanceof Element ? node : node.parentElement;
   const near = { element, used: /** @type {string[]} */ ([]) };
@@ -89,7 +89,7 @@ function put(node, key, now, write) {
     node.previousSibling?.nodeName === "CODE" &&
     !/^[：（=]/.test(other);
   const shown = behind ? `：${other}` : from.replace(core, () => other);
-  originals.set(node, { ...known, [key]: { from, shown } });
+  originals.set(node, { ...nodeOriginals, [key]: { from, shown } });
   if (shown !== now) write(shown);
 }
 

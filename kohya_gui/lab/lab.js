@@ -2,7 +2,7 @@
 import { read } from "../form/messages.js";
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
-import { all, make, makeButton, one, showMessage } from "../server/elements.js";
+import { all, find, make, makeButton, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { openTab } from "../server/tabs.js";
 
@@ -16,10 +16,10 @@ import { openTab } from "../server/tabs.js";
  *   memory: string, mfu: string, compiled: string }} Row
  */
 
-const PERIOD = 1200, RESTING = 6000;
+const PERIOD = 1200, RESTING = 6000; // milliseconds between requests while a measurement runs, and otherwise
 /** @type {HTMLElement | undefined} */
 let place;
-let shown = "", looked = 0, busy = false, wanted = "", target = "";
+let shown = "", looked = 0, busy = false, pickedJob = "", target = "";
 /** @type {[string, string][]} id and title of each training tab */
 let tabs = [];
 
@@ -28,20 +28,20 @@ let tabs = [];
  * @param {string} selector
  * @param {new () => T} [type]
  */
-const part = (selector, type) => one(place ?? document, selector, type);
+const part = (selector, type) => find(place ?? document, selector, type);
 const answer = () => part(".answer");
 const chosen = () => part("#lab-model", HTMLSelectElement).value;
 
 /** @param {Element} element */
 export function mount(element) {
-  place = one(element, ".lab");
+  place = find(element, ".lab");
   shown = "";
   part("form").addEventListener("submit", (event) => event.preventDefault());
   for (const button of all(place, "[data-lab]"))
     button.addEventListener("click", () => start(button.dataset.lab ?? ""));
   const picker = part("#lab-job", HTMLSelectElement);
   picker.addEventListener("change", () => {
-    wanted = picker.value;
+    pickedJob = picker.value;
     look();
   });
   part("#lab-model").addEventListener("change", settle);
@@ -62,7 +62,7 @@ function settle() {
 async function look() {
   looked = Date.now();
   try {
-    show(await ask("lab", { job: wanted }));
+    show(await ask("lab", { job: pickedJob }));
   } catch (error) {
     showMessage(answer(), "bad", messageOf(error));
   }
@@ -87,7 +87,7 @@ async function act(name, question) {
   try {
     const { job } = await ask(name, question);
     showMessage(answer(), "", "");
-    wanted = job ?? wanted;
+    pickedJob = job ?? pickedJob;
   } catch (error) {
     showMessage(answer(), "bad", messageOf(error));
   }
@@ -102,10 +102,10 @@ async function act(name, question) {
 async function apply(job, number = 0) {
   const tab = target, title = tabs.find(([id]) => id === tab)?.[1] ?? "";
   try {
-    const { values, said } = await ask("lab-apply", { job, tab, number });
+    const { values, said: sentence } = await ask("lab-apply", { job, tab, number });
     await openTab(title, () => document.getElementById(`${tab}-form`)?.checkVisibility());
     form.apply(tab, values);
-    showMessage(answer(), "good", said);
+    showMessage(answer(), "good", sentence);
   } catch (error) {
     showMessage(answer(), "bad", messageOf(error));
   }
@@ -114,11 +114,11 @@ async function apply(job, number = 0) {
 // ---- results
 
 /** @param {{ jobs: Job[], tabs: [string, string][], shown: Job | null }} found */
-function show({ jobs, tabs: known, shown: job }) {
-  tabs = known;
+function show({ jobs, tabs: trainingTabs, shown: job }) {
+  tabs = trainingTabs;
   target ||= tabs[0][0];
   settle();
-  busy = jobs.some((one) => one.busy);
+  busy = jobs.some((measurement) => measurement.busy);
   const now = JSON.stringify([jobs, job]);
   if (now === shown) return;
   shown = now;
@@ -127,7 +127,7 @@ function show({ jobs, tabs: known, shown: job }) {
   if (!job) return;
   const picker = part("#lab-job");
   picker.replaceChildren(
-    ...jobs.map((one) => make("option", { value: one.id, selected: one.id === job.id }, one.title)));
+    ...jobs.map(({ id, title }) => make("option", { value: id, selected: id === job.id }, title)));
   part(".which").hidden = jobs.length < 2;
   part(".now").replaceChildren(...head(job));
   part(".body").replaceChildren(...(job.body ? (RENDERERS[job.kind]?.(job.body, job) ?? []) : []));
@@ -146,12 +146,12 @@ function head(job) {
     make("small", {}, job.took),
     job.busy && makeButton(translated("Stop"), stop, { className: "stop" }));
   /** @type {HTMLElement[]} */
-  const made = [make("div", { className: `run ${job.mood}` }, line)];
+  const parts = [make("div", { className: `run ${job.mood}` }, line)];
   if (job.busy) {
     const share = total ? (100 * done) / total : 0;
     const bar = make("i");
     bar.style.width = `${share}%`;
-    made.push(
+    parts.push(
       make("div", { className: "line" }, make("span", {}, text), make("span", {}, total ? `${done} / ${total}` : "")),
       make("div",
         {
@@ -160,9 +160,9 @@ function head(job) {
         },
         bar));
   }
-  if (job.error) made.push(make("div", { className: "cause", role: "alert" }, make("ul", {}, lines(job.error))));
-  if (job.log) made.push(make("details", {}, make("summary", {}, translated("Log")), make("pre", {}, job.log)));
-  return made;
+  if (job.error) parts.push(make("div", { className: "cause", role: "alert" }, make("ul", {}, lines(job.error))));
+  if (job.log) parts.push(make("details", {}, make("summary", {}, translated("Log")), make("pre", {}, job.log)));
+  return parts;
 }
 
 /** @param {string} text */
@@ -199,15 +199,15 @@ const advice = (verdict, label, job) => make("div", { className: "advice" }, mak
  */
 function bench(body, job) {
   /** @type {HTMLElement[]} */
-  const made = [heading(body.heading)];
-  if (body.verdict) made.push(advice(body.verdict, "Apply the best to my config", job));
+  const parts = [heading(body.heading)];
+  if (body.verdict) parts.push(advice(body.verdict, "Apply the best to my config", job));
   const columns = ["Speed", "Memory", "MFU", "Compiling"].filter((name) =>
     body.groups.some((group) => group.rows.some((row) => cell(row, name))));
-  for (const group of body.groups) made.push(chart(group, ["Way", "Time", ...columns]));
-  if (body.notes.length) made.push(make("ul", { className: "notes" }, body.notes.map((note) => make("li", {}, note))));
-  made.push(make("details", {}, make("summary", {}, translated("What is compared")),
+  for (const group of body.groups) parts.push(chart(group, ["Way", "Time", ...columns]));
+  if (body.notes.length) parts.push(make("ul", { className: "notes" }, body.notes.map((note) => make("li", {}, note))));
+  parts.push(make("details", {}, make("summary", {}, translated("What is compared")),
     make("dl", {}, body.about.flatMap(([name, about]) => [make("dt", {}, name), make("dd", {}, about)]))));
-  return [...made, files(job)];
+  return [...parts, files(job)];
 }
 
 /**
@@ -257,17 +257,17 @@ function bar(row) {
  * @param {Job} job
  */
 function profile(body, job) {
-  const found = body.verdict.map((one, i) =>
+  const items = body.verdict.map((finding, i) =>
     make("li", {},
-      make("p", {}, one.text),
-      one.options && makeButton(`${translated("Apply")}: ${one.options}`, () => apply(job.id, i))));
+      make("p", {}, finding.text),
+      finding.options && makeButton(`${translated("Apply")}: ${finding.options}`, () => apply(job.id, i))));
   const rows = body.kinds.map((kind) => ({
     name: kind.name, share: kind.share, far: kind.share, best: false, p50: `${(100 * kind.share).toFixed(1)} %`,
     p90: "", speed: "", memory: "", mfu: "", compiled: "",
   }));
-  const choice = body.verdict.some((one) => one.options) ? targets() : null;
+  const choice = body.verdict.some((finding) => finding.options) ? targets() : null;
   return [heading(body.heading), make("p", { className: "step" }, body.step),
-    make("ol", { className: "advice" }, found), ...(choice ? [choice] : []),
+    make("ol", { className: "advice" }, items), ...(choice ? [choice] : []),
     chart({ title: translated("Where the time goes"), rows }, ["Kind", "Share"]),
     table(
       translated("The longest operations of a step"),
@@ -306,13 +306,13 @@ const MARKS = { ok: "✓", hint: "·", bad: "✗" };
  * @param {Job} job
  */
 function doctor(body, job) {
-  const found = body.findings.map((one) =>
-    make("div", { className: one.verdict },
+  const entries = body.findings.map((finding) =>
+    make("div", { className: finding.verdict },
       make("dt", {},
-        make("span", { className: "mark", "aria-label": one.verdict }, MARKS[one.verdict] ?? "·"),
-        one.topic),
-      make("dd", {}, one.text)));
-  const list = make("dl", { className: "findings" }, found);
+        make("span", { className: "mark", "aria-label": finding.verdict }, MARKS[finding.verdict] ?? "·"),
+        finding.topic),
+      make("dd", {}, finding.text)));
+  const list = make("dl", { className: "findings" }, entries);
   return body.verdict ? [advice(translated(body.verdict), "Apply these settings to my config", job), list] : [list];
 }
 

@@ -56,52 +56,56 @@ class LabTab:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """What the script may ask."""
         return {"lab": self.look, "lab-start": self.start, "lab-stop": self.stop, "lab-apply": self.apply}
 
     # ---- requests of the script
 
-    def look(self, sent: ApiRequest) -> JsonObject:
+    def look(self, request: ApiRequest) -> JsonObject:
         """The list of measurements, and the selected one: the newest if none is named."""
-        known = jobs.jobs_of_kinds(*JOB_TITLES)[:MAX_LISTED]
-        chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
-        listed = [{"id": job.id, "title": job_title(job), "busy": job.active} for job in known]
+        measurements = jobs.jobs_of_kinds(*JOB_TITLES)[:MAX_LISTED]
+        chosen = next(
+            (job for job in measurements if job.id == request.text("job")), measurements[0] if measurements else None
+        )
+        listed = [{"id": job.id, "title": job_title(job), "busy": job.active} for job in measurements]
         tabs = [[tab, name] for tab, name in self.titles.items()]
         return {"jobs": listed, "tabs": tabs, "shown": view(chosen) if chosen else None}
 
-    def start(self, sent: ApiRequest) -> JsonObject:
+    def start(self, request: ApiRequest) -> JsonObject:
         """Start a measurement."""
-        kind = sent.text("kind")
+        kind = request.text("kind")
         if kind not in JOB_TITLES:
             raise ConfigError("There is no such button: load the page again.")
-        plain = {"doctor": ["doctor"], "cache": ["cache", *["--clean"] * sent.flag("clean")]}
-        return {"job": begun(kind, plain.get(kind) or self._command(kind, sent))}
+        plain = {"doctor": ["doctor"], "cache": ["cache", *["--clean"] * request.flag("clean")]}
+        return {"job": begun(kind, plain.get(kind) or self._command(kind, request))}
 
-    def stop(self, sent: ApiRequest) -> JsonObject:
-        """Stop a measurement; its results so far are kept."""
-        return {"job": jobs.stop_job(jobs.find_job(sent.text("job")), at_once=True).id}
+    def stop(self, request: ApiRequest) -> JsonObject:
+        return {"job": jobs.stop_job(jobs.find_job(request.text("job")), at_once=True).id}
 
-    def apply(self, sent: ApiRequest) -> JsonObject:
+    def apply(self, request: ApiRequest) -> JsonObject:
         """The best options of a measurement, as values of a tab's fields."""
-        tab, job = sent.text("tab"), jobs.find_job(sent.text("job"))
+        tab, job = request.text("tab"), jobs.find_job(request.text("job"))
         if tab not in self.forms:
             raise ConfigError("There is no such tab: load the page again.")
-        found = advised_options(job, sent.number("number"))
-        known = {name: o for config in self.forms[tab].configs.values() for name, o in options_of(config).items()}
-        values = {name: shown_value(known[name], value) for name, value in found.items() if name in known}
+        options = advised_options(job, request.number("number"))
+        form_options = {
+            name: o for config in self.forms[tab].configs.values() for name, o in options_of(config).items()
+        }
+        values = {
+            name: shown_value(form_options[name], value) for name, value in options.items() if name in form_options
+        }
         if not values:
             raise ConfigError("This measurement recommends no settings that the form has.")
-        set_to = ", ".join(f"{name} = {str(found[name]).lower()}" for name in values)
+        set_to = ", ".join(f"{name} = {str(options[name]).lower()}" for name in values)
         return {
             "tab": tab,
             "values": values,
             "said": Message("Now in the form of {tab}: {set_to}.", tab=self.titles[tab], set_to=set_to),
         }
 
-    def _command(self, kind: str, sent: ApiRequest) -> list[str]:
+    def _command(self, kind: str, request: ApiRequest) -> list[str]:
         """The command line of a bench or a profile. Values from the browser only select among known ones."""
-        model, sizes, batch = sent.text("model"), sent.text("sizes").strip(), sent.number("batch", 1, 64)
-        extent, ways = sent.text("extent", "step"), sent.text("ways", "usual")
+        model, sizes, batch = request.text("model"), request.text("sizes").strip(), request.number("batch", 1, 64)
+        extent, ways = request.text("extent", "step"), request.text("ways", "usual")
         if extent not in EXTENTS or ways not in BENCH_CHOICES or not (model in MODELS or model in self.forms):
             raise ConfigError("There is no such choice: load the page again.")
         sides = [int(side) for side in sizes.split(",")] if SIZES_PATTERN.fullmatch(sizes) else []
@@ -111,15 +115,17 @@ class LabTab:
             )
         if batch < 1:
             raise ConfigError("Batch size: this must be at least 1.")
-        given = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, sent))]
-        wanted = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile takes one size
-        given += ["--resolution", ",".join(wanted)] if sizes else []
-        given += ["--batch", str(batch)] if model in MODELS else []
-        return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *BENCH_CHOICES[ways][1]]
+        command = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, request))]
+        resolutions = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile takes one size
+        command += ["--resolution", ",".join(resolutions)] if sizes else []
+        command += ["--batch", str(batch)] if model in MODELS else []
+        return (
+            [*command, "--profile"] if kind == "profile" else [*command, *EXTENTS[extent][1], *BENCH_CHOICES[ways][1]]
+        )
 
-    def _written(self, tab: str, sent: ApiRequest) -> list[str]:
+    def _written(self, tab: str, request: ApiRequest) -> list[str]:
         """A form as a TOML file for the command; its model has to exist, its images need not."""
-        config, _ = self.forms[tab].collect(self.forms[tab].parse_submission(sent.text("form")))
+        config, _ = self.forms[tab].collect(self.forms[tab].parse_submission(request.text("form")))
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError("The form of {titles} names no base model: fill that in first.", titles=self.titles[tab])
         paths.allow(config, self.roots)
@@ -128,10 +134,10 @@ class LabTab:
         return [str(path), "--script", config.script]
 
     def _markup(self) -> str:
-        ours: dict[str, MessageLike] = {
+        forms: dict[str, MessageLike] = {
             tab: Message("The form of {name}", name=name) for tab, name in self.titles.items()
         }
-        models = {**{name: text for name, (text, _) in MODELS.items()}, **ours}
+        models = {**{name: text for name, (text, _) in MODELS.items()}, **forms}
         size = "full" if gpu_slots.devices() != (gpu_slots.CPU,) else "tiny"
         usual = next(name for name in MODELS if name.endswith(size))
         return (
@@ -252,12 +258,12 @@ def profile_details(result: JsonMapping) -> JsonObject:
 
 def doctor(result: JsonMapping) -> JsonObject:
     """The findings, with the recommended settings last."""
-    found = result["findings"]
+    findings = result["findings"]
     healthy = "This machine can train." if result["healthy"] else "This machine cannot train: fix the lines marked ✗."
     return {
         "verdict": healthy if result.get("finished") else "",
-        "findings": [{"topic": f["topic"], "verdict": f["verdict"], "text": f["text"]} for f in found],
-        "apply": any(f["topic"] == "settings" for f in found),
+        "findings": [{"topic": f["topic"], "verdict": f["verdict"], "text": f["text"]} for f in findings],
+        "apply": any(f["topic"] == "settings" for f in findings),
     }
 
 
@@ -283,19 +289,19 @@ def advised_options(job: jobs.BackgroundJob, number: int) -> JsonObject:
         # Look them up by name instead of trusting the file: only known settings go into a form.
         return candidates.NAMED[best].chosen() if best in candidates.NAMED else {}
     if result.get("kind") == "profile":
-        found = result["verdict"][number]["options"] if number < len(result["verdict"]) else {}
-        return dict(found)
+        options = result["verdict"][number]["options"] if number < len(result["verdict"]) else {}
+        return dict(options)
     if result.get("kind") == "doctor":
         return next((dict(f["data"]["options"]) for f in result["findings"] if f["topic"] == "settings"), {})
     return {}
 
 
-def _flags_text(given: JsonMapping) -> str:
-    return ", ".join(f"{name} = {str(value).lower()}" for name, value in given.items())
+def _flags_text(options: JsonMapping) -> str:
+    return ", ".join(f"{name} = {str(value).lower()}" for name, value in options.items())
 
 
-def _choices(given: Mapping[str, MessageLike], chosen: str = "") -> str:
+def _choices(texts: Mapping[str, MessageLike], chosen: str = "") -> str:
     return "".join(
         f'<option value="{name}"{" selected" * (name == chosen)}{data(text)}>{escape(str(text))}</option>'
-        for name, text in given.items()
+        for name, text in texts.items()
     )

@@ -1,7 +1,7 @@
 // The dialog for base models: those on this computer, and downloads with all required parts.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { around, hit, make, makeButton, one, showMessage, sizeOf } from "../server/elements.js";
+import { around, find, hit, make, makeButton, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { family, fields, isFor } from "../form/inputs.js";
 import { apply, formOf } from "../form/page.js";
@@ -120,23 +120,23 @@ class Models {
     const named = String(this.field(BASE)?.value ?? "");
     try {
       /** @type {Known} */
-      const known = await ask("models", { tab: this.tab, family: this.family, folder, named });
+      const listing = await ask("models", { tab: this.tab, family: this.family, folder, named });
       const chosen = this.model.value; // including a choice made during the request
-      this.known = known;
+      this.known = listing;
       showMessage(this.said, "", "");
-      this.title.textContent = say("Base model: {title}", { title: known.title });
-      this.folder.value = known.folder;
-      const here = known.bases.map((one) =>
-        make("option", { value: one.path, title: one.path }, `${one.name} (${sizeOf(one.size)})`));
-      const there = known.offers.map((one, at) =>
-        make("option", { value: GET + at }, `${one.title} (${sizeOf(one.files[0].size)})`));
+      this.title.textContent = say("Base model: {title}", { title: listing.title });
+      this.folder.value = listing.folder;
+      const localOptions = listing.bases.map((model) =>
+        make("option", { value: model.path, title: model.path }, `${model.name} (${sizeOf(model.size)})`));
+      const downloadOptions = listing.offers.map((offer, at) =>
+        make("option", { value: GET + at }, `${offer.title} (${sizeOf(offer.files[0].size)})`));
       this.model.replaceChildren(
-        here.length ? make("optgroup", { label: translated("On this computer") }, here) : "",
+        localOptions.length ? make("optgroup", { label: translated("On this computer") }, localOptions) : "",
         make("optgroup", { label: translated("Download") },
-          there,
+          downloadOptions,
           make("option", { value: OTHER }, "Another model on Hugging Face")));
-      const first = [chosen, named].find((one) => one && [...this.model.options].some(({ value }) => value === one));
-      this.model.value = first ?? this.model.options[0].value;
+      const offered = [...this.model.options].map(({ value }) => value);
+      this.model.value = [chosen, named].find((candidate) => candidate && offered.includes(candidate)) ?? offered[0];
       this.choose();
     } catch (error) {
       showMessage(this.said, "bad", messageOf(error));
@@ -154,12 +154,12 @@ class Models {
     const { offers } = this.known, chosen = this.model.value;
     if (chosen.startsWith(GET)) return offers[Number(chosen.slice(GET.length))];
     const base = this.base(), same = JSON.stringify(base?.options ?? {});
-    return offers.find((one) => base && JSON.stringify(one.options) === same) ?? offers[0] ?? null;
+    return offers.find((candidate) => base && JSON.stringify(candidate.options) === same) ?? offers[0] ?? null;
   }
 
   /** The chosen model, if it is on this computer. */
   base() {
-    return this.known?.bases.find((one) => one.path === this.model.value);
+    return this.known?.bases.find((model) => model.path === this.model.value);
   }
 
   /** Show the parts of the chosen model: files on this computer first, then the download of each. */
@@ -169,17 +169,17 @@ class Models {
     const offer = this.offer(), { parts = {}, labels = {} } = this.known ?? {};
     const rows = (offer?.files ?? []).filter(({ option }) => option !== BASE);
     this.parts.replaceChildren(
-      ...rows.map((wanted) => {
-        const found = parts[wanted.option] ?? [], id = `models-part-${wanted.option}`;
-        const list = make("select", { id, "data-part": wanted.option },
-          found.map((one) =>
-            make("option", { value: one.path, title: one.path }, `✓ ${one.name} (${sizeOf(one.size)})`)),
-          make("option", { value: GET + wanted.what },
-            say("Download {name} ({size})", { name: wanted.name, size: sizeOf(wanted.size) })));
-        const now = String(this.field(wanted.option)?.value ?? "");
-        if (found.some((one) => one.path === now)) list.value = now;
+      ...rows.map((part) => {
+        const files = parts[part.option] ?? [], id = `models-part-${part.option}`;
+        const list = make("select", { id, "data-part": part.option },
+          files.map((file) =>
+            make("option", { value: file.path, title: file.path }, `✓ ${file.name} (${sizeOf(file.size)})`)),
+          make("option", { value: GET + part.what },
+            say("Download {name} ({size})", { name: part.name, size: sizeOf(part.size) })));
+        const now = String(this.field(part.option)?.value ?? "");
+        if (files.some((file) => file.path === now)) list.value = now;
         return make("div", { className: "field" },
-          make("label", { for: id }, labels[wanted.option] ?? wanted.option),
+          make("label", { for: id }, labels[part.option] ?? part.option),
           list);
       }));
     this.settle();
@@ -188,40 +188,40 @@ class Models {
   /** The files to download, by option. */
   wanted() {
     /** @type {Wanted[]} */
-    const found = [];
+    const files = [];
     const offer = this.offer();
-    if (this.model.value === OTHER) found.push(...this.typed.filter((one) => one.what === this.file.value));
-    else if (!this.base()) found.push(...(offer?.files ?? []).filter(({ option }) => option === BASE));
+    if (this.model.value === OTHER) files.push(...this.typed.filter((file) => file.what === this.file.value));
+    else if (!this.base()) files.push(...(offer?.files ?? []).filter(({ option }) => option === BASE));
     for (const list of this.parts.querySelectorAll("select"))
       if (list.value.startsWith(GET))
-        found.push(...(offer?.files ?? []).filter(({ option }) => option === list.dataset.part));
-    return found;
+        files.push(...(offer?.files ?? []).filter(({ option }) => option === list.dataset.part));
+    return files;
   }
 
   /** Show what will be downloaded and whether there is room; then ask the hub for exact sizes. */
   async settle() {
-    const mine = ++this.turn, wanted = this.wanted();
+    const ownTurn = ++this.turn, files = this.wanted();
     this.plan = null;
     this.gate.hidden = true;
     showMessage(this.said, "", ""); // a message about another model
-    this.show(wanted);
-    if (!wanted.length) return;
+    this.show(files);
+    if (!files.length) return;
     try {
-      const plan = await ask("models_hub", { files: wanted.map(({ what }) => what), folder: this.folder.value });
-      if (mine !== this.turn) return;
+      const plan = await ask("models_hub", { files: files.map(({ what }) => what), folder: this.folder.value });
+      if (ownTurn !== this.turn) return;
       this.plan = plan;
-      this.show(wanted);
+      this.show(files);
       if (plan.closed.length) this.showGate(plan);
     } catch (error) {
-      if (mine === this.turn) showMessage(this.said, "bad", messageOf(error));
+      if (ownTurn === this.turn) showMessage(this.said, "bad", messageOf(error));
     }
   }
 
-  /** @param {Wanted[]} wanted */
-  show(wanted) {
-    const sizes = wanted.map(({ what, size }) => this.plan?.files.find((one) => one.what === what)?.left ?? size);
+  /** @param {Wanted[]} files */
+  show(files) {
+    const sizes = files.map(({ what, size }) => this.plan?.files.find((file) => file.what === what)?.left ?? size);
     const total = sizes.reduce((sum, size) => sum + size, 0), free = this.plan?.free ?? this.known?.free ?? 0;
-    const complete = this.model.value !== OTHER || wanted.some(({ option }) => option === BASE);
+    const complete = this.model.value !== OTHER || files.some(({ option }) => option === BASE);
     const parts = sizes.filter(Boolean).map(sizeOf);
     const sum = parts.length > 1 ? `${parts.join(" + ")} = ${sizeOf(total)}` : sizeOf(total);
     const facts = { sizes: sum, total: sizeOf(total), free: sizeOf(free) };
@@ -230,11 +230,11 @@ class Models {
         ? "{sizes} to download, and only {free} free: choose another folder"
         : "{sizes} to download, {free} free";
     this.room.textContent =
-      wanted.length && total ? say(template, facts) : complete ? "All files are on this computer." : "";
+      files.length && total ? say(template, facts) : complete ? "All files are on this computer." : "";
     this.room.classList.toggle("bad", total > free);
-    this.into.hidden = complete && !wanted.length;
+    this.into.hidden = complete && !files.length;
     this.go.textContent = total ? say("Download {total}", facts) : "Use these files";
-    this.go.disabled = !complete || total > free || !this.known || (wanted.length > 0 && !this.plan);
+    this.go.disabled = !complete || total > free || !this.known || (files.length > 0 && !this.plan);
     if (this.plan) showMessage(this.said, "", "");
   }
 
@@ -266,10 +266,10 @@ class Models {
 
   async keep() {
     try {
-      const { said } = this.token.value ? await ask("models_token", { token: this.token.value }) : { said: "" };
+      const token = this.token.value, answer = token ? await ask("models_token", { token }) : { said: "" };
       this.token.value = "";
       await this.settle();
-      if (said && this.plan) showMessage(this.said, "good", said);
+      if (answer.said && this.plan) showMessage(this.said, "good", answer.said);
     } catch (error) {
       showMessage(this.said, "bad", messageOf(error));
     }
@@ -282,9 +282,9 @@ class Models {
       const { files } = await ask("models_hub", { repository, folder: this.folder.value });
       if (repository !== this.repository.value) return; // the user is typing another one
       showMessage(this.lookUpSaid, "", "");
-      this.typed = files.map((one) => ({ ...one, option: BASE }));
+      this.typed = files.map((file) => ({ ...file, option: BASE }));
       this.file.replaceChildren(
-        ...files.map((one) => make("option", { value: one.what }, `${one.name} (${sizeOf(one.size)})`)));
+        ...files.map((file) => make("option", { value: file.what }, `${file.name} (${sizeOf(file.size)})`)));
       this.choose();
     } catch (error) {
       if (repository !== this.repository.value) return;
@@ -302,7 +302,7 @@ class Models {
       // its title says everything that distinguishes it
       for (const name of (this.known?.offers ?? []).flatMap(({ options }) => Object.keys(options)))
         values[name] ??= this.field(name)?.dataset.default ?? "";
-    const place = (/** @type {string} */ what) => this.plan?.files.find((one) => one.what === what)?.path ?? "";
+    const place = (/** @type {string} */ what) => this.plan?.files.find((file) => file.what === what)?.path ?? "";
     if (this.model.value === OTHER) for (const name of Object.keys(values)) delete values[name];
     values[BASE] = this.base()?.path ?? place(this.wanted()[0]?.what ?? "");
     for (const list of this.parts.querySelectorAll("select"))
@@ -354,6 +354,6 @@ document.addEventListener("click", (event) => {
   const button = hit(event, ".find-models");
   if (!button) return;
   models ??= new Models();
-  models.open(one(around(button, ".training"), "form.settings").id.replace(/-form$/, ""));
-  one(models.dialog, "select").focus();
+  models.open(find(around(button, ".training"), "form.settings").id.replace(/-form$/, ""));
+  find(models.dialog, "select").focus();
 });

@@ -50,12 +50,12 @@ class ModelsApi:
             "models_beside": self.beside,
         }
 
-    def look(self, sent: ApiRequest) -> JsonObject:
+    def look(self, request: ApiRequest) -> JsonObject:
         """The models of a family on this computer, and the downloads offered. No request leaves this computer."""
-        form, family = self.forms.get(sent.text("tab")), sent.text("family")
+        form, family = self.forms.get(request.text("tab")), request.text("family")
         if form is None or family not in form.configs:
             raise ConfigError("There is no such choice: load the page again.")
-        folder, named = self._folder(sent), sent.text("named")
+        folder, named = self._folder(request), request.text("named")
         bases: list[JsonObject] = []
         parts: dict[str, list[JsonObject]] = {}
         for model in self._found(folder, named):
@@ -77,66 +77,73 @@ class ModelsApi:
             "busy": next((job.id for job in jobs.jobs_of_kinds("models") if job.active), ""),
         }
 
-    def beside(self, sent: ApiRequest) -> JsonObject:
+    def beside(self, request: ApiRequest) -> JsonObject:
         """The text encoders and VAE beside a base model, for the empty fields among them."""
-        form = self.forms.get(sent.text("tab"))
+        form = self.forms.get(request.text("tab"))
         if form is None:
             raise ConfigError("There is no such choice: load the page again.")
-        given = form.parse_submission(sent.text("sent"))
-        model = paths.allowed_path(str(given.values.get(finding.MODEL_OPTION) or ""), self.roots, finding.MODEL_OPTION)
-        lacking = [problem.option for problem in find_missing(form.lenient_config(given))]
-        wanted = [name for name in families.facts_of(given.family).part_options if name in lacking]
-        found = self._parts(model, given.family, wanted)
-        return {"values": {name: str(path) for name, path in found.items()}}
+        submission = form.parse_submission(request.text("sent"))
+        model = paths.allowed_path(
+            str(submission.values.get(finding.MODEL_OPTION) or ""), self.roots, finding.MODEL_OPTION
+        )
+        missing = [problem.option for problem in find_missing(form.lenient_config(submission))]
+        missing_parts = [name for name in families.facts_of(submission.family).part_options if name in missing]
+        part_files = self._parts(model, submission.family, missing_parts)
+        return {"values": {name: str(path) for name, path in part_files.items()}}
 
-    def _parts(self, model: Path, family: str, wanted: list[str]) -> dict[str, Path]:
+    def _parts(self, model: Path, family: str, options: list[str]) -> dict[str, Path]:
         """The files for these options: in the model's folder, or else in the folders beside it, as programs that sort
         models by kind have them."""
-        found: dict[str, Path] = {}
+        part_files: dict[str, Path] = {}
         named = [file.path.rpartition("/")[2] for offer in families.facts_of(family).hub_models for file in offer.files]
         for folder in (model.parent, model.parent.parent):
             try:
                 here = paths.allowed_path(str(folder), self.roots)
             except ConfigError:
                 break
-            left = [name for name in wanted if name not in found]
-            near = self._readable(finding.find_models([here], deepest=int(folder != model.parent))) if left else []
-            for name in left:
-                fitting = [one.path for one in near if name in one.uses.get(family, ())]
+            still_missing = [name for name in options if name not in part_files]
+            candidates = (
+                self._readable(finding.find_models([here], deepest=int(folder != model.parent)))
+                if still_missing
+                else []
+            )
+            for name in still_missing:
+                fitting = [model.path for model in candidates if name in model.uses.get(family, ())]
                 # If there are several, the one named like the offered download.
                 fitting.sort(key=lambda path: (path.name not in named, path.name))
-                found |= {name: fitting[0]} if fitting else {}
-        return found
+                part_files |= {name: fitting[0]} if fitting else {}
+        return part_files
 
-    def ask(self, sent: ApiRequest) -> JsonObject:
+    def ask(self, request: ApiRequest) -> JsonObject:
         """The hub's answer about a repository, or about files: sizes, paths, and licences to accept."""
-        folder = self._folder(sent)
-        if name := sent.text("repository").strip():
-            wanted = [*hub.repository(_repository_name(name)).files.values()]
-            if not wanted:
+        folder = self._folder(request)
+        if name := request.text("repository").strip():
+            hub_files = [*hub.repository(_repository_name(name)).files.values()]
+            if not hub_files:
                 raise ConfigError("{name} has no .safetensors file: choose another repository", name=name)
             return {
                 "files": [
-                    {"what": f"{file.repository}/{file.path}", "name": file.path, "size": file.size} for file in wanted
+                    {"what": f"{file.repository}/{file.path}", "name": file.path, "size": file.size}
+                    for file in hub_files
                 ]
             }
-        names = self._names(sent)
-        known = {name: hub.repository(name) for name in dict.fromkeys(_owner(text) for text in names)}
+        names = self._names(request)
+        repositories = {name: hub.repository(name) for name in dict.fromkeys(_owner(text) for text in names)}
         files = []
         for text in names:
-            file = known[_owner(text)].files.get(text.split("/", 2)[2])
+            file = repositories[_owner(text)].files.get(text.split("/", 2)[2])
             if file is None:
                 raise ConfigError("{text} is not on the hub any more: choose another model", text=text)
             path = self._place(folder, file)
             files.append({"what": text, "size": file.size, "left": hub.still_needed(path, file), "path": str(path)})
-        closed = [name for name, about in known.items() if about.closed]
+        closed = [name for name, about in repositories.items() if about.closed]
         return {"files": files, "closed": closed, "free": free_space(folder), "token": bool(hub.token())}
 
-    def get(self, sent: ApiRequest) -> JsonObject:
+    def get(self, request: ApiRequest) -> JsonObject:
         """Start a download. The target folder is checked before, and the paths of the files are known afterwards."""
         if busy := next((job for job in jobs.jobs_of_kinds("models") if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
-        folder, names = self._folder(sent), self._names(sent)
+        folder, names = self._folder(request), self._names(request)
         for text in names:
             file = hub.RemoteFile(_owner(text), text.split("/", 2)[2], 0, "", "")
             self._place(folder, file)
@@ -144,29 +151,29 @@ class ModelsApi:
         words = ["models", "get", f"--into={folder}", *names]
         return {"job": job_status(jobs.start_job("models", words, environment=environment))["id"]}
 
-    def token(self, sent: ApiRequest) -> JsonObject:
+    def token(self, request: ApiRequest) -> JsonObject:
         """Store the token for the hub in the token file."""
-        given = sent.text("token").strip()
-        if not given.isascii() or not given.isprintable() or " " in given or not 8 <= len(given) <= 200:
+        token = request.text("token").strip()
+        if not token.isascii() or not token.isprintable() or " " in token or not 8 <= len(token) <= 200:
             raise ConfigError("This is no token: copy it from https://huggingface.co/settings/tokens")
-        keys.store_keys({"huggingface_token": given})
+        keys.store_keys({"huggingface_token": token})
         template = "{name} is kept in {folder}, for you only, and is in no config."
         return {"said": Message(template, name="huggingface_token", folder=keys.keys_file())}
 
-    def _folder(self, sent: ApiRequest) -> Path:
+    def _folder(self, request: ApiRequest) -> Path:
         """The folder for models: the one sent, or the default. It need not exist yet."""
-        text = sent.text("folder").strip() or str(self.roots[0].joinpath(*MODELS_FOLDER))
+        text = request.text("folder").strip() or str(self.roots[0].joinpath(*MODELS_FOLDER))
         path = paths.allowed_path(text, self.roots, "folder", is_new=True)
         if path.exists() and not path.is_dir():
             raise ConfigError("folder: {path} is not a folder", path=path)
         return path
 
     def _place(self, folder: Path, file: hub.RemoteFile) -> Path:
-        """The path of a file with links resolved, which has to be inside the roots as well."""
+        # With links resolved, as the target has to be inside the roots as well.
         return paths.allowed_path(str(hub.target_path(folder, file)), self.roots, "folder")
 
-    def _names(self, sent: ApiRequest) -> list[str]:
-        names = list(dict.fromkeys(sent.texts("files")))
+    def _names(self, request: ApiRequest) -> list[str]:
+        names = list(dict.fromkeys(request.texts("files")))
         if not 0 < len(names) <= MAX_FILES or any(name.count("/") < 2 or name.startswith("-") for name in names):
             raise ConfigError("This is not what the page sends: load it again")
         return names
@@ -178,18 +185,18 @@ class ModelsApi:
             beside = finding.find_models([paths.allowed_path(named, self.roots).parent], deepest=0)
         except ConfigError:
             beside = []
-        found = [*beside, *finding.find_models([folder, *finding.usual_folders(self.roots)])]
-        return self._readable({model.path: model for model in found}.values())
+        models = [*beside, *finding.find_models([folder, *finding.usual_folders(self.roots)])]
+        return self._readable({model.path: model for model in models}.values())
 
     def _readable(self, models: Iterable[finding.FoundModel]) -> list[finding.FoundModel]:
-        found = []
+        readable = []
         for model in models:
             try:
                 paths.allowed_path(str(model.path), self.roots)
             except ConfigError:
                 continue
-            found.append(model)
-        return found
+            readable.append(model)
+        return readable
 
     def _offer(self, model: HubModel, form: SettingsForm, family: str) -> JsonObject:
         files = [
@@ -209,5 +216,4 @@ def _owner(text: str) -> str:
 
 
 def _repository_name(text: str) -> str:
-    """A repository's name, from the name itself or the address of its page."""
     return repository_of(text) or text

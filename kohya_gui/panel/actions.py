@@ -35,14 +35,14 @@ ACTION_ANSWERS = {
 }
 
 
-def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
+def buttons(run: reader.RecordedRun, other_runs: list[reader.RecordedRun]) -> str:
     """The buttons for a run in its present state; for a run that was asked to stop, how it stops."""
-    said: MessageLike = ""
+    answer_text: MessageLike = ""
     if run.active:
-        asked = layout.stop_asked(run.folder)
-        said = _with_next(ACTION_ANSWERS[asked]) if asked else ""
-        shown = [("after_step", "Stop after this step", "")] * (not asked)
-        shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
+        stop_kind = layout.stop_asked(run.folder)
+        answer_text = _with_next(ACTION_ANSWERS[stop_kind]) if stop_kind else ""
+        shown = [("after_step", "Stop after this step", "")] * (not stop_kind)
+        shown += [("now", "Stop now", "stop")] * (stop_kind in ("", "after_step"))
         shown += [("kill", "Kill", "stop")] * stop.hangs(run)
         if run.state == "running":
             shown += [("sample", "Sample now", "")] * _has_prompts(resume.run_settings(run).get("sample", {})) + [
@@ -50,20 +50,22 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
             ]
     else:
         shown = [("open", "Open in form", ""), ("bundle", "Support bundle", "")]
-        if _is_wanted(run, others):
+        if _is_wanted(run, other_runs):
             state = resume.newest_state(run)
             words = Message("Resume from step {step}", step=resume.step_of(state)) if state else "Start again"
             shown = [("resume", words, "primary"), *shown]
-    made = "".join(
+    buttons_html = "".join(
         f'<button type="button" class="{kind}" data-act="{act}"{data(words)}>{html.escape(str(words))}</button>'
         for act, words, kind in shown
     )
     if run.state == "finished" and _can_be_tried(run):
-        made = f'<button type="button" class="primary" data-try="{html.escape(run.id)}">Try it</button>{made}'
+        buttons_html = (
+            f'<button type="button" class="primary" data-try="{html.escape(run.id)}">Try it</button>{buttons_html}'
+        )
     if not run.active and plan.is_comparable(run):
-        made += f'<button type="button" data-compare="{html.escape(run.id)}">Which file is best?</button>'
-    answer = f'<p class="answer" role="status"{data(said)}>{html.escape(str(said))}</p>'
-    return f'<div class="acts" data-run="{html.escape(run.id)}">{made}{answer}</div>'
+        buttons_html += f'<button type="button" data-compare="{html.escape(run.id)}">Which file is best?</button>'
+    answer = f'<p class="answer" role="status"{data(answer_text)}>{html.escape(str(answer_text))}</p>'
+    return f'<div class="acts" data-run="{html.escape(run.id)}">{buttons_html}{answer}</div>'
 
 
 def _question(run: reader.RecordedRun, how: str) -> MessageLike:
@@ -90,16 +92,17 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
     return Message(lost[what], time=duration_in_words(seconds))
 
 
-def _has_prompts(told: JsonMapping) -> bool:
+def _has_prompts(sample_settings: JsonMapping) -> bool:
     """Whether a run has prompts to sample, according to its section of samples."""
-    return told.get("sample_images", True) is not False and bool(
-        told.get("sample_prompts") or told.get("sample_from_captions")
+    return sample_settings.get("sample_images", True) is not False and bool(
+        sample_settings.get("sample_prompts") or sample_settings.get("sample_from_captions")
     )
 
 
-def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> bool:
-    """Whether a run can be resumed, and was not resumed or queued yet."""
-    return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read_queue().waiting)
+def _is_wanted(run: reader.RecordedRun, other_runs: list[reader.RecordedRun]) -> bool:
+    return resume.is_wanted(run, other_runs) and not any(
+        entry.resumes == run.id for entry in queue.read_queue().waiting
+    )
 
 
 def _can_be_tried(run: reader.RecordedRun) -> bool:
@@ -126,23 +129,22 @@ class RunActions:
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        """Handlers of GET requests."""
         return {"picture": samples.serve_sample, "learned": samples.show_learned, "bundle": self.bundle}
 
-    def act(self, sent: ApiRequest) -> JsonObject:
+    def act(self, request: ApiRequest) -> JsonObject:
         """Perform an action on a run."""
-        what, run = sent.text("act"), _run(sent.text("run"))
+        what, run = request.text("act"), _run(request.text("run"))
         if what in layout.STOPS[1:]:
             if what == "kill" and not stop.hangs(run):
                 raise ConfigError("It has reported within the last minutes: let it save and stop.")
-            if not sent.flag("sure") and (question := _question(run, what)):
+            if not request.flag("sure") and (question := _question(run, what)):
                 return {"ask": question}
             stop.request(run.id, what)
         elif what in layout.REQUESTS:
             stop.request_output(run.id, what)
         elif what == "resume":
-            said, begun = self.resumed(run)
-            return {"said": said, "run": begun}
+            answer, run_id = self.resumed(run)
+            return {"said": answer, "run": run_id}
         elif what == "open":
             return self._opened(reopen.started_config(run), resume.run_launch_options(run), run.id)
         else:
@@ -157,38 +159,38 @@ class RunActions:
         job, state = reopen.continuation(run), resume.newest_state(run)
         active = [other.facts for other in reader.runs() if other.active and other.is_here]
         if gpu_slots.choose_devices(job.how, gpu_slots.free_devices(active)):
-            begun = start.begin_job(job)
+            run_id = start.begin_job(job)
             if state:
-                return Message("It resumes after step {step}: this is the new run.", step=resume.step_of(state)), begun
-            return "It starts again from the beginning: this is the new run.", begun
+                return Message("It resumes after step {step}: this is the new run.", step=resume.step_of(state)), run_id
+            return "It starts again from the beginning: this is the new run.", run_id
         queue.add_to_queue(job, first=True)
         return "Another training is running: this one resumes when that has ended (see the Queue tab).", ""
 
     def bundle(self, query: Mapping[str, str]) -> Response:
         """The support bundle of a run, as a download."""
         run = _run(query.get("run", ""))
-        made = bundle.bundle_run(run, _doctor())
+        archive = bundle.bundle_run(run, _doctor())
         name = f"support-{time.strftime('%Y%m%d-%H%M%S')}.zip"
         headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
-        return Response(made, media_type="application/zip", headers=headers)
+        return Response(archive, media_type="application/zip", headers=headers)
 
     # ---- the queue
 
-    def queue(self, sent: ApiRequest) -> JsonObject:
+    def queue(self, request: ApiRequest) -> JsonObject:
         """The current queue, for the tab."""
-        found = queue.read_queue()
+        queue_now = queue.read_queue()
         return {
-            "entries": [_entry_as_json(entry) for entry in found.entries],
-            "paused": found.paused,
-            "halted": found.halted,
-            "go_on": found.go_on,
-            "waiting": len(found.waiting),
+            "entries": [_entry_as_json(entry) for entry in queue_now.entries],
+            "paused": queue_now.paused,
+            "halted": queue_now.halted,
+            "go_on": queue_now.go_on,
+            "waiting": len(queue_now.waiting),
             "gpus": gpus.list_gpus(),
         }
 
-    def queue_act(self, sent: ApiRequest) -> JsonObject:
+    def queue_act(self, request: ApiRequest) -> JsonObject:
         """Change the queue, and return its new state."""
-        what, which = sent.text("act"), sent.text("id")
+        what, which = request.text("act"), request.text("id")
         changes: JsonObject = {
             "up": lambda: queue.move(which, -1),
             "down": lambda: queue.move(which, 1),
@@ -196,7 +198,7 @@ class RunActions:
             "clear": queue.clear,
             "pause": queue.pause,
             "go_on": queue.go_on,
-            "after_failure": lambda: queue.after_failure(sent.flag("go_on")),
+            "after_failure": lambda: queue.after_failure(request.flag("go_on")),
         }
         if what == "open":
             job = queue.job_of_entry(queue.read_queue().find(which))
@@ -204,21 +206,21 @@ class RunActions:
         if what not in changes:
             raise ConfigError("There is no such button: load the page again.")
         changes[what]()
-        return self.queue(sent)
+        return self.queue(request)
 
-    def _opened(self, config: RunConfig, how: JsonMapping, name: str) -> JsonObject:
-        """A config for the form of its tab, with the launch settings `how`, and the name of its source."""
+    def _opened(self, config: RunConfig, launch: JsonMapping, name: str) -> JsonObject:
+        """A config for the form of its tab, with its `launch` settings, and the name of its source."""
         tab = _tab_of_config(config)
         filled = self.forms[tab].fill(config, start_preset.loaded_as_start(name))
-        return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in how.items()}}
+        return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in launch.items()}}
 
 
-def _with_next(said: str) -> MessageLike:
+def _with_next(answer: str) -> MessageLike:
     """The answer to an action, and the training that the queue starts when the run has ended."""
-    found = queue.read_queue()
-    if found.paused or found.halted or not found.waiting:
-        return said
-    return join_messages([said, Message("Then the queue starts {name}.", name=found.waiting[0].name)], " ")
+    queue_now = queue.read_queue()
+    if queue_now.paused or queue_now.halted or not queue_now.waiting:
+        return answer
+    return join_messages([answer, Message("Then the queue starts {name}.", name=queue_now.waiting[0].name)], " ")
 
 
 def _run(run_id: str) -> reader.RecordedRun:

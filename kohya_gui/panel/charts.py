@@ -24,8 +24,8 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
         f'<polyline class="raw" points="{frame.line((p[0], p[1]) for p in points)}"/>'
         f'<polyline class="smooth" points="{frame.line((p[0], p[2]) for p in points)}"/>'
     )
-    marks = frame.seen(resumed)
-    after = Message("resumed after {steps}", steps=", ".join(map(str, marks[-3:]))) if marks else ""
+    resumed_steps = frame.seen(resumed)
+    after = Message("resumed after {steps}", steps=", ".join(map(str, resumed_steps[-3:]))) if resumed_steps else ""
     about = Message(
         "Loss from step {first} to step {last}, now {loss}{after}",
         first=frame.first,
@@ -35,7 +35,7 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
     )
     key = '<small><i class="raw"></i>each step <i class="smooth"></i>smoothed</small>'
     below = f'<span class="resumed"{data(after)}>{after}</span>' if after else ""
-    inside = frame.around(polylines, about, marks, below)
+    inside = frame.around(polylines, about, resumed_steps, below)
     return f'<figure class="chart"><figcaption>Loss {key}</figcaption>{inside}</figure>'
 
 
@@ -44,14 +44,15 @@ def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[
     rows = _thinned([row for row in rates if row[1]])
     if len(rows) < 2:
         return ""
-    one = all(len(set(known.values())) == 1 for _, known in rows)
-    names = list(dict.fromkeys(name for _, known in rows for name in known))[: 1 if one else MAX_RATES]
-    frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(rate for _, known in rows for rate in known.values()) or 1.0)
+    is_one_line = all(len(set(by_name.values())) == 1 for _, by_name in rows)
+    names = list(dict.fromkeys(name for _, by_name in rows for name in by_name))[: 1 if is_one_line else MAX_RATES]
+    highest = max(rate for _, by_name in rows for rate in by_name.values())
+    frame = _Frame(rows[0][0], rows[-1][0], 0.0, highest or 1.0)
     polylines = "".join(
-        f'<polyline class="r{at}" points="{frame.line((s, known[name]) for s, known in rows if name in known)}"/>'
+        f'<polyline class="r{at}" points="{frame.line((s, by_name[name]) for s, by_name in rows if name in by_name)}"/>'
         for at, name in enumerate(names)
     )
-    key = "" if one else "".join(f'<i class="r{at}"></i>{html.escape(name)} ' for at, name in enumerate(names))
+    key = "" if is_one_line else "".join(f'<i class="r{at}"></i>{html.escape(name)} ' for at, name in enumerate(names))
     about = Message("Learning rate from step {first} to step {last}", first=frame.first, last=frame.last)
     inside = frame.around(polylines, about, frame.seen(resumed))
     return f'<figure class="chart low"><figcaption>Learning rate <small>{key}</small></figcaption>{inside}</figure>'
@@ -68,25 +69,25 @@ MEASURES = (
 
 def gpu_charts(events: Iterable[JsonObject]) -> str:
     """Memory, load, temperature and power of a run's GPUs over time, from its events; one line for each GPU."""
-    seen = [event for event in events if isinstance(event.get("t"), int | float)]
-    rows = [(int(event["t"]), gpu) for event in _thinned(seen) for gpu in event.get("gpus") or () if "index" in gpu]
+    timed = [event for event in events if isinstance(event.get("t"), int | float)]
+    rows = [(int(event["t"]), gpu) for event in _thinned(timed) for gpu in event.get("gpus") or () if "index" in gpu]
     if not rows or rows[0][0] == rows[-1][0]:
         return ""
     return f'<div class="gpu-charts">{"".join(_gpu_chart(rows, *measure) for measure in MEASURES)}</div>'
 
 
-def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, unit: str, most: float) -> str:
+def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, unit: str, axis_end: float) -> str:
     lines: dict[str, list[tuple[int, float]]] = {}
     for at, gpu in rows:
         if isinstance(gpu.get(key), int | float):
             lines.setdefault(str(gpu["index"]), []).append((at, float(gpu[key])))
         if key == "used":
-            most = max(most, gpu.get("total") or 0)
+            axis_end = max(axis_end, gpu.get("total") or 0)
     if not lines:
         return ""
     ends = tuple(time.strftime("%H:%M", time.localtime(at)) for at in (rows[0][0], rows[-1][0]))
     highest = max(value for line in lines.values() for _, value in line)
-    frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(most, highest), ends)
+    frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(axis_end, highest), ends)
     polylines = "".join(
         f'<polyline class="r{at % MAX_RATES}" points="{frame.line(line)}"/>' for at, line in enumerate(lines.values())
     )
@@ -126,7 +127,6 @@ class _Frame(NamedTuple):
         )
 
     def seen(self, steps: Sequence[int]) -> list[int]:
-        """The steps that are in the chart's range."""
         return [step for step in steps if self.first <= step <= self.last]
 
     def around(self, polylines: str, about: Message, marks: Sequence[int], below: str = "") -> str:
@@ -145,8 +145,8 @@ class _Frame(NamedTuple):
 
 def _short(value: float) -> str:
     """A number in six characters, which is the room beside an axis."""
-    said = f"{value:.3g}"
-    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if "e" in said else said
+    text = f"{value:.3g}"
+    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if "e" in text else text
 
 
 def _thinned(rows: Sequence[Any]) -> Sequence[Any]:

@@ -1,7 +1,7 @@
 // A dialog that shows two samples of a prompt, one over the other.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { all, hit, make, one } from "../server/elements.js";
+import { all, find, hit, make } from "../server/elements.js";
 
 /**
  * @typedef {HTMLDialogElement & { row?: { title: string, large: string }[] }} Comparison with the samples of the
@@ -21,7 +21,7 @@ function compare(sample) {
     large: dataset.large ?? "",
   }));
   dialog.row = samples;
-  one(dialog, "p").textContent = sample.dataset.prompt ?? "";
+  find(dialog, "p").textContent = sample.dataset.prompt ?? "";
   const [first, second] = dialog.querySelectorAll("select");
   for (const choice of [first, second])
     choice.replaceChildren(...samples.map(({ title }, i) => make("option", { value: String(i) }, title)));
@@ -34,7 +34,7 @@ function compare(sample) {
 
 function build() {
   /** @type {Comparison} */
-  const made = make("dialog", { className: "compare", "aria-label": translated("Compare samples") },
+  const comparison = make("dialog", { className: "compare", "aria-label": translated("Compare samples") },
     make("header", {},
       make("p"),
       make("button", { type: "button", className: "close", "aria-label": translated("Close") }, "✕")),
@@ -45,12 +45,12 @@ function build() {
         type: "range", min: 0, max: 100, value: 50, "aria-label": translated("Where the left one ends"),
       }),
       make("select", { "aria-label": translated("Right") })));
-  made.addEventListener("input", () => render(made));
-  made.addEventListener("click", (event) => {
-    if (event.target === made || hit(event, ".close")) made.close();
+  comparison.addEventListener("input", () => render(comparison));
+  comparison.addEventListener("click", (event) => {
+    if (event.target === comparison || hit(event, ".close")) comparison.close();
   });
-  document.body.append(made);
-  return made;
+  document.body.append(comparison);
+  return comparison;
 }
 
 /** @param {Comparison} dialog */
@@ -63,7 +63,7 @@ function render(dialog) {
     if (image.getAttribute("src") !== sample.large) image.src = sample.large;
     image.alt = sample.title;
   }
-  one(dialog, ".pair").style.setProperty("--at", `${one(dialog, "input", HTMLInputElement).value}%`);
+  find(dialog, ".pair").style.setProperty("--at", `${find(dialog, "input", HTMLInputElement).value}%`);
 }
 
 document.addEventListener("click", (event) => {

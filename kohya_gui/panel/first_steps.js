@@ -4,7 +4,7 @@ import { formOf, onSettled } from "../form/page.js";
 import { onOpened } from "../form/tab.js";
 import { showImages } from "../form/live.js";
 import { translated } from "../i18n/words.js";
-import { all, around, hit, isField, one } from "../server/elements.js";
+import { all, around, find, hit, isField } from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
 
 const MODEL = "pretrained_model_name_or_path";
@@ -14,7 +14,7 @@ const shown = () => all(document, ".training").find((training) => training.check
 
 /** The open training tab; if there is none, open the first one. */
 async function training() {
-  if (!shown()) one(document, 'button[role="tab"]').click();
+  if (!shown()) find(document, 'button[role="tab"]').click();
   for (let i = 0; i < 100 && !shown(); i++) await wait(50);
   return shown();
 }
@@ -43,26 +43,26 @@ const imagesOf = (where) => held(where, IMAGES);
  */
 function progress(where) {
   const model = held(where, [MODEL]), isModel = model && chosen.get(where) === model;
-  const images = one(where, ".datasets .sum").textContent && imagesOf(where); // none before they are counted
+  const images = find(where, ".datasets .sum").textContent && imagesOf(where); // none before they are counted
   const done = { model: isModel, images, look: images === looked && images, train: "" };
-  const side = one(document, "#side"), steps = Object.entries(done);
+  const side = find(document, "#side"), steps = Object.entries(done);
   side.dataset.done = steps.filter(([, is]) => is).map(([name]) => name).join(" ");
   side.dataset.next = steps.find(([, is]) => !is)?.[0] ?? "";
 }
 
 /** @type {Record<string, (where: HTMLElement) => unknown>} */
 const STEPS = {
-  model: (where) => one(where, ".find-models").click(),
+  model: (where) => find(where, ".find-models").click(),
   images: (where) => {
-    one(where, ".datasets").scrollIntoView({ block: "center" });
-    one(where, ".choose-images input").focus({ preventScroll: true });
+    find(where, ".datasets").scrollIntoView({ block: "center" });
+    find(where, ".choose-images input").focus({ preventScroll: true });
   },
   look: (where) => {
     looked = imagesOf(where);
-    progress(one(where, "form.settings"));
-    return showImages(one(where, "form.settings").id.replace(/-form$/, ""));
+    progress(find(where, "form.settings"));
+    return showImages(find(where, "form.settings").id.replace(/-form$/, ""));
   },
-  train: (where) => one(where, ".bar button.train").focus(),
+  train: (where) => find(where, ".bar button.train").focus(),
 };
 
 /**
@@ -72,7 +72,7 @@ const STEPS = {
 async function tryDemo(button) {
   const where = await training(), about = button.nextElementSibling;
   if (!where || !about) return;
-  const { tab = "" } = where.dataset, asked = { tab, family: family(formOf(tab)) };
+  const { tab = "" } = where.dataset, demoRequest = { tab, family: family(formOf(tab)) };
   const tell = (/** @type {string} */ text, bad = false) => {
     about.textContent = text;
     about.classList.toggle("bad", bad);
@@ -80,14 +80,14 @@ async function tryDemo(button) {
   button.disabled = true;
   tell(translated("Making the demo's model and images, which takes some seconds …"));
   try {
-    const { id } = await ask("demo", asked);
-    let made = { state: "running", path: "" };
-    while (made.state === "running") {
+    const { id } = await ask("demo", demoRequest);
+    let demo = { state: "running", path: "" };
+    while (demo.state === "running") {
       await wait(500);
-      made = await ask("demo_state", { ...asked, id });
+      demo = await ask("demo_state", { ...demoRequest, id });
     }
-    one(where, ".begin .path", HTMLInputElement).value = made.path;
-    one(where, ".begin button.load").click();
+    find(where, ".begin .path", HTMLInputElement).value = demo.path;
+    find(where, ".begin button.load").click();
     tell(translated("The form holds the demo: press Train."));
   } catch (error) {
     tell(messageOf(error), true);
@@ -104,7 +104,7 @@ document.addEventListener("click", async (event) => {
 });
 onSettled((where) =>
   requestAnimationFrame(() => {
-    // asking what is visible any earlier would cost a layout of the page
+    // reading the visibility any earlier would force a layout of the page
     if (where.checkVisibility()) progress(where);
   }),
 );

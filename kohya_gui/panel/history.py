@@ -14,18 +14,18 @@ MAX_SHOWN = 8  # newest events of each kind
 
 def history_html(run: RecordedRun, progress: RunProgress) -> str:
     """All of it, one section for each kind of event."""
-    seen = progress.events
-    compiles = list(seen.get("compile", ()))
+    events = progress.events
+    compiles = list(events.get("compile", ()))
     folder = run.facts.get("output_dir")
     parts = [
         _list(
             "Saved",
-            map(saved, _kept(seen.get("saved", ()))),
+            map(saved, _kept(events.get("saved", ()))),
             "saved",
             Message("in {folder}", folder=folder) if folder else "",
         ),
-        _list("Ended early", map(event_words, seen.get("early_stop", ())), "ended"),
-        _list("Warnings", map(event_words, seen.get("warning", ())), "warn"),
+        _list("Ended early", map(event_words, events.get("early_stop", ())), "ended"),
+        _list("Warnings", map(event_words, events.get("warning", ())), "warn"),
         _list("Compiled", map(compile_line, compiles), "compiled", compile_totals(run, progress, compiles)),
     ]
     inside = "".join(parts)
@@ -34,9 +34,9 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
 
 def _kept(events: Iterable[JsonObject]) -> list[JsonObject]:
     """The saved files, without states by time that were replaced by newer ones."""
-    every = list(events)
-    newest = next((event for event in reversed(every) if event.get("backup")), None)
-    return [event for event in every if not event.get("backup") or event is newest]
+    all_events = list(events)
+    newest = next((event for event in reversed(all_events) if event.get("backup")), None)
+    return [event for event in all_events if not event.get("backup") or event is newest]
 
 
 def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[JsonObject]) -> MessageLike:
@@ -46,23 +46,23 @@ def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[Jso
     graphs = total.get("num_graphs") or sum(bool(event.get("forward", True)) for event in good)
     if not graphs:
         return ""
-    known = [event["total"] for event in events if isinstance(event.get("total"), int | float)]
+    totals = [event["total"] for event in events if isinstance(event.get("total"), int | float)]
     seconds = total.get("seconds") or (
-        known[-1] if known else sum(_number_or_zero(event.get("seconds")) for event in good)
+        totals[-1] if totals else sum(_number_or_zero(event.get("seconds")) for event in good)
     )
     again = total.get("recompiles") if total else sum(bool(event.get("reason")) for event in good)
     hits = total.get("cache_hits") if total else sum(_number_or_zero(event.get("cache_hits")) for event in good)
-    said = [Message("{graphs} in {seconds} s", graphs=counted(graphs, "graph"), seconds=f"{seconds:.0f}")]
-    said += [Message("{count} recompiled", count=again)] if again else []
-    said += [Message("{hits} from the cache", hits=f"{hits:.0f}")] if hits else []
+    phrases = [Message("{graphs} in {seconds} s", graphs=counted(graphs, "graph"), seconds=f"{seconds:.0f}")]
+    phrases += [Message("{count} recompiled", count=again)] if again else []
+    phrases += [Message("{hits} from the cache", hits=f"{hits:.0f}")] if hits else []
     gained = total.get("saved_seconds", progress.last.get("compile/saved_seconds"))
     if isinstance(gained, int | float):
-        said.append(
+        phrases.append(
             Message("{seconds} s saved", seconds=f"{gained:.0f}")
             if gained >= 0
             else Message("{seconds} s lost so far", seconds=f"{-gained:.0f}")
         )
-    return join_messages(said)
+    return join_messages(phrases)
 
 
 def _number_or_zero(value: JsonValue) -> float:
@@ -70,12 +70,14 @@ def _number_or_zero(value: JsonValue) -> float:
 
 
 def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLike = "") -> str:
-    every = [line for line in lines if line]
-    shown = every[-MAX_SHOWN:]
+    all_lines = [line for line in lines if line]
+    shown = all_lines[-MAX_SHOWN:]
     if not shown:
         return ""
     more = sum_up or (
-        Message("last {shown} of {every}", shown=len(shown), every=len(every)) if len(every) > len(shown) else ""
+        Message("last {shown} of {every}", shown=len(shown), every=len(all_lines))
+        if len(all_lines) > len(shown)
+        else ""
     )
     more = f" <small{data(more)}>{html.escape(str(more))}</small>" if more else ""
     items = "".join(
@@ -86,8 +88,8 @@ def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLi
 
 def event_words(event: JsonObject) -> MessageLike:
     """The text of an event, whatever key it is stored under."""
-    found = next((event[key] for key in ("text", "message", "reason") if event.get(key)), "")
-    return found if isinstance(found, str | Message) else str(found)
+    words = next((event[key] for key in ("text", "message", "reason") if event.get(key)), "")
+    return words if isinstance(words, str | Message) else str(words)
 
 
 def compile_line(event: JsonObject) -> MessageLike:
@@ -122,8 +124,8 @@ def saved(event: JsonObject) -> str:
         mood, mark, words = (
             ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", event_words(event) or "does not load")
         )
-        said = join_messages([mark, words], " ")
+        verdict = join_messages([mark, words], " ")
         about = event_words(event)
-        line += f' <span class="{mood}" title="{html.escape(str(about))}"{data(said, about)}>'
-        line += f"{html.escape(str(said))}</span>"
+        line += f' <span class="{mood}" title="{html.escape(str(about))}"{data(verdict, about)}>'
+        line += f"{html.escape(str(verdict))}</span>"
     return f"<li>{line}</li>"

@@ -52,13 +52,13 @@ FULL_SHARE = 0.95  # the share of memory or disk in use from which it is marked
 
 def run_list_html(runs: Iterable[tuple[MessageLike, str]], picked: str) -> str:
     """The list of runs to choose from, if there is more than one: (label, id), newest first."""
-    given = [("Newest run", ""), *runs]
-    made = "".join(
+    entries = [("Newest run", ""), *runs]
+    options = "".join(
         f'<option value="{html.escape(run)}"{" selected" * (run == picked)}{data(label)}>'
         f"{html.escape(str(label))}</option>"
-        for label, run in given
+        for label, run in entries
     )
-    return f'<select class="runs" aria-label="Run">{made}</select>' if len(given) > 2 else ""
+    return f'<select class="runs" aria-label="Run">{options}</select>' if len(entries) > 2 else ""
 
 
 def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
@@ -73,31 +73,35 @@ def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     )
 
 
-def waiting(found: Queue) -> str:
+def waiting(queue: Queue) -> str:
     """A line about the queue while it has waiting entries, with a button if it waits for the user."""
-    names = [entry.name for entry in found.waiting]
+    names = [entry.name for entry in queue.waiting]
     if not names:
         return ""
-    if not found.paused and not found.halted:
+    if not queue.paused and not queue.halted:
         template = "Next in the queue: {name}, and {more} more" if len(names) > 1 else "Next in the queue: {name}"
-        said = Message(template, name=names[0], more=len(names) - 1)
-        return f'<p class="next"{data(said)}>{html.escape(str(said))}</p>'
+        sentence = Message(template, name=names[0], more=len(names) - 1)
+        return f'<p class="next"{data(sentence)}>{html.escape(str(sentence))}</p>'
     why = "The queue is halted, as the computer or its process ended. {trainings} left."
-    if found.paused:
-        why = "The queue is paused. {trainings} left." if found.paused == BY_USER else PAUSED
-    said = Message(why, trainings=counted(len(names), "training"), why=found.paused)
+    if queue.paused:
+        why = "The queue is paused. {trainings} left." if queue.paused == BY_USER else PAUSED
+    sentence = Message(why, trainings=counted(len(names), "training"), why=queue.paused)
     go = '<button type="button" data-queue="go_on">Continue</button>'
-    return f'<div class="next halted"{data(said)}><p>{html.escape(str(said))}</p>{go}</div>'
+    return f'<div class="next halted"{data(sentence)}><p>{html.escape(str(sentence))}</p>{go}</div>'
 
 
-def other_run_html(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
+def other_run_html(run: RecordedRun, other_runs: Iterable[RecordedRun]) -> str:
     """A line about the active run, while another one is shown that has ended."""
-    other = None if run.active else next((one for one in others if one.active and one.id != run.id), None)
+    other = (
+        None
+        if run.active
+        else next((candidate for candidate in other_runs if candidate.active and candidate.id != run.id), None)
+    )
     if other is None:
         return ""
-    said = Message("Running now: {name}", name=other.facts.get("output_name") or other.id)
+    sentence = Message("Running now: {name}", name=other.facts.get("output_name") or other.id)
     look = f'<button type="button" data-look="{html.escape(other.id)}">Look at it</button>'
-    return f'<div class="next halted calm"{data(said)}><p>{html.escape(str(said))}</p>{look}</div>'
+    return f'<div class="next halted calm"{data(sentence)}><p>{html.escape(str(sentence))}</p>{look}</div>'
 
 
 def numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
@@ -110,17 +114,17 @@ def _deleted(run: RecordedRun) -> str:
     """The warning that the run's folder was deleted, while it is gone and afterwards."""
     where = html.escape(str(run.folder))
     if run.facts.get("lost"):
-        said = "The folder of this run was deleted. The training still works; Stop now ends it."
+        warning = "The folder of this run was deleted. The training still works; Stop now ends it."
     elif restored := run.facts.get("restored"):
         at = time.strftime("%H:%M", time.localtime(restored))
-        said = Message(
+        warning = Message(
             "The folder of this run was deleted while it trained. Its record was written again at {at}; "
             "files that were saved there before are lost.",
             at=at,
         )
     else:
         return ""
-    return f'<div class="cause" role="alert"{data(said)}><ul><li>{said}</li></ul><small>{where}</small></div>'
+    return f'<div class="cause" role="alert"{data(warning)}><ul><li>{warning}</li></ul><small>{where}</small></div>'
 
 
 def _failure(run: RecordedRun) -> str:
@@ -128,8 +132,8 @@ def _failure(run: RecordedRun) -> str:
         return ""
     advice = explain.cause(str(run.error)) or run.error
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in str(advice).splitlines() if line.strip())
-    said = "" if str(advice) == str(run.error) else f"<small>{html.escape(str(run.error))}</small>"
-    return f'<div class="cause" role="alert"{data(advice)}><ul>{lines}</ul>{said}</div>'
+    details = "" if str(advice) == str(run.error) else f"<small>{html.escape(str(run.error))}</small>"
+    return f'<div class="cause" role="alert"{data(advice)}><ul>{lines}</ul>{details}</div>'
 
 
 def _bar_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
@@ -151,10 +155,11 @@ def _bar_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
 def _silent(progress: RunProgress, now: float) -> float:
     """Seconds since the last event, if unusually many; otherwise 0."""
     last = progress.phase or progress.last
-    said, pace = last.get("t"), progress.last.get("s_it")
-    if not isinstance(said, int | float):
+    last_time, pace = last.get("t"), progress.last.get("s_it")
+    if not isinstance(last_time, int | float):
         return 0.0
-    silent = now - said
+    silent = now - last_time
+    # Twenty steps count as usual, so that a slow training is not reported as hanging.
     return silent if silent > max(SILENCE_SHOWN_FROM, 20 * pace if isinstance(pace, int | float) else 0.0) else 0.0
 
 
@@ -168,16 +173,16 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[Message
         done, of = number(phase.get("done")), number(phase.get("total"))
         # DoubleStreamBlock -> double stream block
         block = re.sub("(?<=[a-z])(?=[A-Z])", " ", str(phase["name"]).removeprefix("compiling ")).lower()
-        said = Message("compiling {block}", block=block).capitalized()
-        return said, Message("{done} of {of}", done=done, of=of), max(0, done - 1), of
+        title = Message("compiling {block}", block=block).capitalized()
+        return title, Message("{done} of {of}", done=done, of=of), max(0, done - 1), of
     if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
         # Everything is loaded and encoded, and the first step compiles.
         compiling = layout.facts_section(run.facts, "compile").get("compile")
         return ("Compiling in the first step" if compiling else "Preparing the first step"), "", 0, 0
     if phase:
         done, of = number(phase.get("done")), number(phase.get("total"))
-        said = phase.get("name") or ""
-        name = said if isinstance(said, Message) else Message(str(said))
+        phase_name = phase.get("name") or ""
+        name = phase_name if isinstance(phase_name, Message) else Message(str(phase_name))
         return name.capitalized(), Message("{done} / {of}", done=done, of=of) if of else "", done, of
     if run.active and not step:
         return ("Loading Python and the trainer" if run.state == "starting" else "Preparing"), "", 0, 0
@@ -192,7 +197,6 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[Message
 
 
 def number(value: JsonValue) -> int:
-    """A count from a run's files, 0 if there is none."""
     return int(value) if isinstance(value, int | float) else 0
 
 
@@ -228,14 +232,14 @@ def _step_numbers_html(run: RecordedRun, progress: RunProgress, now: float) -> s
     return f"<dl>{cells}</dl>" if cells else ""
 
 
-def shown_rates(given: Any) -> dict[str, float]:
+def shown_rates(logged: Any) -> dict[str, float]:
     """At most three learning rates by name; equal ones are shown once."""
-    if isinstance(given, int | float):
-        return {"": float(given)}
-    if not isinstance(given, dict):
+    if isinstance(logged, int | float):
+        return {"": float(logged)}
+    if not isinstance(logged, dict):
         return {}
-    known = {str(name): float(rate) for name, rate in given.items() if isinstance(rate, int | float)}
-    return {"": next(iter(known.values()))} if len(set(known.values())) == 1 else dict(list(known.items())[:3])
+    rates = {str(name): float(rate) for name, rate in logged.items() if isinstance(rate, int | float)}
+    return {"": next(iter(rates.values()))} if len(set(rates.values())) == 1 else dict(list(rates.items())[:3])
 
 
 STEP_TIMES = ("data_s", "transfer_s", "compute_s")  # waiting for data, copying to the GPU, computing
@@ -249,10 +253,10 @@ def time_bar(last: JsonObject) -> str:
         return ""
     bars = "".join(f'<i class="{name}" style="width:{seconds / whole:.1%}"></i>' for name, seconds in parts)
     shares = {name: f"{seconds / whole:.0%}" for name, seconds in parts}
-    said = Message("{data_s} waiting for data, {transfer_s} copying to the GPU, {compute_s} computing", **shares)
+    sentence = Message("{data_s} waiting for data, {transfer_s} copying to the GPU, {compute_s} computing", **shares)
     return (
-        f'<div class="split"{data(said)}><h3>Time per step</h3>'
-        f'<div class="track" role="img" aria-label="{said}">{bars}</div><p>{said}</p></div>'
+        f'<div class="split"{data(sentence)}><h3>Time per step</h3>'
+        f'<div class="track" role="img" aria-label="{sentence}">{bars}</div><p>{sentence}</p></div>'
     )
 
 
@@ -260,8 +264,8 @@ def machine_usage_html(run: RecordedRun) -> str:
     """GPUs, memory and disk, as far as this machine reports them."""
     if not run.is_here:
         return ""
-    own = {str(device) for device in run.facts.get("devices") or ()}
-    rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not own or gpu.index in own]
+    devices = {str(device) for device in run.facts.get("devices") or ()}
+    rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not devices or gpu.index in devices]
     memory, disk = machine.computer_memory(), machine.disk_space(run.facts.get("output_dir") or run.folder)
     rows.append(_used("RAM", memory["used"], memory["total"], "GB"))
     if disk:
@@ -282,8 +286,8 @@ def _spilled(progress: RunProgress) -> str:
     last = next(reversed(progress.events.get("gpu", ())), {}).get("spilled")
     if not isinstance(last, int | float):
         return ""
-    said = Message(SPILLED, size=f"{last:.1f}")
-    return f'<div class="cause spilled" role="alert"{data(said)}><ul><li>{html.escape(str(said))}</li></ul></div>'
+    warning = Message(SPILLED, size=f"{last:.1f}")
+    return f'<div class="cause spilled" role="alert"{data(warning)}><ul><li>{html.escape(str(warning))}</li></ul></div>'
 
 
 def _gpu(gpu: machine.GpuStatus) -> str:

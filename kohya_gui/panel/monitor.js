@@ -1,5 +1,5 @@
 // The live panel in the browser: it polls for the parts that have changed, and shows them.
-import { all, around, hit, make, one } from "../server/elements.js";
+import { all, around, find, hit, make } from "../server/elements.js";
 import { ask } from "../server/http.js";
 
 const PERIOD = 1000; // milliseconds between two requests
@@ -19,9 +19,9 @@ let used;
 
 /** @param {Element} element */
 export function mount(element) {
-  panel = one(element, ".live");
+  panel = find(element, ".live");
   shown = "";
-  one(panel, "details.log").addEventListener("toggle", update);
+  find(panel, "details.log").addEventListener("toggle", update);
   update();
 }
 
@@ -46,7 +46,8 @@ async function update() {
   else if (picked === question.run) show(panel, answer);
   showLost(panel);
   keepFocus(panel);
-  if (answer && (picked !== question.run || isLogOpen(panel) !== question.log)) update(); // the user has not waited
+  // The user may have picked another run, or opened the log, while the request was on its way.
+  if (answer && (picked !== question.run || isLogOpen(panel) !== question.log)) update();
   else keepRun(panel);
 }
 
@@ -57,7 +58,7 @@ async function update() {
  */
 function show(where, answer) {
   for (const [name, markup] of Object.entries(answer.parts)) {
-    const part = one(where, `[data-part=${name}]`);
+    const part = find(where, `[data-part=${name}]`);
     const follows = name === "log" && part.scrollHeight - part.scrollTop - part.clientHeight < 20;
     part.innerHTML = markup;
     if (follows) part.scrollTop = part.scrollHeight; // unless the user has scrolled up
@@ -66,14 +67,14 @@ function show(where, answer) {
 }
 
 /** @param {HTMLElement} where */
-const isLogOpen = (where) => one(where, "details.log", HTMLDetailsElement).open;
+const isLogOpen = (where) => find(where, "details.log", HTMLDetailsElement).open;
 
 /**
  * A run that was shown at work stays when it ends: the buttons of the next one would come under the mouse.
  * @param {HTMLElement} where
  */
 function keepRun(where) {
-  const { run = "", state = "" } = where.querySelector(".run") ? one(where, ".run").dataset : {};
+  const { run = "", state = "" } = where.querySelector(".run") ? find(where, ".run").dataset : {};
   if (BUSY.includes(state)) picked = run;
 }
 
@@ -82,9 +83,9 @@ function keepRun(where) {
  * @param {HTMLElement} where
  */
 function showLost(where) {
-  const said = where.querySelector(".lost");
-  if (!unanswered) said?.remove();
-  else if (unanswered >= MAX_UNANSWERED && !said)
+  const notice = where.querySelector(".lost");
+  if (!unanswered) notice?.remove();
+  else if (unanswered >= MAX_UNANSWERED && !notice)
     where.prepend(make("p", { className: "lost", role: "alert" },
       "The page's server does not answer, so this is out of date. Trainings continue without it."));
 }

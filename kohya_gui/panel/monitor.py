@@ -47,7 +47,7 @@ class PanelPart:
 
     @property
     def mark(self) -> str:
-        """A hash of the basis: a browser that shows another one needs the part's new HTML."""
+        # A browser that shows another hash needs the part's new HTML.
         return hashlib.sha256(json.dumps(self.basis, default=str).encode()).hexdigest()[:MARK_DIGITS]
 
 
@@ -60,31 +60,30 @@ class RunPanel:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers of requests from the page's scripts."""
         return {"panel": self.changes}
 
     # Why: docs/decisions/2026-11-27-panel-answers-with-changed-parts.md
-    def changes(self, asked: ApiRequest) -> JsonObject:
+    def changes(self, request: ApiRequest) -> JsonObject:
         """The HTML of each part that the browser does not show yet, and in `shown` the marks of all parts then.
 
         The browser sends `shown` back with its next request, so the server remembers nothing of it.
         """
-        parts = panel_parts(asked.text("run"), asked.flag("log"))
+        parts = panel_parts(request.text("run"), request.flag("log"))
         marks = {name: parts[name].mark for name in PARTS}
-        known = dict(zip_longest(PARTS, asked.text("shown").split()[: len(PARTS)], fillvalue=""))
-        changed = {name: parts[name].render() for name, mark in marks.items() if mark != known[name]}
+        shown_marks = dict(zip_longest(PARTS, request.text("shown").split()[: len(PARTS)], fillvalue=""))
+        changed = {name: parts[name].render() for name, mark in marks.items() if mark != shown_marks[name]}
         return {"parts": changed, "shown": " ".join(marks.values())} if changed else {"parts": {}}
 
 
 def styles() -> str:
-    """Styles for the page's head, which keep the place of the panel's first content where runs are known."""
+    # They keep the place of the panel's first content where runs are known.
     return html.RUNS_TO_COME if registry.run_folders() else ""
 
 
 def panel_parts(picked: str, is_log_open: bool = True) -> dict[str, PanelPart]:
     """All parts of the panel for the run that a user has picked, or else for the newest one."""
-    every = reader.runs()
-    runs = every[:MAX_RUNS_LISTED]
+    all_runs = reader.runs()
+    runs = all_runs[:MAX_RUNS_LISTED]
     run = _choose_run(picked, runs)
     waits = html.waiting(queue.read_queue())
     parts = dict.fromkeys(PARTS, _ready(""))
@@ -93,9 +92,9 @@ def panel_parts(picked: str, is_log_open: bool = True) -> dict[str, PanelPart]:
     progress, now = reader.progress(run.folder).update(), time.time()
     parts |= {
         "runs": _ready(html.run_list_html([(_label(r), r.id) for r in runs], picked)),
-        "queue": _ready(html.other_run_html(run, every) + waits),
+        "queue": _ready(html.other_run_html(run, all_runs) + waits),
         "head": _ready(html.run_head_html(run, progress, now)),
-        "acts": _ready(actions.buttons(run, every)),
+        "acts": _ready(actions.buttons(run, all_runs)),
         "numbers": _ready(html.numbers(run, progress, now)),
         "usage": _ready(html.machine_usage_html(run) if run.active else ""),
         "history": _ready(history.history_html(run, progress)),
@@ -123,7 +122,7 @@ def _costly(run: reader.RecordedRun, progress: reader.RunProgress) -> dict[str, 
 
 
 def _ready(markup: str) -> PanelPart:
-    """A part that is quicker to render than to compare in any other way."""
+    # Rendering these parts is quicker than comparing what they are based on.
     return PanelPart(markup, lambda: markup)
 
 
@@ -136,8 +135,8 @@ def _markup() -> str:
 
 
 def _choose_run(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun | None:
-    if picked and (found := next((run for run in runs if run.id == picked), None)):
-        return found
+    if picked and (picked_run := next((run for run in runs if run.id == picked), None)):
+        return picked_run
     return next((run for run in runs if run.active), runs[0] if runs else None)
 
 

@@ -1,7 +1,7 @@
 // The Queue tab: shows the queue, and sends requests that change it.
 import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { all, make, makeButton, one } from "../server/elements.js";
+import { all, find, make, makeButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { lookAt } from "./monitor.js";
 import { openInForm } from "./run_buttons.js";
@@ -44,7 +44,7 @@ let shown = "";
 
 /** @param {Element} element */
 export function mount(element) {
-  place = one(element, ".queue");
+  place = find(element, ".queue");
   shown = "";
   look();
 }
@@ -68,7 +68,7 @@ setInterval(() => {
  */
 function tell(text, bad = false) {
   if (!place) return;
-  const where = one(place, ".answer");
+  const where = find(place, ".answer");
   where.textContent = text;
   where.classList.toggle("bad", bad);
 }
@@ -90,23 +90,23 @@ async function change(question) {
 
 /**
  * @param {HTMLElement} where
- * @param {Listing} found
+ * @param {Listing} listing
  */
-function show(where, found) {
-  const now = JSON.stringify(found);
+function show(where, listing) {
+  const now = JSON.stringify(listing);
   if (now === shown) return;
   shown = now;
   const focused = document.activeElement;
   const key = focused instanceof HTMLElement && where.contains(focused) ? focused.dataset.key : "";
   const at = all(where, ".entry").findIndex((entry) => entry.contains(focused));
-  one(where, ".how").textContent = summary(found);
-  one(where, ".switches").replaceChildren(...switches(found));
-  one(where, ".devices").replaceChildren(...(found.gpus.length > 1 ? found.gpus.map(device) : []));
-  const waiting = found.entries.filter((entry) => entry.waits);
-  const others = found.entries.filter((entry) => !entry.waits);
-  const active = others.filter((entry) => MOODS[entry.state] === "busy");
-  const ended = others.filter((entry) => MOODS[entry.state] !== "busy").reverse();
-  one(where, ".entries").replaceChildren(...[...active, ...waiting, ...ended].map((entry) => row(entry, waiting)));
+  find(where, ".how").textContent = summary(listing);
+  find(where, ".switches").replaceChildren(...switches(listing));
+  find(where, ".devices").replaceChildren(...(listing.gpus.length > 1 ? listing.gpus.map(device) : []));
+  const waiting = listing.entries.filter((entry) => entry.waits);
+  const notWaiting = listing.entries.filter((entry) => !entry.waits);
+  const active = notWaiting.filter((entry) => MOODS[entry.state] === "busy");
+  const ended = notWaiting.filter((entry) => MOODS[entry.state] !== "busy").reverse();
+  find(where, ".entries").replaceChildren(...[...active, ...waiting, ...ended].map((entry) => row(entry, waiting)));
   if (key) focusAgain(where, key, at);
 }
 
@@ -122,7 +122,7 @@ function focusAgain(where, key, at) {
   const entry = same?.closest(".entry") ?? entries[Math.min(at, entries.length - 1)] ?? where;
   const next = entry.querySelector(`[data-key$="${key.slice(key.lastIndexOf("-"))}"]`);
   const can = [same, next, ...entry.querySelectorAll("button"), ...where.querySelectorAll("button")];
-  /** @type {HTMLElement | null | undefined} */ (can.find((one) => one?.matches(":enabled")))?.focus();
+  /** @type {HTMLElement | null | undefined} */ (can.find((candidate) => candidate?.matches(":enabled")))?.focus();
 }
 
 /** @param {Listing} found */
@@ -159,15 +159,16 @@ function device({ index, name, free, total, user }) {
 /** @param {Listing} found */
 function switches({ entries, waiting, paused, halted, go_on: goOn }) {
   /** @type {HTMLElement[]} */
-  const made = [];
-  if (paused || halted) made.push(button("Continue", "go", () => change({ act: "go_on" }), "primary"));
-  else if (waiting) made.push(button("Pause", "pause", () => change({ act: "pause" })));
+  const controls = [];
+  if (paused || halted) controls.push(button("Continue", "go", () => change({ act: "go_on" }), "primary"));
+  else if (waiting) controls.push(button("Pause", "pause", () => change({ act: "pause" })));
   if (entries.some((entry) => !entry.waits && MOODS[entry.state] !== "busy"))
-    made.push(button("Clear what has ended", "clear", () => change({ act: "clear" })));
+    controls.push(button("Clear what has ended", "clear", () => change({ act: "clear" })));
   const box = make("input", { type: "checkbox", checked: goOn, "data-key": "after" });
   box.addEventListener("change", () => change({ act: "after_failure", go_on: box.checked }));
-  if (entries.length) made.push(make("label", {}, box, make("span", {}, translated("Continue when a training fails"))));
-  return made;
+  if (entries.length)
+    controls.push(make("label", {}, box, make("span", {}, translated("Continue when a training fails"))));
+  return controls;
 }
 
 /**
@@ -202,21 +203,21 @@ function buttons(entry, at, many) {
   const act = (/** @type {string} */ what) => () => change({ act: what, id: entry.id });
   const actOnRun = (/** @type {string} */ what) => () => change({ act: what, run: entry.run });
   /** @type {HTMLElement[]} */
-  const made = [];
+  const list = [];
   if (entry.waits && many > 1) {
-    made.push(button("↑", key("up"), act("up"), "", say("Sooner: {name}", { name: entry.name }), at === 0));
-    made.push(button("↓", key("down"), act("down"), "", say("Later: {name}", { name: entry.name }), at === many - 1));
+    list.push(button("↑", key("up"), act("up"), "", say("Sooner: {name}", { name: entry.name }), at === 0));
+    list.push(button("↓", key("down"), act("down"), "", say("Later: {name}", { name: entry.name }), at === many - 1));
   }
   if (entry.again)
-    made.push(button("Resume", key("resume"), actOnRun("resume"), "", say("Resume: {name}", { name: entry.name })));
+    list.push(button("Resume", key("resume"), actOnRun("resume"), "", say("Resume: {name}", { name: entry.name })));
   if (MOODS[entry.state] === "busy")
-    made.push(button("Stop", key("stop"), actOnRun("after_step"), "", say("Stop: {name}", { name: entry.name })));
+    list.push(button("Stop", key("stop"), actOnRun("after_step"), "", say("Stop: {name}", { name: entry.name })));
   const copy = button("Duplicate", key("open"), act("open"), "", say("Duplicate: {name}", { name: entry.name }));
   copy.title = translated("Open its settings in the form, to change and add them again");
-  made.push(copy);
+  list.push(copy);
   if (MOODS[entry.state] !== "busy")
-    made.push(button("Remove", key("remove"), act("remove"), "", say("Remove: {name}", { name: entry.name })));
-  return made;
+    list.push(button("Remove", key("remove"), act("remove"), "", say("Remove: {name}", { name: entry.name })));
+  return list;
 }
 
 /**

@@ -1,7 +1,7 @@
 // The buttons of a run: stop, resume, open in a form, save the support bundle.
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
-import { all, around, hit, isField, make, makeButton, one, saveFile, setValue } from "../server/elements.js";
+import { all, around, find, hit, isField, make, makeButton, saveFile, setValue } from "../server/elements.js";
 import { address, ask, messageOf } from "../server/http.js";
 import { openTab } from "../server/tabs.js";
 import { lookAt } from "./monitor.js";
@@ -28,13 +28,13 @@ export async function openInForm({ tab, fill, launch }) {
     setValue(field, field.type === "checkbox" ? value.toLowerCase() : value);
   }
   where.dispatchEvent(new Event("input", { bubbles: true }));
-  one(where, "[data-option]").dispatchEvent(new Event("input", { bubbles: true }));
+  find(where, "[data-option]").dispatchEvent(new Event("input", { bubbles: true }));
   where.scrollIntoView({ block: "start" });
 }
 
 /** @param {HTMLButtonElement} button of an action on a run */
 async function act(button) {
-  const where = around(button, ".acts"), place = one(where, ".answer"), run = where.dataset.run ?? "";
+  const where = around(button, ".acts"), place = find(where, ".answer"), run = where.dataset.run ?? "";
   const tell = (/** @type {string} */ text, bad = false) => {
     place.textContent = text;
     place.classList.toggle("bad", bad);

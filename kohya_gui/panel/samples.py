@@ -60,8 +60,8 @@ def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
     prompt = str(events[-1][1].get("prompt") or "") or Message("Prompt {number}", number=number + 1)
     pictures = "".join(_sample_html(run, place, event, prompt) for place, event in reversed(events[-MAX_PICTURES:]))
-    said = html.escape(str(prompt))
-    return f'<p title="{said}"{data(prompt)}>{said}</p><div class="strip" role="group">{pictures}</div>'
+    prompt_html = html.escape(str(prompt))
+    return f'<p title="{prompt_html}"{data(prompt)}>{prompt_html}</p><div class="strip" role="group">{pictures}</div>'
 
 
 def _sample_html(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: MessageLike) -> str:
@@ -109,9 +109,9 @@ def show_learned(query: Mapping[str, str]) -> Response:
             return picture.convert("RGB")
         return None
 
-    made = io.BytesIO()
-    draw_sheet(sheet, opened).save(made, "PNG")
-    return Response(made.getvalue(), media_type="image/png", headers=CACHE_HEADERS | {"cache-control": "no-cache"})
+    png = io.BytesIO()
+    draw_sheet(sheet, opened).save(png, "PNG")
+    return Response(png.getvalue(), media_type="image/png", headers=CACHE_HEADERS | {"cache-control": "no-cache"})
 
 
 def sample_file(run: reader.RecordedRun, place: int) -> Path:
@@ -129,17 +129,16 @@ def sample_file(run: reader.RecordedRun, place: int) -> Path:
 @lru_cache(maxsize=512)
 def thumbnail(path: Path, changed: int) -> bytes:
     """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError if it is not an image."""
-    made = io.BytesIO()
+    jpeg = io.BytesIO()
     with _open_sample(path) as picture:
-        picture.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        picture.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))  # a JPEG is then decoded at a fraction of its size
         small = picture.convert("RGB")
         small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
-        small.save(made, "JPEG", quality=82)
-    return made.getvalue()
+        small.save(jpeg, "JPEG", quality=82)
+    return jpeg.getvalue()
 
 
 def whole(path: Path) -> bytes:
-    """An image file, checked to be one. Raises ConfigError otherwise."""
     with _open_sample(path):
         return path.read_bytes()
 

@@ -1,7 +1,7 @@
 // Which file of a run is best: a part of the tab Try it, which the run's panel opens.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { around, hit, make, one, showMessage } from "../server/elements.js";
+import { around, find, hit, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { openTab } from "../server/tabs.js";
 import { watcher } from "../tools/commands.js";
@@ -16,7 +16,7 @@ import { watcher } from "../tools/commands.js";
 const MAX_IN_FULL = 16; // up to so many pictures are shown in full, more as thumbnails
 /** @type {HTMLElement | undefined} */
 let place;
-let asked = ""; // the run chosen in the panel
+let runFromPanel = ""; // the run chosen in the panel
 /** @type {((begun?: string) => void) | undefined} */
 let look;
 
@@ -25,13 +25,13 @@ let look;
  * @param {string} selector
  * @param {new () => T} [type]
  */
-const part = (selector, type) => one(place ?? document, selector, type);
+const part = (selector, type) => find(place ?? document, selector, type);
 const runs = () => part("#comparing-run", HTMLSelectElement);
 const encoder = () => part("#comparing-encoder", HTMLSelectElement);
 
 /** @param {Element} element */
 export function mount(element) {
-  place = one(element, ".comparing");
+  place = find(element, ".comparing");
   look = watcher(part(".jobs"), "compare", () => void render(), () => void render());
   encoder().addEventListener("change", settle);
   runs().addEventListener("change", () => void render());
@@ -42,16 +42,16 @@ export function mount(element) {
 
 /** Reload the choices, and show the run chosen in the panel, if there is one. */
 async function start() {
-  const run = asked || runs().value, wanted = Boolean(asked);
-  asked = "";
+  const run = runFromPanel || runs().value, isFromPanel = Boolean(runFromPanel);
+  runFromPanel = "";
   try {
-    const { runs: known } = /** @type {{ runs: [string, string][] }} */ (await ask("comparing_choices"));
-    runs().replaceChildren(...known.map(([value, title]) => make("option", { value }, title)));
-    part(".compare-files").closest("section")?.toggleAttribute("hidden", !known.length);
-    if (known.some(([value]) => value === run)) runs().value = run;
+    const { runs: comparableRuns } = /** @type {{ runs: [string, string][] }} */ (await ask("comparing_choices"));
+    runs().replaceChildren(...comparableRuns.map(([value, title]) => make("option", { value }, title)));
+    part(".compare-files").closest("section")?.toggleAttribute("hidden", !comparableRuns.length);
+    if (comparableRuns.some(([value]) => value === run)) runs().value = run;
     settle();
-    if (known.length) await render();
-    if (wanted) place?.scrollIntoView({ block: "start" });
+    if (comparableRuns.length) await render();
+    if (isFromPanel) place?.scrollIntoView({ block: "start" });
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
   }
@@ -86,28 +86,28 @@ async function render() {
   if (!run) return;
   try {
     /** @type {Comparison} */
-    const found = await ask("comparing_found", { run });
+    const comparison = await ask("comparing_found", { run });
     if (runs().value !== run) return;
-    part(".verdict").hidden = !found.columns.length;
-    part(".reason").replaceChildren(found.reason);
-    part(".where").textContent = found.folder;
-    part(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
-    part(".scroll").replaceChildren(...rows(found));
+    part(".verdict").hidden = !comparison.columns.length;
+    part(".reason").replaceChildren(comparison.reason);
+    part(".where").textContent = comparison.folder;
+    part(".notes").replaceChildren(...comparison.notes.map((note) => make("li", {}, note)));
+    part(".scroll").replaceChildren(...rows(comparison));
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
   }
 }
 
-/** @param {Comparison} found */
-function rows(found) {
-  const few = found.cells.flat().length <= MAX_IN_FULL;
-  const heads = found.columns.map((title, at) =>
-    make("div", { className: at === found.best ? "head best" : "head", title: found.saved[at] ?? "" },
+/** @param {Comparison} comparison */
+function rows(comparison) {
+  const isInFull = comparison.cells.flat().length <= MAX_IN_FULL;
+  const heads = comparison.columns.map((title, at) =>
+    make("div", { className: at === comparison.best ? "head best" : "head", title: comparison.saved[at] ?? "" },
       make("b", {}, title),
-      at === found.best && make("span", {}, "Proposed")));
+      at === comparison.best && make("span", {}, "Proposed")));
   const numbers = /** @type {[string, string[]][]} */ ([
-    [found.held_out ? "Held-out loss" : "Loss on trained images", found.losses],
-    ["Likeness", found.likeness],
+    [comparison.held_out ? "Held-out loss" : "Loss on trained images", comparison.losses],
+    ["Likeness", comparison.likeness],
   ]);
   return [
     make("div", { className: "line-of heads" }, heads),
@@ -118,11 +118,13 @@ function rows(found) {
         make("div", { className: "line-of numbers" },
           values.map((value) => make("div", {}, value || "–"))),
       ]),
-    ...found.rows.flatMap((prompt, row) => [
+    ...comparison.rows.flatMap((prompt, row) => [
       make("p", { className: "own", title: prompt }, make("span", { className: "own" }, prompt)),
       make("div", { className: "line-of strip", role: "group" },
-        (found.cells[row] ?? []).map((cell, at) =>
-          cell ? picture(few ? { ...cell, small: cell.large } : cell, found.columns[at], prompt) : make("span"))),
+        (comparison.cells[row] ?? []).map((cell, at) =>
+          cell
+            ? picture(isInFull ? { ...cell, small: cell.large } : cell, comparison.columns[at], prompt)
+            : make("span"))),
     ]),
   ];
 }
@@ -149,7 +151,7 @@ function picture({ small, large, copy }, title, prompt) {
 document.addEventListener("click", (event) => {
   const button = hit(event, "[data-compare]");
   if (!button) return;
-  asked = button.dataset.compare ?? "";
+  runFromPanel = button.dataset.compare ?? "";
   void openTab("Try it", () => true);
   if (place?.isConnected) void start(); // otherwise the tab is being built for the first time
 });

@@ -37,37 +37,35 @@ class FileComparison:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers of requests from the page's scripts."""
         return {"comparing_choices": self.choices, "comparing_begin": self.begin, "comparing_found": self.found}
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        """Handlers of GET requests."""
         return {"compared": self.show}
 
-    def choices(self, sent: ApiRequest) -> JsonObject:
+    def choices(self, request: ApiRequest) -> JsonObject:
         """The runs whose files can be compared, the newest first."""
-        known = [run for run in reader.runs() if plan.is_comparable(run)][:MAX_RUNS]
-        titles = [dates.moment(float(run.facts.get("started") or 0)) for run in known]
+        runs = [run for run in reader.runs() if plan.is_comparable(run)][:MAX_RUNS]
+        titles = [dates.moment(float(run.facts.get("started") or 0)) for run in runs]
         return {
             "runs": [
                 [run.id, Message("{name} · {when}", name=str(run.facts.get("output_name") or run.id), when=when)]
-                for run, when in zip(known, titles, strict=True)
+                for run, when in zip(runs, titles, strict=True)
             ]
         }
 
-    def begin(self, sent: ApiRequest) -> JsonObject:
+    def begin(self, request: ApiRequest) -> JsonObject:
         """Start comparing. Problems of the form are reported first."""
         if busy := next((job for job in jobs.jobs_of_kinds(COMPARE_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
-        run = _run(sent.text("run"))
+        run = _run(request.text("run"))
         config = plan.config_of_run(run)
         paths.allow(config, self.roots)
         files, _ = plan.saved_files_of_run(run)
         for file in files:
             paths.allowed_path(str(file.path), self.roots, "file")
-        words = [COMPARE_KIND, run.id, *self._encoder(sent)]
-        lines = [line.strip() for line in sent.text("prompts").splitlines() if line.strip()]
+        words = [COMPARE_KIND, run.id, *self._encoder(request)]
+        lines = [line.strip() for line in request.text("prompts").splitlines() if line.strip()]
         text = prompt_rows.rows_as_text([{"prompt": line} for line in lines]) if lines else ""
         if text:
             check_image_count(len(files), [prompts.parse_line(line) for line in text.splitlines()])
@@ -77,27 +75,27 @@ class FileComparison:
             words.append(f"--prompts={place / 'prompts.txt'}")
         return {"job": job_status(jobs.start_job(COMPARE_KIND, words, place))}
 
-    def _encoder(self, sent: ApiRequest) -> list[str]:
-        chosen = sent.text("encoder")
+    def _encoder(self, request: ApiRequest) -> list[str]:
+        chosen = request.text("encoder")
         if chosen == "folder":
-            chosen = str(paths.existing_folder(sent.text("folder"), self.roots, "Folder of the encoder"))
+            chosen = str(paths.existing_folder(request.text("folder"), self.roots, "Folder of the encoder"))
         elif chosen not in ENCODER_CHOICES:
             raise ConfigError("There is no such choice: load the page again.")
         return [f"--encoder={chosen}"] if chosen else []
 
-    def found(self, sent: ApiRequest) -> JsonObject:
+    def found(self, request: ApiRequest) -> JsonObject:
         """The newest comparison of a run, complete or so far; without columns if there is none."""
-        run = _run(sent.text("run"))
-        known = _newest(run)
-        place = Path(str(known.get("folder") or "")).name
-        columns = [_title_or_prompt(one) for one in _list(known, "columns")]
+        run = _run(request.text("run"))
+        comparison = _newest(run)
+        place = Path(str(comparison.get("folder") or "")).name
+        columns = [_title_or_prompt(title) for title in _list(comparison, "columns")]
         count = len(columns)
-        rows = [_title_or_prompt(one) for one in _list(known, "rows")]
-        proposal = known.get("proposal")
+        rows = [_title_or_prompt(prompt) for prompt in _list(comparison, "rows")]
+        proposal = comparison.get("proposal")
         proposal = proposal if isinstance(proposal, dict) else {}
-        copies = [_cells(row, count) for row in _list(known, "copies")] or [[""] * count for _ in rows]
+        copies = [_cells(row, count) for row in _list(comparison, "copies")] or [[""] * count for _ in rows]
         cells = []
-        for row, files in enumerate(_cells(one, count) for one in _list(known, "files")[: len(rows)]):
+        for row, files in enumerate(_cells(file_row, count) for file_row in _list(comparison, "files")[: len(rows)]):
             queries = [{"run": run.id, "at": place, "row": row, "column": at} for at in range(count)]
             cells.append(
                 [
@@ -106,20 +104,22 @@ class FileComparison:
                 ]
             )
         numbers = {
-            "losses": [_format_if_number(one, ".4f") for one in _cells(_list(known, "losses"), count)],
-            "likeness": [_format_if_number(one, ".3f") for one in _cells(_list(known, "likeness"), count)],
+            "losses": [_format_if_number(loss, ".4f") for loss in _cells(_list(comparison, "losses"), count)],
+            "likeness": [
+                _format_if_number(likeness, ".3f") for likeness in _cells(_list(comparison, "likeness"), count)
+            ],
         }
         return {
             "columns": columns,
             "rows": rows,
             "cells": cells,
             **numbers,
-            "held_out": bool(known.get("held_out")),
+            "held_out": bool(comparison.get("held_out")),
             "best": proposal.get("column"),
             "reason": proposal.get("reason") or "",
-            "saved": [Path(str(one)).name for one in _list(known, "saved")],
-            "notes": _list(known, "notes"),
-            "folder": known.get("folder") or "",
+            "saved": [Path(str(path)).name for path in _list(comparison, "saved")],
+            "notes": _list(comparison, "notes"),
+            "folder": comparison.get("folder") or "",
         }
 
     def show(self, query: Mapping[str, str]) -> Response:
@@ -161,20 +161,20 @@ def _newest(run: reader.RecordedRun) -> JsonObject:
     return layout.load_facts(stored[-1]) if stored else {}
 
 
-def _list(known: JsonMapping, name: str) -> list[object]:
+def _list(comparison: JsonMapping, name: str) -> list[object]:
     """A list in a stored comparison, which others may have edited."""
-    found = known.get(name)
-    return found if isinstance(found, list) else []
+    entries = comparison.get(name)
+    return entries if isinstance(entries, list) else []
 
 
 def _cells(row: object, count: int) -> list[object]:
     """The values of a row, one for each column."""
-    found = row if isinstance(row, list) else []
-    return [*found[:count], *[""] * (count - len(found))]
+    values = row if isinstance(row, list) else []
+    return [*values[:count], *[""] * (count - len(values))]
 
 
 def _title_or_prompt(value: object) -> MessageLike:
-    """A title or a prompt; messages stay messages, so that the browser can translate them."""
+    # Messages stay messages, so that the browser can translate them.
     return value if isinstance(value, str | Message) else str(value)
 
 

@@ -1,7 +1,7 @@
 // The tab Try it: starts a job with the form's values, and shows its images in rows and columns.
 import { read, sentOf } from "../form/messages.js";
 import { translated } from "../i18n/words.js";
-import { all, around, hit, isField, make, one, showMessage } from "../server/elements.js";
+import { all, around, find, hit, isField, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { mount as mountComparing } from "./comparing.js";
 import { openTab } from "../server/tabs.js";
@@ -15,8 +15,8 @@ const MAX_IN_FULL = 16; // up to so many pictures are shown in full, more as thu
 const TAB = "tab:", RUN = "run:", JOB = "job:";
 /** @type {HTMLElement | undefined} */
 let place;
-let wanted = ""; // the sheet to show, once it exists
-let asked = ""; // the run chosen in the panel
+let nextSheet = ""; // the sheet to show, once it exists
+let runFromPanel = ""; // the run chosen in the panel
 /** @type {((begun?: string) => void) | undefined} */
 let look;
 /** @type {Promise<void> | undefined} until it is known what can be chosen */
@@ -27,20 +27,20 @@ let started;
  * @param {string} selector
  * @param {new () => T} [type]
  */
-const part = (selector, type) => one(place ?? document, selector, type);
+const part = (selector, type) => find(place ?? document, selector, type);
 const model = () => part("#sampling-model", HTMLSelectElement);
 const sheets = () => part("#sampling-sheet", HTMLSelectElement);
 const text = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (part(`#sampling-${id}`)).value;
 
 /** @param {Element} element */
 export function mount(element) {
-  place = one(element, ".sampling");
-  const found = watcher(
+  place = find(element, ".sampling");
+  const watch = watcher(
     part(".jobs"),
     "sample",
     (job) => void refresh(JOB + job.id),
     (job) => void renderSheet(JOB + job.id));
-  look = found;
+  look = watch;
   part("form").addEventListener("submit", (event) => event.preventDefault());
   part("form").addEventListener("input", (event) => {
     const list = hit(event, ".files");
@@ -52,14 +52,14 @@ export function mount(element) {
   part(".epochs").addEventListener("click", () => void fillEpochs());
   part(".go", HTMLButtonElement).addEventListener("click", () => void begin());
   started = start();
-  found();
+  watch();
   mountComparing(element);
 }
 
 /** Fill in the run chosen in the panel, if there is one. */
 async function start() {
-  const run = asked;
-  asked = "";
+  const run = runFromPanel;
+  runFromPanel = "";
   await refresh(run);
   if (!run) return;
   model().value = run;
@@ -77,17 +77,17 @@ async function start() {
 async function refresh(show = "") {
   try {
     /** @type {{ models: Choice[], sheets: Choice[] }} */
-    const known = await ask("sampling_choices");
+    const offered = await ask("sampling_choices");
     for (const [list, choices] of /** @type {[HTMLSelectElement, Choice[]][]} */ ([
-      [model(), known.models], [sheets(), known.sheets],
+      [model(), offered.models], [sheets(), offered.sheets],
     ])) {
       const before = list.value;
       list.replaceChildren(...choices.map(([value, title]) => make("option", { value }, title)));
       if (choices.some(([value]) => value === before)) list.value = before;
     }
-    part(".board").hidden = !known.sheets.length;
-    if (show && known.sheets.some(([value]) => value === show)) sheets().value = show;
-    if (known.sheets.length) await renderSheet(sheets().value);
+    part(".board").hidden = !offered.sheets.length;
+    if (show && offered.sheets.some(([value]) => value === show)) sheets().value = show;
+    if (offered.sheets.length) await renderSheet(sheets().value);
     settle();
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
@@ -123,12 +123,12 @@ function propose(field, value) {
 /** @typedef {{ files: string[], prompts: string[], fields: Record<string, string> }} Known of a run or a form */
 
 /** @returns {Promise<Known>} */
-const ofRun = () => known("sampling_run", { run: model().value.slice(RUN.length) });
+const ofRun = () => valuesFrom("sampling_run", { run: model().value.slice(RUN.length) });
 
 /** @returns {Promise<Known>} */
 const ofForm = () => {
   const tab = model().value.slice(TAB.length);
-  return known("sampling_form", { tab, form: sentOf(tab) });
+  return valuesFrom("sampling_form", { tab, form: sentOf(tab) });
 };
 
 /**
@@ -136,7 +136,7 @@ const ofForm = () => {
  * @param {Record<string, string>} sent
  * @returns {Promise<Known>}
  */
-async function known(what, sent) {
+async function valuesFrom(what, sent) {
   try {
     return await ask(what, sent);
   } catch (error) {
@@ -152,7 +152,7 @@ async function fillEpochs() {
   all(list, "input", HTMLInputElement)[0].value = "";
   for (const file of files) {
     const last = all(list, ".file").at(-1);
-    if (last) one(last, "input", HTMLInputElement).value = file;
+    if (last) find(last, "input", HTMLInputElement).value = file;
     grow(list);
   }
   if (files.length > 1) part("#sampling-compare", HTMLSelectElement).value = "files";
@@ -182,7 +182,7 @@ async function begin() {
       ...(text("compare") === "strengths" ? { strengths: text("strengths") } : {}),
       folder: text("folder"),
     });
-    wanted = JOB + job.id;
+    nextSheet = JOB + job.id;
     showMessage(part(".said-of"), "good", "");
     look?.(job.id);
   } catch (error) {
@@ -199,17 +199,19 @@ async function renderSheet(name) {
   try {
     /** @type {Sheet} */
     const { columns, rows, cells, folder } = await ask("sampling_sheet", { name });
-    if (!cells.length || (sheets().value !== name && wanted !== name)) return;
+    if (!cells.length || (sheets().value !== name && nextSheet !== name)) return;
     part(".board").hidden = false;
     part(".where").textContent = folder;
-    const few = cells.flat().length <= MAX_IN_FULL;
+    const isInFull = cells.flat().length <= MAX_IN_FULL;
     part(".pictures").replaceChildren(
       ...rows.map((prompt, row) =>
         make("div", { className: "row-of" },
           make("p", { title: prompt, className: "own" }, make("span", { className: "own" }, prompt)),
           make("div", { className: "strip", role: "group" },
             cells[row].map((cell, column) =>
-              cell ? picture(few ? { ...cell, small: cell.large } : cell, columns[column], prompt) : make("span"))))));
+              cell
+                ? picture(isInFull ? { ...cell, small: cell.large } : cell, columns[column], prompt)
+                : make("span"))))));
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
   }
@@ -235,7 +237,7 @@ function picture({ small, large }, title, prompt) {
 document.addEventListener("click", (event) => {
   const button = hit(event, "[data-try]");
   if (!button) return;
-  asked = RUN + button.dataset.try;
+  runFromPanel = RUN + button.dataset.try;
   void openTab("Try it", () => true);
   if (place?.isConnected) void start(); // otherwise the tab is being built for the first time
 });

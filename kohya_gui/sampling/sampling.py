@@ -61,10 +61,9 @@ class SamplingTab:
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        """Handlers of GET requests."""
         return {"generated": self.show, **self.comparison.picture_handlers}
 
-    def choices(self, sent: ApiRequest) -> JsonObject:
+    def choices(self, request: ApiRequest) -> JsonObject:
         """The models that can be sampled, and the sheets that can be shown; the request has no parameters."""
         runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:MAX_LISTED]
         forms = [[TAB + tab, Message("The form of {name}", name=title)] for tab, title in self.titles.items()]
@@ -75,22 +74,26 @@ class SamplingTab:
         sampled = [entry for run, entry in zip(runs, listed, strict=True) if _sample_events(run)]
         return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 
-    def of_run(self, sent: ApiRequest) -> JsonObject:
+    def of_run(self, request: ApiRequest) -> JsonObject:
         """The files that a run has saved, in order, its sample prompts, and the fields that all of these share."""
-        run = _run(sent.text("run"))
+        run = _run(request.text("run"))
         events = reader.progress(run.folder).update().events
         folder = str(run.facts.get("folder") or ".")  # the folder it was started in, for relative paths
         files = dict.fromkeys(Path(folder, str(event.get("file") or "")) for event in events.get("saved", ()))
-        kept = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
-        asked = dict.fromkeys(str(event.get("prompt") or "") for event in events.get("sample", ()))
-        return {"files": kept, "prompts": [one for one in asked if one], "fields": self._rows(_run_settings(run))[1]}
+        weight_files = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
+        sample_prompts = dict.fromkeys(str(event.get("prompt") or "") for event in events.get("sample", ()))
+        return {
+            "files": weight_files,
+            "prompts": [prompt for prompt in sample_prompts if prompt],
+            "fields": self._rows(_run_settings(run))[1],
+        }
 
-    def of_form(self, sent: ApiRequest) -> JsonObject:
+    def of_form(self, request: ApiRequest) -> JsonObject:
         """The sample prompts of a form, and what is the same in all."""
-        form = self.forms.get(sent.text("tab"))
+        form = self.forms.get(request.text("tab"))
         if form is None:
             raise ConfigError("There is no such choice: load the page again.")
-        prompts_of_form, fields = self._rows(form.parse_submission(sent.text("form")).values)
+        prompts_of_form, fields = self._rows(form.parse_submission(request.text("form")).values)
         return {"files": [], "prompts": prompts_of_form, "fields": fields}
 
     def _rows(self, values: JsonMapping) -> tuple[list[str], dict[str, str]]:
@@ -104,23 +107,24 @@ class SamplingTab:
         shared = dict(rows[0]) if rows else {}
         for row in rows[1:]:
             shared = {name: value for name, value in shared.items() if row.get(name) == value}
-        known = ("negative_prompt", *(name for name, *_ in NUMBERS))
-        return [row["prompt"] for row in rows], {name: shared[name] for name in known if name in shared}
+        field_names = ("negative_prompt", *(name for name, *_ in NUMBERS))
+        return [row["prompt"] for row in rows], {name: shared[name] for name in field_names if name in shared}
 
-    def begin(self, sent: ApiRequest) -> JsonObject:
+    def begin(self, request: ApiRequest) -> JsonObject:
         """Start generating. Problems of the form are reported first."""
         if busy := next((job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
-        (config, word), loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
-        compare, strengths = sent.text("compare"), _parse_strengths(sent.text("strengths", "1"))
+        config, word = self._config(request)
+        loras = [self._lora(line) for line in request.texts("loras") if line.strip()]
+        compare, strengths = request.text("compare"), _parse_strengths(request.text("strengths", "1"))
         if compare not in plan.COMPARE:
             raise ConfigError("There is no such choice: load the page again.")
-        if guide := sent.values("fields").get(GUIDE):
+        if guide := request.values("fields").get(GUIDE):
             paths.existing_file(guide, self.roots, samples.IMAGES, "Control image")
-        lines = _prompt_file_lines(sent)
+        lines = _prompt_file_lines(request)
         columns = plan.plan_columns(compare, loras, strengths)
         plan.check_image_count(len(columns), [prompts.parse_line(line) for line in lines])
-        folder = paths.allowed_path(sent.text("folder"), self.roots, "folder", is_new=True)
+        folder = paths.allowed_path(request.text("folder"), self.roots, "folder", is_new=True)
         place = jobs.new(SAMPLE_KIND)
         write_atomic(place / f"{config.script}.toml", to_toml(config))
         write_atomic(place / "prompts.txt", "\n".join(lines) + "\n")
@@ -130,20 +134,20 @@ class SamplingTab:
             f"--prompts={place / 'prompts.txt'}",
             f"--out={folder}",
             f"--compare={compare}",
-            f"--strengths={', '.join(f'{one:g}' for one in strengths)}",
+            f"--strengths={', '.join(f'{strength:g}' for strength in strengths)}",
             *(f"--lora={path}={strength:g}" for path, strength in loras),
             *[f"--word={word}"] * bool(word),
         ]
         return {"job": job_status(jobs.start_job(SAMPLE_KIND, words, place))}
 
-    def sheet(self, sent: ApiRequest) -> JsonObject:
+    def sheet(self, request: ApiRequest) -> JsonObject:
         """Pictures in rows and columns: of a comparison, or of a run's samples by prompt and step."""
-        name = sent.text("name")
+        name = request.text("name")
         if name.startswith(RUN):
             return _of_samples(_run(name.removeprefix(RUN)))
         job = jobs.find_job(name.removeprefix(JOB))
-        found = job.result
-        rows = enumerate(found.get("files") or [])
+        result = job.result
+        rows = enumerate(result.get("files") or [])
         cells = [
             [
                 _sample_cell("generated", {"job": job.id, "row": row, "column": column}) if file else None
@@ -152,17 +156,17 @@ class SamplingTab:
             for row, files in rows
         ]
         return {
-            "columns": found.get("columns") or [],
-            "rows": found.get("rows") or [],
+            "columns": result.get("columns") or [],
+            "rows": result.get("rows") or [],
             "cells": cells,
-            "folder": found.get("folder") or "",
+            "folder": result.get("folder") or "",
         }
 
     def show(self, query: Mapping[str, str]) -> Response:
         """A picture of a comparison by its position; nothing else can be requested."""
         try:
-            found = jobs.find_job(query.get("job")).result["files"]
-            path = paths.existing_file(found[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
+            files = jobs.find_job(query.get("job")).result["files"]
+            path = paths.existing_file(files[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
         except (KeyError, ValueError, IndexError, TypeError):
             raise ConfigError("There is no such image.") from None
         small = query.get("small")
@@ -170,9 +174,9 @@ class SamplingTab:
         kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
         return Response(body, media_type=kind or "application/octet-stream", headers=samples.CACHE_HEADERS)
 
-    def _config(self, sent: ApiRequest) -> tuple[RunConfig, str]:
+    def _config(self, request: ApiRequest) -> tuple[RunConfig, str]:
         """What a comparison needs of a form or a run's config, and the word that it teaches."""
-        name = sent.text("model")
+        name = request.text("model")
         if name.startswith(RUN):
             run = _run(name.removeprefix(RUN))
             script, values = str(run.facts.get("script")), _run_settings(run)
@@ -183,8 +187,8 @@ class SamplingTab:
             form = self.forms.get(name.removeprefix(TAB))
             if form is None:
                 raise ConfigError("There is no such choice: load the page again.")
-            given = form.parse_submission(sent.text("form"))
-            family, values = given.family, given.values
+            submission = form.parse_submission(request.text("form"))
+            family, values = submission.family, submission.values
         config = build_config(
             config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[]
         )
@@ -231,10 +235,10 @@ def _run_settings(run: reader.RecordedRun) -> JsonObject:
     """The settings that a run was started with. Runs started in a shell have no TOML, and may have relative paths."""
     if (path := run.folder / layout.TOML).is_file():
         return read_toml(path)
-    there = Path(str(run.facts.get("folder") or ""))
-    found = {name: value for name, value in flatten_sections(resume.run_settings(run)).items() if value is not None}
-    paths_of = {name: there / value for name, value in found.items() if isinstance(value, str) and value}
-    return found | {name: str(path) for name, path in paths_of.items() if path.exists()}
+    start_folder = Path(str(run.facts.get("folder") or ""))
+    settings = {name: value for name, value in flatten_sections(resume.run_settings(run)).items() if value is not None}
+    paths_of = {name: start_folder / value for name, value in settings.items() if isinstance(value, str) and value}
+    return settings | {name: str(path) for name, path in paths_of.items() if path.exists()}
 
 
 def _sample_events(run: reader.RecordedRun) -> Sequence[JsonObject]:
@@ -246,11 +250,11 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
     events = list(enumerate(_sample_events(run)))
     steps = sorted({int(event.get("step") or 0) for _, event in events})
     rows = sorted({int(event.get("number") or 0) for _, event in events})
-    said = {int(event.get("number") or 0): str(event.get("prompt") or "") for _, event in events}
-    at = {(int(event.get("number") or 0), int(event.get("step") or 0)): place for place, event in events}
+    prompt_of_row = {int(event.get("number") or 0): str(event.get("prompt") or "") for _, event in events}
+    place_of = {(int(event.get("number") or 0), int(event.get("step") or 0)): place for place, event in events}
     cells = [
         [
-            _sample_cell("picture", {"run": run.id, "sample": at[row, step]}) if (row, step) in at else None
+            _sample_cell("picture", {"run": run.id, "sample": place_of[row, step]}) if (row, step) in place_of else None
             for step in steps
         ]
         for row in rows
@@ -258,7 +262,7 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
     titles = [Message("Step {step}", step=step) for step in steps]
     return {
         "columns": titles,
-        "rows": [said[row] for row in rows],
+        "rows": [prompt_of_row[row] for row in rows],
         "cells": cells,
         "folder": str(run.facts.get("output_dir") or ""),
     }
@@ -268,14 +272,14 @@ def _sample_cell(show: str, query: JsonObject) -> JsonObject:
     return {"small": f"own/{show}?" + urlencode({**query, "small": 1}), "large": f"own/{show}?" + urlencode(query)}
 
 
-def _prompt_file_lines(sent: ApiRequest) -> list[str]:
+def _prompt_file_lines(request: ApiRequest) -> list[str]:
     """The prompts as lines of a prompt file, each with the fields common to all."""
-    fields = sent.values("fields")
-    known = {"negative_prompt", GUIDE, *(name for name, *_ in NUMBERS)}
-    if fields.keys() - known or not all(isinstance(value, str) for value in fields.values()):
+    fields = request.values("fields")
+    field_names = {"negative_prompt", GUIDE, *(name for name, *_ in NUMBERS)}
+    if fields.keys() - field_names or not all(isinstance(value, str) for value in fields.values()):
         raise ConfigError("This is not what the page sends: load it again")
     fields = {name: " ".join(value.split()) for name, value in fields.items() if value.strip()}
-    rows = [{"prompt": line.strip(), **fields} for line in sent.text("prompts").splitlines() if line.strip()]
+    rows = [{"prompt": line.strip(), **fields} for line in request.text("prompts").splitlines() if line.strip()]
     return prompt_rows.rows_as_text(rows).splitlines() if rows else []
 
 

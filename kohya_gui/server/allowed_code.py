@@ -14,11 +14,13 @@ ALLOWED = allowed_folders.CODE
 def code_problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
     """A problem for each option that names code which was not allowed, with the question whether it may run."""
     asks = isinstance(roots, allowed_folders.Roots) and roots.asks
-    known = allowed_folders.remembered_code() if asks else ()
-    wanted = {option: name for option, name in code_names.unlisted(config).items() if name not in known}
+    allowed_names = allowed_folders.remembered_code() if asks else ()
+    unlisted = {option: name for option, name in code_names.unlisted(config).items() if name not in allowed_names}
     # For a missing package, the check reports that and starts nothing.
-    absent = {option for option, name in wanted.items() if option != code_names.BACKEND and code_names.is_absent(name)}
-    return [_code_problem(option, name, asks) for option, name in wanted.items() if option not in absent]
+    absent = {
+        option for option, name in unlisted.items() if option != code_names.BACKEND and code_names.is_absent(name)
+    }
+    return [_code_problem(option, name, asks) for option, name in unlisted.items() if option not in absent]
 
 
 def _code_problem(option: str, name: str, asks: bool) -> Problem:
@@ -37,5 +39,5 @@ def refuse_code(option: str, name: str) -> Message | str:
         return ""
     if option in code_names.MODULES:
         return code_names.why_not_network(name)
-    module, _, own = name.rpartition(".")
-    return code_names.why_not_class(module, own, option)
+    module, _, class_name = name.rpartition(".")
+    return code_names.why_not_class(module, class_name, option)

@@ -21,9 +21,9 @@ const allowed = new Map();
 export function markAllowed(place, since) {
   let marked = false;
   for (const button of all(place, ".allow")) {
-    const known = allowed.get(button.dataset.allow ?? "");
-    if (!known || known.when < since) continue;
-    button.replaceWith(make("b", { className: "allowed" }, known.said));
+    const allowance = allowed.get(button.dataset.allow ?? "");
+    if (!allowance || allowance.when < since) continue;
+    button.replaceWith(make("b", { className: "allowed" }, allowance.said));
     marked = true;
   }
   return marked && !place.querySelector(".allow");
@@ -39,14 +39,14 @@ async function allow(button) {
   let place;
   button.disabled = true;
   try {
-    const { said } = await ask("allow", { folder });
-    allowed.set(folder, { said, when: performance.now() });
+    const { said: sentence } = await ask("allow", { folder });
+    allowed.set(folder, { said: sentence, when: performance.now() });
     // An answer that arrived meanwhile shows the button again.
     const shown = button.isConnected
       ? button
       : (all(document, ".allow").find(({ dataset }) => dataset.allow === folder) ?? button);
     place = shown.closest(".message") ?? shown.parentElement;
-    shown.replaceWith(make("b", { className: "allowed" }, said));
+    shown.replaceWith(make("b", { className: "allowed" }, sentence));
   } catch (error) {
     button.after(make("b", {}, messageOf(error)));
     return;

@@ -55,8 +55,8 @@ RESERVED_OF_WINDOWS = ("$recycle.bin", "system volume information", "recovery", 
 class Roots(Sequence[Path]):
     """Folders that may be used: those given and, if the page `asks`, those currently allowed."""
 
-    def __init__(self, given: Sequence[Path], asks: bool = False) -> None:
-        self.given, self.asks = tuple(given), asks
+    def __init__(self, start_folders: Sequence[Path], asks: bool = False) -> None:
+        self.given, self.asks = tuple(start_folders), asks
 
     @overload
     def __getitem__(self, at: int) -> Path: ...
@@ -80,12 +80,11 @@ class AllowedFolders:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers of requests from the page's scripts."""
         return {"allow": self.allow}
 
-    def allow(self, sent: ApiRequest) -> JsonObject:
+    def allow(self, request: ApiRequest) -> JsonObject:
         """Allow a folder, after checking it again."""
-        text = sent.text("folder")
+        text = request.text("folder")
         if not isinstance(self.roots, Roots) or not self.roots.asks:
             raise ConfigError("Folders are allowed on the computer itself only: start the page with --root FOLDER.")
         if text.startswith(CODE):
@@ -97,20 +96,19 @@ class AllowedFolders:
             raise ConfigError("{folder} cannot be allowed: {why}.", folder=folder, why=why)
         if not folder.is_dir():
             raise ConfigError("{path} does not exist", path=folder)
-        kept = list(allowed_folders())
-        if folder not in kept:
-            if len(kept) >= MAX_STORED:
+        folders = list(allowed_folders())
+        if folder not in folders:
+            if len(folders) >= MAX_STORED:
                 raise ConfigError(
                     "{folder} holds {most} folders: take out those that are not used.",
                     folder=allowed_file(),
                     most=MAX_STORED,
                 )
-            _store([*kept, folder], remembered_code())
+            _store([*folders, folder], remembered_code())
         return {"said": Message("Allowed: {folder}", folder=folder)}
 
 
 def allowed_file() -> Path:
-    """The file of allowed folders."""
     return registry.data_folder() / "folders.json"
 
 
@@ -118,18 +116,18 @@ def _allow_code(name: str) -> JsonObject:
     """Allow code with this name to run: a class with its module, or a module."""
     if not DOTTED_NAME.fullmatch(name) or len(name) > 200:
         raise ConfigError("This is not the name of code.")
-    known = remembered_code()
-    if name not in known:
-        if len(known) >= MAX_STORED:
+    names = remembered_code()
+    if name not in names:
+        if len(names) >= MAX_STORED:
             raise ConfigError(
                 "{folder} holds {most} names: take out those that are not used.", folder=allowed_file(), most=MAX_STORED
             )
-        _store(allowed_folders(), (*known, name))
+        _store(allowed_folders(), (*names, name))
     return {"said": Message("Allowed: {folder}", folder=name)}
 
 
 def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
-    keys.store_privately(allowed_file(), {"folders": [str(one) for one in folders], "code": [*code]})
+    keys.store_privately(allowed_file(), {"folders": [str(folder) for folder in folders], "code": [*code]})
 
 
 def remembered_code() -> tuple[str, ...]:
@@ -143,10 +141,11 @@ def allowed_folders() -> tuple[Path, ...]:
     """The allowed folders that may still be used. The file's contents are not trusted."""
     path = allowed_file()
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return _remembered(path, found.st_mtime_ns, found.st_ino)
+    # Each change replaces the file, so the inode differs even if two changes fall into one tick of the clock.
+    return _remembered(path, status.st_mtime_ns, status.st_ino)
 
 
 @lru_cache(maxsize=4)
@@ -169,7 +168,7 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
         template = ": {path} is outside of the folders that this page may use, and {why}"
         return Problem(what, template, path=path, why=Message(why))
     if not folder.is_dir():
-        above = next(one for one in folder.parents if one.is_dir())
+        above = next(parent for parent in folder.parents if parent.is_dir())
         if not is_new:
             return Problem(what, ": {path} does not exist", path=folder, code=ABSENT)
         if refuse_folder(above):
@@ -181,7 +180,6 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
 
 
 def asked_folder(problem: Problem) -> str:
-    """The folder that a problem asks to allow, or ""."""
     return str(problem.arguments["folder"]) if problem.code == "allow" else ""
 
 
@@ -212,27 +210,32 @@ def _forbidden(folder: Path) -> str:
         return "it is hidden or reserved: choose another folder"
     if _folder_contains(folder, _resolved(Path.home())):
         return "it holds your home folder: choose a folder in it"
-    own = [_resolved(one) for one in (registry.data_folder(), Path(sys.prefix))]
-    if any(_folder_contains(folder, one) or _folder_contains(one, folder) for one in own):
+    program_folders = [_resolved(folder) for folder in (registry.data_folder(), Path(sys.prefix))]
+    if any(
+        _folder_contains(folder, own_folder) or _folder_contains(own_folder, folder) for own_folder in program_folders
+    ):
         return "it holds files of this program: choose another folder"
     temporary = _resolved(Path(tempfile.gettempdir()))
     if _folder_contains(temporary, folder) and folder != temporary:
         return ""
-    if any(_folder_contains(one, folder) or _folder_contains(folder, one) for one in _system()):
+    if any(
+        _folder_contains(system_folder, folder) or _folder_contains(folder, system_folder)
+        for system_folder in _system()
+    ):
         return "it belongs to the system: choose another folder"
     return "it belongs to the system: choose another folder" if parts[0].casefold() in RESERVED_OF_WINDOWS else ""
 
 
 def _system() -> list[Path]:
     if os.name != "nt":
-        return [Path(one) for one in SYSTEM]
+        return [Path(folder) for folder in SYSTEM]
     return [Path(os.environ[name]) for name in SYSTEM_OF_WINDOWS if os.environ.get(name)]
 
 
 def _folder_contains(folder: Path, other: Path) -> bool:
     """Whether a path is a folder or inside it, ignoring case, as some systems do."""
-    mine, theirs = ([part.casefold() for part in one.parts] for one in (folder, other))
-    return theirs[: len(mine)] == mine
+    folder_parts, other_parts = ([part.casefold() for part in path.parts] for path in (folder, other))
+    return other_parts[: len(folder_parts)] == folder_parts
 
 
 def _resolved(path: Path) -> Path:

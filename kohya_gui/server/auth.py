@@ -64,12 +64,11 @@ def is_local_request(scope: Scope) -> bool:
     passed_on = any(name in PASSED_ON or name.startswith("x-forwarded") for name in headers)
     if passed_on or len(host) != 1 or len(origin) != 1 or not is_loopback(str((scope.get("client") or ("",))[0])):
         return False
-    own = origin[0].lower() == f"http://{host[0].lower()}" and host_name(host[0]) in LOOPBACK
-    return own and headers.get("sec-fetch-site", ["same-origin"]) == ["same-origin"]
+    is_same_origin = origin[0].lower() == f"http://{host[0].lower()}" and host_name(host[0]) in LOOPBACK
+    return is_same_origin and headers.get("sec-fetch-site", ["same-origin"]) == ["same-origin"]
 
 
 def new_token() -> str:
-    """A random token."""
     return secrets.token_urlsafe(24)
 
 
@@ -105,7 +104,7 @@ class AuthGate:
         if reason := self.refusal(scope, headers):
             await respond(scope, send, 403, reason)
         elif self.token and not await self._known(scope, headers, send):
-            pass  # it has been answered
+            pass  # `_known` has answered it
         else:
             # A foreign name must not get into the addresses that the page uses.
             headers = [pair for pair in scope["headers"] if pair[0].lower() != FORWARDED or self._is_ours_all(pair[1])]
@@ -154,17 +153,17 @@ class AuthGate:
 
     def known(self, headers: dict[str, str]) -> bool:
         """Whether a request carries the token, in the cookie or as a bearer, or user and password."""
-        shown = [
+        tokens = [
             part.strip().partition("=")[2]
             for part in headers.get("cookie", "").split(";")
             if part.strip().startswith(f"{self.cookie}=")
         ]
         kind, _, credentials = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            shown.append(credentials)
+            tokens.append(credentials)
         if kind.lower() == "basic" and self.login and secrets_equal(decode_credentials(credentials), self.login):
             return True
-        return any(secrets_equal(token, self.token) for token in shown)
+        return any(secrets_equal(token, self.token) for token in tokens)
 
     def _is_ours(self, name: str) -> bool:
         if name in self.names or self._is_allowed(name):
@@ -175,7 +174,9 @@ class AuthGate:
             return False
 
     def _is_allowed(self, name: str) -> bool:
-        return name in self.also or any(known.startswith("*.") and name.endswith(known[1:]) for known in self.also)
+        return name in self.also or any(
+            pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self.also
+        )
 
     def _is_ours_all(self, hosts: bytes) -> bool:
         return all(self._is_ours(host_name(host.strip())) for host in hosts.decode("latin-1").split(","))
@@ -186,21 +187,24 @@ class AuthGate:
             return False
         sent = origin.partition("://")[2].lower()
         forwarded = headers.get(FORWARDED.decode(), "")  # no web site can send this header
-        own = [headers.get("host", "").lower(), *([forwarded.lower()] if self._is_ours(host_name(forwarded)) else [])]
-        return sent in own or (host_name(sent) not in LOOPBACK and self._is_allowed(host_name(sent)))
+        own_names = [
+            headers.get("host", "").lower(),
+            *([forwarded.lower()] if self._is_ours(host_name(forwarded)) else []),
+        ]
+        return sent in own_names or (host_name(sent) not in LOOPBACK and self._is_allowed(host_name(sent)))
 
     async def _ask(self, scope: Scope, send: Send) -> None:
         """Move the token from the address into a cookie; without a token, show the form for it."""
-        asked = [(b"www-authenticate", b'Basic realm="Kohya Trainer", charset="UTF-8"')] if self.login else []
+        challenge = [(b"www-authenticate", b'Basic realm="Kohya Trainer", charset="UTF-8"')] if self.login else []
         missing = "Name or password is missing or wrong: load the page again." if self.login else ""
         if scope["type"] != "http" or scope.get("method") not in ("GET", "HEAD"):
-            await respond(scope, send, 401, missing, asked)
+            await respond(scope, send, 401, missing, challenge)
             return
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         offered = query.pop("token", [""])[0]
         if not self._opens(offered):
             ask = None if self.login else FORM
-            await respond(scope, send, 401, "Wrong token." if offered and not self.login else missing, asked, ask)
+            await respond(scope, send, 401, "Wrong token." if offered and not self.login else missing, challenge, ask)
             return
         left = urlencode(query, doseq=True)
         # Relative, so that it stays on this page, whatever the path and a proxy's prefix are.
@@ -219,14 +223,14 @@ class AuthGate:
 
 
 def offered_token(scope: Scope) -> str:
-    """The token in an address, or ""."""
     return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
 
 
-def secrets_equal(one: str, other: str) -> bool:
+def secrets_equal(first: str, second: str) -> bool:
     """Whether two secrets are equal, compared in constant time."""
-    first, second = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (one, other))
-    return hmac.compare_digest(first, second)
+    # Digests have the same length, so the comparison does not reveal the secret's; and any text has one.
+    digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (first, second)]
+    return hmac.compare_digest(*digests)
 
 
 def decode_credentials(credentials: str) -> str:

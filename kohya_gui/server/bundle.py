@@ -12,43 +12,43 @@ _LEFT = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 def bundle_modules(folder: Path, first: str) -> str:
     """Bundle `first` and all that it imports: each module as a function that returns its exports, in the order in which
     a browser would run them. Raises ValueError for circular imports and unsupported kinds of imports."""
-    made: dict[str, str] = {}
-    _append_module(folder, first, made, ())
-    entries = ", ".join(f'"{name}": {_variable(name)}' for name in made)
-    return "".join(made.values()) + f"export const modules = {{ {entries} }};\n"
+    modules: dict[str, str] = {}
+    _append_module(folder, first, modules, ())
+    entries = ", ".join(f'"{name}": {_variable(name)}' for name in modules)
+    return "".join(modules.values()) + f"export const modules = {{ {entries} }};\n"
 
 
-def _append_module(folder: Path, name: str, made: dict[str, str], above: tuple[str, ...]) -> None:
+def _append_module(folder: Path, name: str, modules: dict[str, str], above: tuple[str, ...]) -> None:
     """Append a module after those that it imports."""
     if name in above:
         raise ValueError(f"{name} imports itself by way of {' and '.join(above[above.index(name) + 1 :])}")
-    if name in made:
+    if name in modules:
         return
     text = (folder / name).read_text(encoding="utf-8")
-    named = {wanted: _resolved(name, wanted) for _, wanted in _IMPORT.findall(text)}
-    for other in named.values():
-        _append_module(folder, other, made, (*above, name))
+    path_of_import = {imported: _resolved(name, imported) for _, imported in _IMPORT.findall(text)}
+    for other in path_of_import.values():
+        _append_module(folder, other, modules, (*above, name))
 
-    def bound(found: re.Match[str]) -> str:
-        names, module = found[1], _variable(named[found[2]])
+    def as_constant(match: re.Match[str]) -> str:
+        names, module = match[1], _variable(path_of_import[match[2]])
         if not names:
             return ""
         return f"const {names.removeprefix('* as ') if names[0] == '*' else names.replace(' as ', ': ')} = {module};"
 
     exported = [name for _, name in _EXPORT.findall(text)]
-    text = _EXPORT.sub(r"\1", _IMPORT.sub(bound, text))
-    if left := _LEFT.search(text):
-        raise ValueError(f"{name}: {left[0]}")
+    text = _EXPORT.sub(r"\1", _IMPORT.sub(as_constant, text))
+    if leftover := _LEFT.search(text):
+        raise ValueError(f"{name}: {leftover[0]}")
     text = text.replace("import.meta.url", f'new URL("{name}", import.meta.url).href')
-    made[name] = (
+    modules[name] = (
         f"// {name}\nconst {_variable(name)} = (() => {{\n{text}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
     )
 
 
-def _resolved(name: str, wanted: str) -> str:
+def _resolved(name: str, imported: str) -> str:
     """Resolve a relative import of a module."""
     parts: list[str] = []
-    for part in (PurePosixPath(name).parent / wanted).parts:
+    for part in (PurePosixPath(name).parent / imported).parts:
         if part == "..":
             parts.pop()
         elif part != ".":

@@ -43,7 +43,7 @@ export function makeButton(text, press, properties = {}) {
  * @param {new () => T} [type]
  * @returns {T}
  */
-export function one(root, selector, type) {
+export function find(root, selector, type) {
   const element = root.querySelector(selector);
   if (!(element instanceof (type ?? HTMLElement))) throw new Error(`${selector} is not on the page`);
   return /** @type {T} */ (element);

@@ -20,7 +20,7 @@ class Guesses:
         self._waiting: dict[str, int] = {}
 
     def suspect(self, address: str) -> bool:
-        """Whether an address has guessed wrong, and not right since."""
+        # Wrong guesses are forgotten after a right one.
         return address in self._wrong
 
     async def wait(self, address: str) -> bool:
@@ -30,6 +30,7 @@ class Guesses:
         self._waiting[address] = self._waiting.get(address, 0) + 1
         try:
             async with self._locks.setdefault(address, asyncio.Lock()):
+                # The exponent has a limit, as 2**1100 would overflow a float.
                 await asyncio.sleep(min(MAX_DELAY, FIRST_DELAY * 2 ** min(self._wrong.get(address, 0), 20)))
         finally:
             self._waiting[address] -= 1
@@ -44,13 +45,13 @@ class Guesses:
             self._wrong.popitem(last=False)
 
     def right(self, address: str) -> None:
-        """Forget the wrong guesses of an address that knows the secret."""
         self._wrong.pop(address, None)
 
 
 def bits(token: str) -> float:
     """The maximum entropy of a token in bits, if drawn from the kinds of characters in it."""
     kinds = ("0123456789", "abcdef", string.ascii_lowercase[6:], string.ascii_uppercase)
-    size = sum(len(kind) for kind in kinds if any(one in kind for one in token))
-    size += 32 * any(not one.isalnum() for one in token)
+    size = sum(len(kind) for kind in kinds if any(character in kind for character in token))
+    size += 32 * any(not character.isalnum() for character in token)
+    # The second limit is for tokens that repeat a few characters, which were not drawn at random.
     return min(len(token) * math.log2(max(size, 1)), 8.0 * len(set(token)) * math.log2(len(token) + 1))

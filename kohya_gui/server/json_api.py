@@ -34,37 +34,37 @@ class ApiRequest:
 
     def text(self, name: str, default: str = "") -> str:
         """A text; `default` if it was not sent."""
-        found = self.fields.get(name, default)
-        return found if isinstance(found, str) and _encodes(found) else self._wrong(name, "a text")
+        value = self.fields.get(name, default)
+        return value if isinstance(value, str) and _encodes(value) else self._wrong(name, "a text")
 
     def flag(self, name: str) -> bool:
         """A boolean; false if it was not sent."""
-        found = self.fields.get(name, False)
-        return found if isinstance(found, bool) else self._wrong(name, "true or false")
+        value = self.fields.get(name, False)
+        return value if isinstance(value, bool) else self._wrong(name, "true or false")
 
-    def number(self, name: str, default: int = 0, most: int = 10**9) -> int:
-        """A whole number from 0 to `most`."""
-        found = self.fields.get(name, default)
-        good = isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= most
-        return found if good else self._wrong(name, f"a whole number from 0 to {most}")
+    def number(self, name: str, default: int = 0, largest: int = 10**9) -> int:
+        """A whole number from 0 to `largest`."""
+        value = self.fields.get(name, default)
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest
+        return value if good else self._wrong(name, f"a whole number from 0 to {largest}")
 
     def texts(self, name: str) -> list[str]:
         """A list of texts; empty if it was not sent."""
-        found = self.fields.get(name, [])
-        good = isinstance(found, list) and all(isinstance(one, str) and _encodes(one) for one in found)
-        return found if good else self._wrong(name, "a list of texts")
+        value = self.fields.get(name, [])
+        good = isinstance(value, list) and all(isinstance(text, str) and _encodes(text) for text in value)
+        return value if good else self._wrong(name, "a list of texts")
 
     def values(self, name: str) -> JsonObject:
         """Names with texts, booleans or numbers; empty if it was not sent."""
-        found = self.fields.get(name, {})
-        good = isinstance(found, dict) and all(
+        sent_values = self.fields.get(name, {})
+        good = isinstance(sent_values, dict) and all(
             value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and _encodes(value))
-            for value in found.values()
+            for value in sent_values.values()
         )
-        return found if good else self._wrong(name, "names with values")
+        return sent_values if good else self._wrong(name, "names with values")
 
-    def _wrong(self, name: str, wanted: str) -> Any:
-        raise ConfigError("{name}: this must be {wanted}; load the page again", name=name, wanted=wanted)
+    def _wrong(self, name: str, expected: str) -> Any:
+        raise ConfigError("{name}: this must be {wanted}; load the page again", name=name, wanted=expected)
 
 
 Handler = Callable[[ApiRequest], JsonObject]
@@ -119,7 +119,7 @@ class JsonApi:
             body += piece
             if len(body) > MAX_REQUEST_BYTES:
                 return JSONResponse({"error": "this is too much at once"}, 413)
-        # Mistakes of the user have status 200: browsers write failures into their consoles.
+        # Mistakes of the user get status 200, as a browser logs every other status as an error in its console.
         return _json(await run_in_threadpool(_handled, handle))
 
     async def _get(self, name: str, request: Request) -> Response:
@@ -147,10 +147,10 @@ def _handled(handle: Callable[[], JsonObject]) -> JsonObject:
         return {"error": NOT_OF_THE_PAGE}
 
 
-def _json(found: JsonObject) -> Response:
-    found = {**found, "texts": [*found.get("texts", ()), *how_made(found)]}
+def _json(answer: JsonObject) -> Response:
+    answer = {**answer, "texts": [*answer.get("texts", ()), *how_made(answer)]}
     # File names may contain bytes that are not text; JSON escapes preserve them.
-    return Response(json.dumps(found, separators=(",", ":"), default=str), media_type="application/json")
+    return Response(json.dumps(answer, separators=(",", ":"), default=str), media_type="application/json")
 
 
 def _encodes(text: str) -> bool:

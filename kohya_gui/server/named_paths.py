@@ -22,13 +22,14 @@ PATHS = ("file", "files", "folder")
 ARGUMENTS = "_args"  # the suffix of options that take key=value arguments
 HUB_ID = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])")
 OF_HUB_FILES = "base_weights"
+# Options whose folder or file need not exist, as the training creates it.
 CREATED_BY_TRAINING = (
     "output_dir",
     "logging_dir",
     "compile_cache_dir",
     "tokenizer_cache_dir",
     "console_log_file",
-)  # a training makes them
+)
 # A text that can only be a path; a backslash counts on Windows only, elsewhere it belongs to a pattern.
 LIKE_A_PATH = re.compile(r"~|/|\.{1,2}/|.*/\.\.(?:/|$)" + (r"|[A-Za-z]:|.*\\" if os.name == "nt" else ""))
 MAX_FOLDERS = 100_000  # folders in one image list; each is checked
@@ -47,12 +48,12 @@ def visit_paths(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
 
     Raises ConfigError for a list of images in more folders than can be checked.
     """
-    for one in direct(config):
-        if may(one) and (within := WITHIN.get(one.option)):
-            for inner in dict.fromkeys(within(config, Path(one.path))):
+    for named_path in direct(config):
+        if may(named_path) and (within := WITHIN.get(named_path.option)):
+            for inner in dict.fromkeys(within(config, Path(named_path.path))):
                 if may(inner) and inner.folder is not None:
-                    for folder in _folders_in_list(one.option, Path(inner.path), inner.folder):
-                        may(NamedPath(one.option, folder))
+                    for folder in _folders_in_list(named_path.option, Path(inner.path), inner.folder):
+                        may(NamedPath(named_path.option, folder))
 
 
 def is_hub_id(option: Option, text: str) -> bool:
@@ -66,29 +67,29 @@ def is_hub_id(option: Option, text: str) -> bool:
 
 def direct(config: RunConfig) -> Iterator[NamedPath]:
     """The paths in the values of options."""
-    known = options_of(type(config))
+    options = options_of(type(config))
     for name, value in option_values(config).items():
-        if known[name].kind in PATHS:
-            given: Iterable[Any] = [value] if isinstance(value, str | Path) else value or ()
-            yield from (NamedPath(name, str(text)) for text in given if str(text))
+        if options[name].kind in PATHS:
+            texts: Iterable[Any] = [value] if isinstance(value, str | Path) else value or ()
+            yield from (NamedPath(name, str(text)) for text in texts if str(text))
         elif name.endswith(ARGUMENTS):
             yield from (NamedPath(name, path) for path in _in_arguments(config, name, value or ()))
 
 
 def _in_arguments(config: RunConfig, option: str, pairs: Iterable[str]) -> Iterator[str]:
     cls = network_args.args_class(config) if isinstance(config, AdapterRun) and option == "network_args" else None
-    known = section_options(cls) if cls else {}
+    argument_options = section_options(cls) if cls else {}
     for pair in pairs:
         key, _, text = str(pair).partition("=")
         text = text.strip().strip("'\"")
-        is_file = key.strip() in known and known[key.strip()].kind in PATHS
+        is_file = key.strip() in argument_options and argument_options[key.strip()].kind in PATHS
         if (is_file and text and text not in network_args.LAYER_PRESETS) or LIKE_A_PATH.match(text):
             yield text
 
 
 def _in_dataset(config: RunConfig, path: Path) -> Iterator[NamedPath]:
     """The files and folders of a dataset file, at any level."""
-    known = {**dataset.DATASET_KEYS, **dataset.SUBSET_KEYS}
+    keys = {**dataset.DATASET_KEYS, **dataset.SUBSET_KEYS}
     level: list[Any] = [_tables_if_readable(path)]
     while level:
         table = level.pop()
@@ -97,7 +98,7 @@ def _in_dataset(config: RunConfig, path: Path) -> Iterator[NamedPath]:
         elif isinstance(table, dict):
             level += table.values()
             for name, value in table.items():
-                if name in known and known[name].kind in PATHS:
+                if name in keys and keys[name].kind in PATHS:
                     folder = str(table.get("image_dir") or "") if name == "metadata_file" else None
                     texts = value if isinstance(value, list) else [value]
                     yield from (NamedPath("dataset_config", str(text), folder) for text in texts if text)
@@ -117,10 +118,10 @@ def _in_list(config: RunConfig, path: Path) -> Iterator[NamedPath]:
 
 def _in_prompts(config: RunConfig, path: Path) -> Iterator[NamedPath]:
     try:
-        found = [image for prompt in prompts.read_prompts(path) for image in prompts.prompt_images(prompt)]
+        images = [image for prompt in prompts.read_prompts(path) for image in prompts.prompt_images(prompt)]
     except ConfigError:
         return
-    yield from (NamedPath("sample_prompts", image) for image in found)
+    yield from (NamedPath("sample_prompts", image) for image in images)
 
 
 def _folders_in_list(option: str, path: Path, folder: str) -> tuple[str, ...]:
@@ -129,11 +130,11 @@ def _folders_in_list(option: str, path: Path, folder: str) -> tuple[str, ...]:
         about = os.stat(path)
     except OSError:
         return ()
-    found = _folders_in_metadata(path, folder, about.st_mtime_ns, about.st_size)
-    if len(found) > MAX_FOLDERS:
+    folders = _folders_in_metadata(path, folder, about.st_mtime_ns, about.st_size)
+    if len(folders) > MAX_FOLDERS:
         template = ": {path} names images in {count} folders, and at most {most} can be checked; use fewer folders"
-        raise ConfigError(Problem(option, template, path=path, count=f"{len(found):,}", most=f"{MAX_FOLDERS:,}"))
-    return found
+        raise ConfigError(Problem(option, template, path=path, count=f"{len(folders):,}", most=f"{MAX_FOLDERS:,}"))
+    return folders
 
 
 @lru_cache(maxsize=8)

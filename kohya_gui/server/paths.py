@@ -39,16 +39,16 @@ PLACES = (
 )
 
 
-def roots(given: Sequence[str | Path] = ()) -> tuple[Path, ...]:
+def roots(start_folders: Sequence[str | Path] = ()) -> tuple[Path, ...]:
     """The folders that files may be in: the user's home, the current folder unless it holds the home, those given at
     the start (or in KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
-    named = [*given, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
+    named = [*start_folders, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
     here = [Path.cwd()] if not Path.home().resolve().is_relative_to(Path.cwd().resolve()) else []  # such as /
-    wanted = [Path.home(), *here, *(Path(folder).expanduser() for folder in named), *_others()]
-    return tuple(dict.fromkeys(folder.resolve() for folder in wanted))
+    candidates = [Path.home(), *here, *(Path(folder).expanduser() for folder in named), *_existing_places()]
+    return tuple(dict.fromkeys(folder.resolve() for folder in candidates))
 
 
-def _others() -> Iterator[Path]:
+def _existing_places() -> Iterator[Path]:
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     for place in (Path(os.environ.get("HF_HUB_CACHE", home / "hub")), *map(Path, PLACES)):
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new:
 
 
 def existing_folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
-    """Like `inside`, for a folder that must exist."""
+    """Like `allowed_path`, for a folder that must exist."""
     path = allowed_path(text, allowed, what)
     if not os.path.isdir(path):
         template = ": {path} is not a folder" if os.path.exists(path) else ": {path} does not exist"
@@ -96,7 +96,7 @@ def existing_folder(text: Any, allowed: Sequence[Path], what: str = "folder") ->
 
 
 def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file", is_new: bool = False) -> Path:
-    """Like `inside`, for a file with one of `endings` (lower case, such as ".safetensors"), existing or new."""
+    """Like `allowed_path`, for a file with one of `endings` (lower case, such as ".safetensors"), existing or new."""
     path, endings = allowed_path(text, allowed, what, is_new), tuple(endings)
     if path.suffix.lower() not in endings:
         template = ": {name} must end in {endings}"
@@ -130,10 +130,7 @@ def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIG
 
 
 def allow(config: RunConfig, allowed: Sequence[Path]) -> None:
-    """Raise ConfigError, with a line for each, unless all files and folders that a training names may be used.
-
-    Ids of models on the hub are not paths, and pass.
-    """
+    # Ids of models on the hub are not paths, and pass.
     if problems := _outside(config, allowed):
         raise ConfigError(*problems)
 
@@ -142,10 +139,10 @@ def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
     """A reading without the files and folders that may not be used, with a problem for each."""
     outside = _outside(reading.config, roots)
     names = {problem.option for problem in outside}
-    kept = {name: value for name, value in option_values(reading.config).items() if name not in names}
+    allowed_values = {name: value for name, value in option_values(reading.config).items() if name not in names}
     return replace(
         reading,
-        config=draft(type(reading.config), kept) if outside else reading.config,
+        config=draft(type(reading.config), allowed_values) if outside else reading.config,
         problems=[*reading.problems, *outside],
         wrong=reading.wrong | names,
     )
@@ -155,15 +152,15 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
     """The problems of options that name files, folders and code that may not be used, directly or through other
     files."""
     problems: list[Problem] = []
-    known = options_of(type(config))
+    options = options_of(type(config))
 
-    def may(one: named_paths.NamedPath) -> bool:
-        if named_paths.is_hub_id(known[one.option], one.path):
+    def may(named_path: named_paths.NamedPath) -> bool:
+        if named_paths.is_hub_id(options[named_path.option], named_path.path):
             return False
         try:
-            allowed_path(one.path, allowed, one.option)
-            if one.option == "dataset_config" and one.path == str(config.data.dataset_config):
-                file(one.path, allowed, dataset.SUFFIXES, one.option)
+            allowed_path(named_path.path, allowed, named_path.option)
+            if named_path.option == "dataset_config" and named_path.path == str(config.data.dataset_config):
+                file(named_path.path, allowed, dataset.SUFFIXES, named_path.option)
         except ConfigError as error:
             problems.extend(problem for problem in error.problems if problem not in problems)
         else:
@@ -179,24 +176,23 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
 
 def foreign_path_problem(text: str, what: str = "") -> Problem | None:
     """The problem of a path copied from a browser or a Windows computer, with what to write instead."""
-    given = strip_pasted(text)
-    drive = re.match(r"([A-Za-z]):[\\/]+(.*)", given, re.S) if os.name != "nt" else None
-    if not drive or not given.isprintable():
+    pasted = strip_pasted(text)
+    drive = re.match(r"([A-Za-z]):[\\/]+(.*)", pasted, re.S) if os.name != "nt" else None
+    if not drive or not pasted.isprintable():
         return web_address(text, what)
     mounted = Path("/mnt", drive[1].lower())  # the drive's mount in WSL
     here = mounted.joinpath(*re.split(r"[\\/]+", drive[2]))
     if not mounted.is_dir():
         template = ": {path} is a path of Windows; write where this is on the computer that the page runs on"
-        return Problem(what, template, path=given[:120])
+        return Problem(what, template, path=pasted[:120])
     template = ": {path} is a path of Windows; here it is {here}"
-    return Problem(what, template, path=given[:120], here=here, fix={what: str(here)})
+    return Problem(what, template, path=pasted[:120], here=here, fix={what: str(here)})
 
 
 def web_address(text: str, what: str = "") -> Problem | None:
-    """The problem of a web address in place of a path, with what to write instead. `what` is the option."""
     return about_address(what, strip_pasted(text))
 
 
 def _is_network(text: str) -> bool:
-    """Whether merely checking this path would make Windows log in to another computer."""
+    # Merely checking such a path would make Windows log in to another computer.
     return os.name == "nt" and text.replace("/", "\\").startswith("\\\\")

@@ -62,27 +62,26 @@ class Picker:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers of requests from the page's scripts."""
         return {"list": self.list}
 
-    def list(self, sent: ApiRequest) -> JsonObject:
+    def list(self, request: ApiRequest) -> JsonObject:
         """The folders and files in a folder; for a missing path, in its nearest existing parent."""
-        endings = tuple(end.lower() for end in sent.text("endings").split())
-        where, part = self._nearest(sent.text("folder")), sent.text("filter").lower()
+        endings = tuple(end.lower() for end in request.text("endings").split())
+        where, part = self._nearest(request.text("folder")), request.text("filter").lower()
         places = [{"name": _root_title(root), "path": str(root)} for root in self.roots]
         try:
-            found = sorted(self._entries(where, endings, sent.text("kind") == "folder"), key=_order)
+            entries = sorted(self._entries(where, endings, request.text("kind") == "folder"), key=_order)
         except OSError as error:
             raise ConfigError("{where} cannot be listed: {why}", where=where, why=error.strerror or error) from None
-        found = [entry for entry in found if part in entry["name"].lower()]
+        entries = [entry for entry in entries if part in entry["name"].lower()]
         up = next((str(where.parent) for root in self.roots if where != root and where.is_relative_to(root)), "")
         return {
             "folder": str(where),
             "up": up,
             "places": places,
             "separator": os.sep,
-            "entries": [_with_bytes(where, entry) for entry in found[:MAX_ENTRIES]],
-            "more": max(0, len(found) - MAX_ENTRIES),
+            "entries": [_with_bytes(where, entry) for entry in entries[:MAX_ENTRIES]],
+            "more": max(0, len(entries) - MAX_ENTRIES),
         }
 
     def _nearest(self, text: str) -> Path:
@@ -96,7 +95,7 @@ class Picker:
             path = path.parent
         return path
 
-    def _may(self, entry: os.DirEntry[str]) -> bool:
+    def _is_listed(self, entry: os.DirEntry[str]) -> bool:
         """Whether `paths` would allow it: no hidden or reserved name, and no link that leads out of the roots."""
         plain = not (entry.name.startswith(".") or RESERVED.fullmatch(entry.name) or ":" in entry.name)
         if not plain or not entry.name.isprintable():
@@ -112,7 +111,7 @@ class Picker:
     def _entries(self, where: Path, endings: tuple[str, ...], only_folders: bool) -> Iterator[JsonObject]:
         with os.scandir(where) as entries:
             for entry in entries:
-                if not self._may(entry):
+                if not self._is_listed(entry):
                     continue
                 if entry.is_dir():
                     yield {"name": entry.name, "folder": True}

@@ -34,8 +34,8 @@ class ScriptTags:
     """
 
     def __init__(self, app: App, also: str = "", last: str = "", now: Callable[[], str] = str) -> None:
-        """`also` follows the script in the head, `last` comes at its end: of two style sheets, the later one wins.
-        `now` returns what to add there in each response."""
+        # `also` follows the script in the head, and `last` ends it: of two style sheets, the later one wins.
+        # `now` returns what to add there in each response.
         self.app, self.tags, self.last, self.now = app, (TAGS + also).encode(), last.encode(), now
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:

@@ -45,54 +45,54 @@ class _Refusing(argparse.Action):
 
 def build_server_parser() -> argparse.ArgumentParser:
     """The options of the page's command."""
-    made = Arguments(prog="kohya gui", description="Show the training page in your browser.")
-    made.add_argument(
+    parser = Arguments(prog="kohya gui", description="Show the training page in your browser.")
+    parser.add_argument(
         "--host",
         "--listen",
         default="127.0.0.1",
         help="address to listen at; any but this computer's own asks visitors for a token",
     )
-    made.add_argument(
+    parser.add_argument(
         "--port",
         "--server_port",
         type=int,
         default=0,
         help=f"port; the first free one from {FIRST_PORT} on if not given",
     )
-    made.add_argument(
+    parser.add_argument(
         "--root",
         action="append",
         default=[],
         metavar="FOLDER",
         help="a further folder for files, besides your home and the current folder",
     )
-    made.add_argument(
+    parser.add_argument(
         "--token-file",
         metavar="FILE",
         help="file with the token to ask for, made if absent; else KOHYA_TOKEN or a new one",
     )
-    made.add_argument(
+    parser.add_argument(
         "--user",
         "--username",
         metavar="NAME",
         help="ask for this name and a password (KOHYA_PASSWORD, or typed) and no token",
     )
-    made.add_argument(
+    parser.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
         help="a further name of the page, such as a proxy's; *.example means all below",
     )
-    made.add_argument(
+    parser.add_argument(
         "--root_path", default="", metavar="PATH", help="path, or whole address, under which a proxy shows the page"
     )
-    made.add_argument("--no-browser", "--headless", action="store_true", help="do not open the browser")
+    parser.add_argument("--no-browser", "--headless", action="store_true", help="do not open the browser")
     for name in ("--inbrowser", "--do_not_share"):  # passed by kohya_ss's starters, and the default here
-        made.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     for name in REFUSED:
-        made.add_argument(name, nargs="?", action=_Refusing, help=argparse.SUPPRESS)
-    return made
+        parser.add_argument(name, nargs="?", action=_Refusing, help=argparse.SUPPRESS)
+    return parser
 
 
 def root_prefix(root_path: str) -> str:
@@ -101,18 +101,18 @@ def root_prefix(root_path: str) -> str:
     return f"/{path.strip('/')}" if path.strip("/") else ""
 
 
-def access_of(given: argparse.Namespace) -> JsonObject:
+def access_of(arguments: argparse.Namespace) -> JsonObject:
     """The arguments of AuthGate. Raises ConfigError for an unusable secret."""
     names = [
-        *given.allowed_host,
-        *filter(None, [urlsplit(given.root_path).hostname if "://" in given.root_path else ""]),
+        *arguments.allowed_host,
+        *filter(None, [urlsplit(arguments.root_path).hostname if "://" in arguments.root_path else ""]),
     ]
-    access: JsonObject = {"host": given.host, "also": names, "token": os.environ.get("KOHYA_TOKEN", "")}
-    if given.token_file:
-        access["token"] = token_in(Path(given.token_file).expanduser())
-    if given.user:
-        access["login"] = f"{given.user}:{password()}"
-    elif not access["token"] and not is_loopback(given.host):
+    access: JsonObject = {"host": arguments.host, "also": names, "token": os.environ.get("KOHYA_TOKEN", "")}
+    if arguments.token_file:
+        access["token"] = token_in(Path(arguments.token_file).expanduser())
+    if arguments.user:
+        access["login"] = f"{arguments.user}:{password()}"
+    elif not access["token"] and not is_loopback(arguments.host):
         access["token"] = new_token()
     if access["token"] and bits(access["token"]) < MIN_TOKEN_BITS:
         raise ConfigError(
@@ -121,13 +121,13 @@ def access_of(given: argparse.Namespace) -> JsonObject:
             bits=MIN_TOKEN_BITS,
             count=22,
         )
-    if access["token"] or given.user:
+    if access["token"] or arguments.user:
         access["ticket"] = new_token()
     return access
 
 
 def is_private(access: JsonObject, root_path: str) -> bool:
-    """Whether only this computer can open the page: no other address, no other name, no token or password."""
+    # No other address, no other name, no token or password.
     return is_loopback(access["host"]) and not (access["token"] or access.get("login") or access["also"] or root_path)
 
 
@@ -146,14 +146,14 @@ def token_in(path: Path) -> str:
 def password() -> str:
     """The password from KOHYA_PASSWORD, or typed at the terminal; never from the command line, which everyone can
     read."""
-    given = os.environ.get("KOHYA_PASSWORD", "")
-    if not given and sys.stdin is not None and sys.stdin.isatty():
-        given = getpass.getpass("Password for the page: ")
-    if len(given) < MIN_PASSWORD_LENGTH:
+    secret = os.environ.get("KOHYA_PASSWORD", "")
+    if not secret and sys.stdin is not None and sys.stdin.isatty():
+        secret = getpass.getpass("Password for the page: ")
+    if len(secret) < MIN_PASSWORD_LENGTH:
         raise ConfigError(
             "--user needs a password of {count} characters or more, in KOHYA_PASSWORD", count=MIN_PASSWORD_LENGTH
         )
-    return given
+    return secret
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -163,9 +163,9 @@ def bind(host: str, port: int) -> socket.socket:
     """
     why = ""
     for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + TRIED):
-        made, why = _bind_socket(host, candidate)
-        if made:
-            return made
+        server_socket, why = _bind_socket(host, candidate)
+        if server_socket:
+            return server_socket
     if why == IN_USE and port:
         free = _free_port(host, port)
         other = f"take another one, such as --port {free}, which is free" if free else "take another one with --port"
@@ -180,49 +180,50 @@ def _bind_socket(host: str, port: int) -> tuple[socket.socket | None, str]:
     # asyncio only disables Nagle's algorithm for sockets created with IPPROTO_TCP. Otherwise the second half of each
     # response waits 40 ms for the browser to acknowledge the first, which has the headers.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    server_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     if os.name != "nt":  # on Windows this would share a port in use
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((host.strip("[]"), port))
-        made.listen()
-        return made, ""
+        server_socket.bind((host.strip("[]"), port))
+        server_socket.listen()
+        return server_socket, ""
     except OverflowError:
         why = "a port is a number from 1 to 65535"
     except PermissionError:
         why = "this computer does not let you use this port; those from 1024 on are free to take, such as 7860"
     except OSError as error:
         why = IN_USE if error.errno in (errno.EADDRINUSE, WINDOWS_IN_USE) else NOT_HERE
-    made.close()
+    server_socket.close()
     return None, why
 
 
 def _free_port(host: str, after: int) -> int:
     """The next free port; 0 if none of the following ones is free."""
     for port in range(after + 1, min(after + 1 + TRIED, 65536)):
-        made, _ = _bind_socket(host, port)
-        if made:
-            made.close()
+        server_socket, _ = _bind_socket(host, port)
+        if server_socket:
+            server_socket.close()
             return port
     return 0
 
 
-def announce(given: argparse.Namespace, port: int, access: JsonObject) -> None:
+def announce(arguments: argparse.Namespace, port: int, access: JsonObject) -> None:
     """Print the page's address, and open it in a browser if there is a screen."""
-    token = "" if given.user else access["token"]
-    print(f"Kohya Trainer is at {url(given.host, port, token)}  (Ctrl+C ends it; trainings go on)", flush=True)
-    if given.user:
-        print(f"It asks for the password of {given.user}.", flush=True)
-    if "SSH_CONNECTION" in os.environ and is_loopback(given.host):
+    token = "" if arguments.user else access["token"]
+    print(f"Kohya Trainer is at {url(arguments.host, port, token)}  (Ctrl+C ends it; trainings go on)", flush=True)
+    if arguments.user:
+        print(f"It asks for the password of {arguments.user}.", flush=True)
+    if "SSH_CONNECTION" in os.environ and is_loopback(arguments.host):
         machine = os.environ["SSH_CONNECTION"].split()[2:3] or ["this-machine"]
         print(
             f"From your own computer: ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{machine[0]}, "
             f"then open http://localhost:{port}/",
             flush=True,
         )
-    elif not given.no_browser and has_screen():
-        # Others can read the browser's command line, so the ticket on it works only once.
-        threading.Timer(0.5, _open, [url(given.host, port, access.get("ticket", ""))]).start()
+    elif not arguments.no_browser and has_screen():
+        # Others can read the browser's command line, so the ticket on it works only once. The delay lets the server
+        # start before the browser requests the page.
+        threading.Timer(0.5, _open, [url(arguments.host, port, access.get("ticket", ""))]).start()
 
 
 def has_screen() -> bool:
@@ -233,8 +234,8 @@ def has_screen() -> bool:
 
 
 class PatientProtocol(H11Protocol):
-    """A connection that is closed if the headers of a request do not arrive in time: otherwise anybody could keep as
-    many open as there are."""
+    """Close a connection if the headers of a request do not arrive in time: otherwise one client could use up all
+    connections."""
 
     def connection_made(self, transport: Any) -> None:
         """Start the timer of the first request."""
@@ -267,7 +268,8 @@ class PatientProtocol(H11Protocol):
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn that ends without an error for each connected browser, and ends the process if it owns it."""
+    """A uvicorn server that shuts down without an error for each connected browser, and ends the process if it owns
+    it."""
 
     is_process = False
 
@@ -283,15 +285,15 @@ class QuietServer(uvicorn.Server):
             last.start()
 
 
-def serve(app: Any, bound: socket.socket) -> None:
-    """Serve requests until the process is told to end."""
+def serve(app: Any, server_socket: socket.socket) -> None:
+    """Serve requests until the process is stopped."""
     config = uvicorn.Config(
         app, http=PatientProtocol, log_level="warning", server_header=False, timeout_graceful_shutdown=1
     )
     server = QuietServer(config)
     server.is_process = True
     with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[bound])
+        server.run(sockets=[server_socket])
 
 
 def url(host: str, port: int, token: str) -> str:

@@ -6,12 +6,12 @@ import { wait } from "./http.js";
 /**
  * Open a tab, and wait for its contents, which are loaded when it is first opened.
  * @param {string} title
- * @param {() => unknown} there
+ * @param {() => unknown} isThere
  */
-export async function openTab(title, there) {
+export async function openTab(title, isThere) {
   const titles = [title, translated(title)];
   all(document, 'button[role="tab"]').find((button) => titles.includes(button.textContent.trim()))?.click();
-  for (let i = 0; i < 100 && !there(); i++) await wait(50);
+  for (let i = 0; i < 100 && !isThere(); i++) await wait(50);
 }
 
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };

@@ -19,20 +19,20 @@ HEADER = "HTTP_X_KOHYA_SECRET"
 
 def main() -> None:
     """Serve until standard input ends. Its first line is JSON: secret, prefix, and the folders of curves."""
-    asked = json.loads(sys.stdin.readline())
+    settings = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_page, daemon=True).start()
     from tensorboard import program
 
     class GuardedServer(program.WerkzeugServer):
         def __init__(self, app: Any, flags: Any) -> None:
-            super().__init__(guarded(app, asked["secret"]), flags)
+            super().__init__(guarded(app, settings["secret"]), flags)
 
     board = program.TensorBoard(server_class=GuardedServer)
     board.configure(
         host="127.0.0.1",
         port=0,
-        path_prefix=asked["prefix"],
-        logdir_spec=asked["folders"],
+        path_prefix=settings["prefix"],
+        logdir_spec=settings["folders"],
         reload_interval=5.0,
         load_fast="false",
         window_title="Curves",

@@ -53,10 +53,10 @@ class TensorboardProxy:
 
     def _offer(self) -> tuple[str, list[tuple[bytes, bytes]], str]:
         """The page with the button that starts TensorBoard: opening a page starts nothing."""
-        found = curve_folders()
-        if not found:
+        folders = curve_folders()
+        if not folders:
             return "No training has written curves for TensorBoard yet. Set its logging folder (logging_dir).", [], ""
-        places = "".join(f"<li><code>{html.escape(str(folder))}</code></li>" for folder in found)
+        places = "".join(f"<li><code>{html.escape(str(folder))}</code></li>" for folder in folders)
         form = f'<form method="post" action="start"><button>Start TensorBoard</button></form><ul>{places}</ul>'
         return "TensorBoard shows the curves in these folders.", [], form
 
@@ -75,22 +75,27 @@ class TensorboardProxy:
         if body is None:
             await respond(scope, send, 413, "This is too much for TensorBoard.")
             return
-        given = [(name, value) for name, value in scope["headers"] if name.lower() in REQUEST_HEADERS]
+        headers_to_send = [(name, value) for name, value in scope["headers"] if name.lower() in REQUEST_HEADERS]
         query = scope.get("query_string", b"").decode("latin-1")
         target = self.server.address + scope["path"] + (f"?{query}" if query else "")
         try:
             async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
                 request = client.build_request(
-                    scope["method"], target, content=body, headers=[*given, (b"x-kohya-secret", self.server.secret)]
+                    scope["method"],
+                    target,
+                    content=body,
+                    headers=[*headers_to_send, (b"x-kohya-secret", self.server.secret)],
                 )
-                got = await client.send(request, stream=True)
-                data = b"".join([part async for part in got.aiter_raw()])
-                await got.aclose()
+                response = await client.send(request, stream=True)
+                data = b"".join([part async for part in response.aiter_raw()])
+                await response.aclose()
         except httpx.HTTPError as error:
             await respond(scope, send, 502, Message("TensorBoard does not answer: {error}", error=error))
             return
-        headers = [(name.encode(), got.headers[name].encode()) for name in RESPONSE_HEADERS if name in got.headers]
-        await send_all(send, got.status_code, data, headers)
+        headers = [
+            (name.encode(), response.headers[name].encode()) for name in RESPONSE_HEADERS if name in response.headers
+        ]
+        await send_all(send, response.status_code, data, headers)
 
 
 class TensorboardServer:
@@ -104,19 +109,17 @@ class TensorboardServer:
 
     @property
     def running(self) -> bool:
-        """Whether the process runs."""
         return self.process is not None and self.process.poll() is None
 
-    def shows(self, wanted: list[Path]) -> bool:
-        """Whether it is running on all these folders."""
-        return self.running and set(wanted) <= set(self.folders)
+    def shows(self, folders: list[Path]) -> bool:
+        return self.running and set(folders) <= set(self.folders)
 
-    def start(self, wanted: list[Path]) -> None:
+    def start(self, folders: list[Path]) -> None:
         """Start it, or restart it, on these folders. Raises OSError if it does not start."""
         self.stop()
         code = [sys.executable, "-m", "kohya_gui.server.tensorboard"]
         root = Path(__file__).resolve().parents[2]
-        made = subprocess.Popen(
+        process = subprocess.Popen(
             code,
             cwd=root,
             stdin=subprocess.PIPE,
@@ -125,21 +128,25 @@ class TensorboardServer:
             text=True,
             encoding="utf-8",
         )
-        if not made.stdin or not made.stdout:
+        if not process.stdin or not process.stdout:
             raise OSError("it has no pipes")
-        late = threading.Timer(START_TIMEOUT, made.kill)
+        late = threading.Timer(START_TIMEOUT, process.kill)
         late.start()
-        asked = {"secret": self.secret.decode(), "prefix": TENSORBOARD_ADDRESS, "folders": ",".join(map(str, wanted))}
-        made.stdin.write(json.dumps(asked) + "\n")
-        made.stdin.flush()
+        settings = {
+            "secret": self.secret.decode(),
+            "prefix": TENSORBOARD_ADDRESS,
+            "folders": ",".join(map(str, folders)),
+        }
+        process.stdin.write(json.dumps(settings) + "\n")
+        process.stdin.flush()
         try:
-            said = json.loads(made.stdout.readline())
+            started = json.loads(process.stdout.readline())
         except ValueError:
             raise OSError("it ended at once; `kohya doctor` says whether the installation is whole") from None
         finally:
             late.cancel()
-        self.address = str(said["address"]).removesuffix(f"{TENSORBOARD_ADDRESS}/")
-        self.folders, self.process = wanted, made
+        self.address = str(started["address"]).removesuffix(f"{TENSORBOARD_ADDRESS}/")
+        self.folders, self.process = folders, process
 
     def stop(self) -> None:
         """Stop it, if it is running."""
@@ -153,14 +160,14 @@ class TensorboardServer:
 
 def curve_folders() -> list[Path]:
     """The folders of curves of this user's runs."""
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for run in reader.runs()[:MAX_RUNS]:
         config = run.facts.get("config") or {}
-        given = (layout.facts_section(run.facts, "log") or config).get("logging_dir")
+        logging_dir = (layout.facts_section(run.facts, "log") or config).get("logging_dir")
         # A comma would end the folder's name in TensorBoard's list.
-        if isinstance(given, str) and given and "," not in given and Path(given).is_dir():
-            found[Path(given).expanduser().resolve()] = None
-    return sorted(found)
+        if isinstance(logging_dir, str) and logging_dir and "," not in logging_dir and Path(logging_dir).is_dir():
+            folders[Path(logging_dir).expanduser().resolve()] = None
+    return sorted(folders)
 
 
 async def _body(receive: Receive) -> bytes | None:

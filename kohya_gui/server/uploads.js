@@ -13,8 +13,9 @@ import { address, ask, messageOf, wait } from "./http.js";
  */
 /** @typedef {(bytes: number, of: number, done: number, files: number) => void} Report */
 
-const PIECE = 4_000_000, TRIES = 6, FILES = 2000;
+const PIECE = 4_000_000, TRIES = 6, FILES = 2000; // bytes of a piece, tries of a request, files in a request
 
+// CRC-32 of each single byte, with the reversed polynomial 0x04c11db7.
 const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
   for (let bit = 0; bit < 8; bit++) n = n & 1 ? 0xedb88320 ^ (n >>> 1) : n >>> 1;
   return n;
@@ -102,13 +103,13 @@ export class Sending {
   async verdicts(files) {
     for (;;) {
       /** @type {{ folder: string, files: Verdict[] }} */
-      const found = await this.patiently(() =>
+      const answer = await this.patiently(() =>
         ask("upload", { folder: this.folder, files: files.map((file) => this.facts.get(file)) }));
-      this.folder = found.folder;
-      const doubtful = files.filter((_, i) => found.files[i].state === "check");
-      if (!doubtful.length) return found.files;
+      this.folder = answer.folder;
+      const doubtful = files.filter((_, i) => answer.files[i].state === "check");
+      if (!doubtful.length) return answer.files;
       for (const [i, file] of files.entries()) {
-        const { state, bytes = 0 } = found.files[i], facts = this.facts.get(file);
+        const { state, bytes = 0 } = answer.files[i], facts = this.facts.get(file);
         if (state === "check" && facts) facts.sums[String(bytes)] = await checksumOf(file, bytes);
       }
     }
@@ -188,7 +189,7 @@ export class Sending {
         const isNetwork =
           error instanceof TypeError || messageOf(error).startsWith("The page's server does not answer");
         if (!isNetwork || tries === TRIES || this.stopped.signal.aborted) throw error;
-        await wait(300 * 2 ** tries);
+        await wait(300 * 2 ** tries); // from 0.6 to 9.6 seconds
       }
     }
   }
@@ -216,11 +217,11 @@ async function inside(entry) {
     return [await new Promise((done, fail) => /** @type {FileSystemFileEntry} */ (entry).file(done, fail))];
   const reader = /** @type {FileSystemDirectoryEntry} */ (entry).createReader();
   /** @type {File[]} */
-  const found = [];
+  const files = [];
   for (;;) { // the reader returns about a hundred at a time
     /** @type {FileSystemEntry[]} */
     const some = await new Promise((done, fail) => reader.readEntries(done, fail));
-    if (!some.length) return found;
-    for (const one of some) if (one.isFile) found.push(...await inside(one));
+    if (!some.length) return files;
+    for (const child of some) if (child.isFile) files.push(...await inside(child));
   }
 }

@@ -47,83 +47,81 @@ class ImageUploads:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers of requests from the page's scripts."""
         return {"upload": self.begin, "upload_folder": self.suggest}
 
     @property
     def piece_handlers(self) -> dict[str, PieceHandler]:
-        """Handlers of pieces of files."""
         return {"upload": self.take}
 
-    def suggest(self, sent: ApiRequest) -> JsonObject:
+    def suggest(self, request: ApiRequest) -> JsonObject:
         """Suggest a folder for new images that does not exist yet."""
         home = next((root for root in self.roots if root.is_dir()), self.roots[0])
-        named = incoming_files.safe_name(f"{sent.text('name') or 'images'}.png").removesuffix(".png")
+        safe_name = incoming_files.safe_name(f"{request.text('name') or 'images'}.png").removesuffix(".png")
         above = paths.allowed_path(str(home / "kohya" / "images"), self.roots, "folder")
         return {
             "folder": next(
-                str(above / one) for one in incoming_files.numbered_stems(named) if not (above / one).exists()
+                str(above / stem) for stem in incoming_files.numbered_stems(safe_name) if not (above / stem).exists()
             )
         }
 
-    def begin(self, sent: ApiRequest) -> JsonObject:
+    def begin(self, request: ApiRequest) -> JsonObject:
         """What to do with each file: send it from an offset, send its checksum first, or nothing.
 
         A file is {name, size, modified, sums}; `sums` are CRC-32 of its first so many bytes, which the browser computes
         on request ("check"), and by which the server recognises a file that it has, wholly or in part.
         """
-        folder = paths.allowed_path(sent.text("folder"), self.roots, "folder", is_new=True)
-        files = sent.fields.get("files")
+        folder = paths.allowed_path(request.text("folder"), self.roots, "folder", is_new=True)
+        files = request.fields.get("files")
         if not isinstance(files, list) or len(files) > MAX_FILES or not all(map(_is_file, files)):
             raise ConfigError(NOT_OF_THE_PAGE)
         try:
             with clear_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                there = {name.lower(): name for name in os.listdir(folder)}
+                existing = {name.lower(): name for name in os.listdir(folder)}
         except OSError as error:  # such as characters that Windows does not allow in names
             raise ConfigError("{folder} cannot be used: {why}", folder=folder, why=error.strerror or error) from None
-        _clear_old(folder, there)
-        names = [incoming_files.safe_name(one["name"]) for one in files]
-        said = [_of_existing(folder, there, name, one) for name, one in zip(names, files, strict=True)]
-        with self.busy:
-            wanted = [at for at, answer in enumerate(said) if not answer]
-            need_space(folder, sum(files[at]["size"] for at in wanted))
-            parts = {at: self._part(folder, names[at], files[at]) for at in wanted}
-            going = {part.name for part, _ in parts.values()}
-            on_way = {
-                one.name.lower()
-                for key, one in self.known.items()
-                if one.part.parent == folder and one.part.name not in going
+        _clear_old(folder, existing)
+        names = [incoming_files.safe_name(file["name"]) for file in files]
+        answers = [_of_existing(folder, existing, name, file) for name, file in zip(names, files, strict=True)]
+        with self.busy:  # another request must not choose the same final names meanwhile
+            to_send = [at for at, answer in enumerate(answers) if not answer]
+            need_space(folder, sum(files[at]["size"] for at in to_send))
+            parts = {at: self._part(folder, names[at], files[at]) for at in to_send}
+            parts_to_send = {part.name for part, _ in parts.values()}
+            names_on_way = {
+                upload.name.lower()
+                for upload in self.known.values()
+                if upload.part.parent == folder and upload.part.name not in parts_to_send
             }
             # Two of the same name in one request are two files: the second gets a number, as if the first existed.
-            final = _final([names[at] for at in wanted], {*there, *on_way})
-            for at, name in zip(wanted, final, strict=True):
-                said[at] = self._wait_for(*parts[at], name, files[at])
-        return {"folder": str(folder), "files": said}
+            final = _final([names[at] for at in to_send], {*existing, *names_on_way})
+            for at, name in zip(to_send, final, strict=True):
+                answers[at] = self._wait_for(*parts[at], name, files[at])
+        return {"folder": str(folder), "files": answers}
 
-    def _wait_for(self, part: Path, asked: int, name: str, one: JsonMapping) -> JsonObject:
-        """Expect the pieces of a file, or request the checksum of the part that is here already."""
-        if asked:
-            return {"state": "check", "bytes": asked}
-        upload = self.known.setdefault(part.name, Upload(part, name, one["size"]))
+    def _wait_for(self, part: Path, bytes_to_check: int, name: str, file: JsonMapping) -> JsonObject:
+        """Expect the pieces of a file, or request the checksum of the part that has arrived before."""
+        if bytes_to_check:
+            return {"state": "check", "bytes": bytes_to_check}
+        upload = self.known.setdefault(part.name, Upload(part, name, file["size"]))
         while len(self.known) > MAX_UNFINISHED:  # a browser that sends a forgotten one has to ask again
             del self.known[next(iter(self.known))]
         return {"state": "send", "id": part.name, "offset": _received_bytes(part), "name": upload.name}
 
-    def _part(self, folder: Path, name: str, one: JsonMapping) -> tuple[Path, int]:
+    def _part(self, folder: Path, name: str, file: JsonMapping) -> tuple[Path, int]:
         """The partial file of an upload, and how many of its bytes have to be compared first."""
-        said = f"{folder}|{name}|{one['size']}|{one['modified']}"
+        identity = f"{folder}|{name}|{file['size']}|{file['modified']}"
         for number in range(MAX_ALIKE):
-            key = hashlib.blake2b(f"{said}|{number}".encode(), digest_size=12).hexdigest()
+            key = hashlib.blake2b(f"{identity}|{number}".encode(), digest_size=12).hexdigest()
             part = folder / f".{key}.part"
             if part.is_symlink():
                 continue
             length = _received_bytes(part)
             if not length:
                 return part, 0
-            if (given := one["sums"].get(str(length))) is None:
+            if (checksum := file["sums"].get(str(length))) is None:
                 return part, length
-            if length <= one["size"] and given == incoming_files.checksum(part, length):
+            if length <= file["size"] and checksum == incoming_files.checksum(part, length):
                 return part, 0
         raise ConfigError("{name}: other files of this name are being sent; try again later", name=name)
 
@@ -167,53 +165,53 @@ class ImageUploads:
         upload.part.unlink(missing_ok=True)
 
 
-def _is_file(one: object) -> bool:
-    if not isinstance(one, dict) or not {"name", "size", "modified", "sums"} <= one.keys():
+def _is_file(file: object) -> bool:
+    if not isinstance(file, dict) or not {"name", "size", "modified", "sums"} <= file.keys():
         return False
-    name, sums = one["name"], one["sums"]
+    name, sums = file["name"], file["sums"]
     return (
         isinstance(name, str)
         and len(name) <= paths.MAX_PATH_LENGTH
-        and all(isinstance(one[key], int) and 0 <= one[key] < 2**53 for key in ("size", "modified"))
+        and all(isinstance(file[key], int) and 0 <= file[key] < 2**53 for key in ("size", "modified"))
         and isinstance(sums, dict)
         and all(isinstance(value, int) for value in sums.values())
     )
 
 
-def _of_existing(folder: Path, there: Mapping[str, str], name: str, one: JsonMapping) -> JsonObject:
+def _of_existing(folder: Path, existing: Mapping[str, str], name: str, file: JsonMapping) -> JsonObject:
     """The reply for a file that need not be sent: it is refused, or exists already."""
-    if why := incoming_files.refuse_file(name, one["size"]):
+    if why := incoming_files.refuse_file(name, file["size"]):
         return {"state": "refused", "name": name, "why": why}
-    same = folder / there.get(name.lower(), name)
-    if name.lower() not in there or same.is_symlink() or _received_bytes(same) != one["size"]:
+    same = folder / existing.get(name.lower(), name)
+    if name.lower() not in existing or same.is_symlink() or _received_bytes(same) != file["size"]:
         return {}
-    if (given := one["sums"].get(str(one["size"]))) is None:
-        return {"state": "check", "bytes": one["size"]}
-    is_same = given == incoming_files.checksum(same, one["size"])
+    if (checksum := file["sums"].get(str(file["size"]))) is None:
+        return {"state": "check", "bytes": file["size"]}
+    is_same = checksum == incoming_files.checksum(same, file["size"])
     return {"state": "there", "name": same.name} if is_same else {}
 
 
 def _final(names: Sequence[str], taken: set[str]) -> list[str]:
     """The final names of files, in order; repeated names get a number."""
-    found: list[str] = [""] * len(names)
-    left = list(range(len(names)))
-    while left:
+    final_names: list[str] = [""] * len(names)
+    unnamed = list(range(len(names)))
+    while unnamed:  # each pass names one file of each group that shares a name
         first: dict[str, int] = {}
-        for at in left:
+        for at in unnamed:
             first.setdefault(names[at].lower(), at)
         free = incoming_files.free_names([names[at] for at in first.values()], taken)
         for at in first.values():
-            found[at] = free[names[at]]
-        taken = taken | {one.lower() for one in free.values()}
-        left = [at for at in left if not found[at]]
-    return found
+            final_names[at] = free[names[at]]
+        taken = taken | {name.lower() for name in free.values()}
+        unnamed = [at for at in unnamed if not final_names[at]]
+    return final_names
 
 
 def _received_bytes(part: Path) -> int:
     return part.stat().st_size if part.is_file() else 0
 
 
-def _clear_old(folder: Path, there: Mapping[str, str]) -> None:
-    for name in there.values():
+def _clear_old(folder: Path, existing: Mapping[str, str]) -> None:
+    for name in existing.values():
         if PART.fullmatch(name) and time.time() - (folder / name).lstat().st_mtime > KEEP_SECONDS:
             (folder / name).unlink(missing_ok=True)

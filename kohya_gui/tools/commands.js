@@ -1,6 +1,8 @@
 // Commands as forms: collect the values, start the command, and show its processes until they end.
 import { progressOf, say } from "../i18n/sentences.js";
-import { all, around, fieldValue, hit, isField, make, one, setValue, showMessage, sizeOf } from "../server/elements.js";
+import {
+  all, around, fieldValue, find, hit, isField, make, setValue, showMessage, sizeOf,
+} from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
 
 /**
@@ -106,26 +108,26 @@ export function watcher(where, command, ended, changed = () => {}) {
   const working = new Set();
   async function look(begun = "") {
     if (begun) working.add(begun); // it may have ended before the first poll
-    const mine = ++turn;
+    const ownTurn = ++turn;
     for (;;) {
       /** @type {Job[]} */
-      let found;
+      let jobs;
       try {
-        found = (await ask("command_list", { command })).jobs;
+        jobs = (await ask("command_list", { command })).jobs;
       } catch {
-        if (mine !== turn) return;
+        if (ownTurn !== turn) return;
         await wait(3000);
         continue;
       }
-      if (mine !== turn) return;
+      if (ownTurn !== turn) return;
       const open = new Set(all(where, "details[open]").map((fold) => around(fold, "[data-job]").dataset.job));
-      const seen = new Set(all(where, "[data-job]").map(({ dataset }) => `${dataset.job}${dataset.state}`));
-      where.replaceChildren(...found.map((job, at) => {
+      const shownBefore = new Set(all(where, "[data-job]").map(({ dataset }) => `${dataset.job}${dataset.state}`));
+      where.replaceChildren(...jobs.map((job, at) => {
         const element = card(job, at), fold = element.querySelector("details");
-        if (fold && seen.has(job.id + job.state)) fold.open = open.has(job.id);
+        if (fold && shownBefore.has(job.id + job.state)) fold.open = open.has(job.id);
         return element;
       }));
-      for (const job of found) {
+      for (const job of jobs) {
         if (busy(job)) {
           working.add(job.id);
           changed(job);
@@ -167,24 +169,24 @@ function bindTexts(list, field) {
 function keep(block, forms) {
   const key = `command-${block.dataset.command}`;
   /** @type {Record<string, string | boolean>} */
-  let kept = {};
+  let stored = {};
   try {
-    kept = JSON.parse(localStorage.getItem(key) ?? "{}");
+    stored = JSON.parse(localStorage.getItem(key) ?? "{}");
   } catch {} // without storage the browser only forgets
   for (const form of forms)
     for (const field of all(form, "[data-field]").filter(isField))
-      if (field.id in kept) setValue(field, kept[field.id]);
-  const which = all(block, "input[type=radio]", HTMLInputElement).find(({ value }) => value === kept.which);
+      if (field.id in stored) setValue(field, stored[field.id]);
+  const which = all(block, "input[type=radio]", HTMLInputElement).find(({ value }) => value === stored.which);
   which?.click();
   for (const list of all(block, "[data-fills]", HTMLSelectElement))
-    one(block, `#${list.dataset.fills}`, HTMLInputElement).dispatchEvent(new Event("input"));
+    find(block, `#${list.dataset.fills}`, HTMLInputElement).dispatchEvent(new Event("input"));
   block.addEventListener("change", () => {
-    const found = forms
+    const entries = forms
       .flatMap((form) => all(form, "[data-field]").filter(isField))
       .map((field) => [field.id, fieldValue(field)]);
     const chosen = all(block, "input[type=radio]", HTMLInputElement).find(({ checked }) => checked);
     try {
-      localStorage.setItem(key, JSON.stringify({ ...Object.fromEntries(found), which: chosen?.value ?? "" }));
+      localStorage.setItem(key, JSON.stringify({ ...Object.fromEntries(entries), which: chosen?.value ?? "" }));
     } catch {}
   });
 }
@@ -196,10 +198,10 @@ function keep(block, forms) {
  * @param {(job: Job) => void} [ended] called for each process that ends
  */
 export function mount(element, more = () => ({}), ended = () => {}) {
-  const block = one(element, ".commands"), command = block.dataset.command ?? "";
+  const block = find(element, ".commands"), command = block.dataset.command ?? "";
   const scope = around(block, ".inside, .tools");
-  const answer = one(scope, ".said-of");
-  const look = watcher(one(scope, ".jobs"), command, ended);
+  const answer = find(scope, ".said-of");
+  const look = watcher(find(scope, ".jobs"), command, ended);
   const forms = all(block, ".command");
   block.addEventListener("change", ({ target }) => {
     if (isField(target) && target.name === `${command}-which`)
@@ -210,11 +212,11 @@ export function mount(element, more = () => ({}), ended = () => {}) {
     if (list) grow(list);
   });
   for (const list of all(block, "[data-fills]", HTMLSelectElement))
-    bindTexts(list, one(block, `#${list.dataset.fills}`, HTMLInputElement));
+    bindTexts(list, find(block, `#${list.dataset.fills}`, HTMLInputElement));
   if ("keeps" in block.dataset) keep(block, forms);
-  const go = one(scope, "[data-go]", HTMLButtonElement);
+  const go = find(scope, "[data-go]", HTMLButtonElement);
   go.addEventListener("click", async () => {
-    const form = forms.find((one) => !one.hidden) ?? forms[0];
+    const form = forms.find((candidate) => !candidate.hidden) ?? forms[0];
     go.disabled = true;
     try {
       const { id } = await ask("command_begin", {

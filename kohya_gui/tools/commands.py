@@ -46,10 +46,10 @@ class ToolCommands:
             "command_list": self.list,
         }
 
-    def begin(self, sent: ApiRequest) -> JsonObject:
+    def begin(self, request: ApiRequest) -> JsonObject:
         """Start the command of a form."""
-        forms, name = _forms(sent), sent.text("name")
-        words = forms.words(name, sent.values("values"), self.guard)
+        forms, name = _forms(request), request.text("name")
+        words = forms.words(name, request.values("values"), self.guard)
         if forms is MASK:  # writes beside the named folder
             paths.allowed_path(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
         working = [job.id for job in jobs.jobs_of_kinds(forms.command) if job.active]
@@ -57,18 +57,17 @@ class ToolCommands:
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
         return job_status(jobs.start_job(forms.command, words))
 
-    def read(self, sent: ApiRequest) -> JsonObject:
-        """The state of a process."""
-        return job_status(jobs.find_job(sent.text("id")))
+    def read(self, request: ApiRequest) -> JsonObject:
+        return job_status(jobs.find_job(request.text("id")))
 
-    def stop(self, sent: ApiRequest) -> JsonObject:
-        """Ask a process to stop; the second time, kill it."""
-        return job_status(jobs.stop_job(jobs.find_job(sent.text("id"))))
+    def stop(self, request: ApiRequest) -> JsonObject:
+        # The second request kills the process.
+        return job_status(jobs.stop_job(jobs.find_job(request.text("id"))))
 
-    def list(self, sent: ApiRequest) -> JsonObject:
+    def list(self, request: ApiRequest) -> JsonObject:
         """The last processes of a command, the newest first."""
-        command = sent.text("command")
-        kind = command if command in TITLES else _forms(sent).command
+        command = request.text("command")
+        kind = command if command in TITLES else _forms(request).command
         return {"jobs": [job_status(job) for job in jobs.jobs_of_kinds(kind)[:MAX_LISTED]]}
 
     def guard(self, text: str, kind: str, label: str) -> Path | str:
@@ -92,11 +91,11 @@ class ToolCommands:
 
 def job_status(job: jobs.BackgroundJob) -> JsonObject:
     """A job as the page shows it."""
-    command, name, *rest = *job.facts.get("arguments", ()), "", ""
+    command, name, *words = *job.facts.get("arguments", ()), "", ""
     titles = TITLES.get(command, {})
     name = {"sample": "Generate", "compare": "Compare"}.get(command, name)
-    out = next((word.removeprefix("--out=") for word in rest if word.startswith("--out=")), "")
-    about = out or next((word for word in rest if word and not word.startswith("--")), "")
+    out = next((word.removeprefix("--out=") for word in words if word.startswith("--out=")), "")
+    about = out or next((word for word in words if word and not word.startswith("--")), "")
     about = job.facts["arguments"][1] if command == "compare" else about  # the run
     result = job.result if job.kind == "tools" else {}
     return {
@@ -118,8 +117,8 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
     }
 
 
-def _forms(sent: ApiRequest) -> CommandForms:
-    name = sent.text("command")
+def _forms(request: ApiRequest) -> CommandForms:
+    name = request.text("command")
     if name not in COMMANDS:
         raise ConfigError("command is {name}: use {commands}", name=repr(name), commands=" or ".join(COMMANDS))
     return COMMANDS[name]
@@ -131,16 +130,16 @@ def _forms(sent: ApiRequest) -> CommandForms:
 def forms_html(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = False) -> str:
     """Every form of a command; all but the first are hidden, and a row of choices switches. With `keeps` the browser
     stores the values."""
-    every = forms.all()
+    all_forms = forms.all()
     radios = "".join(
         f'<label><input type="radio" name="{forms.command}-which" value="{name}"{" checked" * (at == 0)}>'
         f"<span>{escape(form.title)}</span></label>"
-        for at, (name, form) in enumerate(every.items())
+        for at, (name, form) in enumerate(all_forms.items())
     )
-    made = "".join(_form(forms.command, form, at > 0, left_out) for at, form in enumerate(every.values()))
+    forms_markup = "".join(_form(forms.command, form, at > 0, left_out) for at, form in enumerate(all_forms.values()))
     return (
         f'<div class="commands" data-command="{forms.command}"{" data-keeps" * keeps}><fieldset class="family which">'
-        f"<legend>{forms.command.capitalize()}</legend>{radios}</fieldset>{made}</div>"
+        f"<legend>{forms.command.capitalize()}</legend>{radios}</fieldset>{forms_markup}</div>"
     )
 
 
@@ -177,8 +176,10 @@ def _command_field_html(start: str, field: CommandField) -> str:
     if field.kind == "lines":
         return f'{top}<textarea rows="2" {facts} {plain} placeholder="one in each line"></textarea>{about}</div>'
     browse = picker.browse_button(field.name, field.label, "folder" if field.kind == "model" else field.kind)
-    said = "".join(f'<option value="{escape(s)}">{escape(title)}</option>' for title, s in field.suggestions.items())
-    choose = f'<select data-fills="{element}" aria-label="Ready prompts">{said}</select>' if said else ""
+    suggestions = "".join(
+        f'<option value="{escape(s)}">{escape(title)}</option>' for title, s in field.suggestions.items()
+    )
+    choose = f'<select data-fills="{element}" aria-label="Ready prompts">{suggestions}</select>' if suggestions else ""
     value = escape(field.default or next(iter(field.suggestions.values()), ""))
     return f'{top}{choose}<input {facts} {plain} value="{value}">{browse}{about}</div>'
 

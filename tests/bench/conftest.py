@@ -43,7 +43,7 @@ def result():
         row("compiled+checkpointing", 990.0, 1024, 48.0, compile=compiled),
         row("compiled", 12.0, 512, 3.0, part="block DoubleStreamBlock"),
     ]
-    made = {
+    bench_result = {
         "kind": "bench",
         "schema": 1,
         "finished": True,
@@ -53,4 +53,4 @@ def result():
         "matmul": {"dtype": "bfloat16", "tflops": 700.0, "size": 8192},
         "candidates": {c.name: {"about": c.about, "options": c.chosen()} for c in candidates.ALL[:4]},
     }
-    return made | {"best": report.best(made)}
+    return bench_result | {"best": report.best(bench_result)}

@@ -1,4 +1,4 @@
-"""The demo's tiny models, made fit and fast as a training does it, and asked about a few sizes of image."""
+"""The demo's tiny models, prepared as a training prepares them, and their losses and gradients at a few image sizes."""
 
 import contextlib
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SIZES = ((8, 8), (8, 16), (16, 8))  # of the latents; as many buckets
 
 @dataclass
 class Model:
-    """A tiny model of a family with what learns in it."""
+    """A tiny model of a family and the method that trains it."""
 
     config: Any
     family: Any
@@ -34,7 +34,7 @@ class Model:
     log: CompileLog
 
     def loss(self, size: tuple[int, ...]) -> torch.Tensor:
-        """How wrong the model is about one noised batch, always the same for a size, of two images unless it says."""
+        """The loss of one noised batch, the same each time for a size: ([number of images,] height, width)."""
         number, height, width = (2, *size)[-3:]
         generator = torch.Generator().manual_seed(height)
         channels = 4 if self.family.name == "sdxl" else 16
@@ -54,19 +54,19 @@ class Model:
             loss = self.loss(size)
             loss.backward()
             losses.append(loss.detach())
-        got = [p.grad.flatten().float() for p in self.method.parameters() if p.grad is not None]
-        return torch.stack(losses), torch.cat(got)
+        gradients = [p.grad.flatten().float() for p in self.method.parameters() if p.grad is not None]
+        return torch.stack(losses), torch.cat(gradients)
 
 
 @pytest.fixture(scope="session")
 def demo(request: Any) -> Any:
-    """Models with fewer blocks of SDXL, each of which costs a graph; a test that counts them says `@several_blocks`."""
+    """SDXL's model has fewer blocks here, as each costs a graph; tests that count blocks use `@several_blocks`."""
     return request.getfixturevalue(getattr(request, "param", "shallow_unet"))
 
 
 @pytest.fixture
 def forget() -> Any:
-    """Nothing compiled before is known, and nothing stays."""
+    """Start without compiled code of earlier tests, and leave none to later ones."""
     torch._dynamo.reset()
     usual = build_config(families.config_class("flux_train_network"), {}, notes=[]).compile
     with keep_torch_settings(), attention.keep_attention_settings():
@@ -77,15 +77,15 @@ def forget() -> Any:
 
 @pytest.fixture
 def made(demo: Any, tmp_path: Path, forget: Any) -> Any:
-    """A function: script and options -> a model that is ready to train; compiled by aot_eager if `compile` is on."""
+    """A function: script and options -> a model that is ready to train; aot_eager compiles it if `compile` is on."""
 
     def make(script: str, sizes: tuple[tuple[int, ...], ...] = SIZES, **values: Any) -> Model:
         short = {"t5xxl_max_token_length": 32} if script.startswith("flux_train") else {}
         plain = {"compile": False, "compile_blocks": None, "compile_backend": "aot_eager"}
         plain |= {"gradient_checkpointing": False, **short}
-        given = {"output_dir": str(tmp_path), "cache_latents": True, "mixed_precision": "no", "full_bf16": False}
+        base_options = {"output_dir": str(tmp_path), "cache_latents": True, "mixed_precision": "no", "full_bf16": False}
         config = build_config(
-            families.config_class(script), read_toml(demo.configs[script]) | plain | given | values, notes=[]
+            families.config_class(script), read_toml(demo.configs[script]) | plain | base_options | values, notes=[]
         )
         family = families.family_for(config)
         parts = family.load(fp8_storage.storage_type(config))
@@ -97,8 +97,8 @@ def made(demo: Any, tmp_path: Path, forget: Any) -> Any:
             if config.adapters:  # adapters begin with zeros, and would hide what gradients are worth
                 parameter.data = torch.randn(parameter.shape, dtype=parameter.dtype) * 0.02
         log = CompileLog()
-        done = prepare_denoiser(parts.denoiser, family, config, torch.device("cpu"), sizes, log=log)
-        assert not done.not_compiled
+        prepared = prepare_denoiser(parts.denoiser, family, config, torch.device("cpu"), sizes, log=log)
+        assert not prepared.not_compiled
         method.train()
         return Model(config, family, parts, method, text, log)
 

@@ -1,4 +1,4 @@
-"""What the tests of imports share: files of other trainers in a few words, and what differs from what should arrive."""
+"""What the tests of imports share: short files of other trainers, and what differs from the expected settings."""
 
 from library import importers
 from library.config import dataset
@@ -11,25 +11,24 @@ SDXL_LORA = {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "training_method": "LO
 FLUX_AI = {"network.type": "lora", "model.name_or_path": "dev.safetensors", "model.is_flux": True}
 
 
-def arrived(found):
-    """A file's settings here, by option."""
-    return option_values(importers.import_content(found, CONFIGS).config)
+def arrived(content):
+    return option_values(importers.import_content(content, CONFIGS).config)
 
 
 def differing(config, expected):
-    """The options that are not as expected: what they are, and what they should be."""
+    """The options that differ -> (what the config has, what is expected)."""
     return {name: (config.get(name), value) for name, value in expected.items() if config.get(name) != value}
 
 
 def nested(pairs):
     """Keys with dots -> tables in tables."""
-    out: dict = {}
+    tables: dict = {}
     for key, value in pairs.items():
-        table, names = out, key.split(".")
+        table, names = tables, key.split(".")
         for name in names[:-1]:
             table = table.setdefault(name, {})
         table[names[-1]] = value
-    return out
+    return tables
 
 
 def of_aitoolkit(pairs, kind="sd_trainer", job="extension"):
@@ -38,8 +37,8 @@ def of_aitoolkit(pairs, kind="sd_trainer", job="extension"):
     return {"job": job, "config": {"name": "cat", "process": [process]}}
 
 
-def sets_of(path, script="sdxl_train_network", **given):
-    """The data sets of a dataset file, of a training with these settings."""
+def sets_of(path, script="sdxl_train_network", **values):
+    """The data sets that a training with these settings reads from a dataset file."""
     return dataset.load_datasets(
-        build_config(CONFIGS[script], {"dataset_config": str(path), "masked_loss": True, **given}, notes=[])
+        build_config(CONFIGS[script], {"dataset_config": str(path), "masked_loss": True, **values}, notes=[])
     )

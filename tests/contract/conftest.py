@@ -1,4 +1,4 @@
-"""Files for whole trainings, made once."""
+"""Files for whole trainings, written once per session."""
 
 import pytest
 
@@ -9,5 +9,4 @@ from tests.training import shallow, short_captions  # noqa: F401
 
 @pytest.fixture(scope="session")
 def demo(shallow):  # noqa: F811
-    """Models of few blocks, as nothing here depends on how many there are."""
-    return shallow
+    return shallow  # nothing here depends on the number of blocks

@@ -1,4 +1,4 @@
-"""Small data sets drawn on the spot, configs for them, and a family that encodes by arithmetic."""
+"""Small random data sets, configs for them, and a family whose encoders are simple arithmetic."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ def folder(
 
 def config(data: Path | None = None, script: str = "sdxl_train_network", **values: Any) -> Any:
     """A config for small images in `data`."""
-    few = {
+    small_options = {
         "resolution": "64,64",
         "min_bucket_reso": 64,
         "max_bucket_reso": 128,
@@ -50,17 +50,17 @@ def config(data: Path | None = None, script: str = "sdxl_train_network", **value
         "train_data_dir": str(data) if data else None,
         "max_data_loader_n_workers": 0,
     }
-    given = {k: v for k, v in {**few, **values}.items() if v is not None}
-    return building.build_config(families.config_class(script), given)
+    values_set = {k: v for k, v in {**small_options, **values}.items() if v is not None}
+    return building.build_config(families.config_class(script), values_set)
 
 
 def holding_back(config: Any, share: float) -> Any:
-    """The same config with images for validation, whether or not the trainer takes them yet."""
+    """The same config with this share of the images held back for validation."""
     return replace(config, validation=replace(config.validation, validation_split=share))
 
 
 class Vae(nn.Module):
-    """A weight to scale by."""
+    """A single weight, by which `Family.latents` scales its result."""
 
     def __init__(self, weight: float = 1.0):
         super().__init__()
@@ -68,11 +68,11 @@ class Vae(nn.Module):
 
 
 class Encoder(Vae):
-    """The same for words."""
+    """The same for `Family.text`."""
 
 
 class Family:
-    """Latents are means of 8x8 pixels plus noise of the image's own; text is the lengths of words."""
+    """Latents are means of 8x8 pixels plus noise from each image's own generator; texts are the lengths of words."""
 
     name = "fake"
 
@@ -86,7 +86,7 @@ class Family:
     def latents(self, parts: ModelComponents, pixels: torch.Tensor, generator: Any = None) -> torch.Tensor:
         self.seen.append(pixels)
         means = functional.avg_pool2d(pixels, 8)
-        noise = [torch.randn(means.shape[1:], generator=one) for one in generator]
+        noise = [torch.randn(means.shape[1:], generator=own_generator) for own_generator in generator]
         return torch.cat([means, means[:, :1]], 1) * parts.vae.weight + self.noise * torch.stack(noise)[:, :1]
 
     text_lengths: ClassVar[dict[str, int]] = {}
@@ -99,12 +99,11 @@ class Family:
 
 
 def parts(vae: float = 1.0, encoder: float = 1.0) -> ModelComponents:
-    """Networks of one weight each."""
     return ModelComponents(nn.Identity(), Vae(vae), {"one": Encoder(encoder)}, {})
 
 
 class Run(SimpleNamespace):
-    """What encoding asks of a run; it remembers what it was told."""
+    """What encoding needs of a run; `told` collects the progress reports."""
 
     def __init__(self, rank: int = 0, ranks: int = 1):
         super().__init__(device=torch.device("cpu"), rank=rank, ranks=ranks, told=[])

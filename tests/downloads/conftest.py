@@ -1,4 +1,4 @@
-"""The hub on loopback, and models with the shapes of real ones that take no room on the disk."""
+"""The hub on loopback, and sparse model files that have the shapes of real ones but take no disk space."""
 
 import json
 
@@ -12,14 +12,14 @@ WIDTHS = {"BF16": 2}
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    made, end = stand_in.serve()
-    monkeypatch.setattr(constants, "ENDPOINT", made.address)
+    stand_in_hub, end = stand_in.serve()
+    monkeypatch.setattr(constants, "ENDPOINT", stand_in_hub.address)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_ENDPOINT", made.address)
+    monkeypatch.setenv("HF_ENDPOINT", stand_in_hub.address)
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    yield made
+    yield stand_in_hub
     end()
 
 
@@ -39,15 +39,15 @@ def header(shapes):
 
 def sparse(path, shapes):
     """A file with these shapes and no content."""
-    start, rest = header(shapes)
+    start, num_bytes = header(shapes)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as out:
         out.write(start)
-        out.truncate(len(start) + rest)
+        out.truncate(len(start) + num_bytes)
     return path
 
 
 def small(seed=0, size=20_000):
     """A small sound file, as bytes."""
-    start, rest = header({"weight": (size // 2,)})
-    return start + bytes((i * 7 + seed) % 256 for i in range(rest))
+    start, num_bytes = header({"weight": (size // 2,)})
+    return start + bytes((i * 7 + seed) % 256 for i in range(num_bytes))

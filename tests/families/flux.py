@@ -21,10 +21,10 @@ def schnell(tmp_path_factory):
 
 
 def family(files, script="flux_train_network", **values):
-    given = {"clip_l": files["clip_l"], "t5xxl": files["t5xxl"], "ae": files["ae"]}
-    given |= {"pretrained_model_name_or_path": files["flux"], "model_prediction_type": "raw", **values}
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build_config(families.config_class(script), given))
+    values_set = {"clip_l": files["clip_l"], "t5xxl": files["t5xxl"], "ae": files["ae"]}
+    values_set |= {"pretrained_model_name_or_path": files["flux"], "model_prediction_type": "raw", **values}
+    values_set = {name: str(value) if isinstance(value, Path) else value for name, value in values_set.items()}
+    return families.family_for(build_config(families.config_class(script), values_set))
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,10 @@ def parts(dev):
     return dev.load(torch.float32)
 
 
-def step(of, parts, captions=("a red circle", "a blue square"), seed=0, **given):
+def step(flux_family, parts, captions=("a red circle", "a blue square"), seed=0, **options):
     generator = torch.Generator().manual_seed(seed)
     latents = torch.randn(len(captions), 16, 8, 12, generator=generator)
-    noised = of.noised(latents, generator, **given)
+    noised = flux_family.noised(latents, generator, **options)
     with torch.no_grad():
-        text = of.text(parts, list(captions))
+        text = flux_family.text(parts, list(captions))
     return noised, text

@@ -1,11 +1,11 @@
-"""Weights for blocks as wide as the published models', where drawing each of hundreds of millions takes seconds."""
+"""Random weights for blocks as wide as the published models': drawing each of hundreds of millions takes seconds."""
 
 import torch
 
 
 def filled(network):
-    """Give a network that was made on the meta device random weights: matrices are parts of one table, from different
-    places in it, and vectors their own."""
+    """Fill a network on the meta device with random weights. Matrices are overlapping slices of one random table, and
+    vectors are drawn one by one."""
     shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
     table = torch.empty(max(shape.numel() for shape in shapes.values()) + len(shapes)).uniform_(-0.03, 0.03)
 

@@ -1,4 +1,4 @@
-"""The demo's files and pictures, made once."""
+"""The demo's files and pictures, written once per session."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from tests.training import shallow_unet, shapes, short_captions, squares  # noqa
 
 @pytest.fixture(scope="session")
 def demo(shallow_unet):  # noqa: F811
-    """Models of several blocks, all of which can wait in host memory; of SDXL's, fewer of each kind are enough."""
+    """Models of several blocks, for blocks to swap; SDXL has fewer of each kind, which is enough."""
     return shallow_unet

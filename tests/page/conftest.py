@@ -1,4 +1,4 @@
-"""The page on a free port, a stand-in for the training, and a real Chromium to look with."""
+"""Fixtures: the page on a free port, stand-ins for trainings, and visits with a real Chromium."""
 
 import json
 import os
@@ -14,8 +14,8 @@ import pytest
 from kohya_gui.server import scripts
 from tests.training import demo  # noqa: F401
 
-# The last list of features counts, so those of Playwright's that matter stand here, too. The suggestions of the address
-# line are a page of their own, drawn by a process of its own for every window though nobody sees it.
+# Chromium obeys only the last --disable-features, so Playwright's own list is repeated here. The address bar's
+# suggestions (WebUIOmnibox) are a page of their own, in a process of its own for every window, though nobody sees them.
 FEATURES = (
     "WebUIOmniboxPopup",
     "WebUIOmniboxAimPopup",
@@ -31,7 +31,7 @@ FEATURES = (
     "PreconnectToSearch",
     "ThirdPartyStoragePartitioning",
     "Translate",
-    # Each address in the process of the one before: to start a new one is a third of what a visit takes.
+    # Keep each address in the process of the one before: starting a new process takes a third of a visit.
     "ProactivelySwapBrowsingInstance",
     "RenderDocument",
 )
@@ -44,12 +44,12 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
     f"--disable-features={','.join(FEATURES)}",
-    "--js-flags=--no-opt",
-]  # no script runs long enough to make up for being optimized
-# The browser has no time to spare unless a test says so: forms that nobody opens would be made in each visit.
+    "--js-flags=--no-opt",  # no script runs long enough for the optimizer to pay off
+]
+# The browser is never idle unless a test says so; otherwise each visit would build the forms of all tabs.
 NEVER_IDLE = "window.idle = []; window.requestIdleCallback = (act) => idle.push(act);"
 STAND_IN = Path(__file__).with_name("stand_in.py")
-# What works the queue off, with stand-ins for the trainings.
+# The queue's worker process, with stand-ins for the trainings.
 WORKER = """
 import sys
 from library.runs import start, worker
@@ -65,12 +65,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 @pytest.fixture(scope="session")
 def chromium():
     """One browser for all tests; skips where there is none."""
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if not found:
+    browser_path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if not browser_path:
         pytest.skip(f"no Chromium or Chrome on the PATH (looked for {', '.join(NAMES)}; CHROMIUM names one)")
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
     with driver.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=browser_path, args=ARGUMENTS)
         yield browser
         browser.close()
 
@@ -83,22 +83,22 @@ def served(tmp_path_factory):
     from kohya_gui.app import application, bind, build_page
 
     root = tmp_path_factory.mktemp("page")
-    bound = bind("127.0.0.1", 0)
+    server_socket = bind("127.0.0.1", 0)
     app = application(build_page([root]), {"host": "127.0.0.1"})
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.02)
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}/", root
+    yield f"http://127.0.0.1:{server_socket.getsockname()[1]}/", root
     server.should_exit = True
     thread.join(timeout=5)
 
 
 @pytest.fixture
 def stand_ins(monkeypatch):
-    """Trainings are stand-ins, and nothing that they name is there; while a test runs and no longer, since others in
-    this process start real ones."""
+    """Replace trainings by stand-ins, and the checks of what they name; only for one test, as others in this process
+    start real ones."""
     from kohya_gui.server import paths
     from library.check import isolated
     from library.runs import queue, start
@@ -108,20 +108,22 @@ def stand_ins(monkeypatch):
     )
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(stand_in=str(STAND_IN))])
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
-    told = lambda reading, launch: {"findings": isolated.known(reading), "fit": None}  # noqa: E731
-    monkeypatch.setattr(isolated, "check_reading", told)
-    monkeypatch.setattr(isolated, "check_all", lambda readings, launch: [told(one, launch) for one in readings])
+    checked = lambda reading, launch: {"findings": isolated.known(reading), "fit": None}  # noqa: E731
+    monkeypatch.setattr(isolated, "check_reading", checked)
+    monkeypatch.setattr(
+        isolated, "check_all", lambda readings, launch: [checked(reading, launch) for reading in readings]
+    )
     monkeypatch.setattr(paths, "_outside", lambda config, roots: [])  # nowhere is outside of the roots
 
 
 def own_faults(error):
-    """An error of the page's scripts, unless it is Gradio's complaint that a page was left while it was asking. Of a
-    server that does not answer the browser itself complains."""
+    # Gradio logs an error if the page is left during one of its requests. A server that does not answer is still
+    # noticed, as the browser logs that itself.
     return [] if "Failed to fetch" in error and "/assets/" in error else [error]
 
 
 class Visit:
-    """One visitor's window onto the page, with all that it asked for and complained about."""
+    """One visitor's window, with its requests and the errors in its console."""
 
     def __init__(self, browser, address, **how):
         self.address, self.how, self.requests, self.complaints = address, how, [], []
@@ -132,17 +134,18 @@ class Visit:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.complaints.extend(own_faults(str(error))))
         self.page.on(
-            "console", lambda said: self.complaints.extend(own_faults(said.text)) if said.type == "error" else None
+            "console",
+            lambda message: self.complaints.extend(own_faults(message.text)) if message.type == "error" else None,
         )
         self.open()
 
     def open(self):
         self.page.goto(self.address)
         self.page.wait_for_selector("form.settings")
-        self.page.evaluate(f"() => {FORM}.then(() => null)")  # a click before its scripts are there opens nothing
+        self.page.evaluate(f"() => {FORM}.then(() => null)")  # a click before the scripts are loaded does nothing
 
     def leave(self):
-        """What the next visitor would find of this one goes: stored data, other windows, size and pointer."""
+        """Clear what the next visitor would find of this one: stored data, other windows, size and pointer."""
         self.page.evaluate("Storage.prototype.setItem = () => {}; localStorage.clear(); sessionStorage.clear()")
         for window in self.context.pages:
             if window is not self.page:
@@ -171,16 +174,14 @@ class Visit:
             form.locator(f"[data-option={name}]:visible").fill(str(value))
 
     def held(self, tab="lora"):
-        """What the form of a tab would send; asking for it changes nothing on the page."""
         return self.page.evaluate(f"tab => {FORM}.then(({{ held, formOf }}) => held(formOf(tab)))", tab)
 
     def put(self, **values):
-        """Put values into the LoRA form as a config that is loaded does."""
+        """Fill values into the LoRA form, like a loaded config."""
         sent = json.dumps({"values": values})
         self.page.evaluate(f"sent => {FORM}.then(({{ fill }}) => fill('lora', sent))", sent)
 
     def said(self):
-        """What the page says beside its buttons, when it has said something new."""
         return self.page.locator(".message:visible").inner_text()
 
     def until(self, words, where=".message"):
@@ -188,11 +189,11 @@ class Visit:
         return self
 
     def has_none(self, script):
-        """What a script looks for is not there, or soon is not: colours and sizes take a moment to change."""
+        """Assert that a script finds nothing, at the latest after a moment: colours and sizes change gradually."""
         end = time.monotonic() + 10
-        while (found := self.page.evaluate(script)) and time.monotonic() < end:
+        while (leftovers := self.page.evaluate(script)) and time.monotonic() < end:
             time.sleep(0.1)
-        assert found == []
+        assert leftovers == []
 
     def state(self, state):
         self.page.wait_for_selector(f'.run[data-state="{state}"]')
@@ -201,7 +202,7 @@ class Visit:
 
 @pytest.fixture(scope="session")
 def windows():
-    """The window that the next visit goes on with, if there is one: another would read and compile all scripts anew."""
+    # The next visit reuses the window of the last one: a new window would read and compile all scripts again.
     return list[Visit]()
 
 
@@ -215,19 +216,21 @@ def begun(windows, browser, address):
 
 
 def ended(windows, visit):
-    """What a visit complained about and asked for. Its window stays, if it is as any other and no other stays."""
-    seen = visit.complaints[:], visit.requests[:]
+    """The errors and requests of a visit. Its window is kept for the next visit, unless it was opened with options or
+    another one is kept."""
+    observed = visit.complaints[:], visit.requests[:]
     if windows or visit.how or visit.page.is_closed():
         visit.context.close()
     else:
         visit.leave()
         windows.append(visit)
-    return seen
+    return observed
 
 
 @pytest.fixture
 def visit(chromium, served, windows, stand_ins, monkeypatch, tmp_path):
-    """Visits to the page of a user without any runs. At the end none may have seen an error or gone elsewhere."""
+    """Visits to the page of a user without any runs. At the end, fail on errors in the console and on requests to other
+    sites."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     visits = []
 

@@ -1,9 +1,9 @@
-"""A measurement that only pretends: it keeps the same files as the real ones, at once or slowly.
+"""A stand-in for a measurement: it writes the same files as a real one, at once or slowly.
 
     python lab_stand_in.py doctor
     python lab_stand_in.py bench --family flux --size tiny --resolution 512 ...
 
-A bench of 128 stays in the middle until it is stopped; a profile finds something to change.
+A bench at 128 pixels waits in the middle until it is stopped; a profile recommends an option.
 """
 
 import sys
@@ -32,7 +32,7 @@ def row(candidate, p50, **more):
 
 def bench(finished):
     rows = [row("eager", 400.0, mfu=0.3), row("checkpointing", 520.0), row("compiled", 200.0, compile=COMPILED)]
-    found = {
+    bench_result = {
         "kind": "bench",
         "finished": finished,
         "results": rows if finished else rows[:1],
@@ -41,7 +41,7 @@ def bench(finished):
         "matmul": {"dtype": "float32", "tflops": 0.5},
         "candidates": {c.name: {"about": c.about, "options": c.chosen()} for c in candidates.ALL[:3]},
     }
-    return found | {"best": report.best(found)}
+    return bench_result | {"best": report.best(bench_result)}
 
 
 def profile():
@@ -74,18 +74,18 @@ def doctor():
         "text": "mixed_precision = bf16",
         "data": {"options": {"mixed_precision": "bf16", "compile": True}, "presets": {}},
     }
-    found = {"topic": "torch", "verdict": "ok", "text": "2.13 <script>", "data": {}}
-    return {"kind": "doctor", "finished": True, "healthy": True, "findings": [found, settings]}
+    torch_finding = {"topic": "torch", "verdict": "ok", "text": "2.13 <script>", "data": {}}
+    return {"kind": "doctor", "finished": True, "healthy": True, "findings": [torch_finding, settings]}
 
 
-def main(command, *rest):
-    kind = "profile" if "--profile" in rest else command
+def main(command, *options):
+    kind = "profile" if "--profile" in options else command
     with begin_work(kind) as work:
         work.phase(Message("warming up"), 1, 4)
         if kind == "bench":
             work.store(bench(finished=False))
-            time.sleep(60 if "128" in rest else 0)
-        made = {
+            time.sleep(60 if "128" in options else 0)
+        results = {
             "bench": lambda: bench(True),
             "profile": profile,
             "doctor": doctor,
@@ -97,7 +97,7 @@ def main(command, *rest):
                 "kept": [],
             },
         }
-        work.store(made[kind]())
+        work.store(results[kind]())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The texts that the page may show, as they stand in its sources and in those of the rules that it tells of."""
+"""The texts that the page may show, extracted from its sources and from the modules whose messages it shows."""
 
 import ast
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 from tests import source
 
 PAGE = source.ROOT / "kohya_gui"
-# Parts whose words are no texts of the page: code, and what users and files say.
+# Elements whose words are no texts of the page: code, and the contents of files and fields.
 SKIPPED = ("code", "pre", "style", "script", "textarea", "datalist")
 ATTRIBUTES = ("placeholder", "aria-label", "title")
 # SDXL, LoRA, bf16, FLUX.1, kohya_ss, ~/kohya/cat.toml: the same everywhere.
@@ -37,7 +37,7 @@ MAKERS = {
     "remark": 1,
     "say": 0,
 }
-# The same of importers, whose plain texts are shown inside of others.
+# The same for importers, whose plain texts are shown inside other texts.
 IMPORTERS = {"change": 1, "ignore": 1, "explain": 0, "set_by": 2, "_say_layers": 1, "nearest": 1}
 SAID_IN_JS = re.compile(r"\bsay\(([^{]*?(?:\"[^\"]*\"[^{\"]*?)+),\s*\{")
 COUNTED_IN_JS = re.compile(r"\bcount\([^\"]*?, \"([^\"]+)\"\)")
@@ -45,7 +45,6 @@ COUNTED_IN_JS = re.compile(r"\bcount\([^\"]*?, \"([^\"]+)\"\)")
 
 @functools.cache
 def nodes(path: Path) -> list[ast.AST]:
-    """All that a module is made of."""
     return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
@@ -61,8 +60,8 @@ def templates(path: Path, without: Sequence[str] = (), makers: Mapping[str, int]
     `without`."""
     if path.suffix == ".js":
         text = path.read_text(encoding="utf-8")
-        for found in SAID_IN_JS.findall(text):
-            yield from re.findall(r"\"([^\"]*[a-z][^\"]*)\"", found)
+        for arguments in SAID_IN_JS.findall(text):
+            yield from re.findall(r"\"([^\"]*[a-z][^\"]*)\"", arguments)
         for noun in COUNTED_IN_JS.findall(text):
             yield from (f"{{count}} {noun}", f"{{count}} {noun}s")
         return
@@ -79,35 +78,35 @@ def templates(path: Path, without: Sequence[str] = (), makers: Mapping[str, int]
                 yield template.removeprefix(":").lstrip() if name not in ("Message", "say") else template
 
 
-# Callables that hear what is being done -> which argument says it. What else these names stand for takes no text.
+# Callables that report progress -> which argument is the text. Other callables of these names take no text.
 TOLD = {"phase": 0, "report": 0, "told": 0, "on_graph": 0, "spread": 3, "finish": 2}
 
 
 def progress(path: Path) -> Iterator[tuple[str, str | ast.expr | None]]:
-    """Calls that tell what is being done: their source, and the template of the text, the expression that makes it
-    elsewhere, or None where it is a plain text."""
+    """Calls that report progress: their source, and the template of the text, or the expression that makes the text
+    elsewhere, or None for a plain text."""
     for name, node in calls(path):
         if name not in TOLD or len(node.args) <= TOLD[name]:
             continue
-        told = node.args[TOLD[name]]
-        if isinstance(told, ast.Constant | ast.JoinedStr):
+        text_node = node.args[TOLD[name]]
+        if isinstance(text_node, ast.Constant | ast.JoinedStr):
             yield ast.unparse(node), None
         elif (
-            isinstance(told, ast.Call)
-            and ast.unparse(told.func) == "Message"
-            and isinstance(told.args[0], ast.Constant)
+            isinstance(text_node, ast.Call)
+            and ast.unparse(text_node.func) == "Message"
+            and isinstance(text_node.args[0], ast.Constant)
         ):
-            yield ast.unparse(node), str(told.args[0].value)
-        elif isinstance(told, ast.IfExp):
-            for part in (told.body, told.orelse):
+            yield ast.unparse(node), str(text_node.args[0].value)
+        elif isinstance(text_node, ast.IfExp):
+            for part in (text_node.body, text_node.orelse):
                 is_text = isinstance(part, ast.Call) and isinstance(part.args[0], ast.Constant)
                 yield ast.unparse(node), str(part.args[0].value) if is_text else part
         else:
-            yield ast.unparse(node), told
+            yield ast.unparse(node), text_node
 
 
 def filled_by_hand(path: Path) -> Iterator[str]:
-    """Calls whose template has its values in it already, which no catalogue knows."""
+    """Calls whose template is an f-string: with its values filled in, no catalogue has it."""
     for name, node in calls(path):
         if name in ("Message", "Problem", "ConfigError", "warn"):
             at = MAKERS.get(name, 0)
@@ -115,24 +114,28 @@ def filled_by_hand(path: Path) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
-def constants(given: ast.expr, assigned: Mapping[str, list[ast.expr]], deep: bool = True) -> Iterator[str]:
-    """The texts that an expression may be: one of two, a value of a table, a variable of the module."""
-    if isinstance(given, ast.Constant) and isinstance(given.value, str):
-        yield given.value
-    elif isinstance(given, ast.IfExp | ast.BoolOp | ast.Tuple):
-        for part in (given.body, given.orelse) if isinstance(given, ast.IfExp) else [*ast.iter_child_nodes(given)]:
+def constants(expression: ast.expr, assigned: Mapping[str, list[ast.expr]], deep: bool = True) -> Iterator[str]:
+    """The texts that an expression may evaluate to: either branch, a value of a table, a variable of the module."""
+    if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
+        yield expression.value
+    elif isinstance(expression, ast.IfExp | ast.BoolOp | ast.Tuple):
+        for part in (
+            (expression.body, expression.orelse)
+            if isinstance(expression, ast.IfExp)
+            else [*ast.iter_child_nodes(expression)]
+        ):
             yield from constants(part, assigned, deep)
-    elif isinstance(given, ast.Dict):
-        for value in given.values:
+    elif isinstance(expression, ast.Dict):
+        for value in expression.values:
             yield from constants(value, assigned, deep)
-    elif deep and isinstance(given, ast.Name | ast.Subscript):
-        name = ast.unparse(given.value if isinstance(given, ast.Subscript) else given)
+    elif deep and isinstance(expression, ast.Name | ast.Subscript):
+        name = ast.unparse(expression.value if isinstance(expression, ast.Subscript) else expression)
         for value in assigned.get(name, ()):
-            yield from constants(value, {**assigned, name: []}, isinstance(given, ast.Name))  # it may name itself
+            yield from constants(value, {**assigned, name: []}, isinstance(expression, ast.Name))  # it may name itself
 
 
 class Words(HTMLParser):
-    """The texts in a piece of HTML that people read, whatever is in them for machines left out."""
+    """The texts in a piece of HTML that people read, without those for machines."""
 
     VOID = ("input", "br", "img", "hr", "source", "path", "line", "polyline", "rect", "circle")
 
@@ -183,32 +186,32 @@ def of_page(config: Mapping[str, Any]) -> Iterator[str]:
 def of_markup(markup: str) -> Iterator[str]:
     """Every text of a piece of HTML that needs a translation; templates where there are."""
     words = Words(markup)
-    made = {one["text"]: one["template"] for texts in words.made for one in json.loads(texts)}
-    yield from filter(needs_one, (made.get(text, text) for text in words.found))
+    templates = {sentence["text"]: sentence["template"] for texts in words.made for sentence in json.loads(texts)}
+    yield from filter(needs_one, (templates.get(text, text) for text in words.found))
 
 
 def sentences(path: Path) -> Iterator[str]:
     """The sentences without arguments in a module or a script."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".js":
-        found = re.findall(r"\"([A-Z][^\"\n]*)\"", text)
+        texts = re.findall(r"\"([A-Z][^\"\n]*)\"", text)
     else:
         tree = ast.parse(text)
         aside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         aside |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
         nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
         literals = [node.value for node in nodes if id(node) not in aside]
-        found = [one for text in literals for one in (Words(text).found if "<" in text else [text])]
-    yield from filter(is_sentence, found)
+        texts = [shown for text in literals for shown in (Words(text).found if "<" in text else [text])]
+    yield from filter(is_sentence, texts)
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a text of a source is made for people: a capital letter in front, and no mark of a program in it."""
+    """Whether a literal is a sentence for people: it starts with a capital letter and has no signs of code."""
     whole = re.match(r"[A-Z{][\w{}]*[a-z}]?[ .:,]?", text) and " " in text.strip()
     return bool(whole) and needs_one(text) and not re.search(r"[<>=;\\/]|\{\}|__", text)
 
 
 def needs_one(text: str) -> bool:
-    """Whether a text is words, and not a name or a number that is the same everywhere."""
+    """Whether a text needs a translation: it has words, and is no name or number that is the same in all languages."""
     bare = PLACE.sub("", text).strip()
     return bool(bare) and not NAMES.fullmatch(bare)

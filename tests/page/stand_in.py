@@ -1,9 +1,9 @@
-"""A training that only pretends: it keeps a run's record as the real one does, in a tenth of the time.
+"""A stand-in for a training: it writes the same record as a real run, in a tenth of the time.
 
     python stand_in.py --config_file run.toml
 
-The config's learning_rate says how it goes: 0.5 fails with too little memory, anything else goes well. It does not end
-while its output folder has a file called held.
+A learning_rate of 0.5 makes it fail with too little memory; with any other it succeeds. It does not end while its
+output folder has a file called held.
 """
 
 import json
@@ -22,10 +22,10 @@ PACE = 0.05  # seconds per step
 def main(config_file: str) -> None:
     config = read_toml(config_file)
     total = int(config.get("max_train_steps", 1600))
-    asked, first = "", begin(config)
+    stop_kind, first = "", begin(config)
     script, name = "flux_train_network", config.get("output_name")
-    told = {"sample": {"sample_prompts": config.get("sample_prompts")}, "steps": {"resume": config.get("resume")}}
-    with Record.start(told, script, config["output_dir"], name, "FLUX.1 LoRA") as record:
+    settings = {"sample": {"sample_prompts": config.get("sample_prompts")}, "steps": {"resume": config.get("resume")}}
+    with Record.start(settings, script, config["output_dir"], name, "FLUX.1 LoRA") as record:
         record.plan(total)
         for image in range(1, 13):
             record.phase(Message("caching latents"), image, 12)
@@ -44,7 +44,7 @@ def main(config_file: str) -> None:
         for step in range(first, total + 1):
             if config.get("learning_rate") == 0.5 and step == 5:
                 raise RuntimeError("CUDA out of memory. Tried to allocate 2.25 GiB")
-            if asked := record.stop_requested():
+            if stop_kind := record.stop_requested():
                 break
             time.sleep(PACE)
             loss = 0.3 * math.exp(-step / 200) + 0.05 * (step % 3)
@@ -70,19 +70,19 @@ def main(config_file: str) -> None:
         result = Path(config["output_dir"]) / f"{name}.safetensors"
         result.write_bytes(b"x" * 2_000_000)
         record.event("saved", file=str(result), step=step, bytes=2_000_000, ok=True, text="it loads: all 64 tensors")
-        if asked:
+        if stop_kind:
             state(record, result.with_name(f"{name}-state"), step - 1)
 
 
 def begin(config: dict) -> int:
-    """The first step: 1, or the one after that of the state."""
+    """The first step: 1, or the one after the state's."""
     if not config.get("resume"):
         return 1
     return json.loads((Path(config["resume"]) / "train_state.json").read_text())["current_step"] + 1
 
 
 def grant(record: Record, config: dict, step: int) -> None:
-    """What was asked for on the way."""
+    """Fulfil the requests made while it runs: samples, and saved states."""
     for request in record.requests():
         if request == "save":
             name = f"{config['output_name']}-step{step:08d}-state"

@@ -24,7 +24,7 @@ from kohya_gui.server.auth import AuthGate, is_loopback, new_token
 
 
 def ask(gate, method="GET", path="/", query="", kind="http", **headers):
-    """Status, headers and body of the answer; 200 from the page behind the gate."""
+    """Status, headers and body of the response; the page behind the gate responds with 200."""
     heads = {"host": "127.0.0.1:7860", **{name.replace("_", "-"): value for name, value in headers.items()}}
     scope = {
         "type": kind,
@@ -39,7 +39,7 @@ def ask(gate, method="GET", path="/", query="", kind="http", **headers):
         sent.append(message)
 
     answering = gate(scope, None, send)
-    with contextlib.suppress(StopIteration):  # nothing in it really waits, so no event loop is needed
+    with contextlib.suppress(StopIteration):  # it never really waits, so it needs no event loop
         answering.send(None)
     first = sent[0]
     answer = {k.decode(): v.decode() for k, v in first.get("headers", [])}
@@ -115,15 +115,15 @@ def test_a_socket_is_closed_without_the_token(guarded):
 
 @pytest.fixture(autouse=True)
 def waited(monkeypatch):
-    """The seconds that guesses would have had to wait."""
-    found = []
+    """The delays, in seconds, that guesses would have had."""
+    seconds_waited = []
 
     async def sleep(seconds):
-        found.append(seconds)
+        seconds_waited.append(seconds)
 
-    # Its own name for it alone: other pages of this process go on sleeping.
+    # Replaced in this module only: other pages in this process have to go on sleeping.
     monkeypatch.setattr(guessing, "asyncio", SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
-    return found
+    return seconds_waited
 
 
 def test_user_and_password_open_the_door_and_guessing_is_slow(waited):
@@ -149,8 +149,8 @@ def test_a_ticket_opens_once(guarded):
 def test_two_pages_on_one_machine_keep_their_cookies_apart():
     first, second = AuthGate(page, "0.0.0.0", "the-token"), AuthGate(page, "0.0.0.0", "another-token")
     assert first.cookie != second.cookie
-    both = f"{first.cookie}=the-token; {second.cookie}=another-token"
-    assert ask(first, cookie=both)[0] == ask(second, cookie=both)[0] == 200
+    cookies = f"{first.cookie}=the-token; {second.cookie}=another-token"
+    assert ask(first, cookie=cookies)[0] == ask(second, cookie=cookies)[0] == 200
 
 
 @pytest.mark.parametrize("host", ["[::1", "[", "a b", "127.0.0.1:99999", "@127.0.0.1", "127.0.0.1@evil.test", "\xff"])
@@ -160,18 +160,22 @@ def test_what_is_no_name_is_refused_and_breaks_nothing(gate, host):
 
 
 def test_a_name_for_all_below_it_and_what_a_proxy_says():
-    seen = {}
+    passed_scope = {}
 
     async def behind(scope, receive, send):
-        seen.update(scope)
+        passed_scope.update(scope)
         await page(scope, receive, send)
 
     gate = AuthGate(behind, "127.0.0.1", also=["*.proxy.example"])
     assert ask(gate, "POST", host="pod-7860.proxy.example", origin="https://pod-7860.proxy.example")[0] == 200
     assert ask(gate, host="proxy.example.evil.test")[0] == ask(gate, host="evilproxy.example")[0] == 403
-    for given, kept in (("evil.test", False), ("a.proxy.example", True), ("a.proxy.example, evil.test", False)):
-        assert ask(gate, x_forwarded_host=given, x_forwarded_for="127.0.0.1")[0] == 200
-        assert (b"x-forwarded-host" in dict(seen["headers"])) == kept
+    for forwarded_host, is_kept in (
+        ("evil.test", False),
+        ("a.proxy.example", True),
+        ("a.proxy.example, evil.test", False),
+    ):
+        assert ask(gate, x_forwarded_host=forwarded_host, x_forwarded_for="127.0.0.1")[0] == 200
+        assert (b"x-forwarded-host" in dict(passed_scope["headers"])) == is_kept
 
 
 def test_no_other_site_may_show_the_page_in_a_frame(gate):
@@ -209,7 +213,7 @@ def test_with_a_token_any_address_of_the_machine_will_do_but_no_strange_name(gua
 
 
 def test_the_halves_of_an_answer_do_not_wait_for_each_other():
-    """asyncio switches that off for sockets that say TCP of themselves, and an accepted one says what ours says."""
+    # asyncio disables Nagle's algorithm only for sockets with IPPROTO_TCP, and accepted sockets inherit it from ours.
     with contextlib.closing(serving.bind("127.0.0.1", 0)) as bound:
         assert bound.proto == socket.IPPROTO_TCP
 
@@ -252,52 +256,56 @@ def test_which_addresses_are_this_computer_only():
 
 @pytest.fixture
 def started(monkeypatch):
-    """Start the page with arguments; what its access checks were given, or the exit code."""
-    seen = {}
+    """Start the page with arguments; returns the arguments of its access checks, or the exit code."""
+    access = {}
     monkeypatch.setattr(app, "build_page", lambda roots: None)
     monkeypatch.setattr(app, "prepare_responses", lambda page: None)
-    monkeypatch.setattr(app, "application", lambda page, gate, root_path: seen.update(gate))
-    monkeypatch.setattr(app, "serve", lambda made, bound: (seen.update(bound=bound.getsockname()), bound.close()))
+    monkeypatch.setattr(app, "application", lambda page, gate, root_path: access.update(gate))
+    monkeypatch.setattr(app, "serve", lambda page_app, bound: (access.update(bound=bound.getsockname()), bound.close()))
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
 
     def start(*arguments):
-        seen.clear()
+        access.clear()
         code = app.main([*arguments, "--no-browser"])
-        return code if code else {"login": "", "token": "", **seen}
+        return code if code else {"login": "", "token": "", **access}
 
     return start
 
 
 def test_alone_it_listens_to_this_computer_only(started, capsys):
-    seen = started()
-    assert seen["host"] == "127.0.0.1" == seen["bound"][0] and seen["token"] == ""
+    access = started()
+    assert access["host"] == "127.0.0.1" == access["bound"][0] and access["token"] == ""
     assert "http://127.0.0.1:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_another_address_gets_a_token_that_is_printed_once(started, capsys, host):
-    seen = started("--host", host)
-    said = capsys.readouterr()
-    assert len(seen["token"]) > 30 and said.out.count(seen["token"]) == 1 and f"?token={seen['token']}" in said.out
-    assert seen["ticket"] not in said.out and not said.err
+    access = started("--host", host)
+    output = capsys.readouterr()
+    assert (
+        len(access["token"]) > 30
+        and output.out.count(access["token"]) == 1
+        and f"?token={access['token']}" in output.out
+    )
+    assert access["ticket"] not in output.out and not output.err
 
 
 def test_starters_of_kohya_ss_work_and_what_is_unsafe_in_them_is_refused(started, monkeypatch, capsys):
     monkeypatch.setenv("KOHYA_PASSWORD", "long enough")
-    seen = started("--listen", "0.0.0.0", "--server_port", "0", "--username", "anna", "--headless", "--inbrowser")
-    assert seen["host"] == "0.0.0.0" and seen["login"] == "anna:long enough"
-    for given, words in (("--share", "no public link"), ("--password=hunter22", "KOHYA_PASSWORD")):
+    access = started("--listen", "0.0.0.0", "--server_port", "0", "--username", "anna", "--headless", "--inbrowser")
+    assert access["host"] == "0.0.0.0" and access["login"] == "anna:long enough"
+    for option, words in (("--share", "no public link"), ("--password=hunter22", "KOHYA_PASSWORD")):
         with pytest.raises(SystemExit):
-            started(given)
-        said = capsys.readouterr().err
-        assert words in said and "hunter22" not in said
+            started(option)
+        output = capsys.readouterr().err
+        assert words in output and "hunter22" not in output
 
 
 def test_tokens_and_passwords_come_from_where_only_the_user_looks(started, tmp_path, monkeypatch, capsys):
-    seen = started("--host", "0.0.0.0", "--token-file", str(tmp_path / "new" / "token"))
-    assert (tmp_path / "new" / "token").read_text().strip() == seen["token"]
+    access = started("--host", "0.0.0.0", "--token-file", str(tmp_path / "new" / "token"))
+    assert (tmp_path / "new" / "token").read_text().strip() == access["token"]
     assert os.name == "nt" or (tmp_path / "new" / "token").stat().st_mode & 0o077 == 0
-    assert started("--token-file", str(tmp_path / "new" / "token"))["token"] == seen["token"]
+    assert started("--token-file", str(tmp_path / "new" / "token"))["token"] == access["token"]
     (tmp_path / "short").write_text("abc")
     assert started("--token-file", str(tmp_path / "short")) == 2 and "128 bits" in capsys.readouterr().err
     assert started("--token-file", str(tmp_path)) == 2 and "--token-file" in capsys.readouterr().err
@@ -307,15 +315,15 @@ def test_tokens_and_passwords_come_from_where_only_the_user_looks(started, tmp_p
     monkeypatch.setattr("sys.stdin", None)
     assert started("--host", "0.0.0.0", "--user", "anna") == 2 and "KOHYA_PASSWORD" in capsys.readouterr().err
     monkeypatch.setenv("KOHYA_PASSWORD", "long enough")
-    seen = started("--host", "0.0.0.0", "--user", "anna")
-    assert seen["login"] == "anna:long enough" and seen["token"] == ""
+    access = started("--host", "0.0.0.0", "--user", "anna")
+    assert access["login"] == "anna:long enough" and access["token"] == ""
     assert "long enough" not in capsys.readouterr().out
 
 
 def test_over_ssh_the_tunnel_command_is_printed_and_no_browser_opens(started, monkeypatch, capsys):
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 50000 10.0.0.2 22")
-    seen = started()
-    port = seen["bound"][1]
+    access = started()
+    port = access["bound"][1]
     assert f"ssh -L {port}:127.0.0.1:{port} " in capsys.readouterr().out
     monkeypatch.setattr("sys.platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
@@ -326,7 +334,7 @@ def test_over_ssh_the_tunnel_command_is_printed_and_no_browser_opens(started, mo
 
 
 def test_a_page_that_is_open_when_the_server_ends_is_no_error(caplog, monkeypatch):
-    """Gradio's pages keep a request open for as long as they are."""
+    """Gradio's pages keep a request open while they are."""
 
     async def held(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -334,27 +342,27 @@ def test_a_page_that_is_open_when_the_server_ends_is_no_error(caplog, monkeypatc
         await asyncio.sleep(60)
 
     level = logging.getLogger("uvicorn.error").level
-    bound = serving.bind("127.0.0.1", 0)
+    server_socket = serving.bind("127.0.0.1", 0)
     config = uvicorn.Config(held, lifespan="off", log_config=None, timeout_graceful_shutdown=0.1)
     server = serving.QuietServer(config)
-    working = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    working = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]}, daemon=True)
     working.start()
-    with socket.create_connection(bound.getsockname(), 10) as visitor:
+    with socket.create_connection(server_socket.getsockname(), 10) as visitor:
         visitor.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert visitor.recv(1000)
         server.should_exit = True
         working.join(10)
     logging.getLogger("uvicorn.error").setLevel(level)
-    assert not working.is_alive() and not [said for said in caplog.records if said.levelno > logging.INFO]
+    assert not working.is_alive() and not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 def test_a_port_in_use_is_reported_in_a_sentence(capsys):
     held = serving.bind("127.0.0.1", 0)
     taken = held.getsockname()[1]
     assert app.main(["--port", str(taken), "--no-browser"]) == 2
-    said = capsys.readouterr().err
-    assert f"port {taken} is in use" in said and said.count("\n") == 1
-    free = int(re.search(r"--port (\d+), which is free", said)[1])
+    output = capsys.readouterr().err
+    assert f"port {taken} is in use" in output and output.count("\n") == 1
+    free = int(re.search(r"--port (\d+), which is free", output)[1])
     serving.bind("127.0.0.1", free).close()
     held.close()
 
@@ -415,6 +423,6 @@ def test_a_path_that_the_page_was_not_started_with_says_how_to_start_it():
 
 def test_gradios_own_switches_do_not_count(monkeypatch):
     code = "import kohya_gui, os; print([n for n in os.environ if n.startswith('GRADIO_')])"
-    given = {**os.environ, "GRADIO_SHARE": "True", "GRADIO_ALLOWED_PATHS": "/", "GRADIO_VIBE_MODE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "GRADIO_SHARE": "True", "GRADIO_ALLOWED_PATHS": "/", "GRADIO_VIBE_MODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['GRADIO_ANALYTICS_ENABLED']"

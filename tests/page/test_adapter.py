@@ -1,4 +1,4 @@
-"""The adapter as fields: what they show, what they write into network_args, and what is wrong with it."""
+"""The adapter's fields: what they show, what they write into network_args, and the problems they report."""
 
 import json
 
@@ -13,8 +13,8 @@ from tests.config.test_foreign import imported
 from tests.training import wait_for
 
 
-def state(family, **given):
-    return adapter.adapter_state(build_config(config_class(lora_script(family)), given, notes=[]), None)
+def state(family, **values):
+    return adapter.adapter_state(build_config(config_class(lora_script(family)), values, notes=[]), None)
 
 
 def pressed(shown):
@@ -40,8 +40,8 @@ def test_fields_presets_and_blocks_show_what_is_set(family):
 def test_blocks_are_shown_in_each_of_the_ways_to_say_them():
     flux = state("flux", network_args=["train_blocks=single", "train_single_block_indices=7,20"])
     assert learning(flux) == [[], [7, 20]] and not any(flux["groups"][0]["locked"])
-    two = state("flux", network_args=["train_double_block_indices=none", "train_single_block_indices=7,20"])
-    assert pressed(two) == ["Blocks 7 and 20"] and learning(two) == [[], [7, 20]]
+    two_blocks = state("flux", network_args=["train_double_block_indices=none", "train_single_block_indices=7,20"])
+    assert pressed(two_blocks) == ["Blocks 7 and 20"] and learning(two_blocks) == [[], [7, 20]]
     style = state(
         "sdxl", network_args=["down_lr_weight=zeros", "mid_lr_weight=0,0,0", "up_lr_weight=0,1,0,0,0,0,0,0,0"]
     )
@@ -70,15 +70,15 @@ def test_what_is_wrong_is_reported_at_its_field_and_below_the_text():
     config = build_config(
         config_class(lora_script("flux")), {"network_module": "lycoris.kohya", "network_args": args}, notes=[]
     )
-    said = adapter.adapter_problems(config)
-    assert {problem.option for problem in said} == {"network_args"}
+    problems = adapter.adapter_problems(config)
+    assert {problem.option for problem in problems} == {"network_args"}
     for words in (
         "factor must be a whole number",
         "conf is not a known key",
         "key=value",
         "train_block_indices must be",
     ):
-        assert any(words in str(problem) for problem in said), words
+        assert any(words in str(problem) for problem in problems), words
 
 
 @pytest.mark.parametrize("kind", kohya_adapters.ADAPTERS)
@@ -95,13 +95,13 @@ def test_every_type_of_kohya_ss_has_fields(kind):
         "train_double_block_indices": "0-3",
     }
     config = imported("lora", family, LoRA_type=kind, **keys).config
-    known = adapter_kinds.kind_of(config, adapter_kinds.kinds(family))
+    adapter_kind = adapter_kinds.kind_of(config, adapter_kinds.kinds(family))
     written = {pair.partition("=")[0] for pair in config.network.network_args} - {"algo", "constrain"}
-    assert known is not None and written <= {*known.names, *known.layer_names, *known.fixed}
+    assert adapter_kind is not None and written <= {*adapter_kind.names, *adapter_kind.layer_names, *adapter_kind.fixed}
 
 
 class Counted:
-    """In the place of the process that has torch."""
+    """Replaces the process that has torch."""
 
     def __init__(self):
         self.asked = []
@@ -124,9 +124,9 @@ def test_size_is_requested_once_and_shown_in_words(monkeypatch):
         config_class(lora_script("flux")), {"pretrained_model_name_or_path": "a.safetensors"}, notes=[]
     )
     assert sizes.counts(config) is None
-    told = [sizes.ask(config) for _ in range(2)]
-    assert str(told[0]["said"]) == "6 layers learn: 1.8 million parameters, a file of about 3.6 MB."
-    assert told[0] == told[1] and len(counted.asked) == 1 and sizes.counts(config) == [19, 38]
+    answers = [sizes.ask(config) for _ in range(2)]
+    assert str(answers[0]["said"]) == "6 layers learn: 1.8 million parameters, a file of about 3.6 MB."
+    assert answers[0] == answers[1] and len(counted.asked) == 1 and sizes.counts(config) == [19, 38]
 
 
 @pytest.mark.slow
@@ -142,16 +142,16 @@ def test_the_size_is_counted_by_a_process_that_can_be_lost():
 def test_fields_and_text_stay_in_step(visit, monkeypatch):
     counted = Counted()
     monkeypatch.setattr(SizeProcess, "_counted", lambda self, request: counted(request))
-    seen = visit()
-    page = seen.page
-    seen.family("FLUX.1")
-    seen.put(network_train_unet_only=True, fp8_base=True)  # without a GPU the form opens in float32
+    visitor = visit()
+    page = visitor.page
+    visitor.family("FLUX.1")
+    visitor.put(network_train_unet_only=True, fp8_base=True)  # the form opens in float32 without a GPU
     form = page.locator("#lora-form")
     box, text = form.locator(".adapter"), form.locator("[data-option=network_args]:visible")
     form.get_by_role("button", name="Adapter", exact=True).click()
     kind = box.get_by_label("Type of adapter")
     is_now = lambda value: wait_for(lambda: text.input_value() == value, 30)  # noqa: E731
-    seen.until("6 layers learn: 1.8 million parameters", ".adapter .size")
+    visitor.until("6 layers learn: 1.8 million parameters", ".adapter .size")
 
     box.get_by_role("button", name="Blocks 7 and 20").click()
     is_now("train_double_block_indices=none train_single_block_indices=7,20")
@@ -161,26 +161,26 @@ def test_fields_and_text_stay_in_step(visit, monkeypatch):
     single.get_by_role("button", name="12", exact=True).click(modifiers=["Shift"])
     is_now("train_double_block_indices=none train_single_block_indices=7-12,20")
 
-    kind.select_option("lokr")  # the blocks stay, and it goes around weights in 8 bits
+    kind.select_option("lokr")  # keeps the blocks, and bypasses the 8-bit weights
     is_now("algo=lokr bypass_mode=True train_block_indices=none/7-12,20")
     assert form.locator("[data-option=network_module]:visible").input_value() == "lycoris.kohya"
     box.get_by_label("Factor", exact=True).fill("8")
     box.get_by_label("Whole matrices").check()
     is_now("algo=lokr bypass_mode=True train_block_indices=none/7-12,20 factor=8 full_matrix=True")
     box.get_by_label("Factor", exact=True).fill("half")
-    seen.until("Must be a whole number, got 'half'", ".adapter .field.wrong small")
+    visitor.until("Must be a whole number, got 'half'", ".adapter .field.wrong small")
 
-    text.fill('algo=loha "preset=my presets.toml" rank_dropout=0.25 full=1')  # what is typed shows in the fields
+    text.fill('algo=loha "preset=my presets.toml" rank_dropout=0.25 full=1')  # typing updates the fields
     page.wait_for_function("document.querySelector('#lora-form .adapter .kinds').value === 'loha'")
     assert box.get_by_label("Rank dropout", exact=True).input_value() == "0.25"
-    seen.until("full is not a known key", ".field.wrong small")
+    visitor.until("full is not a known key", ".field.wrong small")
     box.get_by_role("button", name="Attention only").click()
     is_now("algo=loha preset=attn-only rank_dropout=0.25 full=1")
     text.fill("")
     kind.select_option("networks.lora_flux")
     page.wait_for_function("document.querySelector('#lora-form .adapter [data-argument=split_qkv]')")
     values = {"network_args": "img_attn_dim=4 train_single_block_indices=0-1", "network_module": ""}
-    seen.put(**values)
+    visitor.put(**values)
     page.wait_for_function("document.querySelector('.adapter [data-argument=img_attn_dim]').value === '4'")
     page.wait_for_function("document.querySelectorAll('.adapter [data-group=\"1\"] [aria-pressed=true]').length === 2")
     single.get_by_role("button", name="0", exact=True).focus()

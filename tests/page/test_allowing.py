@@ -1,4 +1,4 @@
-"""Folders that are allowed on the page: asked for once, on this computer only, and never those of the system."""
+"""Folders allowed on the page: confirmed once, on this computer only, and never system folders."""
 
 import argparse
 import json
@@ -42,13 +42,13 @@ def allow(roots, folder):
 
 def test_folder_permission_is_requested_once_and_survives_a_restart(place):
     roots = Roots([place / "root"], asks=True)
-    with pytest.raises(ConfigError) as said:
+    with pytest.raises(ConfigError) as raised:
         paths.allowed_path(str(place / "other" / "out"), roots, "output_dir")
-    assert allowed_folders.asked_folder(said.value.problems[0]) == str(place / "other")
+    assert allowed_folders.asked_folder(raised.value.problems[0]) == str(place / "other")
     allow(roots, place / "other")
     assert paths.allowed_path(str(place / "other" / "out"), roots) == place / "other" / "out"
     assert list(Roots([place / "root"], asks=True)) == [place / "root", place / "other"]
-    allow(roots, place / "other")  # twice is once
+    allow(roots, place / "other")  # the second time changes nothing
     assert json.loads(allowed_folders.allowed_file().read_text())["folders"] == [str(place / "other")]
     with pytest.raises(ConfigError, match="hidden"):
         paths.allowed_path(str(place / "other" / ".hidden" / "x"), roots)
@@ -78,9 +78,9 @@ def test_permission_for_a_file_is_requested_for_its_folder(place):
 def test_missing_path_is_reported_without_a_permission_request(place, what):
     roots = Roots([place / "root"], asks=True)
     for text, absent in (("gone", "gone"), ("gone/deeper/a.png", "gone/deeper"), ("other/gone", "other/gone")):
-        with pytest.raises(ConfigError, match="does not exist") as said:
+        with pytest.raises(ConfigError, match="does not exist") as raised:
             paths.allowed_path(str(place / text), roots, what)
-        (problem,) = said.value.problems
+        (problem,) = raised.value.problems
         assert allowed_folders.asked_folder(problem) == "" and problem.arguments == {"path": str(place / absent)}
         with pytest.raises(ConfigError, match="does not exist"):
             allow(roots, place / absent)
@@ -90,17 +90,17 @@ def test_missing_path_is_reported_without_a_permission_request(place, what):
 def test_permission_for_a_new_output_folder_is_requested_for_its_parent(place):
     roots = Roots([place / "root"], asks=True)
     for is_new, what in ((False, "output_dir"), (False, "logging_dir"), (True, "folder")):
-        with pytest.raises(ConfigError) as said:
+        with pytest.raises(ConfigError) as raised:
             paths.allowed_path(str(place / "other" / "new" / "out"), roots, what, is_new)
-        assert allowed_folders.asked_folder(said.value.problems[0]) == str(place / "other")
-    with pytest.raises(ConfigError, match="make it first") as said:  # above it are the homes of all users
+        assert allowed_folders.asked_folder(raised.value.problems[0]) == str(place / "other")
+    with pytest.raises(ConfigError, match="make it first") as raised:  # its parent holds the homes of all users
         paths.allowed_path(str(Path.home().parent / "nobody-of-this-name" / "out"), roots, "output_dir")
-    assert allowed_folders.asked_folder(said.value.problems[0]) == ""
+    assert allowed_folders.asked_folder(raised.value.problems[0]) == ""
 
 
 def bad_places(place):
     anchor = Path(place.anchor)
-    found = [
+    places = [
         anchor,
         Path.home(),
         Path.home().parent,
@@ -114,8 +114,8 @@ def bad_places(place):
     ]
     if os.name != "nt":
         names = "/etc /etc/x /usr /usr/share /bin /proc/self /dev /sys /var /var/lib /boot /ETC /run/x /lib/x"
-        found += [Path(one) for one in names.split()]
-    return found
+        places += [Path(name) for name in names.split()]
+    return places
 
 
 def test_unsuitable_place_is_rejected_without_a_permission_request(place):
@@ -126,10 +126,10 @@ def test_unsuitable_place_is_rejected_without_a_permission_request(place):
                 allow(roots, folder)
         try:
             paths.allowed_path(str(folder / "x"), roots)
-        except ConfigError as said:
-            assert allowed_folders.asked_folder(said.problems[0]) not in map(str, bad_places(place)), said
+        except ConfigError as error:
+            assert allowed_folders.asked_folder(error.problems[0]) not in map(str, bad_places(place)), error
     (place / "root" / "plain").write_text("x")
-    inside = [f"{place}/{one}" for one in ("root/../other", "oth\ner", "root/plain/sub", "CON", "a:b", "other/..")]
+    inside = [f"{place}/{name}" for name in ("root/../other", "oth\ner", "root/plain/sub", "CON", "a:b", "other/..")]
     for text in ("", ".", "other", "../other", "~", "C:", "\\\\server\\share", "x" * 5000, *inside):
         with pytest.raises(ConfigError):
             allow(roots, text)
@@ -146,7 +146,7 @@ def test_links_are_checked_by_their_target(place):
         paths.allowed_path(str(place / "other" / "link" / "x"), roots)
     allow(roots, place / "other" / "sub")
     (place / "other" / "sub").rmdir()
-    (place / "other" / "sub").symlink_to("/etc")  # exchanged later
+    (place / "other" / "sub").symlink_to("/etc")  # replaced after it was allowed
     with pytest.raises(ConfigError):
         paths.allowed_path(str(place / "other" / "sub" / "passwd"), roots)
 
@@ -206,10 +206,10 @@ def test_a_page_for_others_neither_asks_nor_counts_what_was_allowed(place):
 def test_only_a_page_that_is_open_to_nobody_else_asks(words, private, monkeypatch):
     monkeypatch.setenv("KOHYA_PASSWORD", "a long password")
     monkeypatch.delenv("KOHYA_TOKEN", raising=False)
-    given: argparse.Namespace = build_server_parser().parse_args(words.split())
-    assert is_private(access_of(given), given.root_path) is private
+    arguments: argparse.Namespace = build_server_parser().parse_args(words.split())
+    assert is_private(access_of(arguments), arguments.root_path) is private
     monkeypatch.setenv("KOHYA_TOKEN", "a-token-of-some-length-01")
-    assert not is_private(access_of(given), given.root_path)
+    assert not is_private(access_of(arguments), arguments.root_path)
 
 
 @pytest.fixture(scope="module")
@@ -269,37 +269,37 @@ def test_a_browser_here_can_and_others_cannot_by_any_way(application, place):
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory):
-    """A page that asks, with one folder that it may use."""
+    """A page that offers to allow folders, with a single root."""
     import uvicorn
 
     from kohya_gui.app import application, bind, build_page
 
     root = tmp_path_factory.mktemp("page").resolve()
-    bound = bind("127.0.0.1", 0)
+    server_socket = bind("127.0.0.1", 0)
     app = application(build_page(Roots([root], asks=True)), {"host": "127.0.0.1"})
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.02)
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
+    yield f"http://127.0.0.1:{server_socket.getsockname()[1]}/"
     server.should_exit = True
     thread.join(timeout=5)
 
 
 @pytest.fixture
 def visitor(chromium, windows, asking, stand_ins, monkeypatch):
-    """One visit; trainings are stand-ins, and what a form names is guarded as ever."""
+    """One visit; trainings are stand-ins, but paths in a form are checked as usual."""
     from tests.page.conftest import begun, ended
 
     monkeypatch.setattr(paths, "_outside", OUTSIDE)
-    made = begun(windows, chromium, asking)
-    yield made
+    visit = begun(windows, chromium, asking)
+    yield visit
     from library.runs import reader, stop
 
     for run in reader.runs():
         stop.request(run.id, "now")
-    assert ended(windows, made)[0] == []
+    assert ended(windows, visit)[0] == []
 
 
 OUTSIDE = paths._outside
@@ -332,7 +332,7 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
 
 @pytest.mark.browser
 def test_folder_allowed_during_a_request_is_not_requested_again(visitor, place):
-    """What is wrong with the form is said first; the whole check, which takes longer, may still ask for the folder."""
+    """The form's own problems come first; the full check, which takes longer, may still ask for the folder."""
     held = []
 
     def hold(route):
@@ -396,7 +396,7 @@ def test_the_picker_the_configs_the_data_set_and_the_tools_ask_too(visitor, plac
     page.locator(".tools [data-go]").click()
     page.locator(f'.allow[data-allow="{place / "tools"}"]').wait_for()
     page.locator(".message:visible .allow").first.click()
-    page.get_by_text("does not exist").wait_for()  # the file in it, which is looked for again at once
+    page.get_by_text("does not exist").wait_for()  # the page checks the file again at once
     assert place / "tools" in allowed_folders.allowed_folders()
 
 
@@ -426,9 +426,9 @@ def test_below_a_field_a_folder_that_is_not_there_has_no_button_and_one_that_is_
 def test_save_and_probe_ask_and_then_go_on_by_themselves(visitor, place, monkeypatch):
     from kohya_gui.form import probe
 
-    begun, ended = [], {"state": "finished", "doing": "", "tries": [], "best": {}, "text": "Nothing fits."}
-    monkeypatch.setattr(probe, "start_probe", lambda config, launch: begun.append(config.save.output_dir) or "probe")
-    monkeypatch.setattr(probe, "probe_state", lambda probe_id: ended)
+    started, probe_result = [], {"state": "finished", "doing": "", "tries": [], "best": {}, "text": "Nothing fits."}
+    monkeypatch.setattr(probe, "start_probe", lambda config, launch: started.append(config.save.output_dir) or "probe")
+    monkeypatch.setattr(probe, "probe_state", lambda probe_id: probe_result)
     page = visitor.page
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(place / "other" / "new.toml"))
     visitor.click("Save config")
@@ -448,4 +448,4 @@ def test_save_and_probe_ask_and_then_go_on_by_themselves(visitor, place, monkeyp
     visitor.click("Probe")
     page.locator(".message:visible .allow").click()
     visitor.until("Nothing fits.")
-    assert begun == [str(place / "out")]
+    assert started == [str(place / "out")]

@@ -1,4 +1,4 @@
-"""Code that a form names and this program does not list: the page asks on this computer before any of it runs."""
+"""Code that a form names and this program does not list: the page asks for confirmation before any of it runs."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ WRONG = {
 
 @pytest.fixture
 def mark(tmp_path, monkeypatch):
-    """The file that a package which nobody lists leaves when it is imported."""
+    """The file that an unlisted package writes when it is imported."""
     mark = tmp_path / "mark"
     write_package(tmp_path / "site", "page_code", mark)
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -41,7 +41,7 @@ def mark(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ready(visitor, place):  # noqa: F811
-    """A form that could start, in folders that are allowed."""
+    """A form that could start a training, with all folders allowed."""
     for name in ("base", "images", "out"):
         (place / name).mkdir()
     allowed_folders._store([place / "base", place / "images", place / "out"], [])
@@ -69,11 +69,11 @@ def test_code_needs_confirmation_by_name_before_it_runs(ready, mark, option):
         ready.until(f"{name} is code that this program does not list, and can do all that you can. Allow it to run?")
         (allow,) = page.locator(".message:visible .allow").all()
         assert allow.inner_text() == "Allow this code" and allow.get_attribute("data-allow") == f"code:{name}"
-        page.locator(".message:visible .away").click()  # which is no: it is asked for again
+        page.locator(".message:visible .away").click()  # dismissing means no, so the question comes again
         assert stored() == [] and not reader.runs() and not mark.exists() and "page_code" not in sys.modules
     ready.click("Train")
     page.locator(".message:visible .allow").click()
-    ready.until("It goes on when this page is closed")  # what was refused is done
+    ready.until("It goes on when this page is closed")  # the refused action is then carried out
     assert stored() == [name] and not mark.exists() and "page_code" not in sys.modules  # the page itself runs none
     ready.state("finished")
     ready.click("Check")
@@ -95,6 +95,6 @@ def test_the_words_are_the_readers_own(ready, mark):
     ready.put(optimizer_type=NAMES["optimizer_type"], network_module="page_code.classes")
     ready.page.get_by_role("button", name="检查", exact=True).locator("visible=true").click()
     ready.page.locator(".message:visible .allow", has_text="允许").wait_for()
-    assert "network_module：page_code.classes" in ready.said()  # one colon, and not two
+    assert "network_module：page_code.classes" in ready.said()  # one colon instead of two
     assert "page_code.classes.Own" in ready.said() and "Allow" not in ready.said() and not mark.exists()
     ready.page.locator("select.language").select_option("en")

@@ -1,4 +1,4 @@
-"""The page in a real browser: fill, be told, print, save, load, train, watch, come back, stop."""
+"""The page in a real browser: fill in, read problems, print, save, load, train, watch, come back, stop."""
 
 import json
 import re
@@ -43,13 +43,13 @@ def test_the_first_screen(visit):
 
 def test_the_other_tabs_are_made_ahead_and_ask_nothing_before_they_are_opened(visit):
     page, judged = (visitor := visit()).page, []
-    listen = lambda one: judged.append(one.post_data_json["tab"]) if "/own/judge" in one.url else None  # noqa: E731
+    listen = lambda request: judged.append(request.post_data_json["tab"]) if "/own/judge" in request.url else None  # noqa: E731
     page.on("request", listen)
     page.wait_for_function("""() => { idle.splice(0).forEach((act) => act());
         return document.querySelectorAll("form.settings").length === 5; }""")
     page.wait_for_function("() => { idle.splice(0).forEach((act) => act()); return !idle.length; }")
-    asked = lambda what: [url for url in visitor.requests if f"/own/{what}" in url]  # noqa: E731
-    assert (len(asked("form?")), len(asked("gpus"))) == (5, 1)
+    requested = lambda what: [url for url in visitor.requests if f"/own/{what}" in url]  # noqa: E731
+    assert (len(requested("form?")), len(requested("gpus"))) == (5, 1)
     ids = page.locator("form.settings [id]").evaluate_all("all => all.map((one) => one.id)")
     assert len(set(ids)) == len(ids) > 1000
     assert [form.is_visible() for form in page.locator("form.settings").all()].count(True) == 1
@@ -59,7 +59,7 @@ def test_the_other_tabs_are_made_ahead_and_ask_nothing_before_they_are_opened(vi
     visitor.tab("LoRA")
     visitor.tab("DreamBooth")
     assert page.locator("#dreambooth-train_data_dir").input_value() == "/images"
-    assert len(asked("form?")) == 5
+    assert len(requested("form?")) == 5
     page.remove_listener("request", listen)
     assert set(judged) <= {"lora", "dreambooth"}
 
@@ -80,9 +80,9 @@ def test_empty_form_reports_everything_that_is_missing(visit):
         assert words in visitor.said()
     marked = visitor.page.locator("#lora-train_data_dir").evaluate("e => getComputedStyle(e).borderColor")
     assert marked != visitor.page.locator("#lora-output_name").evaluate("e => getComputedStyle(e).borderColor")
-    visitor.fill(train_data_dir="/images")  # what is being mended is marked no longer
+    visitor.fill(train_data_dir="/images")  # editing a field removes its mark
     assert visitor.page.locator("#lora-train_data_dir").evaluate("e => getComputedStyle(e).borderColor") != marked
-    visitor.fill(output_dir="")  # where results go is proposed
+    visitor.fill(output_dir="")  # the page had proposed a folder
     visitor.click("Train")
     visitor.until("Output folder")
     assert reader.runs() == []
@@ -100,9 +100,9 @@ def test_what_the_form_knows_is_reported_before_the_whole_check_is_done(visit, m
     visitor = visit()
     visitor.click("Train")
     visitor.until("2 problems to fix")
-    assert visitor.page.locator(".bar[data-busy]").count() == 1  # and it goes on looking
+    assert visitor.page.locator(".bar[data-busy]").count() == 1  # the full check still runs
     visitor.click("More")
-    visitor.click("Download")  # whose answer is not held back by the check
+    visitor.click("Download")  # the running check must not delay this
     visitor.until("is among your downloads")
     done.set()
     visitor.until("3 problems to fix")
@@ -111,7 +111,7 @@ def test_what_the_form_knows_is_reported_before_the_whole_check_is_done(visit, m
     visitor.click("Train")
     visitor.until("2 problems to fix")
     visitor.fill(train_data_dir="/images")
-    visitor.click("Train")  # while it looks at the form as it was: that answer is out of date
+    visitor.click("Train")  # the previous check still runs, but its answer is out of date
     visitor.page.wait_for_selector(".training:visible .bar > .said:empty", state="attached")
     done.set()
     visitor.until("the disk is full")
@@ -229,19 +229,19 @@ def test_a_config_is_saved_changed_and_loaded_again(visit, served):
     visitor.until("Loaded cat.toml for SDXL")
     assert visitor.page.locator("#lora-max_train_steps").input_value() == "40"
     assert visitor.page.locator("#lora-max_grad_norm").input_value() == "0.0"
-    visitor.click("Save config")  # the file that was loaded may be written over
+    visitor.click("Save config")  # the loaded file may be overwritten
     visitor.until("Saved")
     assert read_toml(path) == first
     other = visit()
     other.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
-    other.click("Save config")  # another visitor has not seen what is in it
+    other.click("Save config")  # another visitor has not seen its contents
     other.until("exists already")
     other.click("Load config")
     other.until("Loaded cat.toml")
     other.click("Undo")
     other.until("as it was before")
     place = other.page.get_by_placeholder("Config file").locator("visible=true")
-    assert place.input_value() == ""  # and the form that is back is not written over the config that was taken back
+    assert place.input_value() == ""  # undoing also forgets the path, so that Save cannot overwrite the config
     place.fill(str(path))
     other.click("Save config")
     other.until("exists already")
@@ -250,8 +250,8 @@ def test_a_config_is_saved_changed_and_loaded_again(visit, served):
 
 def test_a_json_of_kohya_ss_is_imported_and_never_written_over(visit, served):
     path = served[1] / "old.json"
-    found = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "24", "output_dir": "/results", "lowvram": True}
-    path.write_text(json.dumps(found), encoding="utf-8")
+    contents = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "24", "output_dir": "/results", "lowvram": True}
+    path.write_text(json.dumps(contents), encoding="utf-8")
     visitor = filled(visit(), "/elsewhere", max_train_steps="41")
     place = visitor.page.get_by_placeholder("Config file").locator("visible=true")
     place.fill(str(path))
@@ -259,12 +259,12 @@ def test_a_json_of_kohya_ss_is_imported_and_never_written_over(visit, served):
     visitor.until("Loaded old.json for SDXL")
     visitor.until("ignored: lowvram")
     assert visitor.page.locator("#lora-network_dim").input_value() == "24"
-    assert visitor.page.locator("#lora-max_train_steps").input_value() == "1600"  # loading replaces
+    assert visitor.page.locator("#lora-max_train_steps").input_value() == "1600"  # loading replaces the whole form
     assert place.input_value() == ""
     place.fill(str(path))
     visitor.click("Save config")
     visitor.until("must end in .toml")
-    assert json.loads(path.read_text(encoding="utf-8")) == found
+    assert json.loads(path.read_text(encoding="utf-8")) == contents
 
 
 def test_files_outside_of_the_roots_or_of_another_tab_are_refused(visit, served, tmp_path):
@@ -281,7 +281,7 @@ def test_files_outside_of_the_roots_or_of_another_tab_are_refused(visit, served,
     visitor.click("Load it there")
     visitor.until("Loaded full.toml for SDXL")
     assert visitor.held("dreambooth")["values"]["learning_rate_te1"] == "0.1"
-    assert place.input_value() == str(served[1] / "full.toml")  # to be saved there again
+    assert place.input_value() == str(served[1] / "full.toml")  # Save goes back to the same file
 
 
 def test_a_config_goes_through_download_and_upload(visit, tmp_path):
@@ -307,7 +307,7 @@ def test_a_config_goes_through_download_and_upload(visit, tmp_path):
 
 def test_training_is_watched_left_and_found_again(visit, tmp_path):
     visitor = filled(visit(), tmp_path / "out", max_train_steps="60")
-    held = tmp_path / "out" / "held"  # for as long as it is watched
+    held = tmp_path / "out" / "held"  # keeps the training running while it is watched
     held.parent.mkdir()
     held.touch()
     visitor.click("Train")
@@ -325,7 +325,7 @@ def test_training_is_watched_left_and_found_again(visit, tmp_path):
     assert visitor.state("running") == run
     second = visit()
     assert second.state("running") == run
-    second.click("Train")  # the form of a second visitor is empty, and one training is enough
+    second.click("Train")  # the second visitor's form is empty
     second.until("problems to fix")
     held.unlink()
     assert visitor.state("finished") == run and second.state("finished") == run

@@ -1,4 +1,4 @@
-"""The page's scripts as one, and what its head asks for."""
+"""The page's bundled script, and the files that its head requests."""
 
 import re
 
@@ -64,17 +64,17 @@ def test_the_installed_gradio_says_which_files_components_need():
     names = preloads.needed(["textbox", "tabs"])
     assert len(names) > 25 and all((preloads.ASSETS_FOLDER / name).is_file() for name in names)
     assert len(preloads.needed(["textbox", "tabs", "html"])) > len(names) and not preloads.needed(["no such kind"])[60:]
-    lines, sheets, own = preloads.head(names)
-    ((address, styles),) = own.items()
+    lines, sheets, files = preloads.head(names)
+    ((address, styles),) = files.items()
     assert "stylesheet" not in lines and f'href=".{address}"' in sheets and styles.count(b"{") > 50
     assert (
         sheets.count(" disabled ") == len([name for name in names if name.endswith(".css")]) - 1
-    )  # its own head has one
+    )  # the head's own sheet is not disabled
 
 
 def test_styles_of_components_stand_behind_those_of_gradios_head():
-    """As where Gradio loads them itself. Of two rules of one weight the later one counts: where it was another, fields
-    for text were white in the dark."""
+    """The order in which Gradio itself loads them. Of two rules with the same specificity the later one wins: in
+    another order, text fields were white in dark mode."""
 
     async def gradio(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -83,8 +83,8 @@ def test_styles_of_components_stand_behind_those_of_gradios_head():
 
     lines, sheets, _ = preloads.head(preloads.needed(["textbox"]))
     html = TestClient(scripts.ScriptTags(gradio, lines, sheets)).get("/").text
-    found = re.findall(r'<link rel="stylesheet"[^>]*? href="([^"]*)"', html)
-    assert re.search(r"assets/index-[\w-]+\.css$", found[0]) and found[1].endswith("/gradio.css")
+    style_sheets = re.findall(r'<link rel="stylesheet"[^>]*? href="([^"]*)"', html)
+    assert re.search(r"assets/index-[\w-]+\.css$", style_sheets[0]) and style_sheets[1].endswith("/gradio.css")
 
 
 def test_another_gradio_is_loaded_without(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""Caches of a data set, made from the form: with progress, to be stopped, and only of what the page may read."""
+"""Caching a data set from the form: its progress, stopping it, and refusing what the page may not read."""
 
 import json
 import sys
@@ -27,9 +27,9 @@ with join_work("cache") as work:
 
 @pytest.fixture
 def stub(monkeypatch):
-    asked = []
-    monkeypatch.setattr(jobs, "job_command", lambda words: asked.append([*words]) or [sys.executable, "-c", STUB])
-    return asked
+    commands = []
+    monkeypatch.setattr(jobs, "job_command", lambda words: commands.append([*words]) or [sys.executable, "-c", STUB])
+    return commands
 
 
 @pytest.mark.browser

@@ -1,4 +1,4 @@
-"""Captions by a model in the page: what is sent, before and after side by side, put back one by one or all at once."""
+"""Captions by a model on the page: the request, old and new captions side by side, and restoring one or all."""
 
 import sys
 
@@ -31,30 +31,30 @@ sys.exit(shell.main(sys.argv[2:]))
 
 def test_captions_before_and_after_a_change_are_shown_and_put_back(images, data):  # noqa: F811
     start = tree(data)
-    asked = {"folder": str(data), "collection": opened(images, data)["collection"]}
+    scope = {"folder": str(data), "collection": opened(images, data)["collection"]}
     edit = {"action": "replace_tag", "find": "red hat", "put": "blue hat", "show": "all", "apply": True}
-    done = ended(images, images.edit(ApiRequest({**asked, **edit})))
+    done = ended(images, images.edit(ApiRequest({**scope, **edit})))
     change = done["past"][0]["id"]
-    found = images.changed(ApiRequest({**asked, "change": change}))
-    assert found["total"] == len(found["rows"]) == len(found["names"]) == done["done"] > 2
-    first = found["rows"][0]
+    comparison = images.changed(ApiRequest({**scope, "change": change}))
+    assert comparison["total"] == len(comparison["rows"]) == len(comparison["names"]) == done["done"] > 2
+    first = comparison["rows"][0]
     assert first["before"].replace("red", "blue") == first["after"] == first["now"]
     (data / first["name"]).with_suffix(".txt").write_text("mine")
-    back = ended(images, images.put_back(ApiRequest({**asked, "change": change, "names": found["names"][:2]})))
+    back = ended(images, images.put_back(ApiRequest({**scope, "change": change, "names": comparison["names"][:2]})))
     assert (back["done"], back["left"]) == (1, 1)
-    again = images.changed(ApiRequest({**asked, "change": change, "start": 1}))
-    assert again["names"] == found["names"][2:] and again["rows"][0]["now"] == again["rows"][0]["before"]
+    again = images.changed(ApiRequest({**scope, "change": change, "start": 1}))
+    assert again["names"] == comparison["names"][2:] and again["rows"][0]["now"] == again["rows"][0]["before"]
     assert (data / first["name"]).with_suffix(".txt").read_text() == "mine"
     (data / first["name"]).with_suffix(".txt").write_text(first["after"])
     for _ in range(2):
-        ended(images, images.undo(ApiRequest(asked)))
+        ended(images, images.undo(ApiRequest(scope)))
     assert tree(data) == start
     for wrong in ("../..", "x", "", change[:-1]):
         with pytest.raises(ConfigError, match="not there any more"):
-            images.changed(ApiRequest({**asked, "change": wrong}))
+            images.changed(ApiRequest({**scope, "change": wrong}))
     for names, says in ((["../../x"], "is not in"), ([], "no image is chosen"), ([7], "a list of texts")):
         with pytest.raises(ConfigError, match=says):
-            answer = images.put_back(ApiRequest({**asked, "change": change, "names": names}))
+            answer = images.put_back(ApiRequest({**scope, "change": change, "names": names}))
             raise ConfigError(answer["error"])
 
 
@@ -127,7 +127,7 @@ def test_a_model_captions_a_folder_and_what_it_wrote_is_compared_and_put_back(vi
     visitor.open()
     page.get_by_role("tab", name="Data set").click()
     page.get_by_text("Captions by a model").click()
-    assert page.locator("#caption-hf-prompt").input_value() == "what is it?"  # what was asked is kept
+    assert page.locator("#caption-hf-prompt").input_value() == "what is it?"  # the last question is kept
     page.locator(".images [data-panel=past] summary").click()
     page.get_by_role("button", name="Compare the captions before and after: Captions by stub").click()
     assert box.get_by_role("button", name="Put all back").is_disabled()

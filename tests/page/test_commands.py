@@ -25,9 +25,9 @@ def page(tmp_path, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / "root" / f"{name}.safetensors").write_text("x")
     (tmp_path / "secret.safetensors").write_text("x")
-    made = ToolCommands([(tmp_path / "root").resolve()])
-    made.started = started
-    return made
+    tool_commands = ToolCommands([(tmp_path / "root").resolve()])
+    tool_commands.started = started
+    return tool_commands
 
 
 def begin(page, name, command="tools", **values):
@@ -36,13 +36,13 @@ def begin(page, name, command="tools", **values):
 
 def test_a_form_is_started_with_guarded_paths(page, tmp_path):
     root = (tmp_path / "root").resolve()
-    told = begin(
+    status = begin(
         page, "merge", loras=f"{root}/a.safetensors=0.5\n{root}/../root/b.safetensors", out=f"{root}/new.safetensors"
     )
     assert page.started == [
         ["tools", "merge", f"{root}/a.safetensors=0.5", f"{root}/b.safetensors=1", f"--out={root}/new.safetensors"]
     ]
-    assert told["state"] == "running" and told["out"] == f"{root}/new.safetensors"
+    assert status["state"] == "running" and status["out"] == f"{root}/new.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_other_questions_are_sentences(page, fields):
 
 
 def test_the_markup_has_every_option_once():
-    made = tools.tools_tab_html()
+    markup = tools.tools_tab_html()
     for name, form in commands.TOOLS.all().items():
         for field in form.fields:
-            assert made.count(f'id="tools-{name}-{field.name}"') == 1, (name, field.name)
-    assert 'data-pick="new"' in made and made.count("data-pick") >= 12
+            assert markup.count(f'id="tools-{name}-{field.name}"') == 1, (name, field.name)
+    assert 'data-pick="new"' in markup and markup.count("data-pick") >= 12

@@ -1,4 +1,4 @@
-"""Which file of a run is best, on the page: started from the run's panel, shown with marks, and nothing leads out."""
+"""Comparing the files of a run on the page: started from the run's panel, shown with marks, below the roots only."""
 
 import pytest
 from PIL import Image
@@ -13,21 +13,21 @@ from tests.page.test_sampling import run_with_samples
 
 @pytest.fixture
 def compared(tmp_path, monkeypatch):
-    """The handlers, a run with two files, and the words of what is started."""
+    """The handlers, a run with two files, and the arguments of the started job."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     root = (tmp_path / "root").resolve()
     root.mkdir()
     (root / "model.safetensors").write_text("x")
-    made = FileComparison([root])
-    made.run = run_with_samples(root)
-    made.started = []
+    comparison = FileComparison([root])
+    comparison.run = run_with_samples(root)
+    comparison.started = []
 
     def start(kind, words, folder):
-        made.started.append(words)
+        comparison.started.append(words)
         return jobs.BackgroundJob(folder, {"kind": kind, "arguments": words})
 
     monkeypatch.setattr(jobs, "start_job", start)
-    return made
+    return comparison
 
 
 def store(run, name="compare-20260101-000000", **more):
@@ -40,7 +40,7 @@ def store(run, name="compare-20260101-000000", **more):
             Image.new("RGB", (64, 64), (200 - 90 * at, 60 + 80 * row, 90)).save(path)
     columns = [Message("step {step}", step=step) for step in (10, 20)]
     reasons = Message("{file}: {reasons}", file=columns[0], reasons=Message("lowest held-out loss"))
-    found = {
+    comparison = {
         "run": run.name,
         "folder": str(place),
         "columns": columns,
@@ -55,7 +55,7 @@ def store(run, name="compare-20260101-000000", **more):
         "proposal": {"column": 0, "reason": reasons},
         "notes": [Message("The run held no images out.")],
     }
-    layout.store(place / "comparison.json", found | more)
+    layout.store(place / "comparison.json", comparison | more)
     return place
 
 
@@ -73,7 +73,7 @@ def test_a_runs_files_are_compared_by_a_command(compared, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "words"),
     [
         ({"run": "../../x"}, "not there any more"),
         ({"encoder": "rm"}, "no such choice"),
@@ -81,8 +81,8 @@ def test_a_runs_files_are_compared_by_a_command(compared, tmp_path):
         ({"prompts": "a --ci /etc/passwd"}, "use the fields"),
     ],
 )
-def test_what_makes_no_sense_or_leads_out_is_refused(compared, more, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_makes_no_sense_or_leads_out_is_refused(compared, more, words):
+    with pytest.raises(ConfigError, match=words):
         compared.begin(ApiRequest({"run": "zorb-1", "encoder": "", "folder": "", "prompts": "", **more}))
     assert compared.started == []
 
@@ -97,13 +97,15 @@ def test_the_newest_comparison_is_shown_and_its_pictures_alone(compared, tmp_pat
     assert compared.found(ApiRequest({"run": "zorb-1"}))["columns"] == []
     store(compared.run, losses=[1, 2])
     place = store(compared.run, "compare-20260102-000000")
-    found = compared.found(ApiRequest({"run": "zorb-1"}))
-    assert [*map(str, found["columns"])] == ["step 10", "step 20"] and found["losses"] == ["0.1234", "0.2000"]
-    assert [one.template for one in found["columns"]] == ["step {step}"] * 2  # which a browser translates
+    answer = compared.found(ApiRequest({"run": "zorb-1"}))
+    assert [*map(str, answer["columns"])] == ["step 10", "step 20"] and answer["losses"] == ["0.1234", "0.2000"]
+    assert [column.template for column in answer["columns"]] == ["step {step}"] * 2  # templates to translate
     assert (
-        found["best"] == 0 and str(found["reason"]) == "step 10: lowest held-out loss" and found["likeness"] == ["", ""]
+        answer["best"] == 0
+        and str(answer["reason"]) == "step 10: lowest held-out loss"
+        and answer["likeness"] == ["", ""]
     )
-    assert found["cells"][1][1]["copy"] == "7.png" and found["cells"][0][0]["copy"] == ""
+    assert answer["cells"][1][1]["copy"] == "7.png" and answer["cells"][0][0]["copy"] == ""
     query = {"run": "zorb-1", "at": place.name, "row": "0", "column": "1"}
     assert compared.show(query).media_type == "image/png" and compared.show({**query, "small": "1"}).body
     for more in ({"at": ".."}, {"at": "compare-1/.."}, {"row": "9"}, {"row": "x"}, {"run": "../x"}, {"column": "-1"}):
@@ -113,8 +115,8 @@ def test_the_newest_comparison_is_shown_and_its_pictures_alone(compared, tmp_pat
 
 def test_a_damaged_record_shows_what_is_left_of_it(compared):
     store(compared.run, copies="x", losses={}, proposal=[], notes=None, files=[["a"], 3], likeness=["x"])
-    found = compared.found(ApiRequest({"run": "zorb-1"}))
-    assert found["columns"] and found["losses"] == ["", ""] and found["best"] is None
+    answer = compared.found(ApiRequest({"run": "zorb-1"}))
+    assert answer["columns"] and answer["losses"] == ["", ""] and answer["best"] is None
 
 
 @pytest.mark.browser
@@ -122,18 +124,18 @@ def test_the_panel_opens_the_comparison_of_its_run(visit, served, monkeypatch):
     root = served[1]
     (root / "model.safetensors").write_text("x")
     run = run_with_samples(root, "compared-1")
-    asked = []
+    commands = []
 
     def finished(kind, words, folder):
-        asked.append(words)
+        commands.append(words)
         place = store(run)
         layout.store(folder / jobs.RESULT, layout.load_facts(place / "comparison.json"))
         layout.store(folder / jobs.JOB, {"kind": kind, "state": "finished", "started": 2.0, "arguments": words})
         return jobs.job_at(folder)
 
     monkeypatch.setattr(jobs, "start_job", finished)
-    seen = visit()
-    page = seen.page
+    visitor = visit()
+    page = visitor.page
     page.locator("[data-compare]").click()
     box = page.locator(".comparing")
     box.get_by_role("button", name="Compare", exact=True).wait_for()
@@ -144,7 +146,7 @@ def test_the_panel_opens_the_comparison_of_its_run(visit, served, monkeypatch):
     box.locator("#comparing-encoder").select_option("")
     box.get_by_role("button", name="Compare", exact=True).click()
     box.locator(".reason", has_text="step 10: lowest held-out loss").wait_for()
-    assert asked == [["compare", "compared-1"]]
+    assert commands == [["compare", "compared-1"]]
     assert box.locator(".head.best").inner_text().split("\n") == ["step 10", "Proposed"]
     assert box.locator(".numbers").all_inner_texts() == ["0.1234\n0.2000"]
     assert box.locator(".sample.copied").count() == 1 and "7.png" in box.locator(".copies").inner_text()

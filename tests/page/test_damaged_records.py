@@ -1,4 +1,4 @@
-"""A run.json that somebody edited, or a disk damaged: the panel shows what is sound of it, and never raises."""
+"""An edited or damaged run.json: the panel shows the valid part, and never raises."""
 
 import json
 import time
@@ -57,18 +57,18 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    made = tmp_path / "out" / "runs" / "cat-1"
-    made.mkdir(parents=True)
-    layout.store(made / "run.json", FACTS)
-    registry.add_pointer(made)
-    (made / "progress.jsonl").write_text(
+    run_folder = tmp_path / "out" / "runs" / "cat-1"
+    run_folder.mkdir(parents=True)
+    layout.store(run_folder / "run.json", FACTS)
+    registry.add_pointer(run_folder)
+    (run_folder / "progress.jsonl").write_text(
         json.dumps({"kind": "step", "t": 1.0, "step": 1, "loss": 0.5, "lr": {"unet": 1e-4}}) + "\n"
     )
-    return made
+    return run_folder
 
 
 def shown(folder):
-    """All that the page makes of a run."""
+    """Everything that the page renders of a run."""
     run = reader.runs()[0]
     for part in monitor.panel_parts("").values():
         part.mark, part.render()
@@ -105,8 +105,10 @@ def mutated():
 def test_no_wrong_type_of_a_fact_raises(folder, state):
     wrong = []
     for name, facts in mutated():
-        for given in {state, facts["state"]} if name == "state" and isinstance(facts["state"], str) else (state,):
-            (folder / "run.json").write_text(json.dumps(facts if name == "state" else {**facts, "state": given}))
+        for stored_state in (
+            {state, facts["state"]} if name == "state" and isinstance(facts["state"], str) else (state,)
+        ):
+            (folder / "run.json").write_text(json.dumps(facts if name == "state" else {**facts, "state": stored_state}))
             layout._load_cached.cache_clear()
             try:
                 shown(folder)

@@ -1,4 +1,4 @@
-"""The images of a training as rows of its form: what is shown, what is written, and what is refused."""
+"""The images of a training as rows of its form: showing, saving, and refusing them."""
 
 import json
 
@@ -32,33 +32,33 @@ def fill(folder, count, captions=0):
 
 @pytest.fixture
 def root(tmp_path):
-    made = tmp_path / "root"
-    fill(made / "flat", 4, 3)
-    fill(made / "named" / "10_zorb cat", 2)
-    fill(made / "named" / "3_dog", 5)
-    fill(made / "reg" / "1_cat", 3)
-    return made
+    folder = tmp_path / "root"
+    fill(folder / "flat", 4, 3)
+    fill(folder / "named" / "10_zorb cat", 2)
+    fill(folder / "named" / "3_dog", 5)
+    fill(folder / "reg" / "1_cat", 3)
+    return folder
 
 
 @pytest.fixture
 def page(form, root):
-    """Ask as the browser does: what is shown, what is counted, and what is saved."""
+    """The browser's requests: show, count and save."""
 
     class Page:
-        def given(self, values):
+        def submission(self, values):
             return form.parse_submission(
                 json.dumps({"family": "sdxl", "values": {**START, **values}, "launch": {"num_processes": "1"}})
             )
 
         def look(self, **values):
-            return datasets.scan_form_datasets(form, self.given(values), [root])
+            return datasets.scan_form_datasets(form, self.submission(values), [root])
 
         def count(self, **values):
-            return datasets.count_images(form, self.given(values), [root])
+            return datasets.count_images(form, self.submission(values), [root])
 
-        def save(self, groups, file="", known="", **values):
-            sent = ApiRequest({"groups": groups, "file": str(file), "known": known})
-            return datasets.save_datasets(form, self.given(values), sent, [root])
+        def save(self, groups, file="", state="", **values):
+            sent = ApiRequest({"groups": groups, "file": str(file), "known": state})
+            return datasets.save_datasets(form, self.submission(values), sent, [root])
 
     return Page()
 
@@ -108,9 +108,9 @@ def test_a_folder_at_several_sizes_is_one_row_with_all_that_it_is_seen(page, roo
     file = root / "sizes.toml"
     table = "[[datasets]]\nresolution = {}\n[[datasets.subsets]]\nimage_dir = '{}'\n"
     file.write_text(table.format("[64, 96, 128]", root / "flat") + table.format(64, root / "named/3_dog"))
-    found = page.look(dataset_config=str(file))
-    assert [group["texts"]["resolution"] for group in found["groups"]] == ["64;96;128", "64"]
-    assert [row["images"] for group in found["groups"] for row in group["rows"]] == [4, 5]
+    shown = page.look(dataset_config=str(file))
+    assert [group["texts"]["resolution"] for group in shown["groups"]] == ["64;96;128", "64"]
+    assert [row["images"] for group in shown["groups"] for row in group["rows"]] == [4, 5]
     assert [(r["dataset"], r["seen"]) for r in page.count(dataset_config=str(file))["rows"]] == [(0, 12), (1, 5)]
 
 
@@ -118,15 +118,15 @@ def test_one_number_of_a_file_changes_and_its_comments_stay(page, root):
     file = root / "mine.toml"
     text = f"# mine\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{root / 'flat'}' # all\nnum_repeats = 2 # twice\n"
     file.write_text(text)
-    found = page.look(dataset_config=str(file))
-    assert found["groups"][0]["rows"][0]["shown"]["caption_extension"] == ".txt"  # of the form
-    found["groups"][0]["rows"][0]["texts"]["num_repeats"] = "7"
-    saved = page.save(found["groups"], file, found["known"])
+    shown = page.look(dataset_config=str(file))
+    assert shown["groups"][0]["rows"][0]["shown"]["caption_extension"] == ".txt"  # the form's value
+    shown["groups"][0]["rows"][0]["texts"]["num_repeats"] = "7"
+    saved = page.save(shown["groups"], file, shown["known"])
     assert file.read_text() == text.replace("= 2", "= 7")
     file.write_text(text)
-    for known in (saved["known"], "", found["known"][:-1]):
+    for state in (saved["known"], "", shown["known"][:-1]):
         with pytest.raises(ConfigError, match="changed elsewhere"):
-            page.save(found["groups"], file, known)
+            page.save(shown["groups"], file, state)
     assert file.read_text() == text
 
 
@@ -150,10 +150,10 @@ def test_what_is_wrong_in_a_file_is_shown_so_that_it_can_be_mended(page, root):
     file.write_text(
         f"[[datasets]]\nbatch_size = 'many'\n[[datasets.subsets]]\nimage_dir = '{root / 'flat'}'\nfoo = 1\n"
     )
-    found = page.look(dataset_config=str(file))
-    assert found["groups"][0]["texts"] == {"batch_size": "many"} and len(found["problems"]) == 2
-    found["groups"][0]["texts"]["batch_size"] = "1"
-    page.save(found["groups"], file, found["known"])
+    shown = page.look(dataset_config=str(file))
+    assert shown["groups"][0]["texts"] == {"batch_size": "many"} and len(shown["problems"]) == 2
+    shown["groups"][0]["texts"]["batch_size"] = "1"
+    page.save(shown["groups"], file, shown["known"])
     assert "batch_size = 1\n" in file.read_text() and len(page.look(dataset_config=str(file))["problems"]) == 1
 
 
@@ -162,8 +162,8 @@ def test_nothing_outside_of_the_roots_is_read_written_or_named(page, root, tmp_p
     (root / "link").symlink_to(outside)
     file = root / "names.toml"
     file.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{outside}'\nnum_repeats = 2\n")
-    found = page.look(dataset_config=str(file))
-    assert found["groups"][0]["rows"][0]["images"] is None
+    shown = page.look(dataset_config=str(file))
+    assert shown["groups"][0]["rows"][0]["images"] is None
     for values in (
         {"dataset_config": str(file)},
         {"train_data_dir": str(outside)},
@@ -171,8 +171,8 @@ def test_nothing_outside_of_the_roots_is_read_written_or_named(page, root, tmp_p
     ):
         with pytest.raises(ConfigError, match="outside"):
             page.count(**values)
-    found["groups"][0]["rows"][0]["texts"]["num_repeats"] = "3"  # what the file has named before may stay
-    page.save(found["groups"], file, found["known"])
+    shown["groups"][0]["rows"][0]["texts"]["num_repeats"] = "3"  # folders that the file named before may stay
+    page.save(shown["groups"], file, shown["known"])
     for option in ("image_dir", "conditioning_data_dir", "control_directory", "metadata_file"):
         new = {
             "at": None,
@@ -229,22 +229,22 @@ def test_too_much_is_refused(page, root):
 def test_photos_from_a_phone_become_a_data_set(visit, served, tmp_path):
     photos = fill(tmp_path / "photos", 3, 2)
     (photos / "bad.png").write_text("no image")
-    seen = visit()
-    page, form = seen.page, seen.page.locator("#lora-form")
+    visitor = visit()
+    page, form = visitor.page, visitor.page.locator("#lora-form")
     box = form.locator(".datasets")
-    seen.fill(output_name="phone")
+    visitor.fill(output_name="phone")
     box.locator(".choose-images input").set_input_files([str(file) for file in sorted(photos.iterdir())])
-    seen.until("phone: 5 files.", ".datasets .file").until("bad.png is not an image", ".datasets .file")
+    visitor.until("phone: 5 files.", ".datasets .file").until("bad.png is not an image", ".datasets .file")
     folder = served[1] / "kohya" / "images" / "phone"
     assert sorted(file.name for file in folder.iterdir()) == ["0.png", "0.txt", "1.png", "1.txt", "2.png"]
     assert form.locator("[data-option=train_data_dir]").input_value() == str(folder)
-    seen.until("100 % of an epoch", ".datasets .numbers").until("2 with a caption", ".datasets .numbers")
+    visitor.until("100 % of an epoch", ".datasets .numbers").until("2 with a caption", ".datasets .numbers")
     repeats = box.locator("li [data-set=num_repeats]")
-    repeats.fill("4")  # one folder needs no file for that
-    seen.until("12 images per epoch", ".datasets .sum")
+    repeats.fill("4")  # a single folder needs no dataset file
+    visitor.until("12 images per epoch", ".datasets .sum")
     assert form.locator("[data-option=dataset_repeats]").input_value() == "4"
     box.locator(".choose-images input").set_input_files([str(photos / "0.png")])
-    seen.until("Already there: 1 file", ".datasets .file")
+    visitor.until("Already there: 1 file", ".datasets .file")
     drop = """async (box) => {
       const data = new DataTransfer();
       data.items.add(new File(["a dog"], "2.txt", { lastModified: 5 }));
@@ -253,10 +253,10 @@ def test_photos_from_a_phone_become_a_data_set(visit, served, tmp_path):
     }"""
     box.evaluate(drop)
     wait_for(lambda: (folder / "2.txt").exists(), 30)
-    seen.until("3 with a caption", ".datasets .numbers")
+    visitor.until("3 with a caption", ".datasets .numbers")
     assert (folder / "2.txt").read_text() == "a dog" and not list(folder.glob(".*.part"))
     page.reload()
-    seen.until("12 images per epoch", ".datasets .sum")
+    visitor.until("12 images per epoch", ".datasets .sum")
 
 
 @pytest.mark.browser
@@ -264,14 +264,14 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
     root = served[1] / "sets"
     for name, count in (("10_zorb cat", 2), ("3_dog", 3), ("more", 2)):
         fill(root / ("named" if name[0].isdigit() else "") / name, count, count)
-    seen = visit()
-    page, form = seen.page, seen.page.locator("#lora-form")
+    visitor = visit()
+    page, form = visitor.page, visitor.page.locator("#lora-form")
     box = form.locator(".datasets")
-    seen.fill(output_name="zorb", output_dir=root / "out", train_data_dir=root / "named")
-    seen.until("29 images per epoch", ".datasets .sum")
+    visitor.fill(output_name="zorb", output_dir=root / "out", train_data_dir=root / "named")
+    visitor.until("29 images per epoch", ".datasets .sum")
     assert box.locator("li").count() == 2
     box.locator("li [data-set=num_repeats]").first.fill("5")
-    seen.until("Saved in", ".datasets .file").until("19 images per epoch", ".datasets .sum")
+    visitor.until("Saved in", ".datasets .file").until("19 images per epoch", ".datasets .sum")
     file = root / "out" / "zorb-dataset.toml"
     assert (
         form.locator("[data-option=dataset_config]").input_value() == str(file)
@@ -283,26 +283,26 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
     row.locator("[data-set=image_dir]").fill(str(root / "more"))
     page.keyboard.press("Tab")
     wait_for(lambda: "more" in file.read_text(), 30)
-    seen.until("Data set 2", ".datasets summary").until("21 images per epoch", ".datasets .sum")
+    visitor.until("Data set 2", ".datasets summary").until("21 images per epoch", ".datasets .sum")
     group = box.locator(".group").nth(1)
     with page.expect_response(
         lambda answer: answer.url.endswith("datasets_count")
-    ):  # after which nothing is read again
+    ):  # after this response nothing reads the file again
         group.locator("[data-set=resolution]").fill("768")
     assert "resolution = 768" in file.read_text()
     file.write_text("# by hand\n" + file.read_text())
     group.locator("[data-set=batch_size]").fill("2")
-    seen.until("changed elsewhere", ".datasets .file")
+    visitor.until("changed elsewhere", ".datasets .file")
     assert "batch_size" not in file.read_text()
     page.reload()
-    seen.until("21 images per epoch", ".datasets .sum")  # what the file says now
-    box.locator("li [data-set=num_repeats]").first.fill("many")  # what cannot be saved is still there after a reload
-    seen.until("num_repeats", ".datasets .file .bad")
+    visitor.until("21 images per epoch", ".datasets .sum")  # the saved value
+    box.locator("li [data-set=num_repeats]").first.fill("many")  # invalid text survives a reload
+    visitor.until("num_repeats", ".datasets .file .bad")
     page.reload()
-    seen.until("num_repeats", ".datasets .file .bad")
+    visitor.until("num_repeats", ".datasets .file .bad")
     assert box.locator("li [data-set=num_repeats]").first.input_value() == "many"
     box.locator("li [data-set=num_repeats]").first.fill("5")
-    seen.until("21 images per epoch", ".datasets .sum")
+    visitor.until("21 images per epoch", ".datasets .sum")
     box.locator("li").first.get_by_role("button", name="Remove").click()
     wait_for(lambda: "zorb cat" not in file.read_text(), 30)
     assert file.read_text().startswith("# by hand\n")

@@ -1,4 +1,4 @@
-"""The folder of a run is deleted while it works: the panel says so, and claims nothing that it cannot know."""
+"""A run's folder is deleted while it trains: the panel says so, and claims nothing that it cannot know."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def test_the_panel_says_so_and_the_training_goes_on(visit, tmp_path):
     visitor.until("The folder of this run was deleted", ".cause")
     visitor.until("Its record was written again", ".cause")
     visitor.until("Step", ".line")
-    wait_for(lambda: (tmp_path / "out" / "runs" / run / "run.toml").exists())  # so that it can be gone on with
+    wait_for(lambda: (tmp_path / "out" / "runs" / run / "run.toml").exists())  # needed to resume it
     visitor.click("Stop after this step")
     assert visitor.state("stopped") == run
     visitor.until("Its record was written again", ".cause")

@@ -1,4 +1,4 @@
-"""Around the form, in a real browser: what is told while one types, presets, undo, comparing, a first training."""
+"""The form in a real browser: hints while typing, presets, undo, comparing, a first training."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from tests import fork_server
 from tests.training import copied
 
 pytestmark = pytest.mark.browser
-REAL = isolated.check_reading, isolated.check_all, launcher.starting  # before the page of these tests gets stand-ins
+REAL = isolated.check_reading, isolated.check_all, launcher.starting  # the tests' stand-ins replace these
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def help_of(visitor, field):
 
 
 def choose_models(visitor, flux, chroma):
-    """The form follows what the files are."""
+    """The form follows the contents of the chosen files."""
     page = visitor.page
     # The family is what the checkpoint's header says.
     visitor.fill(pretrained_model_name_or_path=flux)
@@ -70,13 +70,13 @@ def test_reports_while_typing(visit, demo, served):
     page.locator(".field:has(#lora-max_train_steps) .reset").click()
     page.locator("#lora-max_train_steps:not([aria-invalid])").wait_for()
     assert page.locator("#lora-max_train_steps").input_value() == "2000"
-    visitor.fill(max_train_steps="2000.0")  # the start's value, in other words
+    visitor.fill(max_train_steps="2000.0")  # the same number as the start's
     assert not page.locator(".reset:visible").count()
     # What describes the data in detail stands for the folder and the size.
-    for given, required in (("set.toml", 0), ("", 2)):
-        visitor.put(dataset_config=given)
-        asked = page.locator(".required > :is(#lora-train_data_dir, #lora-resolution)[aria-required=true]")
-        assert asked.count() == required
+    for dataset_file, required in (("set.toml", 0), ("", 2)):
+        visitor.put(dataset_config=dataset_file)
+        required_fields = page.locator(".required > :is(#lora-train_data_dir, #lora-resolution)[aria-required=true]")
+        assert required_fields.count() == required
     # Search leads to a field that is folded away and rare, and marks it.
     page.keyboard.press("Escape")
     page.locator("h1").click()
@@ -142,13 +142,13 @@ def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
     page.locator(f'.preset:visible[data-preset="{chosen.id}"]').click()
     visitor.until(
         compile_summary.compiling_sentence(chosen).partition(", compiled")[0]
-    )  # a machine without a GPU does not compile
+    )  # nothing compiles without a GPU
     assert page.locator("#lora-flux-clip_l").is_visible()
-    assert page.locator("#lora-presets h4").first.text_content() == "FLUX.1"  # of the family that is chosen now
+    assert page.locator("#lora-presets h4").first.text_content() == "FLUX.1"  # the chosen family's come first
     assert page.locator("#lora-network_dim").input_value() == rank
     assert page.locator("#lora-output_dir").input_value() == "/results"
     assert page.locator(".start:visible b").inner_text() == chosen.title
-    assert page.locator(".changed:visible [data-option]").count() == 1  # the folder
+    assert page.locator(".changed:visible [data-option]").count() == 1  # only the folder
     page.locator(".message .undo").click()
     assert page.locator("#lora-network_dim").input_value() == "3"
     assert not page.locator("#lora-flux-clip_l").is_visible()
@@ -166,7 +166,7 @@ def test_a_profile_looks_chosen_while_the_form_compiles_by_it_and_help_stays_bel
     assert len(words) == 2 and "inductor" in words[0] and words[1] == "No effect: Enable torch.compile is off"
     assert chosen.count() == 0
     box = page.locator(".profile:visible", has_text="Max").bounding_box()
-    page.mouse.move(box["x"] + 20, box["y"] + 20)  # a pointer that rests there chooses nothing
+    page.mouse.move(box["x"] + 20, box["y"] + 20)  # hovering does not choose
     edge = "e => getComputedStyle(e).borderColor"
     assert len({card.evaluate(edge) for card in page.locator(".profile:visible").all()}) == 1
     page.locator(".profile:visible", has_text="Max").click()
@@ -180,7 +180,7 @@ def test_messages_take_a_line_of_the_desk_and_the_run_one_of_a_phone(visit, serv
     from library.runs.record import Record
 
     visitor = visit()
-    page, file = visitor.page, served[1] / "lines.toml"  # short: a long path takes a second line
+    page, file = visitor.page, served[1] / "lines.toml"  # a short path, as a long one would wrap
     height = lambda selector: page.locator(f"{selector}:visible").bounding_box()["height"]  # noqa: E731
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(file))
     visitor.click("Save config")
@@ -188,10 +188,10 @@ def test_messages_take_a_line_of_the_desk_and_the_run_one_of_a_phone(visit, serv
     assert height(".message") < 40
     visitor.click("Load config")
     visitor.until("Loaded").until("Undo")
-    assert height(".message") < 44  # with its button
+    assert height(".message") < 44  # one line, including its button
     page.locator(".message:visible .undo").click()
     visitor.until("The form is as it was before")
-    file.write_text(file.read_text() + "\nnum_processes = 2\nepoch = 3\n")  # two that belong elsewhere
+    file.write_text(file.read_text() + "\nnum_processes = 2\nepoch = 3\n")  # two keys that belong elsewhere
     visitor.click("Load config")
     visitor.until("2 notes")
     assert height(".message") < 44
@@ -205,12 +205,12 @@ def test_messages_take_a_line_of_the_desk_and_the_run_one_of_a_phone(visit, serv
         first = page.locator("#lora-pretrained_model_name_or_path").bounding_box()
         page.get_by_role("button", name="Details of the run").click()
         page.wait_for_function("document.querySelector('.live').offsetHeight > 200")
-    assert first["y"] + first["height"] < 844 - 100  # a field can be seen above the buttons
+    assert first["y"] + first["height"] < 844 - 100  # the first field is visible above the buttons
 
 
 def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tmp_path):
     path = served[1] / "theirs.json"
-    found = {
+    contents = {
         "sdxl": True,
         "LoRA_type": "Standard",
         "network_dim": "24",
@@ -218,13 +218,13 @@ def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tm
         "own_key": "kept",
         "wandb_api_key": "canary",
     }
-    path.write_text(json.dumps(found), encoding="utf-8")
+    path.write_text(json.dumps(contents), encoding="utf-8")
     visitor = visit()
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
     visitor.click("Load config")
     visitor.until("Loaded theirs.json for SDXL")
     visitor.fill(network_dim="48", output_name="cat")
-    visitor.open()  # what was loaded outlives the page, but for its tokens
+    visitor.open()  # a reload keeps what was loaded, except tokens
     assert "canary" not in visitor.page.evaluate("JSON.stringify(sessionStorage)")
     visitor.click("More")
     with visitor.page.expect_download() as download:
@@ -252,11 +252,11 @@ def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tm
 
 
 def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
-    """The whole way with the real check and the real training: told what is wrong, mended by a click, trained."""
+    """With the real check and the real training: problems are shown, fixed by a click, and the training runs."""
     for name, real in zip(("check_reading", "check_all"), REAL, strict=False):
         monkeypatch.setattr(isolated, name, real)
     forked = SimpleNamespace(run=fork_server.run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(isolated, "subprocess", forked)  # four processes, of which none has to load torch
+    monkeypatch.setattr(isolated, "subprocess", forked)  # forks four processes, so that none has to load torch
     monkeypatch.setattr(start, "subprocess", fork_server.DETACHED)
     monkeypatch.setattr(start, "starting", lambda path, script, **how: REAL[2](path, script, **{**how, "cpu": True}))
     visitor, out = visit(), tmp_path / "out"
@@ -272,7 +272,7 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
         learning_rate="1e-3",
     )
     visitor.click("Torch Compile Settings")
-    visitor.page.locator("#lora-compile").uncheck()  # on a CPU it takes longer than all the rest of this
+    visitor.page.locator("#lora-compile").uncheck()  # compiling on a CPU would take longer than the rest of this test
     visitor.click("Captions")
     visitor.click("Logs")
     visitor.page.locator("#lora-log_with").select_option("wandb")
@@ -284,7 +284,7 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     visitor.page.locator(".findings .fix").first.click()
     assert visitor.page.locator("#lora-train_data_dir").input_value() == str(demo.images)
     visitor.fill(caption_extension=".caption")
-    visitor.click("Train")  # nothing is lost when captions are overlooked: it asks first
+    visitor.click("Train")  # it asks before it ignores captions
     visitor.until("It has not started: no image has a caption")
     assert 'set Caption extension = ".txt" to use them' in visitor.said() and reader.runs() == []
     visitor.click("Check")

@@ -1,4 +1,4 @@
-"""From an empty page to a picture: four steps to a first training, each a button to its place, and what comes after."""
+"""From an empty page to a picture: the four first steps, each a button that leads to its place, and what follows."""
 
 from pathlib import Path
 
@@ -29,22 +29,22 @@ SHIFTS = """() => new Promise((done) => {
 })"""
 
 
-def comes_without_moving_anything(seen):
-    """An earlier run, on a phone."""
-    seen.page.set_viewport_size({"width": 390, "height": 844})
-    seen.open()
-    seen.state("finished")
-    assert seen.page.evaluate(SHIFTS) < 0.01
+def comes_without_moving_anything(visitor):
+    """With an earlier run, on a phone."""
+    visitor.page.set_viewport_size({"width": 390, "height": 844})
+    visitor.open()
+    visitor.state("finished")
+    assert visitor.page.evaluate(SHIFTS) < 0.01
 
 
 @pytest.mark.browser
 def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit, served, monkeypatch):
-    """The process that makes the demo is a stand-in, which writes no model."""
-    root, asked = served[1] / "made", []
+    """The process that creates the demo is a stand-in, which writes no model."""
+    root, commands = served[1] / "made", []
     place = root / "flux"
 
     def start(kind, words):
-        asked.append(words)
+        commands.append(words)
         files = {option: sparse(place / f"{option}.safetensors", shapes) for option, shapes in SHAPES["flux"].items()}
         files["flux"] = files.pop(finding.MODEL_OPTION)
         path, script = root / "flux_train_network.toml", "flux_train_network"
@@ -55,53 +55,53 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
         return jobs.job_at(folder)
 
     monkeypatch.setattr(jobs, "start_job", start)
-    seen = visit()
-    value = lambda name: seen.held()["values"][name]  # noqa: E731
-    seen.family("FLUX.1")
-    seen.click("Try it with the demo")
-    seen.until("Loaded flux_train_network.toml for FLUX.1")
-    assert asked[0][:3] == ["demo", "--no-train", "--family=flux"] and "--compile" not in asked[0]
-    assert value("compile") is False  # as the demo makes it where there is no GPU
+    visitor = visit()
+    value = lambda name: visitor.held()["values"][name]  # noqa: E731
+    visitor.family("FLUX.1")
+    visitor.click("Try it with the demo")
+    visitor.until("Loaded flux_train_network.toml for FLUX.1")
+    assert commands[0][:3] == ["demo", "--no-train", "--family=flux"] and "--compile" not in commands[0]
+    assert value("compile") is False  # the demo's default without a GPU
     assert value("train_data_dir") == str(root / "images") and value("t5xxl") == str(place / "t5xxl.safetensors")
-    seen.click("Undo")
-    seen.until("as it was before")
+    visitor.click("Undo")
+    visitor.until("as it was before")
     assert value("t5xxl") == ""
-    seen.family("SDXL")
+    visitor.family("SDXL")
     model = place / f"{finding.MODEL_OPTION}.safetensors"
-    seen.fill(pretrained_model_name_or_path=model)  # of the other family, which is chosen
-    seen.until("Filled in what lies beside the model")
-    held = seen.held()
+    visitor.fill(pretrained_model_name_or_path=model)  # a model of the other family, which is then chosen
+    visitor.until("Filled in what lies beside the model")
+    held = visitor.held()
     assert held["family"] == "flux" and held["values"]["pretrained_model_name_or_path"] == str(model)
     for option in ("clip_l", "t5xxl", "ae"):
         assert held["values"][option] == str(place / f"{option}.safetensors")
-    seen.click("Undo")
+    visitor.click("Undo")
     assert value("ae") == ""
 
 
 @pytest.mark.browser
 def test_the_demo_brings_a_small_model_pictures_and_prompts(visit, served, monkeypatch):
-    """The process that makes the demo is a stand-in, which makes it in this one."""
+    """The process that creates the demo is a stand-in, which creates it in this process."""
     root = served[1] / "learning"
 
     def start(kind, words):
-        made = files.prepare_demo(root, ("flux",), trained=("flux",))
+        demo = files.prepare_demo(root, ("flux",), trained=("flux",))
         folder = jobs.new(kind)
         layout.store(folder / jobs.JOB, {"kind": kind, "state": "finished", "started": 1.0})
-        layout.store(folder / jobs.RESULT, {"configs": {name: str(path) for name, path in made.configs.items()}})
+        layout.store(folder / jobs.RESULT, {"configs": {name: str(path) for name, path in demo.configs.items()}})
         return jobs.job_at(folder)
 
     monkeypatch.setattr(jobs, "start_job", start)
-    seen = visit()
-    seen.family("FLUX.1")
-    seen.click("Try it with the demo")
-    seen.until("Loaded flux_train_network.toml for FLUX.1")
-    values = seen.held()["values"]
+    visitor = visit()
+    visitor.family("FLUX.1")
+    visitor.click("Try it with the demo")
+    visitor.until("Loaded flux_train_network.toml for FLUX.1")
+    values = visitor.held()["values"]
     model = small_model.parts_in(root / "small-models" / "flux", "flux")
     assert values["pretrained_model_name_or_path"] == str(model["flux"]) and values["ae"] == str(model["ae"])
     assert values["train_data_dir"] == str(root / "zorb") and values["sample_at_first"] is True
     assert values["sample_prompts"] == str(root / "flux-prompts.txt")
-    rows = seen.page.locator("#lora-form .prompts li:not(template li)")
-    seen.page.wait_for_function("document.querySelectorAll('#lora-form .prompts ol > li').length === 4")
+    rows = visitor.page.locator("#lora-form .prompts li:not(template li)")
+    visitor.page.wait_for_function("document.querySelectorAll('#lora-form .prompts ol > li').length === 4")
     assert rows.nth(0).locator("[data-prompt=scale]").input_value() in ("4", "4.0")
 
 
@@ -110,18 +110,18 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     hub.repositories[OFFER.repository] = {OFFER.path: CHECKPOINT}
     image = tmp_path / "a.png"
     Image.new("RGB", (64, 64)).save(image)
-    seen = visit()
-    page = seen.page
+    visitor = visit()
+    page = visitor.page
     steps = page.locator(".first-steps button")
     assert steps.all_inner_texts() == ["Choose a model", "Add images", "Look at them", "Start the training"]
     follows = lambda step: page.locator(f"#side[data-next={step}]").wait_for()  # noqa: E731
     page.get_by_role("tab", name="Queue", exact=True).click()
-    steps.nth(0).click()  # also from a tab without a form
+    steps.nth(0).click()  # works from a tab without a form, too
     page.locator("dialog.models .take:enabled").wait_for()
     page.locator("dialog.models").get_by_label("Model", exact=True).select_option(
         "get:0"
-    )  # others may be there already
-    page.locator("dialog.models .room", has_text=" KB").wait_for()  # what the hub says, and not what is known of it
+    )  # by value, as models on the disk may come first
+    page.locator("dialog.models .room", has_text=" KB").wait_for()  # the hub's size, not the estimate
     page.locator("dialog.models .take:enabled").click()
     page.locator("dialog.models").wait_for(state="hidden", timeout=60_000)
     assert page.locator("#lora-pretrained_model_name_or_path").input_value().endswith(OFFER.path)
@@ -134,7 +134,7 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     steps.nth(2).click()
     page.locator(".images .cards article").wait_for()
     follows("train")
-    page.get_by_role("button", name="Write captions with a model").click()  # the image has none
+    page.get_by_role("button", name="Write captions with a model").click()  # offered as the image has no caption
     page.locator("[data-panel=caption][open]").wait_for()
     steps.nth(3).click()
     page.wait_for_function("document.activeElement.matches('button.train')")
@@ -142,17 +142,17 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     boxes = [step.bounding_box() for step in steps.all()]
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["height"] >= 24 for box in boxes)
     assert max(box["y"] + box["height"] for box in boxes) - min(box["y"] for box in boxes) < 100
-    tabs = page.get_by_role("tab")  # in one row, of which the open one is in view
+    tabs = page.get_by_role("tab")  # all in one row
     assert len({round(tab.bounding_box()["y"]) for tab in tabs.all()}) == 1
     page.set_viewport_size({"width": 1440, "height": 900})
-    seen.fill(max_train_steps="3")
+    visitor.fill(max_train_steps="3")
     page.locator("button.train:visible").press("Enter")
-    seen.state("finished")
+    visitor.state("finished")
     page.locator(".live .acts [data-try]").click()
     tried = page.locator("#sampling-lora-first")
     page.wait_for_function("document.querySelector('#sampling-lora-first').value")
     assert Path(tried.input_value()) == served[1] / "kohya" / "output" / "sdxl-lora.safetensors"
-    comes_without_moving_anything(seen)
+    comes_without_moving_anything(visitor)
 
 
 @pytest.mark.browser
@@ -162,14 +162,14 @@ def test_a_step_is_done_when_there_is_a_model_and_are_images(visit, tmp_path, se
     checkpoint.write_bytes(CHECKPOINT)
     images = served[1] / f"images-{tmp_path.name}"
     images.mkdir()
-    seen = visit()
-    page, done = seen.page, lambda steps: f"#side[data-done='{steps}']"
-    seen.fill(pretrained_model_name_or_path=no_model, train_data_dir=images)
+    visitor = visit()
+    page, done = visitor.page, lambda steps: f"#side[data-done='{steps}']"
+    visitor.fill(pretrained_model_name_or_path=no_model, train_data_dir=images)
     page.locator(".field.wrong #lora-pretrained_model_name_or_path").wait_for()
     page.locator("#lora-form .datasets .bad").wait_for()
     assert page.locator(done("")).count() == 1
     Image.new("RGB", (64, 64)).save(images / "a.png")
-    seen.fill(pretrained_model_name_or_path=checkpoint)
+    visitor.fill(pretrained_model_name_or_path=checkpoint)
     page.locator(done("model")).wait_for()
-    seen.fill(train_data_dir=f"{images}/")
+    visitor.fill(train_data_dir=f"{images}/")
     page.locator(done("model images")).wait_for()

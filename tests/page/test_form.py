@@ -1,4 +1,4 @@
-"""The form: what it shows, what it sends, and that nothing is lost or invented between the two."""
+"""The form: the fields that it shows, what it sends, and that nothing is lost or added between the two."""
 
 import json
 from html.parser import HTMLParser
@@ -19,7 +19,7 @@ CASES = [(tab, family) for tab, form in FORMS.items() for family in form.configs
 
 
 class Page(HTMLParser):
-    """A form's fields as a browser would have them: element id -> what it is for, and its value."""
+    """A form's fields as a browser would have them: element id -> its option and its value."""
 
     VOID = ("input", "option")
 
@@ -30,19 +30,19 @@ class Page(HTMLParser):
         self.feed(markup)
 
     def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
-        inside = [given.get("class", "").split(), *(c for _, c in self._open)]
-        if "id" in given:
-            self.ids.append(given["id"])
-        if "data-option" in given or "data-launch" in given:
-            value = "checked" in given if given.get("type") == "checkbox" else given.get("value", "")
-            self.fields[given["id"]] = {**given, "value": value}
-            self.classes[given["id"]] = {c for classes in inside for c in classes}
-            self._last = given["id"]
-        if tag == "option" and "selected" in given:
-            self.fields[self._last]["value"] = given["value"]
+        by_name = dict(attributes)
+        inside = [by_name.get("class", "").split(), *(c for _, c in self._open)]
+        if "id" in by_name:
+            self.ids.append(by_name["id"])
+        if "data-option" in by_name or "data-launch" in by_name:
+            value = "checked" in by_name if by_name.get("type") == "checkbox" else by_name.get("value", "")
+            self.fields[by_name["id"]] = {**by_name, "value": value}
+            self.classes[by_name["id"]] = {c for classes in inside for c in classes}
+            self._last = by_name["id"]
+        if tag == "option" and "selected" in by_name:
+            self.fields[self._last]["value"] = by_name["value"]
         if tag not in self.VOID:
-            self._open.append((tag, given.get("class", "").split()))
+            self._open.append((tag, by_name.get("class", "").split()))
 
     def handle_endtag(self, tag):
         if tag not in self.VOID:
@@ -52,7 +52,7 @@ class Page(HTMLParser):
         self.words.append(data)
 
     def send(self, family):
-        """What page.js would send of it."""
+        """What page.js would send."""
         mine = [f for f in self.fields.values() if family in f["data-families"].split()]
         return json.dumps(
             {
@@ -66,8 +66,8 @@ class Page(HTMLParser):
 PAGES = {tab: Page(form.markup()) for tab, form in FORMS.items()}
 
 
-def sent(family, **given):
-    return json.dumps({"family": family, "values": given, "launch": {}})
+def sent(family, **values):
+    return json.dumps({"family": family, "values": values, "launch": {}})
 
 
 STARTS = {tab.id: start_preset.starts(tab.id, tab.configs) for tab in TABS}
@@ -75,7 +75,7 @@ STARTS = {tab.id: start_preset.starts(tab.id, tab.configs) for tab in TABS}
 
 @pytest.mark.parametrize(("tab", "family"), CASES)
 def test_an_untouched_form_is_exactly_its_start_preset_and_without_one_exactly_the_defaults(tab, family):
-    """What page.js makes of a start is in test_starting.py; here, what the server makes of the fields."""
+    """How page.js applies a start is tested in test_starting.py; here, how the server parses the fields."""
     form, start = FORMS[tab], STARTS[tab][family]
     text = PAGES[tab].send(family)
     bare, notes = form.collect(form.parse_submission(text))
@@ -85,8 +85,8 @@ def test_an_untouched_form_is_exactly_its_start_preset_and_without_one_exactly_t
     begun["values"] |= start["values"]
     config, notes = form.collect(form.parse_submission(json.dumps(begun)))
     preset = next(p for p in preset_files.of_kind(tab, [family]) if p.id == start["id"])
-    made = flatten_sections(changed(start_preset.apply_preset(preset, form.configs[family], {}, [])))
-    assert flatten_sections(changed(config)) == {**made, "output_name": f"{family}-{tab}"} and notes == []
+    preset_options = flatten_sections(changed(start_preset.apply_preset(preset, form.configs[family], {}, [])))
+    assert flatten_sections(changed(config)) == {**preset_options, "output_name": f"{family}-{tab}"} and notes == []
 
 
 @pytest.mark.parametrize(("tab", "family"), CASES)
@@ -97,7 +97,7 @@ def test_every_option_comes_back_as_it_was_filled_in(tab, family):
         try:
             config = build_config(config_class, {name: another(option)}, notes=[])
         except ConfigError:
-            continue  # it needs other options beside it
+            continue  # only valid together with other options
         filled = json.loads(form.fill(config))
         back, _ = form.collect(form.parse_submission(json.dumps({**filled, "launch": {}})))
         assert back == config, name
@@ -149,8 +149,8 @@ def test_torch_compile_settings_are_in_every_tab_for_every_family(tab):
 
 
 def test_auto_and_zero_are_not_written():
-    given = {"compile": True, "compile_dynamic": "auto", "compile_cache_size_limit": "0"}
-    config, _ = FORMS["lora"].collect(FORMS["lora"].parse_submission(sent("flux", **given)))
+    values = {"compile": True, "compile_dynamic": "auto", "compile_cache_size_limit": "0"}
+    config, _ = FORMS["lora"].collect(FORMS["lora"].parse_submission(sent("flux", **values)))
     assert to_toml(config) == "[compile]\ncompile = true\n"
 
 
@@ -164,7 +164,7 @@ def test_a_typed_zero_survives():
 def test_a_family_shows_only_what_means_something_to_it():
     page = PAGES["lora"]
     assert "only-flux" in page.classes["lora-flux-clip_l"]
-    assert "only-sdxl" in page.classes["lora-noise_offset"]  # FLUX.1 knows the option, without effect
+    assert "only-sdxl" in page.classes["lora-noise_offset"]  # FLUX.1 has the option, without effect
     assert not page.classes["lora-learning_rate"] & {"only-sdxl", "only-flux"}
 
 
@@ -178,7 +178,7 @@ def problems(tab, text):
 @pytest.mark.parametrize(("tab", "family"), CASES)
 def test_an_empty_form_names_everything_that_is_missing(tab, family):
     named = {line.split()[0] for line in problems(tab, PAGES[tab].send(family))}
-    asked = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
+    required = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
     parts = {
         "flux": {"clip_l", "t5xxl", "ae"},
         "qwen_image": {"text_encoder", "vae"},
@@ -186,17 +186,20 @@ def test_an_empty_form_names_everything_that_is_missing(tab, family):
         "flux_2": {"text_encoder", "vae"},
         "anima": {"qwen3", "vae"},
     }
-    own = {"textual-inversion": {"token_string"}, "lllite": {"conditioning_data_dir", "cond_emb_dim", "network_dim"}}
-    assert named == asked | parts.get(family, set()) | own.get(tab, set())
+    tab_options = {
+        "textual-inversion": {"token_string"},
+        "lllite": {"conditioning_data_dir", "cond_emb_dim", "network_dim"},
+    }
+    assert named == required | parts.get(family, set()) | tab_options.get(tab, set())
     assert all(FORMS[tab].places(family)[name][1] in PAGES[tab].fields for name in named)
 
 
 def test_wrong_and_missing_values_are_all_reported_at_once():
     text = sent("sdxl", resolution="foo", max_train_steps="-5", learning_rate="abc", train_batch_size="", seed="1.5")
-    found = problems("lora", text)
-    named = [line.split()[0] for line in found]
+    reported = problems("lora", text)
+    named = [line.split()[0] for line in reported]
     for name in ("resolution", "max_train_steps", "learning_rate", "train_batch_size", "seed", "output_dir"):
-        assert named.count(name) == 1, found
+        assert named.count(name) == 1, reported
 
 
 def test_launch_options_are_checked_with_the_rest():
@@ -252,5 +255,5 @@ def test_required_files_are_shown_beside_the_base_model_of_their_family_only(tab
         needed = {problem.option for problem in find_missing(build_config(config, {}, notes=[]))}
         for name in options_of(config):
             if options_of(config)[name].section == "model":
-                seen = page.classes[form.places(family)[name][1]]
-                assert ("basics" in seen) == (name in needed) == ("required" in seen), (family, name)
+                classes = page.classes[form.places(family)[name][1]]
+                assert ("basics" in classes) == (name in needed) == ("required" in classes), (family, name)

@@ -33,7 +33,7 @@ def pressed(visitor):
 def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served, two, tmp_path):
     visitor, held = visit(), tmp_path / "out" / "held"
     held.parent.mkdir()
-    held.touch()  # trainings into this folder do not end
+    held.touch()  # keeps trainings with this output folder running
     chooser = visitor.page.locator("#lora-form .gpus")
     gpu, number = [chooser.locator(f"[data-gpu='{name}']") for name in "01"], visitor.page.locator("#lora-gpu_ids")
     gpu[0].wait_for()
@@ -44,7 +44,7 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
     assert (number.input_value(), pressed(visitor)) == ("0,1", ["0", "1"])
     assert visitor.page.locator("#lora-num_processes").input_value() == "2"
     number.evaluate("e => { e.value = '1'; e.dispatchEvent(new Event('input', { bubbles: true })); }")
-    assert pressed(visitor) == ["1"]  # what is typed and what is pressed are one
+    assert pressed(visitor) == ["1"]  # typing presses the button
     theirs = served[1] / f"{tmp_path.name}.json"
     theirs.write_text(
         json.dumps(
@@ -91,7 +91,7 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
     assert "GPU 0,1" in visitor.page.locator(".entry", has_text="both").inner_text()
     visitor.has_none(FAINT)
     visitor.page.get_by_role("tab", name="LoRA", exact=True).click()
-    visitor.page.reload()  # which asks anew who uses which
+    visitor.page.reload()  # requests the current users again
     visitor.until("used by two", "#lora-form .gpus [data-gpu='0']")
     held.unlink()
     queue_tab(visitor)

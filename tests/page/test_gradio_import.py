@@ -1,4 +1,4 @@
-"""Gradio is imported without what the page has no use for, and would be found out if it changed how it does that."""
+"""Gradio is imported without what the page does not need; these tests fail if a new version imports differently."""
 
 import importlib.util
 import os
@@ -46,5 +46,5 @@ def test_the_page_is_put_together_without_pandas_and_its_queue_has_the_server_th
         "SSL_CERT_FILE": "/nowhere/ca.pem",
     }
     how = {"capture_output": True, "text": True, "check": True, "env": {**os.environ, **wrong}}
-    said = subprocess.run([sys.executable, "-c", SERVED], **how).stdout
-    assert said.split() == ["False", "App", "True", "localhost,::1/128", "2"]
+    output = subprocess.run([sys.executable, "-c", SERVED], **how).stdout
+    assert output.split() == ["False", "App", "True", "localhost,::1/128", "2"]

@@ -1,4 +1,4 @@
-"""Whoever does not know the secret gets slower with each guess, holds no connection open, and finds no wider root."""
+"""Without the secret, each guess takes longer, no connection stays open, and no wider root is found."""
 
 import asyncio
 import subprocess
@@ -15,26 +15,26 @@ from kohya_gui.server.auth import AuthGate, new_token
 from tests.page.test_access import ask, page, waited
 from tests.source import ROOT
 
-__all__ = ["waited"]  # a fixture
+__all__ = ["waited"]  # a fixture of another file
 
 
 def test_each_wrong_guess_makes_the_next_one_slower_whatever_it_is(waited):
     guarded = AuthGate(page, "0.0.0.0", "the-token")
-    for given in (
+    for credentials in (
         {"query": "token=x"},
         {"authorization": "Bearer x"},
         {"cookie": f"{guarded.cookie}=x"},
         {"query": "token=y"},
     ):
-        assert ask(guarded, **given)[0] == 401
+        assert ask(guarded, **credentials)[0] == 401
     assert waited == [0.5, 1.0, 2.0, 4.0]
-    assert ask(guarded)[0] == 401 and len(waited) == 4  # who shows nothing guesses nothing
+    assert ask(guarded)[0] == 401 and len(waited) == 4  # a request without a secret is no guess
     for _ in range(20):
         ask(guarded, query="token=z")
     assert max(waited) == waited[-1] == guessing.MAX_DELAY
     assert ask(guarded, authorization="Bearer the-token")[0] == 200
     ask(guarded, query="token=z")
-    assert waited[-1] == 0.5  # who knows it begins again
+    assert waited[-1] == 0.5  # a right guess resets the delay
 
 
 def test_too_many_guesses_at_once_are_refused():
@@ -71,15 +71,15 @@ def test_half_sent_headers_are_not_waited_for(monkeypatch):
         server = uvicorn.Server(config)
         config.load()
         server.lifespan = config.lifespan_class(config)
-        bound = serving.bind("127.0.0.1", 0)
-        await server.startup(sockets=[bound])
+        server_socket = serving.bind("127.0.0.1", 0)
+        await server.startup(sockets=[server_socket])
         try:
-            port = bound.getsockname()[1]
+            port = server_socket.getsockname()[1]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
-            assert await reader.read() == b""  # closed
+            assert await reader.read() == b""  # closed by the server
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for _ in range(2):  # whole ones are answered, one after the other
+            for _ in range(2):  # complete requests are answered, one after the other
                 writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200")
                 while await reader.readline() != b"\r\n":
@@ -87,9 +87,9 @@ def test_half_sent_headers_are_not_waited_for(monkeypatch):
                 await reader.read(1000)
             assert await reader.read() == b""
         finally:
-            await server.shutdown(sockets=[bound])
+            await server.shutdown(sockets=[server_socket])
 
-    with ThreadPoolExecutor(1) as thread:  # as a browser of another test may have a loop in this one
+    with ThreadPoolExecutor(1) as thread:  # this thread may have a running loop, of another test's browser
         thread.submit(asyncio.run, tried()).result()
 
 
@@ -111,7 +111,7 @@ def test_a_folder_that_holds_the_home_is_no_root(tmp_path, monkeypatch):
 
 
 def test_the_page_ends_though_an_answer_is_still_worked_on(tmp_path):
-    """In a process of its own, as it is one that ends."""
+    """In a separate process, as the page ends its process."""
     script = """
 import asyncio, threading, uvicorn
 from starlette.concurrency import run_in_threadpool

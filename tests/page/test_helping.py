@@ -1,4 +1,4 @@
-"""What the form asks while it is filled in, without a browser: answers in words for whatever is sent."""
+"""The form's requests while it is filled in, without a browser: every request gets an answer."""
 
 import json
 import os
@@ -35,34 +35,34 @@ def helper(tmp_path, monkeypatch):
     return api.FormApi(FORMS, {tab.id: tab.kind for tab in TABS}, [tmp_path])
 
 
-def question(tab="lora", family="sdxl", more=None, **given):
+def question(tab="lora", family="sdxl", more=None, **values):
     return ApiRequest(
-        {"tab": tab, "sent": json.dumps({"family": family, "values": given, "launch": {}}), **(more or {})}
+        {"tab": tab, "sent": json.dumps({"family": family, "values": values, "launch": {}}), **(more or {})}
     )
 
 
 def test_mistakes_are_put_to_their_fields_and_what_sleeps_says_why(helper):
-    found = helper.judge(question(max_train_steps="-5", full_bf16=True, compile=True, huber_c="x"))
-    assert {name: str(said) for name, said in found["wrong"].items()} == {
+    judgement = helper.judge(question(max_train_steps="-5", full_bf16=True, compile=True, huber_c="x"))
+    assert {name: str(text) for name, text in judgement["wrong"].items()} == {
         "lora-max_train_steps": "Must be at least 1, got -5",
         "lora-full_bf16": "Needs mixed_precision = bf16, which is no",
         "lora-huber_c": "Must be a number, got 'x'",
     }
-    assert "lora-compile_mode" not in found["ineffective"]
-    assert str(found["ineffective"]["lora-keep_tokens"]) == "shuffle_caption and caption_tag_dropout_rate are off"
-    assert helper.judge(question())["wrong"] == {}  # what is not filled in yet is no mistake
+    assert "lora-compile_mode" not in judgement["ineffective"]
+    assert str(judgement["ineffective"]["lora-keep_tokens"]) == "shuffle_caption and caption_tag_dropout_rate are off"
+    assert helper.judge(question())["wrong"] == {}  # empty fields are no mistakes
 
 
 def test_web_address_in_a_path_field_is_reported_while_typing(helper):
-    found = helper.judge(question(train_data_dir="https://x.org/images", pretrained_model_name_or_path="org/model"))
-    assert list(found["wrong"]) == ["lora-train_data_dir"]
-    assert "is a web address, not a path" in str(found["wrong"]["lora-train_data_dir"])
+    judgement = helper.judge(question(train_data_dir="https://x.org/images", pretrained_model_name_or_path="org/model"))
+    assert list(judgement["wrong"]) == ["lora-train_data_dir"]
+    assert "is a web address, not a path" in str(judgement["wrong"]["lora-train_data_dir"])
 
 
 def test_invalid_base_model_is_reported_while_typing(helper, tmp_path):
     def wrong(path, typing=""):
-        asked = question(more={"typing": typing}, pretrained_model_name_or_path=str(path))
-        return str(helper.judge(asked)["wrong"].get("lora-pretrained_model_name_or_path", ""))
+        request = question(more={"typing": typing}, pretrained_model_name_or_path=str(path))
+        return str(helper.judge(request)["wrong"].get("lora-pretrained_model_name_or_path", ""))
 
     save_file({"x.lora_down.weight": numpy.zeros(1)}, tmp_path / "cat.safetensors")
     assert "is a LoRA file, not a model" in wrong(tmp_path / "cat.safetensors")
@@ -70,39 +70,39 @@ def test_invalid_base_model_is_reported_while_typing(helper, tmp_path):
     assert wrong("org/model-v1.safe") == "" and "does not exist" in wrong(tmp_path / "ca")
     assert (
         wrong(tmp_path / "ca", api.MODEL_OPTION) == "" and wrong(tmp_path.parent, api.MODEL_OPTION) == ""
-    )  # to be typed on
+    )  # beginnings of existing paths, still being typed
     assert "outside of" in wrong(tmp_path.parent / "x.safetensors", api.MODEL_OPTION)
     assert os.name == "nt" or "is a path of Windows" in wrong('"C:\\dog.safetensors"')
 
 
 @pytest.mark.parametrize("tab", FORMS)
 def test_every_path_is_checked_while_typing(helper, tmp_path, tab):
-    """Found from the table of options: one that is missing, in a place where the page may not look, or a file."""
+    """For all options that name paths: missing ones, ones outside of the roots, and files in place of folders."""
     (tmp_path / "file").touch()
     form = FORMS[tab]
     for family, config in form.configs.items():
         names = [name for name, option in options_of(config).items() if option.kind in ("file", "folder")]
-        made = [name for name in names if name in named_paths.CREATED_BY_TRAINING]
+        created = [name for name in names if name in named_paths.CREATED_BY_TRAINING]
         cases = (
             ("/nowhere/x", names, "outside of"),
-            (tmp_path / "none" / "x", {*names} - {*made}, "does not exist"),
-            (tmp_path / "file" / "x", made, "is a file; choose a folder"),
+            (tmp_path / "none" / "x", {*names} - {*created}, "does not exist"),
+            (tmp_path / "file" / "x", created, "is a file; choose a folder"),
         )
         for path, expected, words in cases:
-            found = helper.judge(question(tab, family, **dict.fromkeys(names, str(path))))["wrong"]
+            mistakes = helper.judge(question(tab, family, **dict.fromkeys(names, str(path))))["wrong"]
             places = form.places(family)
-            said = {name: str(found.get(places[name][1], "")) for name in expected}
-            said.pop("control_directory", "")  # which rules of the model come before
-            assert all(words in text for text in said.values()), (family, said)
-        here = helper.judge(question(tab, family, **dict.fromkeys(made, str(tmp_path / "new" / "x"))))["wrong"]
+            texts = {name: str(mistakes.get(places[name][1], "")) for name in expected}
+            texts.pop("control_directory", "")  # a rule of the model is reported first
+            assert all(words in text for text in texts.values()), (family, texts)
+        here = helper.judge(question(tab, family, **dict.fromkeys(created, str(tmp_path / "new" / "x"))))["wrong"]
         assert not here
 
 
 def test_the_beginning_of_a_path_is_no_mistake_in_the_field_that_one_is_in(helper, tmp_path):
     (tmp_path / "images").mkdir()
     for typing, expected in (("train_data_dir", []), ("", ["lora-train_data_dir"])):
-        asked = question(more={"typing": typing}, train_data_dir=str(tmp_path / "ima"))
-        assert list(helper.judge(asked)["wrong"]) == expected
+        request = question(more={"typing": typing}, train_data_dir=str(tmp_path / "ima"))
+        assert list(helper.judge(request)["wrong"]) == expected
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "con", "x" * 201, " x"])
@@ -138,24 +138,24 @@ def test_a_diffusers_folder_tells_its_family_and_what_it_needs(helper, tmp_path,
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model_index.json").write_text(json.dumps({"_class_name": pipeline}), encoding="utf-8")
     name = str(tmp_path / "model")
-    found = helper.judge(question(pretrained_model_name_or_path=name))["model"]
+    recognised = helper.judge(question(pretrained_model_name_or_path=name))["model"]
     words = f"a diffusers model ({pipeline})"
     expected = {"path": name, "family": family, "words": words, "options": needed, "proposed": needed}
-    assert found | {"words": str(found["words"])} == expected
+    assert recognised | {"words": str(recognised["words"])} == expected
     assert helper.judge(question(pretrained_model_name_or_path="/etc"))["model"] == {}
 
 
 def test_model_of_another_family_is_reported_while_typing(helper, tmp_path):
     model = tmp_path / "model"
-    for pipeline, said in (
+    for pipeline, words in (
         ("FluxPipeline", "a diffusers model (FluxPipeline); this tab trains SDXL."),
         ("Other", "a diffusers model (Other), not a model that is trained here."),
     ):
         model.mkdir(exist_ok=True)
         (model / "model_index.json").write_text(json.dumps({"_class_name": pipeline}), encoding="utf-8")
-        found = helper.judge(question("lllite", pretrained_model_name_or_path=str(model)))
-        assert str(found["wrong"]["lllite-pretrained_model_name_or_path"]) == f"The file is {said}"
-        assert found["model"] == {} and found["chosen"] == ""
+        judgement = helper.judge(question("lllite", pretrained_model_name_or_path=str(model)))
+        assert str(judgement["wrong"]["lllite-pretrained_model_name_or_path"]) == f"The file is {words}"
+        assert judgement["model"] == {} and judgement["chosen"] == ""
 
 
 def test_a_base_model_is_chosen_when_it_is_one_of_the_tab_with_all_of_its_files(helper, tmp_path):
@@ -184,7 +184,7 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     assert (
         str(compile_summary.outlook(config)) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
     )
-    assert helper.compile_log(ApiRequest({})) == {"text": ""}  # nothing runs
+    assert helper.compile_log(ApiRequest({})) == {"text": ""}  # no training is running
     with Record.start({}, "flux_train_network", tmp_path / "out", "fox", "FLUX.1 LoRA") as run:
         run.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, total=1.5, reason="", failed="")
         assert str(helper.compile_log(ApiRequest({}))["text"]) == "fox now: 1 graph in 2 s"
@@ -207,9 +207,9 @@ def test_the_outlook_is_for_the_blocks_that_are_chosen(values, begins):
 
 
 def test_every_family_says_how_many_graphs_its_blocks_need():
-    for known in families.all_families():
-        for script in known.scripts:
-            assert known.graphs.keys() == {*config_class(script)().compile.kinds.values()}
+    for family in families.all_families():
+        for script in family.scripts:
+            assert family.graphs.keys() == {*config_class(script)().compile.kinds.values()}
 
 
 def test_a_probe_reads_and_writes_where_the_page_may_only(helper, tmp_path):
@@ -259,8 +259,8 @@ def test_a_run_of_a_shell_can_be_compared_by_its_record(helper, tmp_path):
     ) as run:
         run.step({"step": 1, "loss": 0.5})
     key = next(key for name, key in helper.choices(question())["choices"] if str(name).startswith("fox"))
-    found = helper.compare(question(more={"first": "form", "second": key}, network_dim="16"))
-    assert found["rows"] == [["network_dim", "Rank", "16", "8"]] and found["second"] == run.id
+    comparison = helper.compare(question(more={"first": "form", "second": key}, network_dim="16"))
+    assert comparison["rows"] == [["network_dim", "Rank", "16", "8"]] and comparison["second"] == run.id
 
 
 def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monkeypatch):
@@ -282,8 +282,8 @@ def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
     folder = job.new(probe.PROBE_KIND)
     (folder / layout.LOG).write_text("loading\nKilled\n", encoding="utf-8")
     layout.store(folder / job.JOB, {"state": "running", "pid": 2**22 - 1, "process_start": 1.0})
-    found = helper.probing(question(more={"id": folder.name}))
-    assert found["state"] == "failed" and found["text"] == "Killed" and found["fix"] == {}
+    progress = helper.probing(question(more={"id": folder.name}))
+    assert progress["state"] == "failed" and progress["text"] == "Killed" and progress["fix"] == {}
 
 
 def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
@@ -300,11 +300,11 @@ def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
         "fit": None,
     }
     form = FORMS["lora"]
-    shown = messages.report_html(report, form.places("sdxl"), lambda one: form.shown("sdxl", one["fix"]))
+    shown = messages.report_html(report, form.places("sdxl"), lambda finding: form.shown("sdxl", finding["fix"]))
     assert "&lt;b&gt;" in shown and "<b>x" not in shown and "1 problem to fix" in shown
     assert 'data-fix="{&quot;caption_extension&quot;: &quot;.txt&quot;}"' in shown and "#lora-train_data_dir" in shown
     assert "find-models" not in shown
-    assert "find-models" in messages.report_html(report, {}, lambda one: one["fix"], {"train_data_dir"})
+    assert "find-models" in messages.report_html(report, {}, lambda finding: finding["fix"], {"train_data_dir"})
     assert "probe" not in shown and "probe" in messages.report_html(
-        {**report, "findings": []}, {}, lambda one: one["fix"]
+        {**report, "findings": []}, {}, lambda finding: finding["fix"]
     )

@@ -1,4 +1,4 @@
-"""What the page costs while nobody uses it, which is mostly beside a training."""
+"""The cost of the page while nobody uses it, which is mostly during a training."""
 
 import re
 import time
@@ -15,7 +15,7 @@ from tests.training import wait_for
 
 
 def test_an_idle_page_hardly_wakes_up(served):
-    """Of whatever waits in this process: a server that polls a thousand times a second would be seen."""
+    """Counts wake-ups of the whole process: a server that polls a thousand times a second would show."""
     resource = pytest.importorskip("resource", reason="POSIX counts how often a process wakes up")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     time.sleep(1)
@@ -29,7 +29,7 @@ def test_the_stopwatch_of_the_installed_gradio_is_taken_out():
 
 
 def test_what_moves_lays_nothing_out():
-    """A margin that moves has the browser lay out the page for every frame, for as long as a training begins."""
+    """An animated margin would make the browser lay out the page for every frame while a training starts."""
     styles = "".join(path.read_text(encoding="utf-8") for path in scripts.PAGE_FOLDER.rglob("*.css"))
     moving = re.findall(r"@keyframes \w+ \{((?:[^{}]*\{[^{}]*\})*) *\}", styles)
     moved = {name for frames in moving for name in re.findall(r"([\w-]+):", frames)}
@@ -43,8 +43,8 @@ def test_an_idle_page_asks_for_news_only_and_draws_nothing(visit):
     page.evaluate("""() => { const next = requestAnimationFrame;
         window.requestAnimationFrame = (act) => { drawn++; return next(act); }; window.drawn = 0; }""")
 
-    def done():
-        """How many frames and events there were between two looks."""
+    def activity():
+        """The frames drawn and Gradio's events between two requests of the panel."""
         with page.expect_request("**/own/panel"):
             pass
         page.evaluate("drawn = 0")
@@ -53,18 +53,18 @@ def test_an_idle_page_asks_for_news_only_and_draws_nothing(visit):
             pass
         return page.evaluate("drawn"), [url for url in visitor.requests if "gradio_api" in url]
 
-    wait_for(lambda: done() == (0, []), 60)  # the loader's picture takes some seconds to come to rest
+    wait_for(lambda: activity() == (0, []), 60)  # Gradio's loading animation runs for some seconds
 
 
 @pytest.mark.browser
 def test_a_panel_whose_server_does_not_answer_says_so_until_it_does(visit):
     visitor = visit()
     visitor.page.route("**/own/panel", lambda route: route.abort())
-    said = visitor.page.locator(".live .lost", has_text="does not answer")
-    said.wait_for()
+    notice = visitor.page.locator(".live .lost", has_text="does not answer")
+    notice.wait_for()
     visitor.page.unroute("**/own/panel")
-    said.wait_for(state="detached")
-    visitor.complaints.clear()  # of requests that failed
+    notice.wait_for(state="detached")
+    visitor.complaints.clear()  # the failed requests
 
 
 @pytest.mark.browser
@@ -87,7 +87,7 @@ def test_windows_show_their_own_runs_also_after_the_server_was_gone(visit, tmp_p
     assert second.page.locator(".run").get_attribute("data-run") == ids["ant"]
     for visitor in (first, second):
         visitor.page.locator(".live .lost").wait_for(state="detached")
-        visitor.complaints.clear()  # of requests that failed
+        visitor.complaints.clear()  # the failed requests
 
 
 def changes(run="", shown="", log=False):
@@ -101,10 +101,10 @@ def test_a_panel_is_sent_what_has_changed_and_nothing_else(tmp_path):
         record.event("sample", file="a.png", step=1, prompt="a cat", number=0)
     first = changes()
     assert first["parts"].keys() == set(monitor.PARTS)
-    assert changes(shown=first["shown"]) == {"parts": {}}  # also of a server that was started since
+    assert changes(shown=first["shown"]) == {"parts": {}}  # also after a restart of the server, which remembers nothing
     opened = changes(shown=first["shown"], log=True)
     assert list(opened["parts"]) == ["log"]
-    assert list(changes(shown=opened["shown"])["parts"]) == ["log"]  # closed again
+    assert list(changes(shown=opened["shown"])["parts"]) == ["log"]  # the fold was closed again
     for odd in ("x", "x " * 99, "a b c"):
         assert changes(shown=odd)["parts"].keys() == first["parts"].keys()
 
@@ -128,8 +128,10 @@ def test_a_record_is_read_when_it_was_written_and_not_with_each_request(tmp_path
         opened = []
         for module, name in ((reader, "read_events"), (layout, "load_facts")):
             real = getattr(module, name)
-            patched.setattr(module, name, lambda *given, real=real: (opened.append(given[0]), real(*given))[1])
-        patched.setattr(record, "_write", lambda: None)  # its signs of life are news, too
+            patched.setattr(
+                module, name, lambda *arguments, real=real: (opened.append(arguments[0]), real(*arguments))[1]
+            )
+        patched.setattr(record, "_write", lambda: None)  # heartbeats would count as changes
         before = changes(record.id)
         assert not opened
         record.step({"step": 1, "loss": 0.5})

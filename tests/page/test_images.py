@@ -1,4 +1,4 @@
-"""The data set tab's server side: what it answers, and that nothing leads out of the roots."""
+"""The data set tab's handlers: their answers, and that nothing outside of the roots is reached."""
 
 import random
 
@@ -38,41 +38,41 @@ def opened(images, folder, **more):
 
 def test_a_folder_is_opened_looked_through_and_changed(images, data):  # noqa: F811
     start = tree(data)
-    found = opened(images, data, trigger="zorb")
-    assert "turned" in found["calm"]  # an EXIF rotation that is applied is no mistake, and one that is ignored is
+    overview = opened(images, data, trigger="zorb")
+    assert "turned" in overview["calm"]  # a rotation by EXIF is only a mistake where it is ignored
     as_stored = {"folder": str(data), "settings": {**SMALL, "exif_rotation": False}}
     assert "turned" not in ended(images, images.open(ApiRequest(as_stored)))["calm"]
-    found = opened(images, data, trigger="zorb")
-    assert found["kinds"]["broken"] == 1 and found["kinds"]["trigger"] == 7 and found["captioned"] == 5
-    assert found["count"]["images"] == 8 and found["past"] == [] and found["folder"] == str(data)
-    asked = {"folder": str(data), "collection": found["collection"]}
-    page = images.page(ApiRequest({**asked, "show": "all", "start": 2, "count": 3, "trigger": "zorb"}))
+    overview = opened(images, data, trigger="zorb")
+    assert overview["kinds"]["broken"] == 1 and overview["kinds"]["trigger"] == 7 and overview["captioned"] == 5
+    assert overview["count"]["images"] == 8 and overview["past"] == [] and overview["folder"] == str(data)
+    scope = {"folder": str(data), "collection": overview["collection"]}
+    page = images.page(ApiRequest({**scope, "show": "all", "start": 2, "count": 3, "trigger": "zorb"}))
     assert page["total"] == 11 and [r["name"] for r in page["rows"]] == ["10_cat/1.png", "10_cat/2.png", "10_cat/3.png"]
     assert page["rows"][0]["caption"] == "zorb, cat, red hat, 1" and page["rows"][0]["trigger"] is True
-    assert images.tags(ApiRequest({**asked, "place": "10_cat"}))["tags"][0] == ("cat", 4)
+    assert images.tags(ApiRequest({**scope, "place": "10_cat"}))["tags"][0] == ("cat", 4)
     stored = images.caption(
-        ApiRequest({**asked, "name": "10_cat/1.png", "text": "new", "expected": "zorb, cat, red hat, 1"})
+        ApiRequest({**scope, "name": "10_cat/1.png", "text": "new", "expected": "zorb, cat, red hat, 1"})
     )
     assert stored["row"]["caption"] == "new" and len(stored["past"]) == 1
     again = images.caption(
-        ApiRequest({**asked, "name": "10_cat/1.png", "text": "lost", "expected": "zorb, cat, red hat, 1"})
+        ApiRequest({**scope, "name": "10_cat/1.png", "text": "lost", "expected": "zorb, cat, red hat, 1"})
     )
     assert "changed elsewhere" in again["said"] and again["row"]["caption"] == "new"
-    edit = {**asked, "action": "replace_tag", "find": "red hat", "put": "blue hat", "show": "all"}
+    edit = {**scope, "action": "replace_tag", "find": "red hat", "put": "blue hat", "show": "all"}
     assert images.edit(ApiRequest(edit))["changes"] == 4
     assert ended(images, images.edit(ApiRequest({**edit, "apply": True})))["done"] == 4
-    removed = ended(images, images.remove(ApiRequest({**asked, "names": ["10_cat/2.png"]})))
+    removed = ended(images, images.remove(ApiRequest({**scope, "names": ["10_cat/2.png"]})))
     assert removed["done"] == 1 and removed["kinds"]["all"] == 10
     renamed = ended(
-        images, images.prepare(ApiRequest({**asked, "how": "rename", "place": "2_dog", "repeats": 5, "words": "dog"}))
+        images, images.prepare(ApiRequest({**scope, "how": "rename", "place": "2_dog", "repeats": 5, "words": "dog"}))
     )
     assert renamed["made"] == "5_dog" and [p["title"] for p in renamed["past"]][0] == "Renamed 2_dog to 5_dog"
-    doubles = ended(images, images.compare(ApiRequest(asked)))
+    doubles = ended(images, images.compare(ApiRequest(scope)))
     assert doubles["kinds"]["double"] == 4
     for _ in range(4):
-        last = ended(images, images.undo(ApiRequest(asked)))
+        last = ended(images, images.undo(ApiRequest(scope)))
     assert last["past"] == [] and tree(data) == start
-    assert str(ended(images, images.undo(ApiRequest(asked)))["error"]) == "there is nothing to undo"
+    assert str(ended(images, images.undo(ApiRequest(scope)))["error"]) == "there is nothing to undo"
 
 
 def test_wrong_settings_are_reported_with_the_trainers_messages(images, data):  # noqa: F811
@@ -82,16 +82,16 @@ def test_wrong_settings_are_reported_with_the_trainers_messages(images, data):  
 
 
 def test_files_that_describe_images_lead_nowhere_else(images, data, tmp_path):  # noqa: F811
-    """Neither a dataset file elsewhere nor one here that names another place; and what is described is not changed."""
+    """No dataset file outside of the roots, and none that names such a place; described images are not changed."""
     away, here = tmp_path.parent / f"{tmp_path.name}-away", tmp_path / "sets.toml"
     away.mkdir()
     picture(1).save(away / "a.png")
     (away / "sets.toml").write_text("secret = 1\n")
 
     def answer(**settings):
-        asked = ApiRequest({"folder": str(data), "settings": {**SMALL, **settings}, "script": "flux_train"})
+        request = ApiRequest({"folder": str(data), "settings": {**SMALL, **settings}, "script": "flux_train"})
         try:
-            return ended(images, images.open(asked))
+            return ended(images, images.open(request))
         except ConfigError as wrong:
             return {"error": str(wrong)}
 
@@ -101,21 +101,21 @@ def test_files_that_describe_images_lead_nowhere_else(images, data, tmp_path):  
     here.write_text(subset.format(away.as_posix()))
     assert "--root" in answer(dataset_config=str(here))["error"]
     here.write_text(subset.format((data / "10_cat").as_posix()))
-    found = answer(dataset_config=str(here))
-    assert found["count"]["images"] == 4 and found["places"][0]["path"] == (data / "10_cat").as_posix()
-    asked = {"folder": found["folder"], "collection": found["collection"]}
-    row = images.page(ApiRequest(asked))["rows"][0]
+    overview = answer(dataset_config=str(here))
+    assert overview["count"]["images"] == 4 and overview["places"][0]["path"] == (data / "10_cat").as_posix()
+    scope = {"folder": overview["folder"], "collection": overview["collection"]}
+    row = images.page(ApiRequest(scope))["rows"][0]
     assert (
-        "describes" in images.caption(ApiRequest({**asked, "name": row["name"], "text": "x", "expected": None}))["said"]
+        "describes" in images.caption(ApiRequest({**scope, "name": row["name"], "text": "x", "expected": None}))["said"]
     )
     for change in (images.undo, images.remove, images.prepare):
         with pytest.raises(ConfigError, match="describes"):
-            change(ApiRequest({**asked, "names": [row["name"]], "how": "gather", "words": "x"}))
+            change(ApiRequest({**scope, "names": [row["name"]], "how": "gather", "words": "x"}))
 
 
 def test_thumbnails_come_from_the_roots_only(images, data, tmp_path):  # noqa: F811
-    made = images.thumb({"path": str(data / "10_cat" / "0.png"), "side": "320"})
-    assert made.media_type == "image/webp" and made.body[:4] == b"RIFF"
+    thumbnail = images.thumb({"path": str(data / "10_cat" / "0.png"), "side": "320"})
+    assert thumbnail.media_type == "image/webp" and thumbnail.body[:4] == b"RIFF"
     outside = tmp_path.parent / "outside.png"
     picture(1).save(outside)
     (data / "10_cat" / "link.png").symlink_to(outside)
@@ -128,7 +128,7 @@ def test_thumbnails_come_from_the_roots_only(images, data, tmp_path):  # noqa: F
 
 
 def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # noqa: F811
-    """Every question, with hostile fields: an answer or a sentence, and no file is touched."""
+    """Every request, with hostile fields: an answer or a problem, and no file is touched."""
     collection = opened(images, data)["collection"]
     secret = tmp_path / "secret"
     secret.mkdir()
@@ -188,7 +188,7 @@ def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # no
         fields = {name: chance.choice(values) for name in chance.sample(names, 6)}
         if chance.random() < 0.6:
             fields |= {"folder": str(data), "collection": collection}
-        if fields.get("folder") == str(data) and question in changing:  # nothing that would be right there
+        if fields.get("folder") == str(data) and question in changing:  # otherwise the request would be valid
             wrong_place = {"name": "../secret/a.png", "names": ["../../x"], "words": "../x"}
             fields |= {"folder": str(secret)} if chance.random() < 0.5 else wrong_place
             fields["apply"] = False
@@ -202,7 +202,7 @@ def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # no
 
 
 def test_the_tab_shows_the_trainings_own_options():
-    made = tab.dataset_tab_html()
+    markup = tab.dataset_tab_html()
     for name in tab.COUNTING_OPTIONS:
-        assert f'data-setting="{name}"' in made
-    assert 'data-command="caption"' in made and "<!-- " not in made
+        assert f'data-setting="{name}"' in markup
+    assert 'data-command="caption"' in markup and "<!-- " not in markup

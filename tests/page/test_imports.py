@@ -1,4 +1,4 @@
-"""Files of every other trainer in the browser: their data sets and prompts arrive, and nobody is sent to a shell."""
+"""Files of every other trainer in the browser: their data sets and prompts arrive without a shell command."""
 
 import json
 import tomllib
@@ -19,15 +19,15 @@ REPEATS = {"cats": 2, "dogs": 5}
 
 
 def aitoolkit(folder, images):
-    found = yaml.safe_load(AITOOLKIT.replace("lr: 1e-4", "lr: 0.0001"))
-    process = found["config"]["process"][0]
+    config = yaml.safe_load(AITOOLKIT.replace("lr: 1e-4", "lr: 0.0001"))
+    process = config["config"]["process"][0]
     process["training_folder"] = str(folder / "out")
     process["datasets"] = [
         {"folder_path": str(images / name), "num_repeats": count, "resolution": [512]}
         for name, count in REPEATS.items()
     ]
     process["sample"]["prompts"] = PROMPTS
-    return write(folder / "a.yaml", yaml.safe_dump(found))
+    return write(folder / "a.yaml", yaml.safe_dump(config))
 
 
 def onetrainer(folder, images):
@@ -35,14 +35,14 @@ def onetrainer(folder, images):
     write(folder / "concepts.json", json.dumps(concepts))
     samples = [{"prompt": prompt, "width": 512, "height": 512} for prompt in PROMPTS]
     write(folder / "samples.json", json.dumps(samples))
-    found = {
+    config = {
         **ONETRAINER,
         "output_model_destination": str(folder / "out" / "cat.safetensors"),
         "resolution": "512",
         "concept_file_name": str(folder / "concepts.json"),
         "sample_definition_file_name": str(folder / "samples.json"),
     }
-    return write(folder / "o.json", json.dumps(found))
+    return write(folder / "o.json", json.dumps(config))
 
 
 def simpletuner(folder, images):
@@ -58,7 +58,7 @@ def simpletuner(folder, images):
     ]
     write(folder / "data.json", json.dumps(sets))
     write(folder / "prompts.json", json.dumps(dict(zip("ab", PROMPTS, strict=True))))
-    found = {
+    config = {
         "model_family": "sdxl",
         "model_type": "lora",
         "max_train_steps": 9,
@@ -67,7 +67,7 @@ def simpletuner(folder, images):
         "data_backend_config": "data.json",
         "user_prompt_library": "prompts.json",
     }
-    return write(folder / "s.json", json.dumps(found))
+    return write(folder / "s.json", json.dumps(config))
 
 
 def diffusion_pipe(folder, images):
@@ -96,19 +96,19 @@ def easy_scripts(folder, images):
 
 
 def lora_scripts(folder, images):
-    found = {**LORA_SCRIPTS, "output_dir": str(folder / "out"), "train_data_dir": str(images)}
-    return write(folder / "l.toml", as_toml({**found, "positive_prompts": PROMPTS[0]}))
+    config = {**LORA_SCRIPTS, "output_dir": str(folder / "out"), "train_data_dir": str(images)}
+    return write(folder / "l.toml", as_toml({**config, "positive_prompts": PROMPTS[0]}))
 
 
 def of_kohya_ss(folder, images):
-    found = {
+    config = {
         "LoRA_type": "Standard",
         "sdxl": True,
         "output_dir": str(folder / "out"),
         "train_data_dir": str(images),
         "sample_prompts": "\n".join(PROMPTS),
     }
-    return write(folder / "k.json", json.dumps(found))
+    return write(folder / "k.json", json.dumps(config))
 
 
 # By the program that an importer is for: its file, which options its data sets and its prompts are behind, and prompts.
@@ -122,7 +122,7 @@ MADE = {
     "lora-scripts": (lora_scripts, "train_data_dir", PROMPTS[:1]),
     kohya_ss.TRAINER: (of_kohya_ss, "train_data_dir", PROMPTS),
 }
-WITHOUT = {adapter_file.TRAINER}  # which name neither folders nor prompts
+WITHOUT = {adapter_file.TRAINER}  # their files name neither folders nor prompts
 
 
 def write(path, text):
@@ -130,10 +130,10 @@ def write(path, text):
     return path
 
 
-def as_toml(found):
+def as_toml(tables):
     from tomlkit import dumps
 
-    return dumps(found)
+    return dumps(tables)
 
 
 @pytest.fixture
@@ -158,10 +158,10 @@ def load(visitor, path):
 def rows(visitor):
     """The folders and repeats that the data set editor shows."""
     visitor.page.locator(".datasets:visible .groups li").first.wait_for()
-    found = visitor.page.locator(".datasets:visible .groups li")
+    items = visitor.page.locator(".datasets:visible .groups li")
     return {
-        (one.locator("[data-set=image_dir]").input_value(), one.locator("[data-set=num_repeats]").input_value())
-        for one in found.all()
+        (item.locator("[data-set=image_dir]").input_value(), item.locator("[data-set=num_repeats]").input_value())
+        for item in items.all()
     }
 
 
@@ -184,16 +184,16 @@ def test_the_data_sets_and_prompts_of_a_config_arrive_on_the_page(visit, served,
         file = folder / "out" / "cat" if program == "ai-toolkit" else folder / "out"
         (file,) = file.glob("*-dataset.toml")
         assert visitor.held(tab)["values"][option] == str(file)
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-        subsets = [one for each in found["datasets"] for one in each["subsets"]]
+        dataset_tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        subsets = [subset for each in dataset_tables["datasets"] for subset in each["subsets"]]
         named = {
-            (one["image_dir"], one.get("num_repeats", found.get("general", {}).get("num_repeats", 1)))
-            for one in subsets
+            (subset["image_dir"], subset.get("num_repeats", dataset_tables.get("general", {}).get("num_repeats", 1)))
+            for subset in subsets
         }
         assert named == {(str(images / name), count) for name, count in REPEATS.items()}
         assert rows(visitor) == {(str(images / name), str(count)) for name, count in REPEATS.items()}
         before = file.read_bytes()
-        load(visitor, path)  # again: the same file holds the same
+        load(visitor, path)  # loading it again writes no second file
         assert [*file.parent.glob("*-dataset*")] == [file] and file.read_bytes() == before
     visitor.click("Sample images")
     for prompt in prompts:
@@ -207,10 +207,10 @@ def test_the_data_sets_and_prompts_of_a_config_arrive_on_the_page(visit, served,
 def test_a_dataset_file_that_is_there_is_never_overwritten(visit, served, images):
     folder = served[1] / "again"
     (folder / "out").mkdir(parents=True)
-    own = write(folder / "out" / "images-dataset.toml", "# mine\n")
+    existing = write(folder / "out" / "images-dataset.toml", "# mine\n")
     visitor = visit()
     load(visitor, diffusion_pipe(folder, images))
-    assert own.read_text(encoding="utf-8") == "# mine\n"
+    assert existing.read_text(encoding="utf-8") == "# mine\n"
     assert visitor.held()["values"]["dataset_config"] == str(folder / "out" / "images-dataset-2.toml")
     visitor.page.locator(".message:visible .undo").click()
     visitor.until("as it was before")
@@ -253,8 +253,8 @@ def test_on_a_phone_and_by_keyboard_one_gets_from_an_import_to_a_start(visit, se
     folder = served[1] / "phone"
     folder.mkdir()
     path, visitor = simpletuner(folder, images), visit()
-    found = {**json.loads(path.read_text(encoding="utf-8")), "learning_rate": "abc"}
-    write(path, json.dumps({**found, "pretrained_model_name_or_path": "org/model"}))
+    config = {**json.loads(path.read_text(encoding="utf-8")), "learning_rate": "abc"}
+    write(path, json.dumps({**config, "pretrained_model_name_or_path": "org/model"}))
     page = visitor.page
     page.set_viewport_size({"width": 390, "height": 844})
     press = lambda locator: (locator.focus(), page.keyboard.press("Enter"))  # noqa: E731
@@ -263,7 +263,9 @@ def test_on_a_phone_and_by_keyboard_one_gets_from_an_import_to_a_start(visit, se
     press(page.locator(".begin .load:visible"))
     visitor.until("Loaded s.json").until("problem to fix")
     fix = page.locator(".message:visible .fix")
-    assert all(one.bounding_box()["height"] >= 36 for one in page.locator(".message:visible :is(.fix, .undo)").all())
+    assert all(
+        button.bounding_box()["height"] >= 36 for button in page.locator(".message:visible :is(.fix, .undo)").all()
+    )
     bar = page.locator(".message:visible").bounding_box()
     assert bar["x"] >= 0 and bar["x"] + bar["width"] <= 390 and bar["height"] < 844 / 2
     press(fix)
@@ -276,7 +278,7 @@ def test_on_a_phone_and_by_keyboard_one_gets_from_an_import_to_a_start(visit, se
 
 @pytest.mark.parametrize(("folder", "place"), [("out", "kohya"), ("", "kohya"), ("{root}/out", "out")])
 def test_a_relative_output_folder_is_not_taken_below_the_folder_of_the_server(folder, place, tmp_path):
-    """It is relative to where the config came from, which nobody knows."""
+    """It is relative to the config's original place, which is unknown."""
     values = {"output_dir": folder.format(root=tmp_path), "output_name": "cat"}
     config = build_config(config_class("sdxl_train_network"), values, notes=[])
     assert datasets.dataset_file_place(config, [tmp_path]) == (tmp_path / place / "cat-dataset.toml").resolve()

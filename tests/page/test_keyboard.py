@@ -1,4 +1,4 @@
-"""The page with the keyboard alone: every field takes what is typed, dialogs let go, and focus can be seen."""
+"""The page with the keyboard alone: every field accepts typing, dialogs release the focus, and focus is visible."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ FOCUS = "document.activeElement.getAttribute('aria-label') || document.activeEle
 
 
 def test_handlers_answer_nothing():
-    """What `element.onkeydown = (event) => a === b && c()` returns is an answer, and false forbids all else."""
+    """A handler such as `element.onkeydown = (event) => a === b && c()` may return false, which cancels the key."""
     answering = re.compile(
         r"\.on(?:key|click|pointer|mouse|input|paste|drop)\w* = [^{\n]*=> [^{\n]*(?:===|!==|<|>) ?[^{\n]*&&"
     )
@@ -33,14 +33,14 @@ def test_every_field_of_a_dialog_takes_keys_and_lets_go(visit, served):
     page.keyboard.type(str(served[1]))
     page.keyboard.press("Enter")
     page.wait_for_function("path => document.querySelector('dialog.picker .where').value === path", arg=str(served[1]))
-    seen = []
-    for _ in range(12):  # round and round, and never caught
+    focused = []
+    for _ in range(12):  # more than one round
         page.keyboard.press("Tab")
-        seen.append(page.evaluate(FOCUS))
-    assert {"Filter", "Choose this folder", "Cancel", "Folder"} <= set(seen)
+        focused.append(page.evaluate(FOCUS))
+    assert {"Filter", "Choose this folder", "Cancel", "Folder"} <= set(focused)
     page.keyboard.press("Escape")
     page.locator("dialog.picker:not([open])").wait_for(state="attached")
-    page.wait_for_function("document.activeElement.id === 'lora-train_data_dir'")  # closing tells so a moment later
+    page.wait_for_function("document.activeElement.id === 'lora-train_data_dir'")  # the focus follows the closing event
 
 
 def test_the_folder_of_a_data_set_is_typed(visit):
@@ -73,8 +73,8 @@ HIDDEN = """() => {
 def test_what_has_the_focus_is_never_below_the_buttons_at_the_bottom(visit):
     page = visit().page
     page.locator("#lora-learning_rate").focus()
-    seen = set()
+    hidden = set()
     for _ in range(20):
         page.keyboard.press("Tab")
-        seen.add(page.evaluate(HIDDEN))
-    assert seen == {""}
+        hidden.add(page.evaluate(HIDDEN))
+    assert hidden == {""}

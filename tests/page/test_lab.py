@@ -1,4 +1,4 @@
-"""The Compile Lab: what its answers refuse, and the tab in a real browser with measurements that only pretend."""
+"""The Compile Lab: refused requests, and the tab in a real browser with stand-ins for measurements."""
 
 import json
 import sys
@@ -59,23 +59,23 @@ def test_what_the_browser_may_not_ask(lab, sent, words):
 
 
 def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
-    asked = []
+    commands = []
     monkeypatch.setattr(
-        jobs, "start_job", lambda kind, arguments: asked.append(arguments) or jobs.BackgroundJob(Path("x"), {})
+        jobs, "start_job", lambda kind, arguments: commands.append(arguments) or jobs.BackgroundJob(Path("x"), {})
     )
-    given = {"model": "sdxl-tiny", "sizes": "512, 1024", "batch": 4, "extent": "step", "ways": "every"}
-    lab.start(ApiRequest({"kind": "bench", **given}))
-    lab.start(ApiRequest({"kind": "profile", **given}))
+    fields = {"model": "sdxl-tiny", "sizes": "512, 1024", "batch": 4, "extent": "step", "ways": "every"}
+    lab.start(ApiRequest({"kind": "bench", **fields}))
+    lab.start(ApiRequest({"kind": "profile", **fields}))
     lab.start(ApiRequest({"kind": "cache", "clean": True}))
     model = tmp_path / "m.safetensors"
     form = {"family": "flux", "values": {"pretrained_model_name_or_path": str(model)}, "launch": {}}
     lab.start(ApiRequest({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
     of_model = ["bench", "--family", "sdxl", "--size", "tiny", "--resolution", "512,1024", "--batch", "4"]
-    assert asked[0] == [*of_model, "--part", "step", "--candidate", "all"]
+    assert commands[0] == [*of_model, "--part", "step", "--candidate", "all"]
     of_one = [text.replace("512,1024", "512") for text in of_model]
-    assert asked[1] == [*of_one, "--profile"] and asked[2] == ["cache", "--clean"]
-    assert asked[3][1:4] == [str(jobs.jobs_folder() / "form.toml"), "--script", "flux_train_network"]
-    assert read_toml(Path(asked[3][1])) == {"pretrained_model_name_or_path": str(model)}
+    assert commands[1] == [*of_one, "--profile"] and commands[2] == ["cache", "--clean"]
+    assert commands[3][1:4] == [str(jobs.jobs_folder() / "form.toml"), "--script", "flux_train_network"]
+    assert read_toml(Path(commands[3][1])) == {"pretrained_model_name_or_path": str(model)}
     form["values"]["pretrained_model_name_or_path"] = "/etc/m.safetensors"
     with pytest.raises(ConfigError, match="outside"):
         lab.start(ApiRequest({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
@@ -85,8 +85,8 @@ def test_form_accepts_only_known_choices(lab, tmp_path):
     with begin_work("bench") as work:
         work.store({"kind": "bench", "best": {"candidate": "compiled", "options": {"output_dir": "/etc"}}})
     assert advised_options(jobs.job_at(work.folder), 0) == candidates.NAMED["compiled"].chosen()
-    found = lab.apply(ApiRequest({"job": work.folder.name, "tab": "lora"}))
-    assert found["values"]["compile"] is True and found["values"]["gradient_checkpointing"] is False
+    applied = lab.apply(ApiRequest({"job": work.folder.name, "tab": "lora"}))
+    assert applied["values"]["compile"] is True and applied["values"]["gradient_checkpointing"] is False
     for wrong in ({"job": "../x", "tab": "lora"}, {"job": work.folder.name, "tab": "nowhere"}):
         with pytest.raises(ConfigError):
             lab.apply(ApiRequest(wrong))

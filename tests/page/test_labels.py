@@ -1,4 +1,4 @@
-"""Sentences on the page call an option as its field does, in every language; in the shell they have its name."""
+"""Sentences on the page name an option by its field's label, in every language; in the shell, by its own name."""
 
 import ast
 import re
@@ -30,9 +30,9 @@ def places(tab, family):
     return SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics).places(family)
 
 
-def show(visitor, tab, said):
-    """Put texts into a tab as messages are; what they say then."""
-    html = f"<div{data(*said)}><ul>" + "".join(f"<li>{text}</li>" for text in said) + "</ul></div>"
+def show(visitor, tab, messages):
+    """Show texts in a tab like messages; returns what is then on screen."""
+    html = f"<div{data(*messages)}><ul>" + "".join(f"<li>{text}</li>" for text in messages) + "</ul></div>"
     visitor.page.evaluate("document.querySelector('.tried')?.remove()")
     visitor.page.evaluate(SHOW, [html, tab])
     visitor.page.evaluate("() => new Promise((done) => setTimeout(done, 50))")
@@ -59,11 +59,11 @@ def test_every_option_is_called_as_its_field_is(visit):
             visitor.tab(tab.title)
             last = tab
         visitor.family(FAMILY_TITLES[family])
-        known = {name: label for name, (label, _) in places(tab, family).items()}
-        assert len(known) > 100 and known.keys() >= {"seed", "mixed_precision", "num_processes"}
-        tried = [*sentences(known)]
-        wanted = [shape.format(known[name]) for name, _, shape in tried]
-        assert show(visitor, tab.id, [text for _, text, _ in tried]) == wanted, (tab.id, family)
+        labels = {name: label for name, (label, _) in places(tab, family).items()}
+        assert len(labels) > 100 and labels.keys() >= {"seed", "mixed_precision", "num_processes"}
+        tried = [*sentences(labels)]
+        expected = [shape.format(labels[name]) for name, _, shape in tried]
+        assert show(visitor, tab.id, [text for _, text, _ in tried]) == expected, (tab.id, family)
 
 
 @pytest.mark.browser
@@ -72,41 +72,44 @@ def test_in_other_languages_too(visit, language):
     visitor, table, tab = visit(), texts.load_catalogue(language), TABS[0]
     visitor.page.locator("select.language").select_option(language)
     visitor.page.wait_for_function("language => document.documentElement.lang === language", arg=language)
-    known = {name: table.get(label, label) for name, (label, _) in places(tab, "sdxl").items()}
-    said = [option_values({name: "7"}) for name in known]
-    assert show(visitor, tab.id, said) == [f"{label} = 7" for label in known.values()]
-    given = ("needs network_weights, the file to take the ranks from", "cannot be used with {name}: set ema_decay = 0")
-    for template in given:
+    labels = {name: table.get(label, label) for name, (label, _) in places(tab, "sdxl").items()}
+    messages = [option_values({name: "7"}) for name in labels]
+    assert show(visitor, tab.id, messages) == [f"{label} = 7" for label in labels.values()]
+    templates = (
+        "needs network_weights, the file to take the ranks from",
+        "cannot be used with {name}: set ema_decay = 0",
+    )
+    for template in templates:
         line = next(line for english, line in table.items() if english.startswith(template[:24]))
-        said = [Message(english) for english in table if english.startswith(template[:24])]
+        messages = [Message(english) for english in table if english.startswith(template[:24])]
         name = "network_weights" if "network" in template else "ema_decay"
         assert name in line
-        assert show(visitor, tab.id, said)[0].count(known[name]) == line.count(name)
-    visitor.page.locator("select.language").select_option("en")  # and back
+        assert show(visitor, tab.id, messages)[0].count(labels[name]) == line.count(name)
+    visitor.page.locator("select.language").select_option("en")  # English again
     visitor.page.wait_for_function("() => document.documentElement.lang === 'en'")
     assert visitor.page.evaluate(READ)
 
 
 @pytest.mark.browser
 def test_what_is_no_name_of_an_option_stays(visit):
-    own = "network_dim"  # of a file, a folder or a caption of the user's
-    said = [
-        Message("{path} does not exist", path=f"/data/{own}/a.png"),
-        Message("{name} is not text", name=own),
+    word = "network_dim"  # also the name of a file, a folder or a word of a caption
+    messages = [
+        Message("{path} does not exist", path=f"/data/{word}/a.png"),
+        Message("{name} is not text", name=word),
         Message("run `kohya train --network_dim 8` in a shell, or set network_dim"),
         Message("the tensor lora.network_dim and network_dim.safetensors"),
         Message("compile the blocks, and lower the resolution"),
-        Message("{name}", name=f"{own} of mine"),
+        Message("{name}", name=f"{word} of mine"),
         Problem("network_dim", "must be at least {least}", least=1, place="in cat.toml: "),
         Problem("network_dim", "must be at least {least}", least=1, place="--"),
     ]
-    assert show(visit(), "lora", said) == [
-        str(said[0]),
-        str(said[1]),
+    assert show(visit(), "lora", messages) == [
+        str(messages[0]),
+        str(messages[1]),
         "run `kohya train --network_dim 8` in a shell, or set Rank",
-        str(said[3]),
-        str(said[4]),
-        str(said[5]),
+        str(messages[3]),
+        str(messages[4]),
+        str(messages[5]),
         "in cat.toml: Rank (network_dim) must be at least 1",
         "--network_dim must be at least 1",
     ]
@@ -115,12 +118,12 @@ def test_what_is_no_name_of_an_option_stays(visit):
 @pytest.mark.browser
 def test_the_name_is_behind_a_label_that_two_fields_have_and_else_in_the_title(visit):
     visitor = visit()
-    said = [Message("{option} and network_alpha are set", option=option_name("network_dim"))]
-    assert show(visitor, "lora", said) == ["Rank and Alpha are set"]
+    messages = [Message("{option} and network_alpha are set", option=option_name("network_dim"))]
+    assert show(visitor, "lora", messages) == ["Rank and Alpha are set"]
     assert visitor.page.locator(".tried li").get_attribute("title") == "network_alpha, network_dim"
     visitor.page.evaluate("document.querySelector('label[for=lora-network_alpha]').firstChild.data = 'Rank'")
-    visitor.family("FLUX.1")  # labels are looked at anew
-    assert show(visitor, "lora", said) == ["Rank (network_dim) and Rank (network_alpha) are set"]
+    visitor.family("FLUX.1")  # makes the page read the labels again
+    assert show(visitor, "lora", messages) == ["Rank (network_dim) and Rank (network_alpha) are set"]
     visitor.page.reload()
 
 
@@ -142,11 +145,11 @@ def test_messages_below_fields_and_beside_the_buttons_have_labels(visit, served)
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "labels.toml"))
     visitor.click("Load config")
     visitor.until("Loaded labels.toml").until("Fix Rank = 24")
-    visitor.until("lr_restart_cycles is not an option (did you mean Scheduler cycles?)")  # as it stands in the file
+    visitor.until("lr_restart_cycles is not an option (did you mean Scheduler cycles?)")  # unchanged
 
 
 def test_arguments_that_are_names_of_options_are_reported_to_be():
-    """{option} and {options} in a template are always made by these."""
+    """{option} and {options} in a template are always filled by these functions."""
     makers = ("option_name", "option_names", "option_values", "said_of", "Message", "shown", "said", "ours", "option")
     wrong = []
     for folder in ("library", "kohya_gui"):
@@ -166,7 +169,7 @@ def test_in_the_shell_the_names_stay():
     assert str(option_names(["seed", "network_dim"])) == "seed, network_dim"
     reasons = ineffective_options(TABS[0].configs["sdxl"]())
     assert str(reasons["compile_mode"]) == "compile is off" and all(
-        isinstance(one, Message) for one in reasons.values()
+        isinstance(reason, Message) for reason in reasons.values()
     )
 
 

@@ -1,4 +1,4 @@
-"""Configs that are loaded in the browser: those with mistakes, with prompts, and while something else is asked."""
+"""Loading configs in the browser: with mistakes, with prompts, and during another request."""
 
 import json
 import re
@@ -46,12 +46,12 @@ def test_response_for_another_form_is_dropped_or_requested_again(visit, served, 
     visitor.fill(network_dim="9")
     done.set()
     visitor.until("No problems found")
-    assert dims == [8, 8, 9]  # a check of what was changed meanwhile is made anew
+    assert dims == [8, 8, 9]  # the edit during the check has started another check
     begin("Train")
     visitor.fill(train_batch_size="0")
     done.set()
-    visitor.until("Started cat-")  # with the form as it was when the button was pressed, which is said
-    begin("Train")  # which cannot start, as the other one is running
+    visitor.until("Started cat-")  # it starts what was on screen when the button was pressed
+    begin("Train")  # it cannot start beside the first training
     visitor.fill(train_batch_size="-1")
     done.set()
     visitor.until("so nothing has started")
@@ -82,13 +82,13 @@ def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(vis
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
     path.write_text("seed = = 7", encoding="utf-8")
     visitor.click("Load config")
-    visitor.until("wrong.toml is not valid TOML")  # which is refused, and nothing changes
+    visitor.until("wrong.toml is not valid TOML")  # the file is refused, and the form stays
     assert visitor.held()["values"]["network_dim"] == "24"
 
 
 def test_prompts_of_a_kohya_ss_json_come_into_the_prompt_form(visit, served):
     out = served[1] / "foxes"
-    found = {
+    contents = {
         "LoRA_type": "Standard",
         "sdxl": True,
         "network_dim": 24,
@@ -96,7 +96,7 @@ def test_prompts_of_a_kohya_ss_json_come_into_the_prompt_form(visit, served):
         "output_name": "fox",
         "sample_prompts": "a red fox --w 640 --h 512\nthe sea --d 3",
     }
-    (served[1] / "fox.json").write_text(json.dumps(found), encoding="utf-8")
+    (served[1] / "fox.json").write_text(json.dumps(contents), encoding="utf-8")
     visitor = visit()
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "fox.json"))
     visitor.click("Load config")
@@ -113,11 +113,11 @@ def test_prompts_of_a_kohya_ss_json_come_into_the_prompt_form(visit, served):
 
 
 def test_fixes_are_those_that_one_would_press(visit, monkeypatch):
-    """A rate below zero becomes that of the preset, and what has no effect is left out."""
+    """A rate below zero becomes the preset's, and an option without effect is left out."""
 
     def idle(reading, launch):
-        found = [isolated.finding(one, "settings", "hint", one.fix) for one in remarks(reading.config, [])]
-        return {"findings": found, "fit": None}
+        findings = [isolated.finding(remark, "settings", "hint", remark.fix) for remark in remarks(reading.config, [])]
+        return {"findings": findings, "fit": None}
 
     monkeypatch.setattr(isolated, "check_reading", idle)
     visitor = filled(visit(), "/results", train_batch_size="1", learning_rate="0.0002")

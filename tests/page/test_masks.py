@@ -1,4 +1,4 @@
-"""Masks in the page: laid over the images, painted with mouse and finger, taken back; and what is not let through."""
+"""Masks on the page: shown over the images, painted by mouse and finger, undone; and refused requests."""
 
 import io
 import sys
@@ -34,42 +34,42 @@ sys.exit(shell.main(sys.argv[2:]))
 @pytest.fixture
 def editing(images, data):  # noqa: F811
     masks = MaskEditing(images.roots, images.collection)
-    asked = {"folder": str(data), "collection": opened(images, data)["collection"]}
-    return masks, asked
+    scope = {"folder": str(data), "collection": opened(images, data)["collection"]}
+    return masks, scope
 
 
 def test_masks_are_shown_kept_and_taken_back(editing, data):  # noqa: F811
-    masks, asked = editing
+    masks, scope = editing
     start, place = tree(data), usual_folder(data)
-    assert masks.look(ApiRequest(asked)) == {"folder": str(place), "count": 0, "images": 11, "past": ""}
-    one = {**asked, "name": "10_cat/1.png", "side": "320", "v": "0"}
-    clear = Image.open(io.BytesIO(masks.show(one).body))
+    assert masks.look(ApiRequest(scope)) == {"folder": str(place), "count": 0, "images": 11, "past": ""}
+    query = {**scope, "name": "10_cat/1.png", "side": "320", "v": "0"}
+    clear = Image.open(io.BytesIO(masks.show(query).body))
     assert clear.size == (1, 1) and clear.convert("RGBA").getpixel((0, 0))[3] == 0
     size = Image.open(data / "10_cat/1.png").size
-    found = masks.put(one, painted(size, 64))
-    assert found["count"] == 1 and found["past"] == "Mask of 1" and tree(data) == start
+    answer = masks.put(query, painted(size, 64))
+    assert answer["count"] == 1 and answer["past"] == "Mask of 1" and tree(data) == start
     assert pixels.read_mask(place / "10_cat/1.png").max() == 64
-    shown = np.asarray(Image.open(io.BytesIO(masks.show(one).body)).convert("RGBA"))
+    shown = np.asarray(Image.open(io.BytesIO(masks.show(query).body)).convert("RGBA"))
     assert shown[0, 0].tolist() == [220, 30, 60, 191]
-    assert masks.undo(ApiRequest(asked))["count"] == 0
+    assert masks.undo(ApiRequest(scope))["count"] == 0
     with pytest.raises(ConfigError, match="nothing to undo"):
-        masks.undo(ApiRequest(asked))
+        masks.undo(ApiRequest(scope))
 
 
 def test_nothing_outside_of_the_masks_is_read_or_written(editing, data, tmp_path):  # noqa: F811
-    masks, asked = editing
+    masks, scope = editing
     place = usual_folder(data)
     for name in ("../../etc/passwd", "/etc/passwd", "", "10_cat/none.png", "10_cat/../../x.png"):
         for act in (lambda q: masks.show(q), lambda q: masks.put(q, painted((4, 4)))):
             with pytest.raises(ConfigError, match="is not in"):
-                act({**asked, "name": name})
+                act({**scope, "name": name})
     for query in ({}, {"folder": "/etc"}, {"folder": str(data), "collection": "x", "name": "10_cat/1.png"}):
         with pytest.raises(ConfigError):
             masks.show(query)
-    one = {**asked, "name": "10_cat/1.png"}
+    image_query = {**scope, "name": "10_cat/1.png"}
     for content in (b"", b"<svg/>", painted((4, 400)), painted((9000, 9000))):
         with pytest.raises(ConfigError):
-            masks.put(one, content)
+            masks.put(image_query, content)
     assert not place.exists() or tree(place) == {}
     (place / "10_cat").mkdir(parents=True, exist_ok=True)
     secret = tmp_path.parent / "secret.png"
@@ -77,21 +77,21 @@ def test_nothing_outside_of_the_masks_is_read_or_written(editing, data, tmp_path
     before = secret.read_bytes()
     (place / "10_cat/1.png").symlink_to(secret)
     with pytest.raises(ConfigError):
-        masks.show(one)
+        masks.show(image_query)
     with pytest.raises(ConfigError):
-        masks.put(one, painted((72, 64)))
+        masks.put(image_query, painted((72, 64)))
     assert secret.read_bytes() == before
     (place / "10_cat/2.png").write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
     with pytest.raises(ConfigError, match="cannot be read as an image"):
-        masks.show({**asked, "name": "10_cat/2.png"})
-    tools = ToolCommands([data.resolve()])  # beside which nothing may be written
+        masks.show({**scope, "name": "10_cat/2.png"})
+    tools = ToolCommands([data.resolve()])  # without its parent, where masks would be written
     sent = {"command": "mask", "name": "alpha", "values": {"folder": str(data)}}
     with pytest.raises(ConfigError, match="mask folder"):
         tools.begin(ApiRequest(sent))
 
 
 def look_at(visitor, folder):
-    """Two pictures of their own in the data set tab."""
+    """Open a folder with two new pictures in the data set tab."""
     folder.mkdir()
     for number in range(2):
         picture(number, 96, 64).save(folder / f"{number}.png")
@@ -103,7 +103,7 @@ def look_at(visitor, folder):
 
 
 def paint(visitor, name):
-    """The window in which the mask of an image is painted, and where its canvas is."""
+    """Open the window for painting an image's mask; returns the place of its canvas."""
     visitor.page.locator(f'.images .cards [data-name="{name}"] .look').click()
     visitor.click("Edit mask")
     visitor.page.locator(".painter .go:enabled").wait_for()
@@ -141,8 +141,8 @@ def test_masks_are_made_by_a_model_shown_and_painted_with_the_mouse(visit, serve
     visitor.click("Save mask")
     visitor.until("The mask of 0.png is kept in", ".images")
     mask = pixels.read_mask(place / "0.png")
-    assert mask.shape == (64, 96) and mask[32, 80] == 255 and mask[2, 80] == 0  # learned where it was painted
-    assert mask[32, 19] == 0 and mask[32, 38] == 255  # left out; and the stroke that was undone
+    assert mask.shape == (64, 96) and mask[32, 80] == 255 and mask[2, 80] == 0  # painted: trained
+    assert mask[32, 19] == 0 and mask[32, 38] == 255  # erased: not trained; the undone stroke: trained
     for title in ("Mask of 0", "Masks by half"):
         visitor.click("Undo last masks")
         visitor.until(f"Undone: {title}.", ".images")
@@ -166,6 +166,6 @@ def test_masks_are_painted_with_a_finger(visit, served):
     assert mask[32, 24] == 0 and mask[2, 24] == 255
     paint(visitor, "1.png")
     visitor.click("Learn all")
-    visitor.click("Discard")  # and nothing is written
+    visitor.click("Discard")  # writes nothing
     page.locator(".painter").wait_for(state="detached")
     assert np.array_equal(pixels.read_mask(place / "1.png"), mask)

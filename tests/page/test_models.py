@@ -1,4 +1,4 @@
-"""The dialog for base models: what is on the disk, what is downloaded, and nothing outside of the roots."""
+"""The dialog for base models: those on the disk, downloads, and nothing outside of the roots."""
 
 import json
 
@@ -28,14 +28,14 @@ def api(hub, tmp_path, monkeypatch):  # noqa: F811
     for number, file in enumerate(OFFER.files):
         hub.repositories.setdefault(file.repository, {})[file.path] = small(number)
     tab = TABS[0]
-    made = ModelsApi(
+    models_api = ModelsApi(
         {tab.id: SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics)}, [(tmp_path / "root").resolve()]
     )
     (tmp_path / "root").mkdir()
-    made.started = []
+    models_api.started = []
     answer = jobs.BackgroundJob(tmp_path / "x", {"kind": "models", "arguments": ["models", "get"]})
-    monkeypatch.setattr(jobs, "start_job", lambda kind, words, environment: made.started.append(words) or answer)
-    return made
+    monkeypatch.setattr(jobs, "start_job", lambda kind, words, environment: models_api.started.append(words) or answer)
+    return models_api
 
 
 def look(api, **more):
@@ -43,30 +43,30 @@ def look(api, **more):
 
 
 def test_what_is_there_and_what_is_offered(api, tmp_path):
-    own = tmp_path / "root" / "ComfyUI" / "models" / "vae" / "x.safetensors"
-    sparse(own, SHAPES["flux"]["ae"])
+    vae = tmp_path / "root" / "ComfyUI" / "models" / "vae" / "x.safetensors"
+    sparse(vae, SHAPES["flux"]["ae"])
     base = sparse(tmp_path / "root" / "models" / "any.safetensors", SHAPES["flux"][finding.MODEL_OPTION])
     (base.parent / "out.safetensors").symlink_to(sparse(tmp_path / "secret.safetensors", SHAPES["flux"]["ae"]))
-    found = look(api)
-    assert found["parts"] == {
-        "ae": [{"path": str(own), "name": "x.safetensors", "size": own.stat().st_size, "words": "a VAE"}]
+    listing = look(api)
+    assert listing["parts"] == {
+        "ae": [{"path": str(vae), "name": "x.safetensors", "size": vae.stat().st_size, "words": "a VAE"}]
     }
-    assert [one["path"] for one in found["bases"]] == [str(base)] and found["title"] == FAMILY.title
-    assert [file["what"] for file in found["offers"][0]["files"]] == FILES
-    assert [file["size"] for file in found["offers"][0]["files"]] == [23802932552, 246144152, 9787841024, 335304388]
-    assert found["folder"] == str(tmp_path / "root" / "kohya" / "models") and found["free"] > 0
-    assert found["labels"]["t5xxl"] == "T5-XXL" and not (tmp_path / "root" / "kohya").exists()
+    assert [base["path"] for base in listing["bases"]] == [str(base)] and listing["title"] == FAMILY.title
+    assert [file["what"] for file in listing["offers"][0]["files"]] == FILES
+    assert [file["size"] for file in listing["offers"][0]["files"]] == [23802932552, 246144152, 9787841024, 335304388]
+    assert listing["folder"] == str(tmp_path / "root" / "kohya" / "models") and listing["free"] > 0
+    assert listing["labels"]["t5xxl"] == "T5-XXL" and not (tmp_path / "root" / "kohya").exists()
 
 
 def required(family):
-    """The parts that a family cannot do without."""
+    """The parts that a family requires."""
     lacking = {problem.option for problem in find_missing(build_config(TABS[0].configs[family], {}))}
     return lacking & families.facts_of(family).part_options.keys()
 
 
 @pytest.mark.parametrize("family", filter(required, SHAPES))
 def test_the_files_that_lie_beside_a_model_are_proposed_for_empty_fields(api, tmp_path, family):
-    """Of families that need more files than one: in one folder, and sorted as other programs do."""
+    """For families with several files: in one folder, and sorted by kind as other programs do."""
     for layout in ("one", "sorted"):
         place = tmp_path / "root" / family / layout
         where = lambda option: place / (option if layout == "sorted" else "")  # noqa: E731, B023
@@ -74,25 +74,27 @@ def test_the_files_that_lie_beside_a_model_are_proposed_for_empty_fields(api, tm
             option: sparse(where(option) / f"{number}.safetensors", shapes)
             for number, (option, shapes) in enumerate(SHAPES[family].items())
         }
-        known = files.pop(finding.MODEL_OPTION)
+        base_file = files.pop(finding.MODEL_OPTION)
         lacking = required(family)
 
-        def beside(**given):
-            sent = json.dumps({"family": family, "values": given, "launch": {}})
+        def beside(**values):
+            sent = json.dumps({"family": family, "values": values, "launch": {}})
             return api.beside(ApiRequest({"tab": "lora", "sent": sent}))["values"]
 
-        base = {finding.MODEL_OPTION: str(known)}  # noqa: B023
+        base = {finding.MODEL_OPTION: str(base_file)}  # noqa: B023
         assert beside(**base) == {option: str(files[option]) for option in lacking}
         filled = {option: "/mine.safetensors" for option in lacking}
-        assert beside(**base, **filled) == {}  # what was filled in stays
-    named = look(api, family=family, named=str(known))
-    assert str(known) in {one["path"] for one in named["bases"]}  # also in a folder that is none of the usual ones
+        assert beside(**base, **filled) == {}  # fields that are filled in stay
+    named = look(api, family=family, named=str(base_file))
+    assert str(base_file) in {
+        base["path"] for base in named["bases"]
+    }  # a named file's folder is searched, even if it is none of the usual ones
 
 
 def test_a_download_is_planned_with_the_hubs_own_sizes_and_licences(api, hub):  # noqa: F811
     hub.gated[OFFER.files[0].repository] = "hf_rightright"
     plan = api.ask(ApiRequest({"files": FILES}))
-    assert [one["left"] for one in plan["files"]] == [len(small())] * 4 and plan["closed"] == [
+    assert [file["left"] for file in plan["files"]] == [len(small())] * 4 and plan["closed"] == [
         FILES[0].rsplit("/", 1)[0]
     ]
     assert plan["files"][0]["path"].endswith("root/kohya/models/FLUX.1-dev/flux1-dev.safetensors")
@@ -103,7 +105,7 @@ def test_a_download_is_planned_with_the_hubs_own_sizes_and_licences(api, hub):  
     assert "hf_right" not in str(plan)
     page = f"https://huggingface.co/{OFFER.files[1].repository}"
     named = api.ask(ApiRequest({"repository": page}))["files"]
-    assert {one["name"] for one in named} == {"clip_l.safetensors", "t5xxl_fp16.safetensors"}
+    assert {file["name"] for file in named} == {"clip_l.safetensors", "t5xxl_fp16.safetensors"}
 
 
 def test_a_download_is_started_for_files_inside_the_roots(api, tmp_path):
@@ -134,11 +136,11 @@ def test_what_leads_out_is_refused(api, tmp_path, sent, says):
     (root / "file").write_text("x")
     (root / "kohya" / "models").mkdir(parents=True)
     (root / "kohya" / "models" / "link").symlink_to(tmp_path)
-    given = {"files": FILES} | {
+    fields = {"files": FILES} | {
         name: value.replace("{root}", str(root)) if name == "folder" else value for name, value in sent.items()
     }
     with pytest.raises(ConfigError, match=says):
-        api.get(ApiRequest(given))
+        api.get(ApiRequest(fields))
     assert api.started == []
 
 
@@ -169,17 +171,17 @@ def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):
             for number, file in enumerate(offer.files):
                 hub.repositories.setdefault(file.repository, {})[file.path] = small(number)
     hub.gated[OFFER.files[0].repository] = "hf_rightright"
-    own = sparse(served[1] / "models" / "mine.safetensors", SHAPES["flux"]["ae"])
+    vae = sparse(served[1] / "models" / "mine.safetensors", SHAPES["flux"]["ae"])
     place = served[1] / "kohya" / "models"
-    before = {*place.rglob("*")}  # of tests that have downloaded another model
-    seen = visit()
-    page = seen.page
-    seen.family(FAMILY.title)
+    before = {*place.rglob("*")}  # other tests may have downloaded models
+    visitor = visit()
+    page = visitor.page
+    visitor.family(FAMILY.title)
     page.locator(".find-models:visible").click()
     dialog = page.locator("dialog.models")
-    dialog.get_by_label("Model", exact=True).select_option(label="FLUX.1 dev (23.8 GB)")  # not one of another test
+    dialog.get_by_label("Model", exact=True).select_option(label="FLUX.1 dev (23.8 GB)")  # no other test downloads it
     dialog.get_by_text("This model asks for its licence to be accepted").wait_for()
-    assert dialog.get_by_label("Autoencoder").input_value() == str(own)
+    assert dialog.get_by_label("Autoencoder").input_value() == str(vae)
     assert "Download t5xxl_fp16.safetensors (9.8 GB)" in dialog.get_by_label("T5-XXL").inner_text()
     assert (
         dialog.get_by_role("link").first.get_attribute("href") == f"https://huggingface.co/{OFFER.files[0].repository}"
@@ -197,13 +199,13 @@ def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):
     form = page.locator("#lora-form")
     value = lambda name: form.locator(f"[data-option={name}]:visible").input_value()  # noqa: E731
     assert value(finding.MODEL_OPTION) == str(place / "FLUX.1-dev" / "flux1-dev.safetensors")
-    assert value("ae") == str(own) and value("clip_l") == str(place / "flux_text_encoders" / "clip_l.safetensors")
+    assert value("ae") == str(vae) and value("clip_l") == str(place / "flux_text_encoders" / "clip_l.safetensors")
     assert sorted(path.name for path in {*place.rglob("*")} - before if path.is_file()) == [
         "clip_l.safetensors",
         "flux1-dev.safetensors",
         "t5xxl_fp16.safetensors",
     ]
-    page.locator(".find-models:visible").click()  # now all is there
+    page.locator(".find-models:visible").click()  # all files are there now
     dialog.locator(".room", has_text="All files are on this computer.").wait_for()
     dialog.get_by_label("Model", exact=True).select_option("other")
     dialog.get_by_label("Hugging Face id").fill("someone/none")

@@ -1,4 +1,4 @@
-"""The live panel's HTML: what it says of a run, and that nothing of a run is taken for HTML."""
+"""The live panel's HTML: a run's state, and that no text of a run is interpreted as HTML."""
 
 import time
 from pathlib import Path
@@ -44,8 +44,8 @@ def test_notes_are_folded_unless_one_has_to_be_fixed():
     notes = [Message("{key} is now {option}", key="dit", option="model"), "ignored: sdpa"]
     assert "<details><summary>" in messages.good("Loaded.", notes)
     named = Problem("fp8_base", "has no effect"), Problem("", "{path} is empty", path="cat.toml")
-    said = messages.good("Started.", [*named, Problem("", "no GPU was found")])
-    assert all(f"<li>{note}</li>" in said for note in (*named, "No GPU was found"))
+    note_html = messages.good("Started.", [*named, Problem("", "no GPU was found")])
+    assert all(f"<li>{note}</li>" in note_html for note in (*named, "No GPU was found"))
     assert "<details open><summary>" in messages.good(
         "Loaded.", [Message(TO_FIX, problem="fp8_base needs bf16"), *notes]
     )
@@ -53,7 +53,7 @@ def test_notes_are_folded_unless_one_has_to_be_fixed():
 
 def test_a_small_learning_rate_has_room_beside_its_axis(tmp_path):
     page = shown(tmp_path, [step(1, lr={"unet": 8.54e-5}), step(2, lr={"unet": 8.54e-5})])
-    assert "<span>8.5e-5</span>" in page and "8.54e-05" in page  # in full below
+    assert "<span>8.5e-5</span>" in page and "8.54e-05" in page  # in full in the table below
 
 
 def test_phases_before_the_first_step(tmp_path):
@@ -85,7 +85,7 @@ def test_a_line_says_how_the_queue_stands(paused, worker, words):
 
 def test_a_run_that_hangs_says_so(tmp_path):
     assert "no progress for 10 min" in shown(tmp_path, [step(7, t=time.time() - 600, s_it=1.0)])
-    assert "nothing new" not in shown(tmp_path, [step(7, t=time.time() - 600, s_it=60.0)])  # its steps take long
+    assert "nothing new" not in shown(tmp_path, [step(7, t=time.time() - 600, s_it=60.0)])  # slow steps are no silence
     assert "nothing new" not in shown(tmp_path, [step(7, t=time.time() - 600, s_it=1.0)], state="finished")
 
 
@@ -126,7 +126,7 @@ def test_memory_load_temperature_and_power_of_gpus_are_curves(tmp_path):
     svg = charts.gpu_charts([gpu(0, 4.0, 2.0), gpu(10, 12.0, 2.0), {"kind": "gpu"}, gpu(20, 18.0, 2.5)])
     assert [title in svg for title in ("GPU memory", "GPU load", "Temperature", "GPU power")] == [1, 1, 1, 0]
     assert svg.count("<polyline") == 6 and "now 18 GB, 2.5 GB" in svg and "<span>24</span>" in svg
-    assert "0.0,125.0 300.0,75.0 600.0,37.5" in svg  # of 24 GB, in a chart that is 150 high
+    assert "0.0,125.0 300.0,75.0 600.0,37.5" in svg  # shares of 24 GB, in a chart 150 units high
     assert charts.gpu_charts([]) == charts.gpu_charts([gpu(0, 4.0)]) == ""
     full = [gpu(0, 23.9, spilled=1.5), step(1)]
     assert "1.5 GiB of this training are in the computer" in shown(tmp_path, full)
@@ -212,8 +212,8 @@ def test_learning_rates_that_differ_are_lines_of_their_own():
     same = [(n, {"unet": 1e-4 / n, "text": 1e-4 / n}) for n in range(1, 5)]
     assert charts.rate_chart(same).count("<polyline") == 1
     other = [(n, {"unet": 1e-4, "<b>": 1e-5}) for n in range(1, 1000)]
-    made = charts.rate_chart(other, [500, 2000])
-    assert made.count("<polyline") == 2 and "<b>" not in made and made.count('class="resumed"') == 1
+    svg = charts.rate_chart(other, [500, 2000])
+    assert svg.count("<polyline") == 2 and "<b>" not in svg and svg.count('class="resumed"') == 1
     assert charts.rate_chart([(1, {}), (2, {})]) == ""
 
 

@@ -1,4 +1,4 @@
-"""The path guard: nothing that a browser sends leads to a file outside of the chosen folders.
+"""The path guard: no path from a browser leads to a file outside of the chosen folders.
 
 Ten thousand hostile paths go through it in tests/security.
 """
@@ -26,7 +26,7 @@ def test_what_is_meant_well_passes(root):
     assert paths.config_file(str(root / "cat.toml"), [root]) == root / "cat.toml"
     assert paths.config_file(f"  {root}/configs/../new Name.TOML ", [root]) == root / "new Name.TOML"
     assert paths.readable(str(root / "cat.toml"), [root]) == root / "cat.toml"
-    assert paths.readable(f' "{root}/cat.toml"', [root]) == root / "cat.toml"  # as Windows copies a path
+    assert paths.readable(f' "{root}/cat.toml"', [root]) == root / "cat.toml"  # quoted, as Windows copies a path
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there it is a path")
@@ -47,10 +47,10 @@ def test_in_linux_on_windows_a_path_of_windows_leads_to_the_mounted_drive(root, 
     [
         ("https://civitai.com/api/download/1", "is a web address, not a path; download it"),
         (' "http://x.org/a.toml" ', "http://x.org/a.toml is a web address"),
-        ("https:/x.org/a.toml", "is a web address"),  # what a path makes of it
+        ("https:/x.org/a.toml", "is a web address"),  # as Path normalises it
         ("s3://bucket/a.toml", "is a web address"),
         ("file:///home/me/a.toml", "write the path alone: /home/me/a.toml"),
-        ("https://huggingface.co/org/model", "is a web address, not a path"),  # a folder of images is no id
+        ("https://huggingface.co/org/model", "is a web address, not a path"),  # a folder of images cannot be a hub id
     ],
 )
 def test_a_web_address_is_called_one_and_not_hidden_or_reserved(root, text, words):
@@ -129,8 +129,8 @@ def test_the_roots_are_home_here_other_disks_and_what_was_given(tmp_path, monkey
     monkeypatch.setattr(paths, "PLACES", (str(tmp_path / "models"), str(tmp_path / "empty"), str(tmp_path / "none")))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("KOHYA_ROOTS", os.pathsep.join([str(tmp_path / "a"), str(tmp_path / "b")]))
-    found = [path.name for path in paths.roots([tmp_path / "more"])[1:]]
-    assert found == [tmp_path.name, "more", "a", "b", "hub", "models"]
+    names = [path.name for path in paths.roots([tmp_path / "more"])[1:]]
+    assert names == [tmp_path.name, "more", "a", "b", "hub", "models"]
 
 
 def test_a_training_names_only_what_lies_below_the_roots(root):
@@ -139,16 +139,16 @@ def test_a_training_names_only_what_lies_below_the_roots(root):
 
     paths.allow(config(), [root])
     paths.allow(config(pretrained_model_name_or_path="stabilityai/sdxl", output_dir=f"{root}/out", vae=""), [root])
-    paths.allow(config(base_weights=["someone/adapters/a.safetensors"]), [root])  # a file of the hub
+    paths.allow(config(base_weights=["someone/adapters/a.safetensors"]), [root])  # a file on the hub
     with pytest.raises(ConfigError, match="network_weights"):
         paths.allow(config(network_weights="someone/adapters/a.safetensors"), [root])
-    with pytest.raises(ConfigError) as said:
+    with pytest.raises(ConfigError) as raised:
         of_others = [f"{root}/a.safetensors", f"{root}/../secret/b.safetensors"]
         paths.allow(
             config(pretrained_model_name_or_path="/etc/passwd", output_dir=f"{root}/.ssh", base_weights=of_others),
             [root],
         )
-    lines = str(said.value).splitlines()
+    lines = str(raised.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["pretrained_model_name_or_path", "base_weights", "output_dir"]
     assert "start the page with --root FOLDER" in lines[0] and "hidden" in lines[2]
 

@@ -1,4 +1,4 @@
-"""Questions to the server and the file picker: only below the roots, in whatever words one asks."""
+"""The file picker and its requests: only below the roots, however a path is written."""
 
 import json
 import os
@@ -27,8 +27,8 @@ def listed(root, **sent):
     return Picker([root]).list(ApiRequest(sent))
 
 
-def names(found):
-    return [entry["name"] for entry in found["entries"]]
+def names(listing):
+    return [entry["name"] for entry in listing["entries"]]
 
 
 def test_folders_come_first_and_numbers_count(root):
@@ -83,11 +83,11 @@ def test_three_thousand_hostile_folders_stay_inside(root):
     for _ in range(3000):
         text = chance.choice(["/", "", "\\"]).join(chance.choices(parts, k=chance.randint(1, 7)))
         try:
-            found = listed(root, folder=text)
+            listing = listed(root, folder=text)
         except ConfigError:
             continue
-        assert found["folder"].startswith(str(root)) and ".ssh" not in found["folder"]
-        assert not {"key", "a.safetensors", ".ssh", "secret"} & set(names(found))
+        assert listing["folder"].startswith(str(root)) and ".ssh" not in listing["folder"]
+        assert not {"key", "a.safetensors", ".ssh", "secret"} & set(names(listing))
 
 
 @pytest.fixture

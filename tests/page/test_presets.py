@@ -1,4 +1,4 @@
-"""Presets and config files: complete, honest, and never written over by accident."""
+"""Presets and config files: complete, truthful, and never overwritten by accident."""
 
 import html
 import json
@@ -54,7 +54,7 @@ def test_a_preset_replaces_all_but_paths_and_names(preset):
     config = presets.apply(preset, config_class, {**now, "unknown": "x"})
     assert config.save.output_dir == "/o" and config.save.output_name == "cat" and config.data.train_data_dir == "/i"
     assert config.metadata.metadata_author == "me"
-    assert config.steps.seed is None  # what the one before it left behind is gone
+    assert config.steps.seed is None  # the previous preset's seed is gone
 
 
 def load(tmp_path, text, family="sdxl", kind="lora"):
@@ -70,7 +70,7 @@ def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
 
 
 def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
-    whole = build_config(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
+    whole = build_config(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # a LoRA has all of its options, too
     presets.save_config(tmp_path / "a.toml", whole, "")
     with pytest.raises(ConfigError, match="a.toml is for SDXL fine-tune"):
         presets.import_fitting(tmp_path / "a.toml", CONFIGS["lora"], "flux", [])
@@ -81,21 +81,21 @@ def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
 
 
 def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
-    """As `kohya import` answers: the reader is the same."""
+    """As in `kohya import`, which uses the same reader."""
     path = tmp_path / "a.toml"
     path.write_text('lerning_rate = 1\nmax_train_steps = "many"\nseed = 7\nfull_bf16 = true', encoding="utf-8")
-    made = presets.import_fitting(path, CONFIGS["lora"], "flux", [])
-    config = made.config
+    imported = presets.import_fitting(path, CONFIGS["lora"], "flux", [])
+    config = imported.config
     assert (config.family, config.steps.seed, config.precision.full_bf16) == ("flux", 7, True)
-    said = [str(note) for note in presets.import_notes(made)]
-    assert "lerning_rate is not an option (did you mean learning_rate?)" in said
-    assert any("max_train_steps" in one and "whole number" in one for one in said)
-    assert any(one.startswith("to fix: full_bf16") for one in said)
+    notes = [str(note) for note in presets.import_notes(imported)]
+    assert "lerning_rate is not an option (did you mean learning_rate?)" in notes
+    assert any("max_train_steps" in note and "whole number" in note for note in notes)
+    assert any(note.startswith("to fix: full_bf16") for note in notes)
     shell = importers.import_file(path, EVERY_SCRIPT, "flux_train_network")
-    assert shell.config == config and [str(one) for one in shell.problems] == [
-        one.removeprefix("to fix: ") for one in said if one.startswith("to fix: ")
+    assert shell.config == config and [str(problem) for problem in shell.problems] == [
+        note.removeprefix("to fix: ") for note in notes if note.startswith("to fix: ")
     ]
-    assert [one.fix for one in shell.unknown()] == [{"learning_rate": 1.0}]
+    assert [outcome.fix for outcome in shell.unknown()] == [{"learning_rate": 1.0}]
 
 
 def loaded(path, tab=TABS[0]):
@@ -117,9 +117,9 @@ def test_files_whose_tables_share_keys_are_loaded(tmp_path):
     text = 'pipeline_stages = 1\n[model]\ntype = "sdxl"\ndtype = "bfloat16"\n[adapter]\ntype = "lora"\nrank = 24\n'
     (tmp_path / "pipe.toml").write_text(text + 'dtype = "bfloat16"\n', encoding="utf-8")
     for name in ("cat.safetensors", "pipe.toml"):
-        said = loaded(tmp_path / name)
-        assert json.loads(said["fill"])["values"]["network_dim"] == "24" and name in said["message"]
-        assert "ss_network_args" not in said["message"]  # which is empty, so there is nothing to tell
+        answer = loaded(tmp_path / name)
+        assert json.loads(answer["fill"])["values"]["network_dim"] == "24" and name in answer["message"]
+        assert "ss_network_args" not in answer["message"]  # it is empty, so nothing is reported
 
 
 def test_a_value_that_cannot_be_read_has_that_of_the_preset_as_its_fix(tmp_path):
@@ -153,8 +153,8 @@ def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
 
 def test_a_saved_config_is_the_same_when_it_is_loaded(tmp_path):
     for chosen in (c for configs in CONFIGS.values() for c in configs.values()):
-        given = {"optimizer_args": ["betas=0.9,0.99", "a b"], "output_dir": "C:\\x\\o", "max_grad_norm": 0}
-        config = build_config(chosen, given, notes=[])
+        values = {"optimizer_args": ["betas=0.9,0.99", "a b"], "output_dir": "C:\\x\\o", "max_grad_norm": 0}
+        config = build_config(chosen, values, notes=[])
         path = tmp_path / f"{config.script}.toml"
         presets.save_config(path, config, "")
         assert presets.import_fitting(path, CONFIGS[config.kind], config.family, []).config == config
@@ -178,19 +178,19 @@ KOHYA = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "16", "lowvram": 
 def test_a_file_of_kohya_ss_is_imported_and_replaces_what_was_there(tmp_path):
     path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA | {"sample_prompts": "a cat"}), encoding="utf-8")
-    made = presets.import_fitting(path, CONFIGS["lora"], "flux", [])
-    config = made.config
+    imported = presets.import_fitting(path, CONFIGS["lora"], "flux", [])
+    config = imported.config
     assert config.script == "sdxl_train_network" and flatten_sections(changed(config))["network_dim"] == 16
-    told = "\n".join(map(str, presets.import_notes(made)))
-    assert "Imported from kohya_ss" in told and "lowvram" in told and made.texts == {"sample_prompts": "a cat\n"}
-    assert "canary" not in told
+    notes = "\n".join(map(str, presets.import_notes(imported)))
+    assert "Imported from kohya_ss" in notes and "lowvram" in notes and imported.texts == {"sample_prompts": "a cat\n"}
+    assert "canary" not in notes
 
 
 def test_what_does_not_go_together_can_be_mended_in_the_form(tmp_path):
     path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA | {"full_bf16": True, "mixed_precision": "fp16"}), encoding="utf-8")
-    made = presets.import_fitting(path, CONFIGS["lora"], "sdxl", [])
-    assert made.config.precision.full_bf16 and [problem.option for problem in made.problems] == ["full_bf16"]
+    imported = presets.import_fitting(path, CONFIGS["lora"], "sdxl", [])
+    assert imported.config.precision.full_bf16 and [problem.option for problem in imported.problems] == ["full_bf16"]
 
 
 def test_a_foreign_file_for_another_tab_or_model_is_refused(tmp_path):
@@ -204,16 +204,16 @@ def test_a_foreign_file_for_another_tab_or_model_is_refused(tmp_path):
 
 
 def test_files_that_a_config_names_are_read_where_the_page_may_look_alone(tmp_path):
-    """The shell reads them wherever they lie; a config that a browser sends may not make the page do so."""
+    """The shell reads them anywhere, but a config from a browser must not make the page do so."""
     home, outside = tmp_path / "home", tmp_path / "outside"
     for folder in (home, outside):
         folder.mkdir()
         data = [{"id": "cats", "type": "local", "instance_data_dir": f"/{folder.name}/cats"}]
         (folder / "data.json").write_text(json.dumps(data), encoding="utf-8")
-    found = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 1}
+    settings = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 1}
     for folder, is_read in ((home, True), (outside, False)):
         path = home / "config.json"
-        path.write_text(json.dumps({**found, "data_backend_config": str(folder / "data.json")}), encoding="utf-8")
-        made = presets.import_config(path, CONFIGS["lora"], "sdxl", [home.resolve()])
-        assert ("/cats" in made.texts.get("dataset_config", "")) == is_read
+        path.write_text(json.dumps({**settings, "data_backend_config": str(folder / "data.json")}), encoding="utf-8")
+        imported = presets.import_config(path, CONFIGS["lora"], "sdxl", [home.resolve()])
+        assert ("/cats" in imported.texts.get("dataset_config", "")) == is_read
         assert "cats" in importers.import_file(path, EVERY_SCRIPT).texts["dataset_config"]

@@ -1,4 +1,4 @@
-"""Print command: what is printed, run as printed, trains what is on screen; no file that is there is changed."""
+"""Print command: the printed command trains what is on screen, and no existing file is changed."""
 
 import html
 import json
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the printed lin
 
 @pytest.fixture
 def config(tmp_path):
-    given = {
+    values = {
         "pretrained_model_name_or_path": str(tmp_path / "a.safetensors"),
         "output_dir": str(tmp_path / "my out"),
         "train_data_dir": str(tmp_path / 'it\'s "here"'),
         "resolution": "1024",
         "output_name": "cat",
     }
-    return build_config(config_class("sdxl_train_network"), given, notes=[])
+    return build_config(config_class("sdxl_train_network"), values, notes=[])
 
 
 @pytest.fixture
@@ -40,15 +40,15 @@ def root(tmp_path):
 
 
 def shown(config, where, root):
-    """Print: the command's words, the printed TOML, and the file that is offered to be written."""
-    said = print_command.printed(config, str(where), {}, [], [root])
-    line, toml = (html.unescape(text) for text in re.findall("<pre>(.*?)</pre>", said, re.S))
-    offered = re.search('class="keep" data-path="(.*?)" data-script="(.*?)"', said)
-    return shlex.split(line), toml, offered and [html.unescape(one) for one in offered.groups()]
+    """The printed command's words, its TOML, and the file that the page offers to write."""
+    message = print_command.printed(config, str(where), {}, [], [root])
+    line, toml = (html.unescape(text) for text in re.findall("<pre>(.*?)</pre>", message, re.S))
+    offered = re.search('class="keep" data-path="(.*?)" data-script="(.*?)"', message)
+    return shlex.split(line), toml, offered and [html.unescape(text) for text in offered.groups()]
 
 
 def trained(config, where, root):
-    """What the printed command trains once the file that it asks for was saved by a click; that file."""
+    """Save the file that the printed command needs, and check that the command trains the form; returns the file."""
     words, toml, offered = shown(config, where, root)
     path = root / words[words.index("--config_file") + 1]
     script = re.search(r"(\w+)\.py$", words[words.index("--config_file") - 1])[1]
@@ -56,7 +56,7 @@ def trained(config, where, root):
     if offered:
         assert offered == [str(path), script]
         CommandPrinter([root]).keep(ApiRequest({"path": offered[0], "script": script, "toml": toml}))
-        assert shown(config, where, root) == (words, toml, None)  # and now it is there
+        assert shown(config, where, root) == (words, toml, None)  # the file exists now
     assert (
         option_values(config_from_argv(config_class(script), ["--config_file", str(path)])) == option_values(config)
         and script == config.script
@@ -75,7 +75,7 @@ def test_a_loaded_file_is_named_as_long_as_it_says_the_same(config, root):
     edited = replace_options(config, learning_rate=0.5)
     assert trained(edited, root / "cat.toml", root) == root / "cat-2.toml"
     assert trained(replace_options(config, learning_rate=0.25), root / "cat.toml", root) == root / "cat-3.toml"
-    assert trained(edited, root / "cat.toml", root) == root / "cat-2.toml"  # which says it already
+    assert trained(edited, root / "cat.toml", root) == root / "cat-2.toml"  # the file with this config exists already
     assert (root / "cat.toml").read_bytes() == before
 
 
@@ -100,7 +100,7 @@ def test_a_file_that_is_something_else_is_never_named(config, root, content):
 
 
 def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
-    given = {
+    values = {
         "pretrained_model_name_or_path": "/m.safetensors",
         "output_dir": str(root),
         "resolution": "1024",
@@ -108,13 +108,13 @@ def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
         "output_name": "x",
     }
     for script in RUNS:
-        one = build_config(
+        other = build_config(
             config_class(script),
-            {**given, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"} if script.startswith("flux_train") else given,
+            {**values, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"} if script.startswith("flux_train") else values,
             notes=[],
         )
-        presets.save_config(root / f"{script}.toml", one, "")
-    sdxl = build_config(config_class("sdxl_train_network"), given, notes=[])
+        presets.save_config(root / f"{script}.toml", other, "")
+    sdxl = build_config(config_class("sdxl_train_network"), values, notes=[])
     assert trained(sdxl, root / "sdxl_train_network.toml", root) == root / "sdxl_train_network.toml"
     assert trained(sdxl, root / "flux_train_network.toml", root) == root / "flux_train_network-2.toml"
 
@@ -122,9 +122,9 @@ def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
 def test_what_a_shell_lacks_is_reported_and_tokens_are_not_printed(config, monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     secret = replace_options(config, wandb_api_key="a-secret-key", log_with="wandb", train_data_dir="images")
-    said = print_command.printed(secret, "", {}, ["a note"], [tmp_path.resolve()])
-    assert "a-secret-key" not in said and "Set WANDB_API_KEY in that shell" in said and "a note" in said
-    assert "the path of train_data_dir is relative to it" in said
+    message = print_command.printed(secret, "", {}, ["a note"], [tmp_path.resolve()])
+    assert "a-secret-key" not in message and "Set WANDB_API_KEY in that shell" in message and "a note" in message
+    assert "the path of train_data_dir is relative to it" in message
     assert "relative to it" not in print_command.printed(config, "", {}, [], [tmp_path.resolve()])
 
 

@@ -1,4 +1,4 @@
-"""Sample prompts as rows of the form: what they write, what they keep, and what is refused."""
+"""Sample prompts as rows of the form: what is saved, kept and refused."""
 
 import json
 
@@ -24,13 +24,13 @@ def form():
 
 
 @pytest.fixture
-def asked(form, tmp_path):
-    """Ask as the browser does, with the form's output folder in a folder of the test."""
+def save(form, tmp_path):
+    """Save as the browser does, with an output folder of the test."""
 
-    def ask(rows, file="", known="", **values):
-        given = {"output_dir": str(tmp_path / "out"), "output_name": "cat"} | values
-        sent = form.parse_submission(json.dumps({"family": "flux", "values": given, "launch": {}}))
-        request = ApiRequest({"rows": rows, "file": str(file), "known": known})
+    def ask(rows, file="", state="", **values):
+        form_values = {"output_dir": str(tmp_path / "out"), "output_name": "cat"} | values
+        sent = form.parse_submission(json.dumps({"family": "flux", "values": form_values, "launch": {}}))
+        request = ApiRequest({"rows": rows, "file": str(file), "known": state})
         return prompts_page.save_rows(form, sent, request, [tmp_path])
 
     return ask
@@ -40,8 +40,8 @@ def load(file, tmp_path):
     return prompts_page.load_rows(ApiRequest({"file": str(file)}), [tmp_path])
 
 
-def test_rows_become_the_lines_that_trainings_read(asked, tmp_path):
-    saved = asked(
+def test_rows_become_the_lines_that_trainings_read(save, tmp_path):
+    saved = save(
         [CAT, {"prompt": "  a dog\t"[:-1], "sample_steps": "12", "sample_sampler": "euler_a"}, {"prompt": " "}]
     )
     file = tmp_path / "out" / "cat-prompts.txt"
@@ -56,48 +56,48 @@ def test_rows_become_the_lines_that_trainings_read(asked, tmp_path):
         4.5,
     )
     assert (second.prompt, second.sample_steps, second.sample_sampler) == ("a dog", 12, "euler_a")
-    found = load(file, tmp_path)
-    assert found["known"] == saved["known"] and found["rows"][0] == CAT
-    other = asked([CAT], known=saved["known"])  # the form names none: nothing that is there is written over
+    loaded = load(file, tmp_path)
+    assert loaded["known"] == saved["known"] and loaded["rows"][0] == CAT
+    other = save([CAT], state=saved["known"])  # the form names no file, so a new one is written
     assert other["file"] == str(tmp_path / "out" / "cat-prompts-2.txt") and len(prompt_files.read_prompts(file)) == 2
 
 
-def test_comments_and_what_has_no_field_stay(asked, tmp_path):
+def test_comments_and_what_has_no_field_stay(save, tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text(
         "\ufeff# portraits\na cat --w 640 --cn pose.png --x 3\n\n# places\nthe sea\nold\n", encoding="utf-8"
     )
-    found = load(file, tmp_path)
-    rows = [row["prompt"] for row in found["rows"]]
-    assert rows == ["a cat", "the sea", "old"] and found["rows"][0]["controlnet_image"] == "pose.png"
-    changed = [found["rows"][0] | {"width": "512"}, {"prompt": "the sea at night"}]
-    saved = asked(changed, file, found["known"])
+    loaded = load(file, tmp_path)
+    rows = [row["prompt"] for row in loaded["rows"]]
+    assert rows == ["a cat", "the sea", "old"] and loaded["rows"][0]["controlnet_image"] == "pose.png"
+    changed = [loaded["rows"][0] | {"width": "512"}, {"prompt": "the sea at night"}]
+    saved = save(changed, file, loaded["known"])
     assert saved["file"] == str(file)
     assert file.read_text() == "# portraits\na cat --w 512 --cn pose.png --x 3\n\n# places\nthe sea at night\n"
-    asked([*changed, {"prompt": "new"}], file, saved["known"])
+    save([*changed, {"prompt": "new"}], file, saved["known"])
     assert file.read_text().splitlines()[-2:] == ["the sea at night", "new"]
 
 
-def test_images_that_a_model_is_shown_have_fields(asked, tmp_path):
+def test_images_that_a_model_is_shown_have_fields(save, tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("a cat --ci my room.png --ci b.png --cim hole.png --d 4\na dog --ci one;two.png\n")
-    found = load(file, tmp_path)
-    first, second = found["rows"]
+    loaded = load(file, tmp_path)
+    first, second = loaded["rows"]
     assert first["control_image_path"] == "my room.png; b.png" and first["control_image_mask_path"] == "hole.png"
     assert "control_image_path" not in second, "a name with a semicolon stays as it is written"
-    asked([first | {"control_image_path": " c.png ;my room.png"}, second], file, found["known"])
+    save([first | {"control_image_path": " c.png ;my room.png"}, second], file, loaded["known"])
     assert file.read_text() == "a cat --d 4 --ci c.png --ci my room.png --cim hole.png\na dog --ci one;two.png\n"
     assert prompt_files.read_prompts(file)[0].control_image_path == ("c.png", "my room.png")
 
 
-def test_a_file_that_was_changed_elsewhere_is_not_written_over(asked, tmp_path):
+def test_a_file_that_was_changed_elsewhere_is_not_written_over(save, tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("a cat\n")
-    known = load(file, tmp_path)["known"]
+    loaded_state = load(file, tmp_path)["known"]
     file.write_text("a dog\n")
-    for state in (known, ""):
+    for state in (loaded_state, ""):
         with pytest.raises(ConfigError, match="changed elsewhere"):
-            asked([CAT], file, state)
+            save([CAT], file, state)
     assert file.read_text() == "a dog\n"
 
 
@@ -109,15 +109,15 @@ OTHER = {
 
 
 @pytest.mark.parametrize(("name", "text"), OTHER.items())
-def test_files_of_other_formats_are_read_and_kept(asked, tmp_path, name, text):
+def test_files_of_other_formats_are_read_and_kept(save, tmp_path, name, text):
     file = tmp_path / name
     file.write_text(text)
-    found = load(file, tmp_path)
-    assert [row["prompt"] for row in found["rows"]] == ["a cat", "the sea"]
-    assert found["rows"][0]["width"] == "640" and found["rows"][1]["seed"] == "3"
-    saved = asked(found["rows"], file, found["known"])
+    loaded = load(file, tmp_path)
+    assert [row["prompt"] for row in loaded["rows"]] == ["a cat", "the sea"]
+    assert loaded["rows"][0]["width"] == "640" and loaded["rows"][1]["seed"] == "3"
+    saved = save(loaded["rows"], file, loaded["known"])
     assert saved["file"] == str(tmp_path / "mine.txt") and file.read_text() == text
-    assert [one.prompt for one in prompt_files.read_prompts(saved["file"])] == ["a cat", "the sea"]
+    assert [prompt.prompt for prompt in prompt_files.read_prompts(saved["file"])] == ["a cat", "the sea"]
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_files_of_other_formats_are_read_and_kept(asked, tmp_path, name, text):
         ({"prompt": "a\nb"}, "prompt has to be one line"),
     ],
 )
-def test_what_a_line_cannot_say_is_refused_and_nothing_is_written(asked, tmp_path, row, words):
+def test_what_a_line_cannot_say_is_refused_and_nothing_is_written(save, tmp_path, row, words):
     with pytest.raises(ConfigError) as refused:
-        asked([CAT, row, {"prompt": "b", "height": "tall"}])
+        save([CAT, row, {"prompt": "b", "height": "tall"}])
     assert words in str(refused.value) and "row 3: height cannot be 'tall'" in str(refused.value)
     assert not (tmp_path / "out").exists()
 
@@ -145,12 +145,12 @@ def test_what_a_line_cannot_say_is_refused_and_nothing_is_written(asked, tmp_pat
 @pytest.mark.parametrize(
     "rows", ["a cat", [["a"]], [{"prompt": 3}], [{"width": "3"}], [{"prompt": "a", "evil": "b"}], None]
 )
-def test_what_the_page_does_not_send_is_refused(asked, rows):
+def test_what_the_page_does_not_send_is_refused(save, rows):
     with pytest.raises(ConfigError, match="load it again"):
-        asked(rows)
+        save(rows)
 
 
-def test_only_text_files_inside_the_roots_are_read_and_written(asked, tmp_path, tmp_path_factory):
+def test_only_text_files_inside_the_roots_are_read_and_written(save, tmp_path, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside") / "a.txt"
     outside.write_text("secret")
     (tmp_path / "model.safetensors").write_text("x")
@@ -159,11 +159,11 @@ def test_only_text_files_inside_the_roots_are_read_and_written(asked, tmp_path, 
         with pytest.raises(ConfigError):
             load(file, tmp_path)
         with pytest.raises(ConfigError):
-            asked([CAT], file)
+            save([CAT], file)
     with pytest.raises(ConfigError, match="output_dir"):
-        asked([CAT], output_dir="")
+        save([CAT], output_dir="")
     with pytest.raises(ConfigError):
-        asked([CAT], output_dir=str(outside.parent))
+        save([CAT], output_dir=str(outside.parent))
     assert outside.read_text() == "secret" and [*outside.parent.iterdir()] == [outside]
 
 
@@ -185,41 +185,41 @@ def data(served):
 
 @pytest.mark.browser
 def test_rows_that_cannot_be_saved_yet_are_not_lost(visit, served):
-    seen = visit()
-    page = seen.page
+    visitor = visit()
+    page = visitor.page
     box = page.locator("#lora-form .prompts")
     section = page.get_by_role("button", name="Sample images", exact=True).locator("visible=true")
-    seen.fill(output_dir="")  # where results go is proposed
+    visitor.fill(output_dir="")  # the page had proposed a folder
     section.click()
     box.get_by_role("button", name="Add a prompt").click()
     box.get_by_label("Prompt", exact=True).fill("a red zorb toy")
-    seen.until("choose it first, the prompts are kept there", ".prompts .file")
+    visitor.until("choose it first, the prompts are kept there", ".prompts .file")
     page.reload()
     page.wait_for_selector("form.settings")
     section.click()
-    seen.until("choose it first", ".prompts .file")
+    visitor.until("choose it first", ".prompts .file")
     assert box.get_by_label("Prompt", exact=True).input_value() == "a red zorb toy"
-    seen.fill(output_name="zorb")
-    seen.fill(output_dir=served[1] / "rows kept")  # with which they can be saved
-    seen.until("Saved in", ".prompts .file")
-    assert page.locator("#lora-form [data-option=sample_every_n_steps]").input_value() == "800"  # of the preset
+    visitor.fill(output_name="zorb")
+    visitor.fill(output_dir=served[1] / "rows kept")  # with a folder they can be saved
+    visitor.until("Saved in", ".prompts .file")
+    assert page.locator("#lora-form [data-option=sample_every_n_steps]").input_value() == "800"  # the preset's value
     assert page.locator("#lora-form [data-option=sample_every_n_epochs]").input_value() == ""
     assert (served[1] / "rows kept" / "zorb-prompts.txt").read_text() == "a red zorb toy\n"
 
 
 @pytest.mark.browser
 def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
-    """CLIP-L, reference images and masks; and whose defaults the defaults are."""
+    """CLIP-L, reference images, masks, and the chosen model's defaults."""
     (served[1] / "shown.txt").write_text("a cat --d 1\n")
-    seen = visit()
-    page = seen.page
+    visitor = visit()
+    page = visitor.page
     form = page.locator("#lora-form")
-    seen.family("FLUX.1")
+    visitor.family("FLUX.1")
     for name in ("Sample images", "Images"):
         page.get_by_role("button", name=name, exact=True).locator("visible=true").click()
     start = form.locator(".start")
     start.get_by_text("sd-scripts' defaults").wait_for()
-    seen.put(sample_prompts=str(served[1] / "shown.txt"))
+    visitor.put(sample_prompts=str(served[1] / "shown.txt"))
     row = form.locator(".prompts ol > li")
     row.wait_for()
     places = {
@@ -237,18 +237,18 @@ def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
         "chroma": set(),
     }
     for name, fields in expected.items():
-        seen.put(model_type=name)
+        visitor.put(model_type=name)
         assert kind.input_value() == name and shown() == fields
-    seen.fill(output_name="zorb")  # any change
+    visitor.fill(output_name="zorb")  # any edit hides them
     assert shown() == set()
-    seen.put(control_directory="/second")
+    visitor.put(control_directory="/second")
     assert shown() == {"folder"}, "what is filled in can be seen, and taken out"
-    seen.family("Qwen-Image")
+    visitor.family("Qwen-Image")
     start.get_by_text("Defaults", exact=True).wait_for()
     assert "sd-scripts" not in start.inner_text()
     places = {"folder": form.locator("#lora-qwen_image-control_directory"), "image": places["image"]}
     for name, fields in {"edit-2511": {"folder", "image"}, "original": set()}.items():
-        seen.put(model_version=name)
+        visitor.put(model_version=name)
         assert shown() == fields
 
 
@@ -256,16 +256,16 @@ def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
 def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
     root = served[1]
     out = root / "prompts of a test"
-    seen = visit()
-    page = seen.page
-    seen.fill(output_dir=out, output_name="zorb", train_data_dir=data)
-    seen.put(sample_every_n_steps="")  # nothing says when
+    visitor = visit()
+    page = visitor.page
+    visitor.fill(output_dir=out, output_name="zorb", train_data_dir=data)
+    visitor.put(sample_every_n_steps="")  # no sampling interval is set
     box = page.locator("#lora-form .prompts")
     page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
     box.get_by_role("button", name="Add a prompt").click()
     box.get_by_label("Prompt", exact=True).fill("a red zorb toy")
     box.get_by_label("Width").fill("512")
-    seen.until("Saved in", ".prompts .file")
+    visitor.until("Saved in", ".prompts .file")
     file = out / "zorb-prompts.txt"
     wait_for(lambda: file.read_text() == "a red zorb toy --w 512\n", 30)
     form = page.locator("#lora-form")
@@ -278,18 +278,18 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
     box.get_by_label("Seed").nth(1).fill("42")
     page.wait_for_function("path => document.querySelector('#lora-form .prompts ol').children.length === 3", arg="")
     wait_for(lambda: file.read_text().count("\n") == 3 and "--d 42" in file.read_text(), 30)
-    *both, third = file.read_text().splitlines()
-    assert both == ["a red zorb toy --w 512", "a red zorb toy --w 512 --d 42"]
+    *first_two, third = file.read_text().splitlines()
+    assert first_two == ["a red zorb toy --w 512", "a red zorb toy --w 512 --d 42"]
     assert third.startswith("zorb toy number ") and " --w " in third and " --h " in third
 
     box.get_by_label("Width").nth(0).fill("wide")
-    seen.until("width cannot be 'wide'", ".prompts .file")
+    visitor.until("width cannot be 'wide'", ".prompts .file")
     assert file.read_text().startswith("a red zorb toy --w 512\n")
     page.reload()
     page.wait_for_selector("form.settings")
     page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
     box.get_by_label("Prompt", exact=True).nth(2).wait_for()
-    assert box.get_by_label("Width").nth(0).input_value() == "wide"  # what is in no file yet is kept all the same
+    assert box.get_by_label("Width").nth(0).input_value() == "wide"  # unsaved text is kept
     box.get_by_label("Width").nth(0).fill("512")
     page.wait_for_function("sessionStorage['lora-prompts'] === 'null'")
 
@@ -298,17 +298,17 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
 def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_leaves_the_captions(visit, served):
     file = served[1] / "kept.txt"
     file.write_text("a cat --cn pose.png --ci room.png --zz 3\n", encoding="utf-8")
-    seen = visit()
-    page = seen.page
+    visitor = visit()
+    page = visitor.page
     form = page.locator("#lora-form")
     box = form.locator(".prompts")
-    seen.put(sample_prompts=str(file))
+    visitor.put(sample_prompts=str(file))
     page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
     box.get_by_label("Seed").fill("5")
-    seen.until("Saved in", ".prompts .file")
+    visitor.until("Saved in", ".prompts .file")
     wait_for(lambda: "--d 5" in file.read_text(), 30)
     (line,) = file.read_text().splitlines()
-    assert line.startswith("a cat --d 5") and all(kept in line for kept in ("--cn pose.png", "--ci room.png", "--zz 3"))
+    assert line.startswith("a cat --d 5") and all(part in line for part in ("--cn pose.png", "--ci room.png", "--zz 3"))
     box.locator("ol").get_by_role("button", name="Remove").click()
-    seen.until("Samples are generated from captions", ".prompts .file")
+    visitor.until("Samples are generated from captions", ".prompts .file")
     assert form.locator("[data-option=sample_prompts]").input_value() == "" and file.exists()

@@ -1,4 +1,4 @@
-"""The page behind a reverse proxy, under a path, with user and password, and TensorBoard behind the same door."""
+"""The page behind a reverse proxy, under a path, with user and password, and TensorBoard behind the same checks."""
 
 import contextlib
 import threading
@@ -28,8 +28,8 @@ class Proxy:
             await send({"type": "http.response.body", "body": b"another program of this server, or its icon"})
             return
         host = dict(scope["headers"])[b"host"]
-        kept = [(name, value) for name, value in scope["headers"] if name != b"host"]
-        headers = [*kept, (b"host", b"train.internal:7860"), (b"x-forwarded-host", host)]
+        other_headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        headers = [*other_headers, (b"host", b"train.internal:7860"), (b"x-forwarded-host", host)]
         path = scope["path"].removeprefix("/trainer") if self.cut else scope["path"]
         await self.app({**scope, "headers": headers, "path": path, "raw_path": path.encode()}, receive, send)
 
@@ -40,41 +40,41 @@ def online(app):
 
     from kohya_gui.server.serving import bind
 
-    bound = bind("127.0.0.1", 0)
+    server_socket = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.02)
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}/trainer/"
+    yield f"http://127.0.0.1:{server_socket.getsockname()[1]}/trainer/"
     server.should_exit = True
     thread.join(timeout=5)
 
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory):
-    """The page, made for a name that a proxy gives it, behind that proxy."""
+    """The page behind a proxy, started for the name that the proxy gives it."""
     from kohya_gui.app import application, build_page
 
     door = {"host": "0.0.0.0", "also": ["train.internal", "127.0.0.1"], "login": f"{NAME}:{PASSWORD}"}
-    made = Proxy(application(build_page([tmp_path_factory.mktemp("root")]), door, "/trainer"))
-    with online(made) as made.address:
-        yield made
-    board(made).stop()
+    behind_proxy = Proxy(application(build_page([tmp_path_factory.mktemp("root")]), door, "/trainer"))
+    with online(behind_proxy) as behind_proxy.address:
+        yield behind_proxy
+    board(behind_proxy).stop()
 
 
 def board(proxy):
-    return proxy.app.app.app.app.server  # Protected, Door, Routes, Board
+    return proxy.app.app.app.app.server  # Protected, AuthGate, Routes, TensorboardProxy
 
 
 @pytest.fixture
-def visitor(chromium, proxy, monkeypatch, tmp_path, stand_ins):  # whose check starts no process that loads torch
+def visitor(chromium, proxy, monkeypatch, tmp_path, stand_ins):  # `stand_ins` spares a process that loads torch
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     visit = Visit(chromium, proxy.address, http_credentials={"username": NAME, "password": PASSWORD})
     yield visit
     visit.context.close()
     assert visit.complaints == []
-    fonts = proxy.address.replace("trainer/", "font-roboto/")  # TensorBoard's, which it asks for at the root
+    fonts = proxy.address.replace("trainer/", "font-roboto/")  # TensorBoard requests its fonts at the root
     assert [url for url in visit.requests if not url.startswith((proxy.address, fonts, "data:", "blob:"))] == []
 
 
@@ -82,7 +82,7 @@ def visitor(chromium, proxy, monkeypatch, tmp_path, stand_ins):  # whose check s
 def test_under_a_path_of_a_proxy_everything_works(visitor, proxy, cut):
     proxy.cut = cut
     visitor.open()
-    visitor.click("Train")  # an event goes to the server and comes back
+    visitor.click("Train")  # a request to the server and its answer
     visitor.until("problems to fix")
     visitor.tab("Finetune")
     visitor.family("FLUX.1")
@@ -102,7 +102,7 @@ def test_tensorboard_is_started_on_demand_behind_the_door(visitor, tmp_path, pro
     curves = f"{visitor.address}tensorboard/"
     visitor.page.goto(curves)
     assert "No training has written curves" in visitor.page.content()
-    writer = EventFileWriter(str(tmp_path / "logs" / "cat" / "network_train"))  # torch's own loads all of torch
+    writer = EventFileWriter(str(tmp_path / "logs" / "cat" / "network_train"))  # torch's own writer would load torch
     for step in range(5):
         point = Summary.Value(tag="loss/average", simple_value=1 / (1 + step))
         writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=[point])))
@@ -112,7 +112,7 @@ def test_tensorboard_is_started_on_demand_behind_the_door(visitor, tmp_path, pro
         pass
     visitor.page.goto(curves.rstrip("/"))
     assert str(tmp_path / "logs") in visitor.page.content()
-    assert httpx.get(curves + "data/runs", auth=(NAME, PASSWORD)).status_code == 404  # looking starts nothing
+    assert httpx.get(curves + "data/runs", auth=(NAME, PASSWORD)).status_code == 404  # opening the page starts nothing
     visitor.page.get_by_role("button", name="Start TensorBoard").click()
     visitor.page.get_by_text("loss/average").first.wait_for()
 

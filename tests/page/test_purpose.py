@@ -1,4 +1,4 @@
-"""The purpose of a training: what it sets on top of a preset, and how many steps it proposes for the images."""
+"""The purpose of a training: its settings on top of a preset, and the steps that it proposes for the images."""
 
 import pytest
 from PIL import Image
@@ -33,9 +33,9 @@ def test_a_form_begins_with_the_first_purpose_that_fits_and_says_what_it_sets():
 def test_steps_follow_the_number_of_images_and_the_batch_size():
     assert start("sdxl/lora-12gb", images=30)["values"]["max_train_steps"] == "3000"
     assert start("sdxl/lora-12gb", images=30, at_once=4)["values"]["max_train_steps"] == "750"
-    few = start("sdxl/lora-12gb", images=5)
-    told = "5 images, each seen about 400 times: 2,000 steps, as fewer teach too little."
-    assert few["values"]["max_train_steps"] == "2000" and str(few["advice"]) == told
+    small_set = start("sdxl/lora-12gb", images=5)
+    advice = "5 images, each seen about 400 times: 2,000 steps, as fewer teach too little."
+    assert small_set["values"]["max_train_steps"] == "2000" and str(small_set["advice"]) == advice
     assert "about 10 times: 5,000 steps, as more" in str(start("sdxl/lora-12gb", images=500)["advice"])
     assert start("flux_2/lora-8gb", purpose="style", images=20)["values"]["max_train_steps"] == "600"
 
@@ -54,7 +54,7 @@ def test_a_number_of_images_that_no_page_counts_is_none(sent):
 
 
 @pytest.mark.parametrize(
-    ("given", "number"),
+    ("values", "number"),
     [
         ({}, 1),
         ({"train_batch_size": "4"}, 4),
@@ -64,12 +64,12 @@ def test_a_number_of_images_that_no_page_counts_is_none(sent):
         ({"train_batch_size": "9" * 400}, 1),
     ],
 )
-def test_a_batch_size_that_cannot_be_read_counts_one_image(given, number):
-    assert recipes.images_in_step(given) == number
+def test_a_batch_size_that_cannot_be_read_counts_one_image(values, number):
+    assert recipes.images_in_step(values) == number
 
 
 @pytest.mark.parametrize(
-    ("told", "can"),
+    ("settings", "can"),
     [
         ({}, False),
         ({"sample_prompts": "p.txt"}, True),
@@ -77,8 +77,8 @@ def test_a_batch_size_that_cannot_be_read_counts_one_image(given, number):
         ({"sample_from_captions": 2, "sample_images": False}, False),
     ],
 )
-def test_samples_can_be_requested_from_a_running_training_with_prompts(told, can):
-    assert actions._has_prompts(told) == can
+def test_samples_can_be_requested_from_a_running_training_with_prompts(settings, can):
+    assert actions._has_prompts(settings) == can
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""What the page asks before it goes on, in a real browser: what a stop or a kill would lose, captions, folders; and
-what it says where an optimizer's package is missing."""
+"""Questions of the page in a real browser: before a stop or kill that loses work, about captions and folders; and its
+message when an optimizer's package is missing."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
     visitor.click("Stop now")
     visitor.until("10 min of work on this step are lost", ".answer")
     page.wait_for_timeout(REFRESHED)
-    assert "10 min of work" in answer.inner_text()  # and not gone before it was read
+    assert "10 min of work" in answer.inner_text()  # a refresh of the panel must not remove the question
     answer.get_by_role("button", name="Cancel").click()
     page.wait_for_function("!document.querySelector('.answer').textContent")
     assert not layout.stop_asked(run.folder) and reader.find_run(run.id).state == "running"
@@ -44,8 +44,8 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
     assert visitor.state("stopped") == run.id and layout.stop_asked(run.folder) == "kill"
 
     run = reader.find_run(start.launch_run(config(tmp_path / "out", "cat")))
-    page.locator(f'[data-look="{run.id}"]').click()  # the panel stays with the run that was looked at
-    page.wait_for_selector(f'.run[data-run="{run.id}"][data-state="running"]')  # until then its buttons are shown anew
+    page.locator(f'[data-look="{run.id}"]').click()  # selects the new run in the panel
+    page.wait_for_selector(f'.run[data-run="{run.id}"][data-state="running"]')  # until then it replaces its buttons
     page.locator(f'.acts[data-run="{run.id}"] > [data-act=now]').click()
     answer.get_by_role("button", name="Stop now", exact=True).click()
     wait_for(lambda: layout.stop_asked(run.folder) == "now", 10)
@@ -82,7 +82,7 @@ def test_training_without_captions_needs_one_confirmation(visit, served, monkeyp
     visitor.fill(output_name="dog")
     visitor.click("Add to queue")
     visitor.until("dog is in the queue")
-    wait_for(lambda: len(queue.read_queue().waiting) == 2, 10)  # it is not asked a second time about these images
+    wait_for(lambda: len(queue.read_queue().waiting) == 2, 10)  # these images were confirmed already
 
 
 def test_where_an_optimizer_is_missing_the_start_says_which_one_stands_in(visit, monkeypatch):

@@ -1,4 +1,4 @@
-"""Runs and the queue in a real browser: nothing is lost when browsers, the page or its queue's process go away."""
+"""Runs and the queue in a real browser: nothing is lost when browsers, the page or the queue's worker end."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def add(folder, name, steps=2000, **more):
 
 
 def rows(visitor):
-    """What the Queue tab shows: names and states from top to bottom."""
+    """Names and states in the Queue tab, from top to bottom."""
     entries = visitor.page.locator(".entry")
     return entries.evaluate_all("all => all.map(e => [e.querySelector('b').textContent, e.dataset.state])")
 
@@ -53,8 +53,8 @@ def press(visitor, name, entry):
     visitor.page.locator(".entry", has_text=entry).get_by_text(name, exact=True).click()
 
 
-def shows(visitor, *wanted):
-    wait_for(lambda: rows(visitor) == [list(row) for row in wanted], 20)
+def shows(visitor, *expected):
+    wait_for(lambda: rows(visitor) == [list(row) for row in expected], 20)
 
 
 def test_a_queue_of_three_with_a_failing_second_from_the_form(visit, tmp_path):
@@ -72,7 +72,7 @@ def test_a_queue_of_three_with_a_failing_second_from_the_form(visit, tmp_path):
     queue_tab(visitor)
     shows(visitor, ("three", "finished"), ("two", "failed"), ("one", "finished"))
     visitor.until("The GPU ran out of memory", ".entry .why")
-    press(visitor, "Duplicate", "two")  # mend it, and add it again
+    press(visitor, "Duplicate", "two")  # its settings are corrected, and it is queued again
     visitor.page.locator("#lora-learning_rate").wait_for()
     wait_for(lambda: visitor.page.locator("#lora-learning_rate").input_value() == "0.5", 10)
     visitor.fill(learning_rate="1e-4")
@@ -151,12 +151,12 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     assert second.facts["resumes"] == run_id
     assert next(e for e in reader.read_events(second.folder)[0] if e["kind"] == "step")["step"] == stopped + 1
     visitor.until(f"resumed after {stopped}", ".chart .x")
-    assert "step 1" in visitor.page.locator(".chart .x").first.inner_text().splitlines()  # the curve goes on
+    assert "step 1" in visitor.page.locator(".chart .x").first.inner_text().splitlines()  # of the first run
     visitor.page.get_by_label("Run", exact=True).select_option(
         visitor.page.locator(".runs option", has_text=re.compile("stopped$")).get_attribute("value")
     )
     assert visitor.state("stopped") == run_id
-    assert not visitor.page.get_by_role("button", name=re.compile("^Resume")).is_visible()  # it was gone on with
+    assert not visitor.page.get_by_role("button", name=re.compile("^Resume")).is_visible()  # it was resumed
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
@@ -179,8 +179,8 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
         visitor.has_none(SMALL)
         assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
     visitor.page.set_viewport_size({"width": 1440, "height": 900})
-    for seen in (".runs", ".run", ".acts"):  # how it stands and what can be done, without scrolling
-        box = visitor.page.locator(seen).bounding_box()
+    for selector in (".runs", ".run", ".acts"):  # state and actions are visible without scrolling
+        box = visitor.page.locator(selector).bounding_box()
         assert box["y"] >= 0 and box["y"] + box["height"] <= 900
 
 
@@ -196,7 +196,7 @@ sys.exit(app.main(["--no-browser", "--port", sys.argv[1]]))
 
 @pytest.fixture
 def page(visit, tmp_path):
-    """The page in a process of its own, and its address."""
+    """The page in a separate process, and its address."""
     port = str(free_port())
     code = PAGE.format(stand_in=str(STAND_IN), worker=WORKER.format(stand_in=str(STAND_IN)))
     server = subprocess.Popen([sys.executable, "-c", code, port], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
@@ -209,9 +209,9 @@ def page(visit, tmp_path):
 def free_port():
     import socket
 
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        return free_socket.getsockname()[1]
 
 
 def answers(address):
@@ -228,19 +228,19 @@ def test_closed_browsers_a_killed_page_and_a_power_cut(chromium, visit, page, tm
     visitor = Visit(chromium, address)
     add(tmp_path / "out", "one", 4000)
     run_id = visitor.state("running")
-    visitor.context.close()  # the browser goes away
+    visitor.context.close()  # closes the browser
     add(tmp_path / "out", "two", 4000)
-    server.kill()  # and the page, without a word
+    server.kill()  # kills the page's process
     server.wait()
     steps = reader.find_run(run_id).facts["step"]
     wait_for(lambda: reader.find_run(run_id).facts["step"] > steps, 10)
-    visitor = visit()  # of another page, which knows of all this as one that is started again would: from files
+    visitor = visit()  # a visit to this process's page, which knows the runs from their files alone
     assert visitor.state("running") == run_id
     visitor.until("Next in the queue: two", ".next")
     for pid in (
         queue.read_queue().worker["pid"],
         reader.find_run(run_id).facts["pid"],
-    ):  # a power cut ends all of it at once
+    ):  # as in a power cut
         os.kill(pid, 9)
     assert visitor.state("interrupted") == run_id
     visitor.until("The queue is halted, as", ".next")
@@ -249,14 +249,14 @@ def test_closed_browsers_a_killed_page_and_a_power_cut(chromium, visit, page, tm
     assert visitor.state("running") != run_id
     queue_tab(visitor)
     shows(visitor, ("two", "running"), ("one", "interrupted"))
-    press(visitor, "Resume", "one")  # nothing was saved, so it starts again, when the other one has ended
+    press(visitor, "Resume", "one")  # nothing was saved, so it starts from the beginning once the other one has ended
     visitor.until("this one resumes when that has ended", ".queue .answer")
     shows(visitor, ("two", "running"), ("one", "waiting"), ("one", "interrupted"))
 
 
 def test_a_real_training_of_the_demo_from_the_queue(visit, demo, squares, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-m", "library.runs.worker"])
-    monkeypatch.setattr(start, "subprocess", fork_server.DETACHED)  # the worker, which forks the training
+    monkeypatch.setattr(start, "subprocess", fork_server.DETACHED)  # forks the worker, which forks the training
     (tmp_path / "prompts.txt").write_text("zorb toy --w 64 --h 64 --s 1 --d 1\n", encoding="utf-8")
     values = {
         "train_data_dir": squares,
@@ -341,17 +341,17 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
         record.event("saved", file="out/cat-step00000003-state", step=3)
         raise SystemExit(3)
     monkeypatch.chdir(tmp_path)
-    begun = []
-    monkeypatch.setattr(start, "begin_job", lambda job: begun.append(job) or "the-new-run")
+    jobs = []
+    monkeypatch.setattr(start, "begin_job", lambda job: jobs.append(job) or "the-new-run")
     run, answers = reader.find_run(record.id), actions.RunActions({})
     assert run.state == "failed" and "Resume from step 3" in actions.buttons(run, [run])
-    said, resumed = answers.resumed(run)
-    assert (str(said), resumed) == ("It resumes after step 3: this is the new run.", "the-new-run")
-    (job,) = begun
+    sentence, resumed = answers.resumed(run)
+    assert (str(sentence), resumed) == ("It resumes after step 3: this is the new run.", "the-new-run")
+    (job,) = jobs
     assert job.resumes == run.id and job.folder == str(shell) and job.output == str(shell / "out")
     assert f'resume = "{state}"' in job.toml and 'train_data_dir = "images"' in job.toml
     monkeypatch.setattr(queue, "work", lambda: None)
-    queue.add_to_queue(job)  # as if another browser had been first, and had to wait
+    queue.add_to_queue(job)  # as if another browser had queued it first
     assert "Resume" not in actions.buttons(run, [run])
     with pytest.raises(ConfigError, match="resumed already"):
         answers.resumed(run)

@@ -1,4 +1,4 @@
-"""The tab Try it: what is filled in becomes a command, samples of runs stand beside each other, nothing leads out."""
+"""The tab Try it: the form becomes a command, samples of runs are compared, all below the roots."""
 
 import io
 import json
@@ -31,13 +31,15 @@ def tab(tmp_path, monkeypatch):
     for name in ("a", "b", "model"):
         (root / f"{name}.safetensors").write_text("x")
     (tmp_path / "secret.safetensors").write_text("x")
-    made = sampling.SamplingTab.__new__(sampling.SamplingTab)
+    sampling_tab = sampling.SamplingTab.__new__(sampling.SamplingTab)
     form = SettingsForm(TAB.id, FAMILY_TITLES, TAB.configs, TAB.basics)
-    made.forms, made.titles, made.roots = {TAB.id: form}, {TAB.id: TAB.title}, [root]
-    made.started = []
+    sampling_tab.forms, sampling_tab.titles, sampling_tab.roots = {TAB.id: form}, {TAB.id: TAB.title}, [root]
+    sampling_tab.started = []
     answer = lambda folder: jobs.BackgroundJob(folder, {"kind": "sample"})  # noqa: E731
-    monkeypatch.setattr(jobs, "start_job", lambda kind, words, folder: made.started.append(words) or answer(folder))
-    return made
+    monkeypatch.setattr(
+        jobs, "start_job", lambda kind, words, folder: sampling_tab.started.append(words) or answer(folder)
+    )
+    return sampling_tab
 
 
 def sent(tmp_path, **more):
@@ -67,12 +69,12 @@ def sent(tmp_path, **more):
 def test_a_form_becomes_a_command(tab, tmp_path):
     root = tmp_path / "root"
     tab.begin(sent(tmp_path))
-    ((kind, config, prompts, *rest),) = tab.started
+    ((kind, config, prompts, *options),) = tab.started
     assert kind == "sample"
     assert read_toml(config) == {"pretrained_model_name_or_path": str(root / "model.safetensors"), "blocks_to_swap": 5}
     text = Path(prompts.removeprefix("--prompts=")).read_text("utf-8")
     assert text == "a cat --w 512 --d 3\na dog --w 512 --d 3\n"
-    assert rest == [
+    assert options == [
         f"--out={root / 'out'}",
         "--compare=strengths",
         "--strengths=0, 1",
@@ -113,12 +115,12 @@ def test_a_form_becomes_a_command(tab, tmp_path):
 )
 def test_what_makes_no_sense_or_leads_out_is_refused(tab, tmp_path, more, says):
     root = str(tmp_path / "root")
-    given = {
-        name: [one.replace("{root}", root) for one in value] if isinstance(value, list) else value
+    fields = {
+        name: [text.replace("{root}", root) for text in value] if isinstance(value, list) else value
         for name, value in more.items()
     }
     with pytest.raises(ConfigError, match=says):
-        tab.begin(sent(tmp_path, **given))
+        tab.begin(sent(tmp_path, **fields))
     assert tab.started == []
 
 
@@ -145,7 +147,7 @@ def run_with_samples(root, name="zorb-1"):
             place = root / "out" / f"{step}_{number}.png"
             Image.new("RGB", (32, 32), (step, 40, 40)).save(place)
             lines.append({"kind": "sample", "file": str(place), "step": step, "number": number, "prompt": prompt})
-    (folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
+    (folder / layout.PROGRESS).write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     registry.add_pointer(folder)
     return folder
 
@@ -153,10 +155,10 @@ def run_with_samples(root, name="zorb-1"):
 def test_the_picture_of_what_a_run_has_learned_shows_its_own_samples_alone(tab, tmp_path):
     root = tmp_path / "root"
     run = run_with_samples(root, "learned-1")
-    made = samples.show_learned({"run": run.name})
-    whole = Image.open(io.BytesIO(made.body)).convert("RGB")
-    assert made.media_type == "image/png" and whole.getpixel((whole.width - 20, whole.height - 20)) == (20, 40, 40)
-    hostile = run_with_samples(root, "learned-2")  # which names a file outside the run's folder
+    picture = samples.show_learned({"run": run.name})
+    whole = Image.open(io.BytesIO(picture.body)).convert("RGB")
+    assert picture.media_type == "image/png" and whole.getpixel((whole.width - 20, whole.height - 20)) == (20, 40, 40)
+    hostile = run_with_samples(root, "learned-2")  # its record names a file outside of the run's folder
     lines = (hostile / layout.PROGRESS).read_text(encoding="utf-8").replace("20_1.png", "../../secret.png")
     Image.new("RGB", (32, 32), (1, 2, 3)).save(tmp_path / "secret.png")
     (hostile / layout.PROGRESS).write_text(lines, encoding="utf-8")
@@ -172,12 +174,12 @@ def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
     assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}
     with (run / layout.TOML).open("a", encoding="utf-8") as toml:
         toml.write(f"sample_prompts = {toml_value(str(written))}\n")
-    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}  # the file is not there
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}  # the prompt file does not exist yet
     written.write_text(
         "a zorb --w 128 --h 128 --s 20 --l 4 --g 1 --d 1\na cat --w 128 --h 128 --s 20 --l 4 --g 1 --d 2\n"
     )
     shared = {"width": "128", "height": "128", "sample_steps": "20", "scale": "4.0", "guidance_scale": "1.0"}
-    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == shared  # and not the seed
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == shared  # without the seeds, which differ
     outside = tmp_path / "elsewhere.txt"
     outside.write_text("a secret --w 64\n")
     text = (run / layout.TOML).read_text(encoding="utf-8").replace(str(written), str(outside))
@@ -187,17 +189,17 @@ def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
 
 def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     run_with_samples(tmp_path / "root")
-    known = tab.choices(ApiRequest({}))
-    assert [name for name, _ in known["models"]] == [f"tab:{TAB.id}", "run:zorb-1"]
-    assert [[key, str(title)] for key, title in known["sheets"]] == [["run:zorb-1", "Run zorb-1"]]
+    choices = tab.choices(ApiRequest({}))
+    assert [name for name, _ in choices["models"]] == [f"tab:{TAB.id}", "run:zorb-1"]
+    assert [[key, str(title)] for key, title in choices["sheets"]] == [["run:zorb-1", "Run zorb-1"]]
     sheet = tab.sheet(ApiRequest({"name": "run:zorb-1"}))
     assert [*map(str, sheet["columns"])] == ["Step 10", "Step 20"] and sheet["rows"] == ["a cat", "a dog"]
     assert sheet["cells"][1][0] == {
         "small": "own/picture?run=zorb-1&sample=1&small=1",
         "large": "own/picture?run=zorb-1&sample=1",
     }
-    found = tab.of_run(ApiRequest({"run": "zorb-1"}))
-    assert [name[-14:-12] for name in found["files"]] == ["10", "20"] and found["prompts"] == ["a cat", "a dog"]
+    contents = tab.of_run(ApiRequest({"run": "zorb-1"}))
+    assert [name[-14:-12] for name in contents["files"]] == ["10", "20"] and contents["prompts"] == ["a cat", "a dog"]
     tab.begin(sent(tmp_path, model="run:zorb-1"))
     assert read_toml(tab.started[0][1]) == {
         "pretrained_model_name_or_path": str(tmp_path / "root" / "model.safetensors")
@@ -243,9 +245,9 @@ def test_generate_waits_until_it_is_known_what_can_be_chosen(visit):
 @pytest.mark.browser
 def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     run_with_samples(served[1])
-    asked = []
+    commands = []
     monkeypatch.setattr(
-        jobs, "start_job", lambda kind, words, folder: asked.append(words) or finished(folder, served[1])
+        jobs, "start_job", lambda kind, words, folder: commands.append(words) or finished(folder, served[1])
     )
 
     def finished(folder, root):
@@ -265,27 +267,27 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
         )
         return jobs.job_at(folder)
 
-    seen = visit()
-    page = seen.page
-    learned = page.locator(".learned img")  # of a run that has ended
+    visitor = visit()
+    page = visitor.page
+    learned = page.locator(".learned img")  # a picture for runs that have ended
     page.wait_for_function("document.querySelector('.learned img')?.naturalWidth > 400")
     assert learned.get_attribute("src") == page.locator(".learned a[download]").get_attribute("href")
-    page.locator(".samples [data-try]").click()  # beside the samples of the run
+    page.locator(".samples [data-try]").click()  # the button beside the run's samples
     box = page.locator(".sampling")
     box.locator(".board .sample").nth(3).wait_for()
     assert box.locator("#sampling-model").input_value() == "run:zorb-1" == box.locator("#sampling-sheet").input_value()
     page.wait_for_function("document.querySelector('#sampling-prompts').value === 'a cat\\na dog'")
     assert box.locator(".board .sample span").all_inner_texts() == ["Step 10", "Step 20"] * 2
     compare, strengths = box.locator("#sampling-compare"), box.locator("#sampling-strengths")
-    assert not strengths.is_visible()  # which are for several only
+    assert not strengths.is_visible()  # only for a comparison of strengths
     compare.select_option("strengths")
     assert strengths.is_visible()
-    strengths.fill("no number")  # is asked for nowhere else
+    strengths.fill("no number")  # only read where strengths are compared
     box.get_by_role("button", name="All files of this run").click()
     page.wait_for_function("document.querySelector('#sampling-compare').value === 'files'")
     box.get_by_role("button", name="Generate", exact=True).click()
     box.locator(".board .sample span", has_text="zorb-20").wait_for()
-    assert [word for word in asked[0] if word.startswith("--lora=")] == [
+    assert [word for word in commands[0] if word.startswith("--lora=")] == [
         f"--lora={served[1] / 'out' / f'zorb-{step}.safetensors'}=1" for step in (10, 20)
     ]
     box.locator(".board .sample").first.click()
@@ -299,7 +301,7 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
 
 @pytest.mark.browser
 def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_readers_language(visit, served, monkeypatch):
-    """From a run that was started in a shell: its paths are relative, and no TOML of it is kept."""
+    """From a run that was started in a shell: its paths are relative, and it has no TOML."""
     root, script = served[1], "sdxl_train_textual_inversion"
     for name in ("base.safetensors", "words/zorb.safetensors", "edges.png"):
         (root / name).parent.mkdir(exist_ok=True)
@@ -323,10 +325,10 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     saved = {"kind": "saved", "file": str(root / "words" / "zorb.safetensors"), "step": 1}
     (folder / layout.PROGRESS).write_text(json.dumps(saved) + "\n", "utf-8")
     registry.add_pointer(folder)
-    asked = []
+    started = []
 
     def begin(kind, words, folder):
-        asked.append((folder, words))
+        started.append((folder, words))
         doing = {"text": Message("generating"), "done": 1, "total": 2}
         layout.store(
             folder / jobs.JOB,
@@ -350,7 +352,7 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     box.locator("#sampling-controlnet_image").fill(str(root / "edges.png"))
     box.locator("button.go").click()
     box.get_by_text("正在生成 1 / 2").wait_for()
-    ((place, words),) = asked
+    ((place, words),) = started
     assert read_toml(words[1]) == {"pretrained_model_name_or_path": str(root / "base.safetensors")}
     assert "--word=zorb" in words and f"--lora={root / 'words' / 'zorb.safetensors'}=1" in words
     assert (place / "prompts.txt").read_text() == f"a zorb --cn {root / 'edges.png'}\n"

@@ -1,4 +1,4 @@
-"""Every message of the program, stored as for another process and shown in every language by the page's own script."""
+"""Every message of the program, as stored for another process, shown in every language by the page's own script."""
 
 import json
 import re
@@ -26,31 +26,34 @@ PLACE = re.compile(r"\{(\w+)\}")
 
 
 def messages():
-    """A message of each template in the sources, with a value of its own at each place."""
+    """A message for each template in the sources, with a different value for each argument."""
     paths = [path for folder in ("library", "kohya_gui") for path in sorted((source.ROOT / folder).rglob("*.py"))]
-    found = dict.fromkeys(template for path in paths for template in page_texts.templates(path))
+    templates = dict.fromkeys(template for path in paths for template in page_texts.templates(path))
     # The form for one thing may name no number where that for several does.
-    return [Message(one, **{name: f"<{name}>" for name in (*PLACE.findall(one), "count")}) for one in found]
+    return [
+        Message(template, **{name: f"<{name}>" for name in (*PLACE.findall(template), "count")})
+        for template in templates
+    ]
 
 
 @pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])
 def test_every_message_is_restored_and_shown_in_every_language(language, tmp_path):
-    made = messages()
-    assert len(made) > 1_000
-    layout.store(tmp_path / "run.json", {"messages": made})
+    all_messages = messages()
+    assert len(all_messages) > 1_000
+    layout.store(tmp_path / "run.json", {"messages": all_messages})
     stored = layout.load_facts(tmp_path / "run.json")["messages"]
-    assert stored == made
+    assert stored == all_messages
     shown = rendered(stored, language, tmp_path)
-    for message, text in zip(made, shown, strict=True):
+    for message, text in zip(all_messages, shown, strict=True):
         lacking = [name for name in PLACE.findall(message.template) if f"<{name}>" not in text]
         assert not lacking and not PLACE.search(text), (message.template, text)
-    assert sum(not text.isascii() for text in shown) > len(made) * 0.6
+    assert sum(not text.isascii() for text in shown) > len(all_messages) * 0.6
 
 
 def rendered(messages, language, tmp_path):
     """Messages as the page shows them in a language."""
     sent = {
-        "messages": [one.as_json() for one in messages],
+        "messages": [message.as_json() for message in messages],
         "words": dict(texts.load_catalogue(language)),
         "language": language,
     }
@@ -71,15 +74,15 @@ def rendered(messages, language, tmp_path):
 
 @pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])
 def test_the_keys_of_an_imported_file_stay_as_they_are_written_there(language, tmp_path):
-    """Some of them are words as well, which the catalogues translate elsewhere: samples, notes, settings."""
+    """Some are also words that the catalogues translate elsewhere: samples, notes, settings."""
     words = [word for word in ("samples", "optimizer", "steps") if word in dict(texts.load_catalogue(language))]
     assert words
     samples = {"samples": [{"prompt": "a cat", "enabled": True}, "x"]}
     lines = [
-        one
-        for one in importers.import_content({**SDXL_LORA, **samples}, CONFIGS).lines()
-        if str(one).startswith("samples")
+        line
+        for line in importers.import_content({**SDXL_LORA, **samples}, CONFIGS).lines()
+        if str(line).startswith("samples")
     ]
     assert len(lines) == 2 and all(text.startswith("samples") for text in rendered(lines, language, tmp_path))
-    made = [Message("{key}: {text}", key=word, text=Message("as it stands")) for word in words]
-    assert all(text.startswith(word) for word, text in zip(words, rendered(made, language, tmp_path), strict=True))
+    notes = [Message("{key}: {text}", key=word, text=Message("as it stands")) for word in words]
+    assert all(text.startswith(word) for word, text in zip(words, rendered(notes, language, tmp_path), strict=True))

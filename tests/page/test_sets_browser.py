@@ -39,7 +39,7 @@ def test_look_edit_replace_and_undo(visit, images, monkeypatch):
     page = go(visitor, "Data set")
     page.locator("#images-folder").fill(str(images))
     opener = page.get_by_role("button", name="Open folder")
-    assert opener.evaluate("button => getComputedStyle(button).fontWeight") == "600"  # as of all that begin something
+    assert opener.evaluate("button => getComputedStyle(button).fontWeight") == "600"  # primary
     opener.click()
     cards = page.locator(".images article")
     cards.first.wait_for()
@@ -56,7 +56,7 @@ def test_look_edit_replace_and_undo(visit, images, monkeypatch):
         words.blur()
         page.locator(".images article .why", has_text="the disk is full").wait_for()
     assert words.input_value() == "zorb, by hand" and not (images / "10_zorb" / "00.txt").exists()
-    words.focus()  # and left again, when there is room
+    words.focus()  # leaving the field saves again, now that there is space
     words.blur()
     page.locator('.images textarea[data-state="stored"]').wait_for()
     assert page.locator(".images .why").count() == 0
@@ -73,8 +73,8 @@ def test_look_edit_replace_and_undo(visit, images, monkeypatch):
     visitor.until("3 captions changed")
     assert (images / "10_zorb" / "02.txt").read_text() == "zorb, blue hat"
 
-    visitor.open()  # all that counts is in files: what was done can be taken back after a reload as well
-    page = go(visitor, "Data set")  # which opens the folder again
+    visitor.open()  # changes can be undone even after a reload, as they are stored in files
+    page = go(visitor, "Data set")  # opens the same folder again
     cards.first.wait_for()
     for title in ("Replaced", "Caption of"):
         page.locator(".sieve [data-do=undo]").click()
@@ -131,9 +131,9 @@ def test_regularisation_and_dataset_file_of_a_tab_can_be_opened_alone(visit, ima
     page.locator(".images .findings button", has_text="regularisation").click()
     page.wait_for_function("document.querySelectorAll('.images article').length === 5")
     assert page.locator(".images article textarea").first.get_attribute("readonly") is not None
-    visitor.click("Open")  # alone it can be changed
+    visitor.click("Open")  # without the comparison the folder can be edited
     page.wait_for_function("document.querySelectorAll('.images article textarea:not([readonly])').length === 5")
-    visitor.open()  # and a reload knows the way back
+    visitor.open()  # still undoable after a reload
     go(visitor, "Data set")
     visitor.click("Back to all of the training's images")
     rows.nth(1).wait_for()
@@ -153,9 +153,9 @@ def test_two_loras_are_merged_and_nothing_is_overwritten(visit, served):
     first, second = lora(root / "mergeable.safetensors"), lora(root / "second.safetensors", 1)
     visitor = visit()
     page = go(visitor, "LoRA tools")
-    page.locator(".files .pick").click()  # with the keyboard alone: filter, take
+    page.locator(".files .pick").click()  # keyboard only: filter, and take
     page.locator(".picker[open] li", has_text="mergeable.safetensors").wait_for()
-    page.keyboard.type("mergeable")  # others have left files called first
+    page.keyboard.type("mergeable")  # other tests' files may come first
     page.wait_for_function("document.querySelectorAll('.picker[open] li').length === 1")
     page.keyboard.press("Enter")
     assert page.locator("#tools-merge-loras-first").input_value() == str(first)

@@ -1,4 +1,4 @@
-"""One training for each of several values of an option, into the queue."""
+"""Queueing one training for each of several values of an option."""
 
 import json
 import threading
@@ -33,9 +33,9 @@ def test_each_value_is_a_training_of_its_own_in_the_queue(visit, tmp_path):
     values.fill("5e-5, 1e-4 2e-4")
     values.press("Enter")
     visitor.until("3 trainings are in the queue, which is paused")
-    found = queue.read_queue().waiting
-    assert [entry.name for entry in found] == [f"cat-learning_rate-{value}" for value in ("5e-5", "1e-4", "2e-4")]
-    tomls = [read_toml(queue.queue_folder() / f"{entry.id}.toml") for entry in found]
+    waiting = queue.read_queue().waiting
+    assert [entry.name for entry in waiting] == [f"cat-learning_rate-{value}" for value in ("5e-5", "1e-4", "2e-4")]
+    tomls = [read_toml(queue.queue_folder() / f"{entry.id}.toml") for entry in waiting]
     assert [toml["learning_rate"] for toml in tomls] == [5e-5, 1e-4, 2e-4]
     assert {toml["max_train_steps"] for toml in tomls} == {3}
     assert visitor.page.locator("#lora-output_name").input_value() == "cat"  # the form stays as it was
@@ -54,11 +54,11 @@ def test_every_value_is_checked_and_the_wrong_one_is_named(tabs, monkeypatch, tm
     monkeypatch.setattr(isolated, "check_all", lambda readings, launch: reports)
     paths = dict.fromkeys(("pretrained_model_name_or_path", "train_data_dir", "output_dir"), str(tmp_path))
     sent = json.dumps({"family": "sdxl", "values": READY | paths, "launch": {}})
-    asked = ApiRequest({"tab": "lora", "sent": sent, "option": "network_dim", "values": "8 9000"})
+    request = ApiRequest({"tab": "lora", "sent": sent, "option": "network_dim", "values": "8 9000"})
     with pytest.raises(ConfigError) as error:
-        SeveralValues(tabs).several(asked)
-    said = ["train_data_dir has no images", "With network_dim = 9000: network_dim is too large for it"]
-    assert str(error.value).splitlines() == said and queue.read_queue().waiting == []
+        SeveralValues(tabs).several(request)
+    lines = ["train_data_dir has no images", "With network_dim = 9000: network_dim is too large for it"]
+    assert str(error.value).splitlines() == lines and queue.read_queue().waiting == []
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_nothing_is_added_where_one_of_them_is_wrong(tabs, monkeypatch, tmp_path
 
 @pytest.mark.browser
 def test_a_name_that_waits_in_the_queue_is_refused_before_the_check_has_ended(visit, tmp_path, monkeypatch):
-    """The check takes seconds, and more of them while a training runs."""
+    """The full check takes seconds, and longer while a training runs."""
     queue.pause()
-    visitor, known, done = visit(), isolated.check_reading, threading.Event()
+    visitor, real_check, done = visit(), isolated.check_reading, threading.Event()
     visitor.fill(**{**READY, "output_dir": tmp_path / "out", "train_data_dir": tmp_path}, output_name="cat")
     visitor.click("Add to queue")
     visitor.until("cat is in the queue")
-    monkeypatch.setattr(isolated, "check_reading", lambda *given: (done.wait(60), known(*given))[1])
+    monkeypatch.setattr(isolated, "check_reading", lambda *arguments: (done.wait(60), real_check(*arguments))[1])
     try:
         visitor.click("Add to queue")
         visitor.until("cat waits in the queue for the same folder")

@@ -1,4 +1,4 @@
-"""What the form opens with: which preset for which GPU, for any set of files, and what the browser makes of it."""
+"""The start of the form: the preset for each GPU, for any set of preset files, and its effect in the browser."""
 
 import re
 from pathlib import Path
@@ -21,17 +21,19 @@ CASES = [(tab, family) for tab in TABS for family in tab.configs]
 NAMES = [f"{tab.id}-{family}" for tab, family in CASES]
 
 
-def made(folder, *names):
-    """Presets of these names, in a folder of their own."""
+def write_presets(folder, *names):
+    """Write presets with these names to a separate folder."""
     (folder / "sdxl").mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / "sdxl" / f"{name}.toml").write_text(f"# {name}: a sentence.\n", encoding="utf-8")
 
 
 @pytest.fixture
-def few(tmp_path, monkeypatch):
+def few_presets(tmp_path, monkeypatch):
     monkeypatch.setattr(preset_files, "PRESETS_FOLDER", tmp_path)
-    made(tmp_path, "lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast", "finetune-24gb")
+    write_presets(
+        tmp_path, "lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast", "finetune-24gb"
+    )
     return tmp_path
 
 
@@ -59,13 +61,13 @@ def start_for(gpu, kind="lora"):
         (141, 80),
     ],
 )
-def test_the_largest_preset_that_fits_the_gpu_is_the_start(few, memory, size):
+def test_the_largest_preset_that_fits_the_gpu_is_the_start(few_presets, memory, size):
     preset, why = start_for(Gpu("Gpu", memory))
     assert preset.gigabytes == size and str(why).count(".") == 1
     assert ("less than any preset" in str(why)) == (memory < 7.6) and f"Gpu, {memory:.0f} GB" in str(why)
 
 
-def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_reported(few):
+def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_reported(few_presets):
     preset, why = start_for(None)
     assert preset.gigabytes == 8 and "No NVIDIA GPU found" in str(why)
     preset, why = start_for(Gpu())
@@ -74,7 +76,7 @@ def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_report
     assert listed == ["lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast"]
 
 
-def test_a_kind_without_presets_takes_those_that_stand_in_and_a_family_without_any_the_defaults(few):
+def test_a_kind_without_presets_takes_those_that_stand_in_and_a_family_without_any_the_defaults(few_presets):
     assert start_for(None, "dreambooth")[0].id == "sdxl/finetune-24gb"
     assert preset_files.of_kind("dreambooth", ["sdxl"]) == preset_files.of_kind("finetune", ["sdxl"])
     assert [p.id for p in preset_files.of_kind("finetune", ["sdxl"])] == ["sdxl/finetune-24gb"]
@@ -104,11 +106,11 @@ def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, exp
 @pytest.mark.parametrize(("tab", "family"), CASES, ids=NAMES)
 @pytest.mark.parametrize("memory", [6, 12, 24, 80])
 def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
-    """At least what the page of kohya_ss starts with."""
+    """At least as good as the start of kohya_ss's page."""
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
     config = build_config(tab.configs[family], start_preset.starts(tab.id, tab.configs)[family]["values"], notes=[])
-    most = 1e-3 if tab.kind == "textual-inversion" else 3e-4  # words learn faster than weights
-    assert 1e-6 < config.optim.learning_rate <= most and config.captions.caption_extension == ".txt"
+    highest_rate = 1e-3 if tab.kind == "textual-inversion" else 3e-4  # embeddings learn faster than weights
+    assert 1e-6 < config.optim.learning_rate <= highest_rate and config.captions.caption_extension == ".txt"
     assert config.data.enable_bucket and config.cache.latents and config.precision.mixed_precision == "bf16"
     assert config.data.resolution and config.save.output_name and config.save.save_precision
     if tab.kind == "lora":
@@ -122,15 +124,15 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     def opened(gpu):
         monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
         start = start_preset.starts(tab.id, tab.configs)[family]
-        assert gpu or sum("GPU" in str(said) for said in (start["why"], *start["notes"])) == 1  # said once
+        assert gpu or sum("GPU" in str(note) for note in (start["why"], *start["notes"])) == 1  # mentioned exactly once
         return start["text"], [*map(str, start["notes"])], build_config(tab.configs[family], start["values"], notes=[])
 
     text, notes, config = opened(None)
     assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8", text)
     assert "Compiling, bf16 and fp8 are switched off." in notes and "compile" not in changed(config)
-    precision = config.precision  # a processor takes up to a hundred times as long for a convolution in bf16
+    precision = config.precision  # bf16 convolutions may take a processor a hundred times as long
     assert precision.mixed_precision == "no" and not precision.full_bf16 and not precision.fp8_base
-    assert list(ineffective.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on
+    assert list(ineffective.remarks(config, [])) == []  # no option of compiling is left without effect
     text, notes, config = opened(Gpu("Gpu", 24.0))
     assert "compiled" in text and not notes and config.compile.compile and config.compile.compile_fallback
 
@@ -152,9 +154,9 @@ def test_a_gpu_without_bf16_computes_in_fp16_where_model_and_options_allow_it(mo
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 24.0, (7, 5)))
     config = next(tab for tab in TABS if tab.kind == kind).configs[family]
     start = start_preset.starts(kind, {family: config})[family]
-    made = build_config(config, start["values"], notes=[])
-    assert (made.precision.mixed_precision, made.save.save_precision) == (half, half)
-    assert not made.precision.fp8_compute and sum("bf16" in str(note) for note in start["notes"]) == 1
+    built = build_config(config, start["values"], notes=[])
+    assert (built.precision.mixed_precision, built.save.save_precision) == (half, half)
+    assert not built.precision.fp8_compute and sum("bf16" in str(note) for note in start["notes"]) == 1
 
 
 @pytest.mark.parametrize(("memory", "alone"), [(6.0, True), (8.0, False)])
@@ -173,10 +175,12 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 12.0))
     values = start_preset.starts("lora", TABS[0].configs)["sdxl"]["values"]
     config = build_config(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
-    said = [*ineffective.remarks(config, []), "12 images enlarged"]
-    assert len(said) > 2
-    report = {"findings": [isolated.finding(text, "other", "hint") for text in said]}
-    left = [one["text"] for one in isolated.without_ineffective(report, {"compile_mode", "resolution"})["findings"]]
+    texts = [*ineffective.remarks(config, []), "12 images enlarged"]
+    assert len(texts) > 2
+    report = {"findings": [isolated.finding(text, "other", "hint") for text in texts]}
+    left = [
+        finding["text"] for finding in isolated.without_ineffective(report, {"compile_mode", "resolution"})["findings"]
+    ]
     assert left == ["compile_mode has no effect here: compile is off", "12 images enlarged"]
 
 
@@ -184,21 +188,21 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
 
 
 def held(visitor, tab):
-    """What the form would send, as a config of what differs from the defaults."""
+    """The form's contents as a config: its differences from the defaults."""
     sent = visitor.held(tab.id)
     config = build_config(tab.configs[sent["family"]], sent["values"], notes=[])
-    found = flatten_sections(changed(config))
-    folder = found.pop("output_dir", "")  # proposed with every start, and in no preset
+    values = flatten_sections(changed(config))
+    folder = values.pop("output_dir", "")  # proposed with every start, as presets leave it open
     assert not folder or Path(folder).parts[-2:] == ("kohya", "output")
-    return found
+    return values
 
 
 def begins(tab, family):
-    """What an untouched form holds: its start preset, and a name."""
+    """The contents of an untouched form: its start preset, and a name."""
     start = start_preset.starts(tab.id, tab.configs)[family]
     preset = next(p for p in preset_files.of_kind(tab.id, [family]) if p.id == start["id"])
-    made = flatten_sections(changed(start_preset.apply_preset(preset, tab.configs[family], {}, [])))
-    return preset.title, {**made, "output_name": f"{family}-{tab.id}"}
+    preset_options = flatten_sections(changed(start_preset.apply_preset(preset, tab.configs[family], {}, [])))
+    return preset.title, {**preset_options, "output_name": f"{family}-{tab.id}"}
 
 
 @pytest.mark.browser
@@ -236,12 +240,12 @@ def test_another_family_brings_its_start_and_what_was_typed_stays(visit):
     assert held(visitor, lora) == {**flux, **typed}
     assert set(visitor.held()["typed"]) == set(typed)
     assert page.locator(".changed:visible [data-option]").count() == 2
-    visitor.open()  # the edited form outlives the page, and so does what it began with
+    visitor.open()  # a reload keeps the edited form and its start
     assert held(visitor, lora) == {**flux, **typed}
-    page.locator(".field:has(#lora-learning_rate) .reset").click()  # back to the start, and not to 2e-6
+    page.locator(".field:has(#lora-learning_rate) .reset").click()  # to the start's value, not the default of 2e-6
     assert held(visitor, lora) == {**flux, "train_data_dir": "/images"}
     visitor.family("SDXL")
-    assert held(visitor, lora) == {**sdxl, **typed}  # as it was left
+    assert held(visitor, lora) == {**sdxl, **typed}  # each family keeps its edits
     visitor.fill(output_name="mine", max_train_steps="7", learning_rate=sdxl["learning_rate"])
     page.get_by_role("button", name="sd-scripts' defaults").locator("visible=true").click()
     visitor.until("Paths and names are kept")
@@ -260,7 +264,7 @@ def test_a_loaded_file_is_what_it_says_and_marks_what_it_sets(visit, served):
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "short.toml"))
     visitor.click("Load config")
     visitor.until("Loaded short.toml for SDXL (2 settings differ from the defaults)")
-    assert held(visitor, lora) == {"network_dim": 24, "learning_rate": 0.0005}  # nothing of the start is left
+    assert held(visitor, lora) == {"network_dim": 24, "learning_rate": 0.0005}  # the start's values are gone
     assert page.locator(".start:visible b").inner_text() == "short.toml"
     assert page.locator(".changed:visible [data-option]").count() == 2
 
@@ -272,7 +276,7 @@ VISITS = f"""([mine, others]) => {FORM}.then(({{ held, formOf }}) => {{
 
 
 class AnyFile(dict):
-    """The files of a model, wherever they are."""
+    """A model's files in any place."""
 
     def __missing__(self, name):
         return Path(f"/models/{name}.safetensors")
@@ -280,7 +284,7 @@ class AnyFile(dict):
 
 @pytest.mark.browser
 def test_a_look_at_another_family_leaves_a_loaded_config_as_it_was(visit, served):
-    """For each family: its demo's config, and looks at all others. What it sets goes along."""
+    """For each family: its demo's config, with a look at each other family. What the config sets carries over."""
     visitor, lora = visit(), TABS[0]
     page, place = visitor.page, visitor.page.get_by_placeholder("Config file").locator("visible=true")
     for family, config in lora.configs.items():
@@ -292,10 +296,16 @@ def test_a_look_at_another_family_leaves_a_loaded_config_as_it_was(visit, served
         place.fill(str(path))
         visitor.click("Load config")
         visitor.until(f"Loaded {path.name}")
-        loaded, others = visitor.held(), [name for name in lora.configs if name != family]
-        for other, (seen, back) in zip(others, page.evaluate(VISITS, [family, others]), strict=True):
-            assert seen["values"]["train_data_dir"] == str(images) and seen["values"]["network_dim"] == "8", other
-            assert seen["values"]["caption_extension"] == ".txt" and seen["values"]["enable_bucket"] is True, other
+        loaded, other_families = visitor.held(), [name for name in lora.configs if name != family]
+        for other, (looked_at, back) in zip(
+            other_families, page.evaluate(VISITS, [family, other_families]), strict=True
+        ):
+            assert looked_at["values"]["train_data_dir"] == str(images) and looked_at["values"]["network_dim"] == "8", (
+                other
+            )
+            assert (
+                looked_at["values"]["caption_extension"] == ".txt" and looked_at["values"]["enable_bucket"] is True
+            ), other
             assert back == loaded, other
 
 
@@ -310,9 +320,9 @@ def test_what_is_typed_for_one_family_is_there_again_when_it_is_chosen_again(vis
     visitor.fill(learning_rate="0.0005", max_train_steps="77")
     visitor.family("SDXL")
     assert (value("learning_rate"), value("max_train_steps")) == ("0.0003", "77")
-    assert value("network_dim") == flux["network_dim"]  # which for FLUX.1 is nothing that somebody typed
+    assert value("network_dim") == flux["network_dim"]  # nobody has typed FLUX.1's value
     visitor.fill(train_data_dir="/dogs")
-    visitor.open()  # all of it outlives the page
+    visitor.open()  # a reload keeps all of it
     visitor.family("FLUX.1")
     assert (value("learning_rate"), value("train_data_dir"), value("max_train_steps")) == ("0.0005", "/dogs", "77")
 

@@ -1,4 +1,4 @@
-"""The page in other languages: every text has its line in every catalogue, and a browser shows them."""
+"""The page in other languages: every catalogue has every text, and a browser shows the translations."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ from tests.page import page_texts
 TABLES = {name: texts.load_catalogue(name) for name in texts.LANGUAGES if name != "en"}
 # What is said in a shell alone: by its commands, in its set-up, of its flags.
 SHELL = ("library/cli", "library/demo", "library/setup/installer", "library/bench/diffusers")
-LOGGED = ("say",)  # makes lines of a log in the library, and texts in the page's scripts
+LOGGED = ("say",)  # a line of a log in the library, but a text in the page's scripts
 FORMS = (
     "adapter",
     "adapter_size",
@@ -56,15 +56,17 @@ CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\
 
 
 def lower(text):
-    """A text without the capital letter in front, which one line serves as well."""
+    # One entry of a catalogue serves both spellings.
     return text[:1].lower() + text[1:]
 
 
-def absent(wanted):
-    """The texts that a catalogue lacks, by language; nothing when all is well."""
-    wanted = [text for text in dict.fromkeys(wanted) if page_texts.needs_one(text)]
-    found = {name: [t for t in wanted if not {t, lower(t)} & words.keys()] for name, words in TABLES.items()}
-    return {f"kohya_gui/i18n/words/{name}.po": lacking for name, lacking in found.items() if lacking}
+def absent(required):
+    """The texts missing from catalogues, by language."""
+    required = [text for text in dict.fromkeys(required) if page_texts.needs_one(text)]
+    lacking_by_language = {
+        name: [t for t in required if not {t, lower(t)} & words.keys()] for name, words in TABLES.items()
+    }
+    return {f"kohya_gui/i18n/words/{name}.po": lacking for name, lacking in lacking_by_language.items() if lacking}
 
 
 def sources(*folders, suffixes=(".py", ".js")):
@@ -74,29 +76,35 @@ def sources(*folders, suffixes=(".py", ".js")):
 
 
 def page():
-    """The texts of the page as it is opened, and the titles of trainings."""
+    """The texts of the opened page, and the titles of trainings."""
     from kohya_gui.app import build_page
 
-    made = build_page()
-    tabs = [text for tab in made.training.tabs.values() for text in page_texts.of_markup(tab.markup)]
-    return [*page_texts.of_page(made.config), *tabs, *(config_class(script).title for script in RUNS)]
+    built_page = build_page()
+    tabs = [text for tab in built_page.training.tabs.values() for text in page_texts.of_markup(tab.markup)]
+    return [*page_texts.of_page(built_page.config), *tabs, *(config_class(script).title for script in RUNS)]
 
 
 def of_presets():
-    """What each preset sets and needs, piece by piece."""
-    every = preset_files.all_presets()
-    said = [
+    """The pieces of each preset's description."""
+    presets = preset_files.all_presets()
+    profile_texts = [
         text
-        for one in every
-        if one.is_profile
-        for text in (compile_summary.name(one), compile_summary.compiling_sentence(one))
+        for preset in presets
+        if preset.is_profile
+        for text in (compile_summary.name(preset), compile_summary.compiling_sentence(preset))
     ]
-    pieces = [re.split("[,;] ", compile_summary.compiling_sentence(one)) for one in every if not one.is_profile]
-    return [*said, *(one.title for one in every if not one.is_profile), *(text for found in pieces for text in found)]
+    pieces = [
+        re.split("[,;] ", compile_summary.compiling_sentence(preset)) for preset in presets if not preset.is_profile
+    ]
+    return [
+        *profile_texts,
+        *(preset.title for preset in presets if not preset.is_profile),
+        *(text for parts in pieces for text in parts),
+    ]
 
 
 def of_adapters():
-    """What the fields of adapters say: types, arguments, choices of layers, and groups of blocks."""
+    """The texts of the adapters' fields: types, arguments, choices of layers, and groups of blocks."""
     for family in families.FAMILIES:
         yield from (group.title for group in families.facts_of(family).blocks)
         for kind in adapter_kinds.kinds(family):
@@ -114,43 +122,51 @@ def test_a_catalogue_has_the_lines_of_the_others_with_the_same_places_and_names(
         # The form for one thing may name no number in English, where other languages have one form for all.
         assert places <= set(page_texts.PLACE.findall(other)) <= places | {"{count}"}, english
         assert other.strip(), english
-        kept = set(CODE.findall(page_texts.PLACE.sub(" ", english)))
-        assert all(name in other for name in kept), (english, other)
+        names = set(CODE.findall(page_texts.PLACE.sub(" ", english)))
+        assert all(name in other for name in names), (english, other)
 
 
 @pytest.mark.parametrize("language", TABLES)
 def test_help_takes_two_lines_of_a_column_in_every_language(language):
-    """By width, as fonts differ: a letter of Chinese or Japanese is as wide as two of English, 48 fill a line."""
-    every = {
+    """Counted in letters, as fonts differ: a Chinese or Japanese character is as wide as two English letters, and 48
+    letters fill a line."""
+    help_texts = {
         as_sentence(o.help, o.choices) for script in RUNS for o in options_of(families.config_class(script)).values()
     }
-    said = {help: TABLES[language][help] for help in every}
-    width = {help: sum(1 + (east_asian_width(letter) in "WF") for letter in said[help]) for help in said}
-    assert not {said[help]: wide for help, wide in width.items() if wide > 96}
+    translations = {help: TABLES[language][help] for help in help_texts}
+    width = {
+        help: sum(1 + (east_asian_width(letter) in "WF") for letter in translations[help]) for help in translations
+    }
+    assert not {translations[help]: wide for help, wide in width.items() if wide > 96}
 
 
 def test_no_catalogue_has_a_line_that_nothing_says():
     files = sources("kohya_gui", "library", suffixes=(".py", ".js", ".html"))
     tables = sources("library/importers", suffixes=(".toml",))
     written = "\n".join(path.read_text(encoding="utf-8") for path in (*files, *tables))
-    said = {text for path in files if path.suffix != ".html" for text in page_texts.templates(path)}
+    known_texts = {text for path in files if path.suffix != ".html" for text in page_texts.templates(path)}
     for path in files:
         if path.suffix == ".py":
             literals = [node.value for node in page_texts.nodes(path) if isinstance(node, ast.Constant)]
-            said |= {text for text in literals if isinstance(text, str)}
-    html = [text for text in said if re.match("<[a-z]", text)]
-    said |= {text for markup in html for text in page_texts.Words(markup).found}
-    said |= {*page(), *of_presets(), *of_adapters(), *(advice for _, advice in (*explain.KNOWN, *explain.ENDINGS))}
-    said |= {lower(text) for text in said}
-    stale = [text for text in TABLES["zh"] if text not in said and text not in written]
+            known_texts |= {text for text in literals if isinstance(text, str)}
+    html = [text for text in known_texts if re.match("<[a-z]", text)]
+    known_texts |= {text for markup in html for text in page_texts.Words(markup).found}
+    known_texts |= {
+        *page(),
+        *of_presets(),
+        *of_adapters(),
+        *(advice for _, advice in (*explain.KNOWN, *explain.ENDINGS)),
+    }
+    known_texts |= {lower(text) for text in known_texts}
+    stale = [text for text in TABLES["zh"] if text not in known_texts and text not in written]
     assert not stale, "delete these"
 
 
 def test_every_text_of_the_page_is_in_every_catalogue_and_so_is_all_help():
-    said = page()
-    assert len(said) > 600 and {"Base model", "Train", "Torch Compile Settings", "not set"} <= set(said)
-    assert "16 suits most; higher learns more detail and makes a larger file. Empty: 4." in said
-    assert not absent(said), "add these"
+    shown = page()
+    assert len(shown) > 600 and {"Base model", "Train", "Torch Compile Settings", "not set"} <= set(shown)
+    assert "16 suits most; higher learns more detail and makes a larger file. Empty: 4." in shown
+    assert not absent(shown), "add these"
 
 
 def test_what_each_preset_sets_and_needs_is_in_every_catalogue():
@@ -158,22 +174,24 @@ def test_what_each_preset_sets_and_needs_is_in_every_catalogue():
 
 
 def test_what_the_fields_of_adapters_say_is_in_every_catalogue():
-    said = [*of_adapters(), adapter.OTHER, adapter_size.UNKNOWN, adapter_size.CANNOT_COUNT]
-    assert len(set(said)) > 90 and not absent(said), "add these"
+    labels = [*of_adapters(), adapter.OTHER, adapter_size.UNKNOWN, adapter_size.CANNOT_COUNT]
+    assert len(set(labels)) > 90 and not absent(labels), "add these"
 
 
 def test_what_the_page_says_later_is_in_every_catalogue():
     forms = [path for path in sources("kohya_gui") if path.stem in FORMS]
-    said = [text for path in forms for text in page_texts.sentences(path)]
-    made = [text for path in sources("kohya_gui") for text in page_texts.templates(path) if re.match("[A-Z{].", text)]
-    assert len(said) > 40 and "The form is as it was before." in said
-    assert len(made) > 80 and "{images} chosen" in made and "Saved {path}." in made
+    fixed_texts = [text for path in forms for text in page_texts.sentences(path)]
+    templates = [
+        text for path in sources("kohya_gui") for text in page_texts.templates(path) if re.match("[A-Z{].", text)
+    ]
+    assert len(fixed_texts) > 40 and "The form is as it was before." in fixed_texts
+    assert len(templates) > 80 and "{images} chosen" in templates and "Saved {path}." in templates
     scripts = [path.read_text(encoding="utf-8") for path in sources("kohya_gui", suffixes=(".js",))]
     words = [word for text in scripts for word in re.findall(r"(?:translated|[bB]utton)\(\s*\"([^\"]+)\"", text)]
     words += [word for text in scripts for word in re.findall(r"(?<=: )\"([A-Z][a-z]+)\"(?=[,;)])", text)]
     assert {"Duplicate", "Waiting", "Looking", "Left"} <= set(words)
-    languages = ("English",)  # each is named in itself
-    assert not absent([*said, *made, *(word for word in words if word not in languages)]), "add these"
+    languages = ("English",)  # a language's name is not translated
+    assert not absent([*fixed_texts, *templates, *(word for word in words if word not in languages)]), "add these"
 
 
 def test_the_topics_of_the_doctor_and_of_the_check_are_in_every_catalogue():
@@ -185,7 +203,7 @@ def test_the_topics_of_the_doctor_and_of_the_check_are_in_every_catalogue():
 
 @pytest.mark.parametrize("language", TABLES)
 def test_a_blank_stands_between_words_and_a_number(language):
-    """As in all other sentences; a number that is put in by `counted` is easily forgotten."""
+    """As in all other sentences; it is easily forgotten for numbers inserted by `counted`."""
     counted = set()
     for path in sources("kohya_gui", "library", suffixes=(".py",)):
         for name, call in page_texts.calls(path):
@@ -195,20 +213,20 @@ def test_a_blank_stands_between_words_and_a_number(language):
                     counted |= {(template.removeprefix(":").lstrip(), number) for number in numbers}
     assert len(counted) > 40
     word = "[\u3040-\u30fa\u30fc-\u30ff\u4e00-\u9fff]"
-    said = {(TABLES[language].get(template, ""), number) for template, number in counted}
-    glued = [other for other, number in said if re.search(f"{word}\\{{{number}\\}}", other)]
+    translations = {(TABLES[language].get(template, ""), number) for template, number in counted}
+    glued = [other for other, number in translations if re.search(f"{word}\\{{{number}\\}}", other)]
     assert not glued
 
 
 def test_why_an_option_has_no_effect_is_in_every_catalogue():
-    own = [rule for script in RUNS for rule in config_class(script).ineffective_rules]
+    family_rules = [rule for script in RUNS for rule in config_class(script).ineffective_rules]
     rules = (
         *ineffective.SHARED,
         *ineffective.ADAPTER_RULES,
         *ineffective.ADAPTERS,
         *ineffective.EMBEDDING_RULES,
         *ineffective.WHOLE_MODEL_RULES,
-        *own,
+        *family_rules,
     )
     why = [reason.template if isinstance(reason, Message) else reason for *_, reason in rules] + list(
         INEFFECTIVE_EVERYWHERE.values()
@@ -219,21 +237,21 @@ def test_why_an_option_has_no_effect_is_in_every_catalogue():
 
 def test_why_a_name_of_an_old_file_is_ignored_or_gone_is_in_every_catalogue():
     classes = [config_class(script) for script in RUNS]
-    why = [reason for known in classes for reason in (*known.foreign.values(), *known.retired.values())]
+    why = [reason for config in classes for reason in (*config.foreign.values(), *config.retired.values())]
     assert len(set(why)) > 20 and "no script reads it" in why and not absent(why), "add these"
 
 
 def of_library():
-    """The modules whose sentences a page may show: of a form, a check, a job, a running training or its record."""
+    """The modules whose sentences the page may show: those of a form, a check, a job, a training or its record."""
     shell = tuple(str(source.ROOT / folder) for folder in SHELL)
     return [path for path in sources("library", suffixes=(".py",)) if not str(path).startswith(shell)]
 
 
 def test_what_is_wrong_with_a_form_a_job_or_a_training_is_in_every_catalogue():
-    said = [text for path in of_library() for text in page_texts.templates(path, LOGGED)]
-    said = [text for text in said if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
-    assert len(said) > 700 and "cannot be used with cache_latents: switch one of them off" in said
-    assert not absent(said), "add these"
+    templates = [text for path in of_library() for text in page_texts.templates(path, LOGGED)]
+    templates = [text for text in templates if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
+    assert len(templates) > 700 and "cannot be used with cache_latents: switch one of them off" in templates
+    assert not absent(templates), "add these"
     plain = list(page_texts.templates(source.ROOT / "library/check/report.py", makers={"Finding": 2}))
     assert "torch.compile is off" in plain and not absent(plain), "add these"
 
@@ -241,40 +259,42 @@ def test_what_is_wrong_with_a_form_a_job_or_a_training_is_in_every_catalogue():
 def test_why_an_image_cannot_be_used_is_in_every_catalogue():
     modules = [source.ROOT / "library" / name for name in ("curation/scanning.py", "data/pixels.py")]
     returned = [node for path in modules for node in page_texts.nodes(path) if isinstance(node, ast.Return)]
-    said = [
-        one.value
+    reasons = [
+        part.value
         for node in returned
-        for one in ast.walk(node)
-        if isinstance(one, ast.Constant) and isinstance(one.value, str) and " " in one.value
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and " " in part.value
     ]
-    assert "this is no image that can be read" in said and not absent(said), "add these"
+    assert "this is no image that can be read" in reasons and not absent(reasons), "add these"
 
 
 def test_what_became_of_the_keys_of_other_trainers_is_in_every_catalogue():
-    """Sentences of the importers, and the reasons in their tables, which are shown inside of others."""
+    """Sentences of the importers, and the reasons in their tables, which are shown inside other sentences."""
     modules = sources("library/importers", suffixes=(".py",))
-    said = [text for path in modules for text in page_texts.templates(path, makers=page_texts.IMPORTERS)]
+    templates = [text for path in modules for text in page_texts.templates(path, makers=page_texts.IMPORTERS)]
     tables = [load_tables(path.stem) for path in sources("library/importers/tables", suffixes=(".toml",))]
-    said += [NOT_HERE, *(reason for table in tables for reason in table["ignored"].values())]
-    said = [text for text in said if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
-    assert len(said) > 250 and "becomes one of optimizer_args" in said and not absent(said), "add these"
-    modules = [path for path in modules if path.stem != "result"]  # whose account for a shell is English
-    filled = (ast.unparse(one) for path in modules for one in page_texts.nodes(path) if isinstance(one, ast.JoinedStr))
+    templates += [NOT_HERE, *(reason for table in tables for reason in table["ignored"].values())]
+    templates = [text for text in templates if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
+    assert len(templates) > 250 and "becomes one of optimizer_args" in templates and not absent(templates), "add these"
+    modules = [path for path in modules if path.stem != "result"]  # its summary for the shell is English only
+    filled = (
+        ast.unparse(node) for path in modules for node in page_texts.nodes(path) if isinstance(node, ast.JoinedStr)
+    )
     assert not [text for text in filled if re.search(r"[a-z]{2} [a-z]{2}", re.sub(r"{[^}]*}", "", text))], (
         "use a Message"
     )
 
 
 def test_what_jobs_and_trainings_do_is_reported_by_texts_that_are_in_every_catalogue():
-    said, others = [], []
+    templates, untranslatable = [], []
     for path in of_library():
-        for call, told in page_texts.progress(path):
-            said += [told] if isinstance(told, str) else []
-            others += [f"{path.name}: {call}"] if told is None else []
-    said += page_texts.templates(source.ROOT / "library" / "config" / "phases.py")
-    assert len(said) > 45 and {"generating", "caching latents", "waiting for {trainings}"} <= set(said)
-    assert not others, "these are no Message"
-    assert not absent(said), "add these"
+        for call, text in page_texts.progress(path):
+            templates += [text] if isinstance(text, str) else []
+            untranslatable += [f"{path.name}: {call}"] if text is None else []
+    templates += page_texts.templates(source.ROOT / "library" / "config" / "phases.py")
+    assert len(templates) > 45 and {"generating", "caching latents", "waiting for {trainings}"} <= set(templates)
+    assert not untranslatable, "these are no Message"
+    assert not absent(templates), "add these"
 
 
 def test_sentences_that_are_shown_are_made_of_templates():
@@ -296,9 +316,9 @@ def test_nothing_takes_sentences_apart():
 def test_an_answer_says_how_its_texts_were_made():
     count = Message("{count} images", count=2)
     problem = Problem("seed", "must be {limits}, got {value}", limits=Message("at least {low}", low=1), value=0)
-    told = list(sentences.how_made({"a": [count, "plain"], "b": {"c": problem}, "d": Message("as it stands")}))
-    assert [one["text"] for one in told] == ["2 images", "seed must be at least 1, got 0"]
-    assert told[1]["option"] == "seed" and told[1]["arguments"]["limits"]["arguments"] == {"low": "1"}
+    stored = list(sentences.how_made({"a": [count, "plain"], "b": {"c": problem}, "d": Message("as it stands")}))
+    assert [message["text"] for message in stored] == ["2 images", "seed must be at least 1, got 0"]
+    assert stored[1]["option"] == "seed" and stored[1]["arguments"]["limits"]["arguments"] == {"low": "1"}
     assert sentences.data("plain") == "" and "&quot;{count} images&quot;" in sentences.data(count)
 
 
@@ -328,7 +348,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
     below.wait_for()
     assert page.evaluate(ENGLISH) == []
     page.get_by_label("浏览：图像文件夹").locator("visible=true").click()
-    page.locator(".picker li", has_text=re.compile("^images$")).wait_for()  # a name is no word, even where it is one
+    page.locator(".picker li", has_text=re.compile("^images$")).wait_for()  # a folder's name stays
     page.keyboard.press("Escape")
     page.locator(".language").select_option("ja")
     page.get_by_role("button", name="学習を開始", exact=True).locator("visible=true").wait_for()
@@ -338,19 +358,17 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
     page.get_by_role("button", name="学習を開始", exact=True).locator("visible=true").wait_for()
     with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record:
         record.plan(9)
-        for number in (1, 2, 3):  # from the second on Gradio changes the words where they are
+        for number in (1, 2, 3):  # from the second step on Gradio replaces the text in place
             record.step({"step": number, "loss": 0.5})
             visitor.until(f"ステップ {number} / 9", ".live .line")
-    label = Message(
-        "{name} · {state}", name="cat", state=Message("running")
-    )  # a word without its capital, as in the runs
+    label = Message("{name} · {state}", name="cat", state=Message("running"))  # in lower case, as in the list of runs
     shown = f"<i id='label'{sentences.data(label)}>{label}</i>"
     page.evaluate("shown => document.querySelector('#top').insertAdjacentHTML('beforeend', shown)", shown)
     page.locator("#label", has_text=f"cat · {TABLES['ja']['Running']}").wait_for()
     page.get_by_role("tab", name="キュー", exact=True).click()
     page.locator(".queue .how", has_text="キューは空です").wait_for()
     page.locator(".language").select_option("en")
-    page.locator(".queue .how", has_text="The queue is empty.").wait_for()  # a script has written it in Japanese
+    page.locator(".queue .how", has_text="The queue is empty.").wait_for()  # queue.js had written it in Japanese
     page.get_by_role("tab", name="LoRA", exact=True).click()
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").wait_for()
     assert page.get_by_label("Base model", exact=True).locator("visible=true").count() == 1
@@ -359,7 +377,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
 
 
 # Labels, help, headings and buttons on screen that are still sentences or words of English.
-NAMES = "|".join(re.escape(known.title) for known in families.all_families())
+NAMES = "|".join(re.escape(family.title) for family in families.all_families())
 ENGLISH = """() => [...document.querySelectorAll('label, h2, h3, .fold p, .field small, #work button, #top p')]
   .filter((e) => e.checkVisibility({ visibilityProperty: true }) && !e.querySelector('small, code, ul'))
   .map((e) => e.innerText.trim())

@@ -1,4 +1,4 @@
-"""Images that a browser sends: in pieces, resumed, checked, and nothing else is written anywhere."""
+"""Uploads of images: in pieces, resumed, verified, and without writing anything else."""
 
 import io
 import shutil
@@ -19,9 +19,9 @@ PIECE = {"content-type": "application/octet-stream"}
 
 
 def picture(seed=0, side=64):
-    made, pixels = io.BytesIO(), np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(made, "PNG")
-    return made.getvalue()
+    buffer, pixels = io.BytesIO(), np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -31,32 +31,32 @@ def uploads(tmp_path):
 
 
 class Browser:
-    """What uploads.js does, with a network that may break off."""
+    """Does what uploads.js does, over a network that may fail."""
 
     def __init__(self, uploads, folder):
         self.uploads, self.folder = uploads, str(folder)
 
     def ask(self, *files, modified=1):
-        """What is to be done with files; sums are told where they are asked for."""
+        """Ask what to do with files; sends the checksums that are requested."""
         facts = [{"name": n, "size": len(content), "modified": modified, "sums": {}} for n, content in files]
         for _ in range(5):
-            said = self.uploads.begin(ApiRequest({"folder": self.folder, "files": facts}))["files"]
-            if all(one["state"] != "check" for one in said):
-                return said
-            for one, fact, (_, content) in zip(said, facts, files, strict=True):
-                if one["state"] == "check":
-                    fact["sums"][str(one["bytes"])] = zlib.crc32(content[: one["bytes"]])
+            verdicts = self.uploads.begin(ApiRequest({"folder": self.folder, "files": facts}))["files"]
+            if all(verdict["state"] != "check" for verdict in verdicts):
+                return verdicts
+            for verdict, fact, (_, content) in zip(verdicts, facts, files, strict=True):
+                if verdict["state"] == "check":
+                    fact["sums"][str(verdict["bytes"])] = zlib.crc32(content[: verdict["bytes"]])
         raise AssertionError("asked for sums without end")
 
-    def send(self, verdict, content, size=1000, most=10**9):
+    def send(self, verdict, content, size=1000, max_pieces=10**9):
         at, answer = verdict["offset"], {}
-        while at <= len(content) and most > 0:
+        while at <= len(content) and max_pieces > 0:
             piece = content[at : at + size]
             whole = str(zlib.crc32(content)) if at + len(piece) == len(content) else ""
             answer = self.uploads.take({"id": verdict["id"], "offset": str(at), "sum": whole}, piece)
             if answer.get("offset") == at or "offset" not in answer:
                 return answer
-            at, most = answer["offset"], most - 1
+            at, max_pieces = answer["offset"], max_pieces - 1
         return answer
 
 
@@ -77,13 +77,13 @@ def test_files_arrive_whole_and_are_not_sent_twice(browser, tmp_path):
         assert "done" in browser.send(verdict, content)
     assert names(tmp_path) == ["cat.png", "cat.txt"]
     assert (tmp_path / "root/cats/cat.png").read_bytes() == files[0][1]
-    assert [one["state"] for one in browser.ask(*files)] == ["there", "there"]
+    assert [verdict["state"] for verdict in browser.ask(*files)] == ["there", "there"]
 
 
 def test_an_upload_goes_on_where_it_broke_off_also_after_a_restart(browser, tmp_path):
     content = picture(side=128)
     (verdict,) = browser.ask(("cat.png", content))
-    browser.send(verdict, content, most=3)
+    browser.send(verdict, content, max_pieces=3)
     browser.uploads = ImageUploads(browser.uploads.roots)
     assert browser.send(verdict, content) == {"again": True}
     (verdict,) = browser.ask(("cat.png", content))
@@ -95,12 +95,12 @@ def test_another_file_of_that_name_and_size_does_not_go_on_with_the_first(browse
     content = picture(side=128)
     other = bytes([content[0]]) + content[1:2000] + bytes(len(content) - 2000)
     (first,) = browser.ask(("cat.png", content))
-    browser.send(first, content, most=1)
+    browser.send(first, content, max_pieces=1)
     (second,) = browser.ask(("cat.png", b"x" * len(other)))
     assert second["id"] != first["id"] and second["offset"] == 0
-    (third,) = browser.ask(("cat.png", other))  # it begins alike, and is found out at the end
+    (third,) = browser.ask(("cat.png", other))  # its end differs, which the checksum will show
     assert third["id"] == first["id"] and third["offset"] == 1000
-    browser.send(third, other, most=1)
+    browser.send(third, other, max_pieces=1)
     assert browser.send(first | {"offset": 1000}, content) == {"again": True}
     (fourth,) = browser.ask(("cat.png", content))
     assert browser.send(fourth, content) == {"done": "cat.png"}
@@ -125,7 +125,7 @@ def test_nothing_is_written_over_and_pairs_stay_together(browser, tmp_path):
     done = []
     for verdict, (name, content) in zip(verdicts, files, strict=True):
         answer = browser.send(verdict, content)
-        if answer.get("again"):  # of two files of one name, length and date the second is asked for anew
+        if answer.get("again"):  # two files of equal name, length and date: the second has to be requested again
             answer = browser.send(browser.ask((name, content))[0], content)
         done.append(answer["done"])
     assert done[:2] == ["image_2.png", "image_2.txt"] and len({name.lower() for name in done}) == 4
@@ -134,11 +134,14 @@ def test_nothing_is_written_over_and_pairs_stay_together(browser, tmp_path):
 
 
 def test_two_browsers_with_one_name(browser, tmp_path):
-    one, other = picture(1, 128), picture(2, 96)
-    (first,), (second,) = browser.ask(("a.png", one)), browser.ask(("a.png", other))
-    browser.send(first, one, most=1)
-    assert browser.send(second, other)["done"] == "a_2.png" and browser.send(first | {"offset": 1000}, one)["done"]
-    assert {(tmp_path / "root/cats" / name).read_bytes() for name in names(tmp_path)} == {one, other}
+    first_content, second_content = picture(1, 128), picture(2, 96)
+    (first,), (second,) = browser.ask(("a.png", first_content)), browser.ask(("a.png", second_content))
+    browser.send(first, first_content, max_pieces=1)
+    assert (
+        browser.send(second, second_content)["done"] == "a_2.png"
+        and browser.send(first | {"offset": 1000}, first_content)["done"]
+    )
+    assert {(tmp_path / "root/cats" / name).read_bytes() for name in names(tmp_path)} == {first_content, second_content}
 
 
 @pytest.mark.parametrize(
@@ -158,8 +161,8 @@ def test_what_is_not_what_it_says_is_deleted(browser, tmp_path, name, content):
 
 
 def test_unsupported_kinds_are_reported_at_once(browser, tmp_path):
-    said = browser.ask(("a.exe", b"x"), ("a.png", b""), ("b.txt", b"x" * 1_000_001), ("metadata_cache.json", b"{}"))
-    assert [one["state"] for one in said] == ["refused"] * 4
+    verdicts = browser.ask(("a.exe", b"x"), ("a.png", b""), ("b.txt", b"x" * 1_000_001), ("metadata_cache.json", b"{}"))
+    assert [verdict["state"] for verdict in verdicts] == ["refused"] * 4
 
 
 def test_names_from_outside_stay_inside(browser, tmp_path):
@@ -178,8 +181,8 @@ def test_names_from_outside_stay_inside(browser, tmp_path):
         (verdict,) = browser.ask((name, content))
         if verdict["state"] == "send":
             browser.send(verdict, content)
-    made = set(listing(tmp_path)) - set(before)
-    assert made and all("root" in str(path) for path in made)
+    new_paths = set(listing(tmp_path)) - set(before)
+    assert new_paths and all("root" in str(path) for path in new_paths)
     assert {path.parent.name for path in tmp_path.rglob("*.png")} == {"cats"}
 
 
@@ -210,7 +213,7 @@ def test_links_in_the_folder_are_left_alone(browser, tmp_path):
     folder.mkdir()
     secret.write_bytes(picture(7))
     (folder / "a.png").symlink_to(secret)
-    (verdict,) = browser.ask(("a.png", picture(7)))  # not even whether it is the same is told
+    (verdict,) = browser.ask(("a.png", picture(7)))  # the answer must not reveal whether it has the same contents
     assert verdict["state"] == "send" and browser.send(verdict, picture(7))["done"] == "a_2.png"
     (verdict,) = browser.ask(("b.png", picture(8)))
     (folder / verdict["id"]).symlink_to(secret)
@@ -232,10 +235,10 @@ def test_a_full_disk_is_reported_and_left_as_it_was(browser, tmp_path, monkeypat
 
 
 def full_disk(real):
-    def opened(path, mode="r", *rest, **how):
+    def opened(path, mode="r", *arguments, **how):
         if "a" in mode:
             raise OSError(28, "No space left on device")
-        return real(path, mode, *rest, **how)
+        return real(path, mode, *arguments, **how)
 
     return opened
 
@@ -268,12 +271,12 @@ def test_what_the_page_does_not_send_is_refused(uploads, tmp_path, files):
 def test_the_route_takes_pieces_only_from_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     app = application(build_page([tmp_path]), {"host": "127.0.0.1"})
-    own = {"host": "127.0.0.1:7860", "origin": "http://127.0.0.1:7860"}
+    own_headers = {"host": "127.0.0.1:7860", "origin": "http://127.0.0.1:7860"}
     content = picture()
-    with TestClient(app, "http://127.0.0.1:7860", raise_server_exceptions=False, headers=own) as client:
+    with TestClient(app, "http://127.0.0.1:7860", raise_server_exceptions=False, headers=own_headers) as client:
         fact = {"name": "猫.png", "size": len(content), "modified": 1, "sums": {}}
-        said = client.post("/own/upload", json={"folder": str(tmp_path / "猫"), "files": [fact]}).json()
-        query = {"id": said["files"][0]["id"], "offset": "0", "sum": str(zlib.crc32(content))}
+        answer = client.post("/own/upload", json={"folder": str(tmp_path / "猫"), "files": [fact]}).json()
+        query = {"id": answer["files"][0]["id"], "offset": "0", "sum": str(zlib.crc32(content))}
         assert client.post("/own/upload", params=query, content=content).status_code == 415
         for kind in ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded"):
             assert (

@@ -1,4 +1,4 @@
-"""The run that is looked at stays when another begins, and the one that was resumed is shown."""
+"""The run in the panel stays when another one starts, and a resumed run is shown."""
 
 import pytest
 
@@ -13,19 +13,19 @@ def test_a_stop_says_what_starts_next_the_run_stays_and_a_resumed_one_is_shown(v
     add(tmp_path / "out", "one", 4000)
     add(tmp_path / "out", "two", 4000)
     visitor = visit()
-    one = visitor.state("running")
+    first_run = visitor.state("running")
     visitor.until("Step", ".line")
     visitor.click("Stop after this step")
     visitor.until("Then the queue starts two.", ".acts .answer")
-    assert visitor.state("stopped") == one
-    wait_for(lambda: any(run.active and run.id != one for run in reader.runs()), 20)
+    assert visitor.state("stopped") == first_run
+    wait_for(lambda: any(run.active and run.id != first_run for run in reader.runs()), 20)
     visitor.until("Running now: two", ".next")
-    assert visitor.state("stopped") == one  # its buttons are where they were
+    assert visitor.state("stopped") == first_run  # its buttons stay in place
     visitor.click("Look at it")
-    two = visitor.state("running")
-    assert two != one
+    second_run = visitor.state("running")
+    assert second_run != first_run
     visitor.click("Stop now")
-    assert visitor.state("stopped") == two
+    assert visitor.state("stopped") == second_run
     visitor.page.get_by_role("button", name="Resume from step").click()
     resumed = visitor.state("running")
-    assert resumed not in (one, two) and reader.find_run(resumed).facts["resumes"] == two
+    assert resumed not in (first_run, second_run) and reader.find_run(resumed).facts["resumes"] == second_run

@@ -1,4 +1,4 @@
-"""Small things of the page that stood in the way, in one visit."""
+"""Small obstacles on the page that were removed, in one visit."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tiny models with LoRAs that were attached by the trainer itself, and what the models answer with them."""
+"""Tiny models, LoRAs of them as the trainer attaches and saves them, and the models' outputs with these LoRAs."""
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ def loaded(base, **values):
     """(config, family, parts) of an SDXL file or of FLUX's files."""
     values = {"learning_rate": 1e-3, **values}
     if isinstance(base, dict):
-        given = {name: str(base[name]) for name in ("clip_l", "t5xxl", "ae")}
+        part_files = {name: str(base[name]) for name in ("clip_l", "t5xxl", "ae")}
         config = build_config(
-            FluxLora, {"pretrained_model_name_or_path": str(base["flux"]), **given, **values}, notes=[]
+            FluxLora, {"pretrained_model_name_or_path": str(base["flux"]), **part_files, **values}, notes=[]
         )
     else:
         config = build_config(SdxlLora, {"pretrained_model_name_or_path": str(base), **values}, notes=[])
@@ -37,7 +37,7 @@ def trained(base, seed=0, size=0.05, **values):
 
 
 def asked(base, parts):
-    """What the denoiser and the first text encoder answer."""
+    """The outputs of the denoiser and of SDXL's second text encoder for fixed random inputs."""
     torch.manual_seed(5)
     with torch.no_grad():
         if isinstance(base, dict):

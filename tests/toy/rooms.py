@@ -47,8 +47,8 @@ def test_it_is_checked_and_estimated(demo, squares, tmp_path, capsys):  # noqa: 
 
     flags = ["--train_data_dir", str(squares), "--output_dir", str(tmp_path), "--json"]
     assert check.main([LORA, "--config_file", str(demo.configs[LORA]), *flags]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert "bad" not in {finding["verdict"] for finding in found["findings"]} and found["fit"]["peak"] > 0
+    report = json.loads(capsys.readouterr().out)
+    assert "bad" not in {finding["verdict"] for finding in report["findings"]} and report["fit"]["peak"] > 0
 
 
 def test_another_familys_file_is_named(demo, tmp_path):
@@ -66,7 +66,7 @@ def test_another_familys_file_is_named(demo, tmp_path):
 def test_it_is_compiled_swapped_and_previewed(demo, squares, tmp_path, script):  # noqa: F811
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 2 --d 1\n")
-    done = trained(
+    compiled = trained(
         demo,
         squares,
         script,
@@ -79,8 +79,9 @@ def test_it_is_compiled_swapped_and_previewed(demo, squares, tmp_path, script): 
         sample_every_n_steps=4,
     )
     eager = trained(demo, squares, script, tmp_path / "eager")
-    assert done.facts["compile"]["num_graphs"] >= 1 and done.facts["compile"]["fallback"] in (None, "", False)
-    assert done.losses == pytest.approx(eager.losses, rel=1e-4)
+    assert compiled.facts["compile"]["num_graphs"] >= 1
+    assert compiled.facts["compile"]["fallback"] in (None, "", False)
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)
     assert len(list((tmp_path / "out" / "sample").glob("*.png"))) == 1
 
 
@@ -90,15 +91,15 @@ def test_its_lora_is_merged_converted_and_verified(demo, squares, tmp_path):  # 
     from library.adapter_files import verify
     from library.tools import convert, merge
 
-    made = trained(demo, squares, LORA, tmp_path / "out", learning_rate=1e-2)
+    lora_run = trained(demo, squares, LORA, tmp_path / "out", learning_rate=1e-2)
     base = demo.models["toy"]["toy"]
-    done = merge.merge_into_checkpoint(base, [(made.file, 1.0)], tmp_path / "merged.safetensors")
-    before, after = load_file(base), load_file(done.path)
-    assert before.keys() == after.keys() and done.modules > 0
+    merged = merge.merge_into_checkpoint(base, [(lora_run.file, 1.0)], tmp_path / "merged.safetensors")
+    before, after = load_file(base), load_file(merged.path)
+    assert before.keys() == after.keys() and merged.modules > 0
     assert {name for name in before if not before[name].equal(after[name])} >= {"toy.blocks.0.qkv.weight"}
-    assert not verify.verify_lora(made.file, base).problems
-    there = convert.convert_lora(made.file, tmp_path / "there.safetensors", to="diffusers")
-    assert "transformer.blocks.0.qkv.lora_A.weight" in load_file(there)
+    assert not verify.verify_lora(lora_run.file, base).problems
+    converted = convert.convert_lora(lora_run.file, tmp_path / "converted.safetensors", to="diffusers")
+    assert "transformer.blocks.0.qkv.lora_A.weight" in load_file(converted)
 
 
 def test_it_is_benched(tmp_path, monkeypatch):

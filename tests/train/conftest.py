@@ -1,4 +1,4 @@
-"""Files for whole trainings, made once."""
+"""Files for whole trainings, written once per session."""
 
 import pytest
 
@@ -10,5 +10,5 @@ from tests.training import shallow  # noqa: F401
 
 @pytest.fixture(scope="session")
 def demo(request):
-    """Models of few blocks; a test that counts them says `@several_blocks`."""
+    """Models of few blocks; tests that count blocks or layers use `@several_blocks`."""
     return request.getfixturevalue(getattr(request, "param", "shallow"))

@@ -4,7 +4,6 @@ from library.families.facts import AdapterModule, FamilyFacts, Shapes
 
 
 def recognise_toy(shapes: Shapes) -> str:
-    """Its denoiser has names that no other model has."""
     return "a toy checkpoint" if "toy.patches.weight" in shapes else ""
 
 

@@ -24,7 +24,7 @@ SCALE = 0.5
 
 
 class Toy:
-    """Holds the run's config."""
+    """The toy's side of the Family protocol, for one run's config."""
 
     name = "toy"
     grid = 16
@@ -58,34 +58,33 @@ class Toy:
             yield f"--{OPTION}: {name} is {words}, not a toy checkpoint: choose one"
 
     def notes(self) -> Iterator[str]:
-        """Nothing."""
         return iter(())
 
     def stored_shapes(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
         """From the header of its file."""
         path = Path(self.config.model.pretrained_model_name_or_path or "")
-        return {part: dict(own) for part, own in split(weights.header(path)).items()} if path.is_file() else {}
+        return {part: dict(shapes) for part, shapes in split(weights.header(path)).items()} if path.is_file() else {}
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """Everything on the CPU."""
         path = self.config.model.pretrained_model_name_or_path
         file = weights.open_weights(path, not self.config.model.disable_mmap_load_safetensors)
         kinds = {"denoiser": dtype, "vae": frozen or dtype, "clip_l": frozen or dtype}
-        found = {
+        tensors = {
             part: {short: weights.cast_floating(file[name], kinds[part]) for short, name in names.items()}
             for part, names in split({name: name for name in file}).items()
         }
-        if not found["denoiser"]:
+        if not tensors["denoiser"]:
             raise ConfigError(f"{OPTION}: {path} is no toy checkpoint: choose one")
         place = tokenizers.find_tokenizer(tokenizers.CLIP_L, path)
         waiting = {
             "vae": DeferredNetwork(
-                lambda: autoencoder.build_autoencoder(found["vae"], SCALE), (Path(path),), "toy vae"
+                lambda: autoencoder.build_autoencoder(tensors["vae"], SCALE), (Path(path),), "toy vae"
             ),
-            "clip_l": DeferredNetwork(lambda: clip.encoder(found["clip_l"]), (Path(path),), "toy clip_l"),
+            "clip_l": DeferredNetwork(lambda: clip.encoder(tensors["clip_l"]), (Path(path),), "toy clip_l"),
         }
         words = tokenizers.Tokenizers({"clip_l": (place, tokenizers.CLIP_L)})
-        components = ModelComponents(build(found["denoiser"]), None, {}, words, {}, waiting)
+        components = ModelComponents(build(tensors["denoiser"]), None, {}, words, {}, waiting)
         if not deferring:
             components.read_vae()
             components.read_encoders()
@@ -99,12 +98,10 @@ class Toy:
 
     @property
     def text_lengths(self) -> Mapping[str, int]:
-        """Of the arrays in the text cache."""
         return {"words": 77}
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
-        """All of it."""
-        return None
+        return None  # a step reads all tokens
 
     def text(
         self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
@@ -115,7 +112,6 @@ class Toy:
         return {"words": model(input_ids=ids).last_hidden_state}
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """See Diffusion.noised."""
         return self.objective.noised(latents, generator, timesteps)
 
     def predict(
@@ -126,30 +122,30 @@ class Toy:
         sizes: Tensor,
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """The noise."""
         return denoiser(noised.latents, noised.timesteps, text["words"]).float()
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """All three networks."""
         components.read_vae()
         components.read_encoders()
-        named = {
+        state_dicts = {
             "denoiser": components.denoiser.state_dict(),
             "vae": components.vae.state_dict() if components.vae is not None else {},
             "clip_l": clip.clip_tensors(components.encoders["clip_l"]),
         }
-        return {PREFIXES[part] + n.replace("_orig_mod.", ""): t for part, own in named.items() for n, t in own.items()}
+        return {
+            PREFIXES[part] + name.replace("_orig_mod.", ""): tensor
+            for part, tensors in state_dicts.items()
+            for name, tensor in tensors.items()
+        }
 
     def resolution_level(self, path: str) -> int:
-        """All blocks see the same tokens."""
-        return 0
+        return 0  # all blocks see the same tokens
 
     def execution_key(self, path: str) -> tuple[int, ...]:
-        """Everything runs in the order of the tree."""
-        return ()
+        return ()  # everything runs in the order of the tree
 
     def swap_plan(self, number: int) -> dict[str, int]:
-        """So many of the blocks."""
         return {"ToyBlock": number}
 
     def sampler(self, components: ModelComponents) -> "Sampler":

@@ -24,7 +24,6 @@ class ToyLoraNames(LoraNames):
         return WeightSlice(f"{prefix}{path}.weight")
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """All layers of blocks."""
         yield from (("denoiser", path) for path in matrices(shapes, "toy.") if path.startswith("blocks."))
 
 

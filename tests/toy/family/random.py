@@ -32,7 +32,6 @@ FULL = ToySizes(width=128, blocks=6)
 
 
 def model_sizes(_config: RunConfig, full: bool) -> ToySizes:
-    """All have the same."""
     return FULL if full else TINY
 
 
@@ -47,33 +46,30 @@ def make_networks(sizes: ToySizes = TINY, words: int = CLIP_WORDS) -> RandomNetw
 
 
 def adopt_denoiser(family: Any, denoiser: nn.Module) -> None:
-    """It reads nothing from headers."""
+    """Nothing to do: the toy reads no sizes from headers."""
 
 
 def input_shapes(family: Any, denoiser: nn.Module) -> InputShapes:
-    """What this denoiser reads, for one image."""
     return InputShapes(4, {"words": (77, 64)})
 
 
 def write_random_model(folder: Path, seed: int = 0) -> dict[str, Path]:
     """Write a tiny checkpoint, and its tokenizer beside it."""
-    made = make_networks(TINY, random_tokenizers.clip_tokenizer(folder / "tokenizer"))
-    networks = {"denoiser": made.denoiser(), "vae": made.vae(), "clip_l": made.encoders["clip_l"]()}
+    builders = make_networks(TINY, random_tokenizers.clip_tokenizer(folder / "tokenizer"))
+    networks = {"denoiser": builders.denoiser(), "vae": builders.vae(), "clip_l": builders.encoders["clip_l"]()}
     tensors = {}
     for i, (part, network) in enumerate(networks.items()):
-        named = clip.clip_tensors(network) if part == "clip_l" else network.state_dict()
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in named.items()]
-        own = random_networks.random_weights(shapes, seed * 10 + i, torch.float32)
-        tensors |= {PREFIXES[part] + name: tensor for name, tensor in own.items()}
+        state = clip.clip_tensors(network) if part == "clip_l" else network.state_dict()
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
+        weights = random_networks.random_weights(shapes, seed * 10 + i, torch.float32)
+        tensors |= {PREFIXES[part] + name: tensor for name, tensor in weights.items()}
     path = write_atomic(folder / "toy.safetensors", lambda file: save_file(tensors, file, {"format": "pt"}))
     return {"toy": path, "tokenizer": folder / "tokenizer"}
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """What a TOML of the demo says of this model."""
     return {"model": [("pretrained_model_name_or_path", str(models["toy"]), "")]}
 
 
 def convert_for_diffusers(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
-    """diffusers has no toy."""
     raise ValueError("diffusers has no such model")

@@ -12,11 +12,9 @@ class ToySampler(Sampler):
     """Without guidance."""
 
     def is_guided(self, request: SampleRequest) -> bool:
-        """Never."""
         return False
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        """In the VAE's units."""
         return latents / self.family.objective.scale
 
     def latents(self, request: SampleRequest) -> Tensor:
