@@ -138,7 +138,7 @@ def _memory_parts(
     config: RunConfig, model: ModelStats, size: tuple[int, int], memory: float | None
 ) -> dict[str, float]:
     learning = trained_parameters(config, model)
-    grads = 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
+    grads = _trained_size(config)
     early = bool(config.optim.stepped_early)
     weights, optimizer = _weights(config, model), (config.optim.optimizer or "AdamW").lower()
     states = learning * _per_number(config, optimizer)
@@ -183,9 +183,16 @@ def _recordings(config: RunConfig, model: ModelStats, learning: float, activatio
     return shared + max(0, gradients - activations) + convolutions * RECORDED * activations
 
 
+def _trained_size(config: RunConfig) -> int:
+    """Bytes of a trained number, and of its gradient."""
+    if config.adapters:
+        return 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
+    return fp8_storage.storage_type(config).itemsize
+
+
 def _per_number(config: RunConfig, optimizer: str) -> float:
     """Bytes of optimizer states per trained parameter."""
-    half = (config.precision.full_bf16 or config.precision.full_fp16) and "8bit" not in optimizer
+    half = _trained_size(config) == 2 and "8bit" not in optimizer
     return STATES.get(optimizer, USUAL_STATES) * (0.5 if half else 1)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from library import packages
@@ -99,7 +100,8 @@ def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunCon
     if early == "blockwise_fused_optimizers":
         modules = method.denoiser.modules() if method.denoiser else ()
         return fused_step.by_block(m for m in modules if type(m).__name__ in method.block_classes)
-    half = config.precision.full_bf16 or config.precision.full_fp16
+    # Some families load trained weights in half precision without full_bf16, as sd-scripts does.
+    half = any(p.dtype in fused_step.HALF for group in groups for p in group["params"])
     return fused_step.by_size if half and steps_alone(config) else None
 
 
@@ -117,7 +119,7 @@ def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Any
         always["fused"] = True
     rate = None if relative_step(config) else config.optim.learning_rate
     try:
-        return load_subclass(spec, Optimizer)(groups, lr=rate, **always, **arguments)
+        optimizer = load_subclass(spec, Optimizer)(groups, lr=rate, **always, **arguments)
     except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which accepts only matrices
         raise ConfigError(
             Problem(
@@ -127,6 +129,30 @@ def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Any
                 why=error,
             )
         ) from error
+    if with_cuda and spec.module.startswith("bitsandbytes"):
+        step_on_default_stream(optimizer)
+    return optimizer
+
+
+def step_on_default_stream(optimizer: Optimizer) -> None:
+    """Let an optimizer take its steps on CUDA's default stream, between what the current stream computes before and
+    after.
+    """
+    # bitsandbytes launches its 8-bit and paged kernels on the default stream whichever stream is current. Beside
+    # recorded steps, which have a stream of their own, they would read gradients before these are there: NaN or worse.
+    streams: list[torch.cuda.Stream] = []
+
+    def enter(*step: object) -> None:
+        streams.append(torch.cuda.current_stream())
+        torch.cuda.default_stream().wait_stream(streams[-1])
+        torch.cuda.set_stream(torch.cuda.default_stream())
+
+    def leave(*step: object) -> None:
+        streams[-1].wait_stream(torch.cuda.default_stream())
+        torch.cuda.set_stream(streams.pop())
+
+    optimizer.register_step_pre_hook(enter)
+    optimizer.register_step_post_hook(leave)
 
 
 def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:

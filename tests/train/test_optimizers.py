@@ -371,3 +371,64 @@ def test_a_whole_training_resumes_exactly(name, demo, squares, tmp_path):
     assert resumed.losses == whole.losses[2:] and len(whole.losses) == 4
     ours, theirs = whole.tensors(), resumed.tensors()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+class FakeStream:
+    """A CUDA stream that remembers which others it waited for."""
+
+    def __init__(self):
+        self.waited_for = []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other)
+
+
+def test_8_bit_steps_run_on_the_default_stream_between_what_another_computes(monkeypatch):
+    default, recorded = FakeStream(), FakeStream()
+    current, seen = [recorded], []
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: default)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure=None):
+            seen.append((current[0], list(default.waited_for), list(recorded.waited_for)))
+
+    made = Watched([nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizers.step_on_default_stream(made)
+    made.step()
+    assert seen == [(default, [recorded], [])]
+    assert current == [recorded] and recorded.waited_for == [default]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["AdamW8bit", "PagedAdamW8bit", "Lion8bit"])
+def test_8_bit_steps_on_another_stream_wait_for_their_gradients(name):
+    def trained(stream):
+        with torch.cuda.stream(stream):
+            method = Learner8bit()
+            made = optimizers.make_optimizer(method, config(name, mixed_precision="bf16"))
+            for _ in range(20):
+                busy = torch.randn(4096, 4096, device="cuda")
+                for _ in range(8):
+                    busy = busy @ busy / 64  # so that the gradients come late
+                method.weight.grad = torch.sin(method.weight.detach() * 3) + busy[:256, :256] * 0
+                made.step()
+        torch.cuda.synchronize()
+        return method.weight.detach().clone()
+
+    expected, found = trained(torch.cuda.default_stream()), trained(torch.cuda.Stream())
+    assert expected.isfinite().all() and torch.equal(found, expected)
+
+
+class Learner8bit:
+    """One trained matrix on the GPU, large enough for 8-bit states."""
+
+    denoiser, block_classes = None, ()
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(256, 256, device="cuda"))
+
+    def groups(self):
+        return [{"params": [self.weight], "lr": 1e-3, "name": "unet"}]

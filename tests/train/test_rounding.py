@@ -115,8 +115,9 @@ def stepped(method, steps, made=None, first=0, **values):
     return made
 
 
+@pytest.mark.parametrize("half", [HALF, {"mixed_precision": "bf16"}], ids=["full_bf16", "loaded in bf16"])
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor", "SGD"])
-def test_small_updates_add_up(name):
+def test_small_updates_add_up(name, half):
     """400 steps of a thousandth of what the nearest bfloat16 could show move a weight by the right sum on average."""
     rate, more = 2**-19 * (16 if name == "SGD" else 1), ADAFACTOR if name == "Adafactor" else {"optimizer_type": name}
     if name != "Adafactor":
@@ -135,7 +136,7 @@ def test_small_updates_add_up(name):
 
     exact = moved(torch.float32)
     assert exact < -5e-4
-    assert moved(torch.bfloat16, **HALF) == pytest.approx(exact, rel=0.25)
+    assert moved(torch.bfloat16, **half) == pytest.approx(exact, rel=0.25)
     if name != "Adafactor":
         plain = Learner(torch.bfloat16)
         made = getattr(torch.optim, name)(plain.parameters(), lr=rate, weight_decay=0)
