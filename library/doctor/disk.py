@@ -20,11 +20,11 @@ def check_disk() -> MachineFinding:
     if free < LEAST_SPACE:
         template = "{size} GB free in {folder}: nothing can be saved; free some space"
         return bad("disk", Message(template, size=f"{free:.2f}", folder=Path.cwd()), free_gb=round(free, 2))
-    known = {"size": f"{free:.0f}", "folder": Path.cwd()}
+    values = {"size": f"{free:.0f}", "folder": Path.cwd()}
     if free < FREE_SPACE:
         template = "{size} GB free in {folder}; checkpoints and caches soon need more"
-        return hint("disk", Message(template, **known), free_gb=round(free, 1))
-    return ok("disk", Message("{size} GB free in {folder}", **known), free_gb=round(free, 1))
+        return hint("disk", Message(template, **values), free_gb=round(free, 1))
+    return ok("disk", Message("{size} GB free in {folder}", **values), free_gb=round(free, 1))
 
 
 def check_folders() -> MachineFinding:

@@ -79,9 +79,9 @@ def compiler() -> MachineFinding:
     except Exception:
         template = "no C++ compiler found; --compile on the CPU needs one: {how}"
         return hint("compiler", Message(template, how=how_to_get_compiler()))
-    asked = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
-    shown = asked.stdout.splitlines()  # in the system's language and encoding
-    return ok("compiler", shown[0] if shown else str(path), path=str(path))
+    completed = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    lines = completed.stdout.splitlines()  # in the system's language and encoding
+    return ok("compiler", lines[0] if lines else str(path), path=str(path))
 
 
 def how_to_get_compiler() -> MessageLike:
@@ -111,15 +111,15 @@ def compile_on(device: str) -> MachineFinding:
     def tiny(x: torch.Tensor) -> torch.Tensor:
         return (torch.nn.functional.silu(x) @ x.T).sin().mean()
 
-    given = torch.randn(32, 32, device=device, requires_grad=True)
+    sample = torch.randn(32, 32, device=device, requires_grad=True)
     began, stats = time.perf_counter(), torch_private.compile_counters("stats")
     graphs = stats["unique_graphs"]
     try:
-        plain, compiled = tiny(given), torch.compile(tiny, backend="inductor", fullgraph=True)(given)
-        (wanted,), (got,) = torch.autograd.grad(plain, given), torch.autograd.grad(compiled, given)
-        if not (torch.allclose(plain, compiled, atol=1e-4) and torch.allclose(wanted, got, atol=1e-4)):
+        plain, compiled = tiny(sample), torch.compile(tiny, backend="inductor", fullgraph=True)(sample)
+        (expected_grad,), (compiled_grad,) = torch.autograd.grad(plain, sample), torch.autograd.grad(compiled, sample)
+        if not (torch.allclose(plain, compiled, atol=1e-4) and torch.allclose(expected_grad, compiled_grad, atol=1e-4)):
             raise RuntimeError("the compiled function computes something else")
-        if stats["unique_graphs"] == graphs:
+        if stats["unique_graphs"] == graphs:  # PyTorch may fall back to running the function uncompiled
             raise RuntimeError("it was run, and not compiled")
     except Exception as error:
         template = "does not work on {device}: {reason}; train without --compile"
@@ -135,27 +135,27 @@ def _hindered(device: str) -> MessageLike:
     """Return a known obstacle to compiling, "" if there is none."""
     if off := next((name for name in SWITCHED_OFF if os.environ.get(name, "0") not in ("", "0")), ""):
         return Message("{name} in the environment switches it off; unset it", name=off)
-    usual = Compile()
+    default_options = Compile()
     try:
         cache.use_cache(None, torch.device(device))
-        found = [
+        obstacles = [
             problem.about if problem.option else problem
-            for problem in find_compile_problems(usual, torch.device(device))
+            for problem in find_compile_problems(default_options, torch.device(device))
         ]
     except ConfigError as error:
         return error.said
-    return found[0] if found else ""
+    return obstacles[0] if obstacles else ""
 
 
 def check_attention() -> MachineFinding:
     """Report which attention kernels work, and how fast each is in training."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = kernels.time_attention(device)
+    timings = kernels.time_attention(device)
     extras = kernels.attention_packages()
-    data: JsonObject = {"device": device, "works": list(found), "packages": extras}
+    data: JsonObject = {"device": device, "works": list(timings), "packages": extras}
     if device == "cpu":
         return ok("attention", "", **data)
-    data["ms"] = milliseconds = {name: round(ms, 3) for name, ms in found.items() if ms != float("inf")}
+    data["ms"] = milliseconds = {name: round(ms, 3) for name, ms in timings.items() if ms != float("inf")}
     if not milliseconds:
         return hint("attention", Message("only the plain kernel works, which is slow and takes much memory"), **data)
     times = ", ".join(f"{name} {ms} ms" for name, ms in milliseconds.items())

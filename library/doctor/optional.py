@@ -18,20 +18,20 @@ def optimizers() -> MachineFinding:
     }
     names = [name for name in get_args(OptimizerName) if SPECS[name.lower()].package in (*absent, *wrong)]
     without = names + ["LyCORIS"] * ("lycoris" in (*absent, *wrong))
-    said = []
+    sentences = []
     if absent:
         titles = ", ".join(map(packages.package_name, absent))
-        said.append(
+        sentences.append(
             Message("not installed: {names}: {command}", names=titles, command=packages.install_command(*absent))
         )
     for module, error in wrong.items():
         command = packages.install_command(module, again=True)
         template = "{name} does not load ({error}): {command}"
-        said.append(Message(template, name=packages.package_name(module), error=error, command=command))
+        sentences.append(Message(template, name=packages.package_name(module), error=error, command=command))
     data = {"absent": absent, "broken": wrong, "without": without}
     if not without:
         return ok("optimizers", Message("{names} work", names=", ".join(packages.PACKAGE_NAMES.values())), **data)
     if "AdamW8bit" in without:
         template = "use {other} instead of AdamW8bit, it needs more memory"
-        said.append(Message(template, other=working_optimizer("AdamW8bit")))
-    return hint("optimizers", join_messages(said, "; "), **data)
+        sentences.append(Message(template, other=working_optimizer("AdamW8bit")))
+    return hint("optimizers", join_messages(sentences, "; "), **data)

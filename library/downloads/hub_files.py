@@ -28,9 +28,9 @@ def find_hub_file(name: str) -> Path | None:
     if not is_file_id(name) or not match:
         return None
     repository, path = match[0], name[match.end() + 1 :]
-    own = default_folder() / repository.rpartition("/")[2] / path.rpartition("/")[2]
-    if own.is_file():
-        return own
+    downloaded = default_folder() / repository.rpartition("/")[2] / path.rpartition("/")[2]
+    if downloaded.is_file():
+        return downloaded
     cached = huggingface_hub.try_to_load_from_cache(repository, path)
     return Path(cached) if isinstance(cached, str) else None
 
