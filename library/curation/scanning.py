@@ -44,6 +44,7 @@ def scan_collection(
 
 def examine_pictures(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
     """Read the files of images: size, whether they can be decoded, and their captions."""
+    # Decoding every pixel finds truncated files, but takes too long for very many images.
     whole = len(pictures) <= MAX_WHOLE_IMAGES
     facts = spread(partial(_picture_facts, collection, whole), pictures, report, Message("scanning images"))
     for picture, (size, broken, turn) in zip(pictures, facts, strict=True):
@@ -79,12 +80,12 @@ def reread(collection: ImageCollection, picture: Picture) -> None:
 
 def _scan_folders(collection: ImageCollection) -> None:
     here = folders.list_folder(collection.root)
-    inner = [(name, found) for name in here.folders if (found := _list_inner(collection, name)) is not None]
+    inner = [(name, listing) for name in here.folders if (listing := _list_inner(collection, name)) is not None]
     has_concepts = any(folders.concept(collection.root / name) for name, _ in inner)
-    flat, own = folders.has_flat_images(collection.root), folders.concept(collection.root)
+    flat, root_concept = folders.has_flat_images(collection.root), folders.concept(collection.root)
     why = "" if flat or not has_concepts else "images directly in the folder are not used beside <repeats>_<words>"
-    given = collection.config.data.dataset_repeats
-    repeats, words = (own.repeats, own.words) if own and not flat else (given, "")
+    repeats_setting = collection.config.data.dataset_repeats
+    repeats, words = (root_concept.repeats, root_concept.words) if root_concept and not flat else (repeats_setting, "")
     _take(collection, here, ImageFolder("", repeats, words, 0, why))
     for name, listing in inner:
         concept = folders.concept(collection.root / name)
@@ -104,16 +105,19 @@ def _scan_folders(collection: ImageCollection) -> None:
             )
     if flat:
         collection.notes.append(
-            Message("Times each image is seen per epoch: {given}. Repeats in the settings says how often.", given=given)
+            Message(
+                "Times each image is seen per epoch: {given}. Repeats in the settings says how often.",
+                given=repeats_setting,
+            )
         )
-    elif own and not has_concepts and here.images:
+    elif root_concept and not has_concepts and here.images:
         collection.notes.append(
             Message("As the image folder of a training, name the folder above: {parent}", parent=collection.root.parent)
         )
 
 
 def _list_inner(collection: ImageCollection, name: str) -> Listing | None:
-    """A folder in the opened one, or None when it may not be read."""
+    """List a folder in the opened one. None when it may not or cannot be read."""
     if not _safe(collection, os.path.join(collection.root, name)):
         return None
     try:
@@ -128,10 +132,10 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
     start = f"{place.folder}/" if place.folder else ""
     bare: list[str] = []
     for name, file in listing.images.items():
-        wanted = os.path.splitext(name)[0] + ending
-        found = listing.find(wanted)
-        bare += [] if found else [name]
-        caption_file = listing.path(found or wanted)
+        caption_name = os.path.splitext(name)[0] + ending
+        existing_name = listing.find(caption_name)
+        bare += [] if existing_name else [name]
+        caption_file = listing.path(existing_name or caption_name)
         picture = Picture(listing.path(name), start + name, place.folder, file.num_bytes, file.modified, caption_file)
         picture.repeats, picture.unused = place.repeats, place.unused
         collection.pictures.append(picture)
@@ -155,21 +159,24 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
     parts = (os.path.splitext(name) for name in listing.names)
     endings = Counter(end for stem, end in parts if stem in stems)
     odd, is_masked = odd_files(listing, bare), collection.config.data.masked_loss
+    # Captions with another extension than the training reads: one message, instead of one for each kind of odd file.
     for other in OTHER_ENDINGS:
         if other != ending and endings[other] and not endings[ending]:
             odd = [name for name in odd if not name.endswith(other)]
-            many = counted(endings[other], f"{other} file")
+            count_text = counted(endings[other], f"{other} file")
             where = place.folder or "The folder"
             template = "{where} has {many}, which are not read: set the caption files' ending to {other}."
-            collection.notes.append(Message(template, where=where, many=many, other=other))
+            collection.notes.append(Message(template, where=where, many=count_text, other=other))
     collection.notes += [*about_odd_files(listing, odd, ending), *folder_problems.about_labels(listing, is_masked)]
 
 
 def sharing(collection: ImageCollection) -> list[MessageLike]:
-    """Names of images that share a caption file, such as a.png and a.jpg."""
+    """Return a message that names the images which share a caption file, such as a.png and a.jpg; none without any."""
     shared = Counter(picture.caption_file for picture in collection.pictures)
-    twice = [os.path.basename(path) for path, count in shared.items() if count > 1]
-    return [Message("Images of one name share a caption file: {names}.", names=folders.some(twice))] if twice else []
+    shared_names = [os.path.basename(path) for path, count in shared.items() if count > 1]
+    if not shared_names:
+        return []
+    return [Message("Images of one name share a caption file: {names}.", names=folders.some(shared_names))]
 
 
 def _safe(collection: ImageCollection, path: str) -> bool:
@@ -186,7 +193,8 @@ def _picture_facts(collection: ImageCollection, whole: bool, picture: Picture) -
 
 @lru_cache(maxsize=1 << 17)
 def _remembered_facts(path: str, modified: int, num_bytes: int, whole: bool) -> tuple[Size, str, int]:
-    """Size as stored, why it cannot be decoded, and its EXIF orientation; time and length are cache keys."""
+    """Return the size as stored, why the image cannot be decoded, and its EXIF orientation. Time and length are cache
+    keys."""
     size = header_size(path, modified, num_bytes)
     if min(size) < 1:
         return size, "this is no image that can be read", 1
