@@ -28,16 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--clean", action="store_true", help="remove all of it; the next training compiles again")
     parser.add_argument("--limit", type=float, metavar="GB", help="keep at most so much, now and from now on")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    asked = parser.parse_args(argv)
-    if asked.what:
-        parser.error(f"{asked.what} comes first: kohya cache {asked.what} --help")
-    if asked.limit is not None and not 0 <= asked.limit < math.inf:
-        raise ConfigError("--limit must be at least 0, got {limit}", limit=f"{asked.limit:g}")
+    arguments = parser.parse_args(argv)
+    if arguments.what:
+        parser.error(f"{arguments.what} comes first: kohya cache {arguments.what} --help")
+    if arguments.limit is not None and not 0 <= arguments.limit < math.inf:
+        raise ConfigError("--limit must be at least 0, got {limit}", limit=f"{arguments.limit:g}")
     with join_work("cache") as work:
-        changes = asked.clean or asked.limit is not None
-        cache_facts = _less(asked.clean, asked.limit) if changes else describe_cache()
+        changes = arguments.clean or arguments.limit is not None
+        cache_facts = _less(arguments.clean, arguments.limit) if changes else describe_cache()
         work.store(cache_facts)
-    print(json.dumps(cache_facts, indent=1) if asked.json else cache_text(cache_facts))
+    print(json.dumps(cache_facts, indent=1) if arguments.json else cache_text(cache_facts))
     return 0
 
 
@@ -46,12 +46,12 @@ def describe_cache() -> JsonObject:
     from library.compiler import cache
 
     root = cache.default_root()
-    kept = [
+    folders = [
         {"name": name, "bytes": size, "used": (root / name).stat().st_mtime}
         for name, size in cache.cache_folders(root).items()
     ]
-    most = cache.limit(root=root)
-    return {"kind": "cache", "folder": str(root), "finished": True, "removed": 0, "limit": most, "kept": kept}
+    limit_bytes = cache.limit(root=root)
+    return {"kind": "cache", "folder": str(root), "finished": True, "removed": 0, "limit": limit_bytes, "kept": folders}
 
 
 def _less(clean: bool, limit: float | None) -> JsonObject:

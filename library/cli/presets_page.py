@@ -68,10 +68,10 @@ def _preset_memory(path: Path) -> int:
 
 def _heading(path: Path) -> tuple[str, str]:
     """Return the title of a preset's table and its column's title, from its first line."""
-    first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+    first_line = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
     if path.parent.name == PROFILES:
         return "Compile profiles, for any model", f"`{PROFILES}/{path.stem}`"
-    title, _, size = first.partition(":")[0].rpartition(" on ")
+    title, _, size = first_line.partition(":")[0].rpartition(" on ")
     return f"{title} (`{path.parent.name}/{_preset_kind(path)}-...`)", size
 
 
@@ -79,11 +79,11 @@ def _joined(groups: Mapping[str, Columns]) -> dict[str, Columns]:
     """Merge tables of groups with equal values, such as DreamBooth's and fine-tunes' presets."""
     alike: list[tuple[list[str], Columns]] = []
     for title, columns in groups.items():
-        same = next((titles for titles, others in alike if others == columns), None)
-        if same is None:
+        equal_titles = next((titles for titles, known_columns in alike if known_columns == columns), None)
+        if equal_titles is None:
             alike.append(([title], columns))
         else:
-            same.append(title)
+            equal_titles.append(title)
     return {" and ".join(titles): columns for titles, columns in alike}
 
 
