@@ -13,21 +13,21 @@ from library.config.sections import AdapterRun, EmbeddingRun
 
 
 def remark(name: str, reason: MessageLike, **arguments: Any) -> Problem:
-    said = reason if isinstance(reason, Message) else Message(reason, **arguments)
-    return Problem(name, "has no effect here: {reason}", reason=said, code="ineffective")
+    message = reason if isinstance(reason, Message) else Message(reason, **arguments)
+    return Problem(name, "has no effect here: {reason}", reason=message, code="ineffective")
 
 
 # One table serves the form, the run's record, and a test that every option is read or listed here.
 # Why: docs/decisions/2026-11-20-one-table-of-ineffective-options.md
 # Such fields are greyed but usable, as a disabled field could not be corrected.
 # Why: docs/decisions/2026-11-20-ineffective-fields-stay-usable.md
-def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Problem]:
+def remarks(config: RunConfig, other_remarks: Iterable[MessageLike]) -> Iterator[Problem]:
     """Return a remark on each set option without effect, unless other remarks cover it."""
-    named = {name for one in others if isinstance(one, Problem) for name in one.options}
-    ineffective, known = ineffective_options(config), options_of(type(config))
+    covered = {name for other in other_remarks if isinstance(other, Problem) for name in other.options}
+    ineffective, options = ineffective_options(config), options_of(type(config))
     for name, value in option_values(config).items():
-        if name in ineffective and name not in named and value != known[name].default:
-            yield remark(name, ineffective[name]).replaced(fix={name: known[name].default})
+        if name in ineffective and name not in covered and value != options[name].default:
+            yield remark(name, ineffective[name]).replaced(fix={name: options[name].default})
 
 
 def ineffective_options(config: RunConfig) -> dict[str, Message]:

@@ -28,12 +28,12 @@ TYPE_WORDS = {
     tuple: "two numbers",
 }
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-# Full-width characters of East Asian keyboards, and the typographic minus sign.
 CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, a module or a backend
 LONGEST_CODE = 200  # maximum characters of such a name
 MAX_WRONG = 10  # values of one option that are named as wrong; more are counted
 MAX_NUMBER = 10**12  # larger numbers have no meaning in a training, and are infinite in half precision
 LIMITS = "limits"  # problem code of a number beyond its limits
+# Full-width characters of East Asian keyboards, and the typographic minus sign.
 WIDE_CHARACTERS = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
 # Whitespace, and direction marks that Windows adds to paths copied from a dialog.
 AROUND = " \t\r\n\u00a0\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
@@ -68,15 +68,11 @@ class Option:
 
     @property
     def shown_with(self) -> Mapping[str, tuple[str, ...]]:
-        """Another option -> its values with which this one has an effect; empty: with all."""
-        return self.hints.get("shown_with", {})
+        return self.hints.get("shown_with", {})  # another option -> its values with which this one has an effect
 
     @property
     def kind(self) -> str:
-        """What the value stands for: "file", "files", "folder", "code", "secret", "text" (several lines), or "" for
-        itself.
-        """
-        return self.hints.get("kind", "")
+        return self.hints.get("kind", "")  # see `schema.opt`; "" for a plain value
 
     @property
     def expects(self) -> Message:
@@ -127,21 +123,21 @@ class Option:
         )
 
     def _several(self, items: list[Any]) -> tuple[Any, ...]:
-        """Each item as a value. Raises ConfigError with a problem for every one that is none."""
-        found, wrong = [], []
+        """Parse each item. Raises ConfigError with a problem for every invalid one."""
+        values, wrong = [], []
         for item in items:
             try:
-                found.append(self._one(item))
+                values.append(self._one(item))
             except ConfigError as e:
                 # A fix is one value, which would replace the right ones, too.
-                said = [problem.replaced(fix={}) if len(items) > 1 else problem for problem in e.problems]
-                wrong += [problem for problem in said if problem not in wrong[:MAX_WRONG]]
+                new_problems = [problem.replaced(fix={}) if len(items) > 1 else problem for problem in e.problems]
+                wrong += [problem for problem in new_problems if problem not in wrong[:MAX_WRONG]]
         if len(wrong) > MAX_WRONG:
             more = Problem("", ": and {count} more like these", count=len(wrong) - MAX_WRONG)
             raise ConfigError(*wrong[:MAX_WRONG], more)
         if wrong:
             raise ConfigError(*wrong)
-        return tuple(found)
+        return tuple(values)
 
     def _items(self, value: Any) -> list[Any]:
         if isinstance(value, list | tuple):  # words of a command line may contain commas
@@ -305,16 +301,16 @@ def quoted(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def closest(name: str, known: Any) -> str:
-    """Return the known name that an unknown one probably meant, or ""."""
-    names = {k.casefold(): k for k in known}
+def closest(name: str, candidates: Any) -> str:
+    """Return the candidate that an unknown name probably meant, or ""."""
+    names = {k.casefold(): k for k in candidates}
     close = difflib.get_close_matches(name.strip("-").replace("-", "_").casefold(), names, n=1, cutoff=0.6)
     return names[close[0]] if close else ""
 
 
-def did_you_mean(name: str, known: Any, shown: Callable[[str], MessageLike] = str) -> MessageLike:
-    """Return " (did you mean ...?)" if a known name is close, else ""; `shown` formats it."""
-    close = closest(name, known)
+def did_you_mean(name: str, candidates: Any, shown: Callable[[str], MessageLike] = str) -> MessageLike:
+    """Return " (did you mean ...?)" if a candidate is close, else ""; `shown` formats it."""
+    close = closest(name, candidates)
     return Message(" (did you mean {name}?)", name=shown(close)) if close else ""
 
 
@@ -323,10 +319,10 @@ def _pointed(value: Any) -> str:
     if not isinstance(value, str) or "," not in value:
         return ""
     grouped = re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*", value)
-    other = value.strip().replace(",", "" if grouped else ".")
+    meant = value.strip().replace(",", "" if grouped else ".")
     with contextlib.suppress(ValueError):
-        parse_finite(other)
-        return other
+        parse_finite(meant)
+        return meant
     return ""
 
 
@@ -342,7 +338,7 @@ def split_words(text: str) -> list[str]:
 
 
 def join_words(items: Any) -> str:
-    """Join items into one line that `split` splits again."""
+    # `split_words` splits them again.
     return " ".join(_quoted(str(item)) for item in items)
 
 

@@ -106,11 +106,11 @@ class Save:
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Require distinct steps, and names that are valid on every system."""
-        if twice := sorted(step for step, times in Counter(self.save_at_steps).items() if times > 1):
+        if duplicate_steps := sorted(step for step, times in Counter(self.save_at_steps).items() if times > 1):
             yield Problem(
                 "save_at_steps",
                 "names {steps} more than once: write each step once",
-                steps=", ".join(map(str, twice)),
+                steps=", ".join(map(str, duplicate_steps)),
                 fix={"save_at_steps": tuple(dict.fromkeys(self.save_at_steps))},
             )
         yield from self._name_problems()
