@@ -25,9 +25,9 @@ from library.train.saving.state_files import WEIGHTS
 
 
 def find_model_file_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield what of `network_weights`, `base_weights`, `network_args` and `resume` does not fit the model.
+    """Yield mismatches of `network_weights`, `base_weights`, `network_args` and `resume` with the model.
 
-    Call it only if these are valid by themselves.
+    These must be valid by themselves.
     """
     if not _in_question(config) or not has_model_files(config):
         return
@@ -68,8 +68,8 @@ def _resumes(config: RunConfig) -> bool:
 def has_model_files(config: RunConfig) -> bool:
     """Return whether the model's files are on this machine."""
     files = [o.name for o in options_of(type(config)).values() if o.section == "model" and o.kind == "file"]
-    given = [getattr(config.model, name) for name in files]
-    return all(Path(name).exists() for name in given if name)
+    paths = [getattr(config.model, name) for name in files]
+    return all(Path(name).exists() for name in paths if name)
 
 
 def empty_components(config: RunConfig, encoders: bool) -> tuple[Family, ModelComponents]:
@@ -87,7 +87,7 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
     logging.disable(logging.WARNING)  # the training repeats these warnings
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that numbers are not kept
+            warnings.simplefilter("ignore")  # that tensors on the meta device hold no data
             family, components = empty_components(config, methods.reads_encoders(config))
             return methods.attach_method(components, family, config)
     finally:
@@ -97,8 +97,8 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
 def _misfits(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
     """Yield mismatches of a state: other networks, or another optimizer."""
     changes = resume_check.shaping_changes(folder, config)
-    here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
-    if problem := snapshot.differing_tensors(here, weights.header(folder / WEIGHTS), changes):
+    shapes = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
+    if problem := snapshot.differing_tensors(shapes, weights.header(folder / WEIGHTS), changes):
         yield problem
         return
     with contextlib.suppress(ConfigError):  # damaged files are reported elsewhere

@@ -18,10 +18,10 @@ from library.train.step.clock import Clock
 
 def expected_length(config: RunConfig, images: data.Check) -> Length | None:
     """Return the length of the training, if there are images to count."""
-    found = images.images
-    if not found or not found.items:
+    image_set = images.images
+    if not image_set or not image_set.items:
         return None
-    return training_length(config.steps, data.summarise_images(found)["batches_per_epoch"])
+    return training_length(config.steps, data.summarise_images(image_set)["batches_per_epoch"])
 
 
 def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
@@ -34,13 +34,13 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         yield Problem("max_train_epochs", ": {epochs} epochs are {total} steps; lower it", epochs=epochs, total=total)
     Clock.of(config, data.summarise_images(images.images)["batches_per_epoch"])
     yield from lr_schedule.too_long(config, whole.total * process_count())
-    every = config.optim.ema_every_n_steps
-    if config.optim.ema_decay and every > whole.total:
+    ema_interval = config.optim.ema_every_n_steps
+    if config.optim.ema_decay and ema_interval > whole.total:
         yield Problem(
             "ema_every_n_steps",
             "= {every}: the training ends after {count}, before the first update, so the average would be the "
             "untrained model; set it to 1",
-            every=every,
+            every=ema_interval,
             count=counted(whole.total, "step"),
             also="ema_decay",
             fix={"ema_every_n_steps": 1},
@@ -57,7 +57,8 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
 
 
 def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
-    """Yield what the training ends before: saves, samples, validations, and a warm-up if the length is in epochs."""
+    """Yield events that the training ends before: saves, samples, validations, and the end of a warm-up if the length
+    is in epochs."""
     warm, whole = config.optim.lr_warmup_steps, expected_length(config, images)
     if not whole:
         return
@@ -88,21 +89,21 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
 
 
 def _validations(config: RunConfig, whole: Length) -> tuple[int, int]:
-    """Remark on a patience longer than the training."""
-    given = schema.option_values(config)
-    steps = given.get("validate_every_n_steps")
-    at_epochs = (given.get("validate_every_n_epochs") or 1) * whole.per_epoch
+    """Return the number of validations of the training, and the step of the first one."""
+    values = schema.option_values(config)
+    steps = values.get("validate_every_n_steps")
+    at_epochs = (values.get("validate_every_n_epochs") or 1) * whole.per_epoch
     if not steps:
         return whole.total // at_epochs, at_epochs
-    both = whole.total // math.lcm(steps, at_epochs)  # steps at which both are due, and one validation is done
-    return whole.total // steps + whole.total // at_epochs - both, min(steps, at_epochs)
+    shared_steps = whole.total // math.lcm(steps, at_epochs)  # steps where both intervals end count once
+    return whole.total // steps + whole.total // at_epochs - shared_steps, min(steps, at_epochs)
 
 
 def _unused_held_out(config: RunConfig, images: data.Check, whole: Length) -> Iterator[Problem]:
-    """Held-out images that the training ends before measuring, and a patience that it ends before."""
+    """Remark on held-out images that are never measured, and on a patience longer than the training."""
     if not images.images or not images.images.validation:
         return
-    patience, known = config.steps.early_stop_patience, schema.options_of(type(config))
+    patience, options = config.steps.early_stop_patience, schema.options_of(type(config))
     number, first = _validations(config, whole)
     if number and patience and patience >= number:
         yield ineffective.remark(
@@ -111,7 +112,7 @@ def _unused_held_out(config: RunConfig, images: data.Check, whole: Length) -> It
     if number:
         return
     share = "dataset_config" if config.data.dataset_config else "validation_split"
-    has_interval = "validate_every_n_steps" in known
+    has_interval = "validate_every_n_steps" in options
     template = (
         ": the held-out images are never measured, as the training ends after {steps} and the first validation is due "
         "after {first}; train longer"
