@@ -27,8 +27,8 @@ def read_typed_flags(builder: ImportBuilder) -> None:
         name = f"additional_parameters {' '.join(alone)}"
         builder.source = {**builder.source, name: alone}
         builder.ignore(name, "there is no --flag in it")
-    said = Message("its flags stand by themselves: {flags}", flags=", ".join(values))
-    builder.change("additional_parameters", said)
+    explanation = Message("its flags stand by themselves: {flags}", flags=", ".join(values))
+    builder.change("additional_parameters", explanation)
     for name, value in values.items():
         # Each flag has an outcome of its own, so that unknown ones are reported by name.
         builder.source = {**builder.source, f"additional_parameters --{name}": value}
@@ -37,11 +37,11 @@ def read_typed_flags(builder: ImportBuilder) -> None:
 
 def flags(text: str) -> dict[str, list[str]]:
     """Split `--seed 5 --network_args a=1 b=2` into flags with their values; under "" what precedes the first flag."""
-    found: dict[str, list[str]] = {}
+    values_by_flag: dict[str, list[str]] = {}
     for token in split_words(text):
         if token.startswith("--"):
-            name, given, value = token[2:].partition("=")
-            found[name] = [value] if given else []
+            name, equals, value = token[2:].partition("=")
+            values_by_flag[name] = [value] if equals else []
         else:
-            found.setdefault(next(reversed(found), ""), []).append(token)
-    return found
+            values_by_flag.setdefault(next(reversed(values_by_flag), ""), []).append(token)
+    return values_by_flag

@@ -31,10 +31,10 @@ def with_named_files(settings: JsonObject, path: Path, may_read: MayRead = every
         data = _content_of_named(settings, "dataset", origin, ".toml")
         return {**settings, "dataset": data} if data and diffusion_pipe_data.is_dataset(data) else settings
     if onetrainer.recognises(settings):
-        wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
+        file_keys = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
         lists = {
             target: _content_of_named(settings, key, origin, ".json")
-            for key, target in wanted
+            for key, target in file_keys
             if not settings.get(target)
         }
         return {**settings, **{target: data for target, data in lists.items() if isinstance(data, list)}}
@@ -53,18 +53,19 @@ class Origin:
 
 
 def _of_simpletuner(settings: JsonObject, origin: Origin) -> JsonObject:
-    """Its lists of data sets and prompts, and its settings of LyCORIS."""
-    read = dict(settings)
+    """Include its lists of data sets and prompts, and its settings of LyCORIS."""
+    filled = dict(settings)
     for key in ("data_backend_config", "user_prompt_library", "lycoris_config"):
         name = key if key in settings else f"--{key}"
         data = _content_of_named(settings, name, origin, ".json")
         if isinstance(data, list if key == "data_backend_config" else dict):
-            read[name] = data
-    return read
+            filled[name] = data
+    return filled
 
 
 def _content_of_named(settings: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
-    """The content of the file that a key names, relative to here, its folder, or the one above; None if missing."""
+    """Return the content of the file that a key names, relative to the working folder, the file's folder, or the one
+    above it; None if there is none."""
     name, here = str(settings.get(key) or ""), origin.path.parent
     for file in (Path(name), here / name, here.parent / name) if name else ():
         if file.suffix.lower() == suffix and origin.may_read(file) and file.is_file():
