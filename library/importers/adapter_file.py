@@ -68,7 +68,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Convert every key of the metadata to our values and an outcome. Raises ConfigError for unsupported models."""
     facts = {key: value for key, value in settings[METADATA].items()}
     version = _base_model_version(facts)
-    family = script.partition("_train")[0] or _family(facts, version)
+    family = script.partition("_train")[0] or _find_stored_family(facts, version)
     builder = ImportBuilder(
         {key: _parse_stored_value(value) for key, value in facts.items()}, script or f"{family}_train_network", TRAINER
     )
@@ -78,7 +78,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         _import_stored_optimizer,
         _import_stored_length,
         _import_stored_images,
-        _modelspec,
+        _import_modelspec,
     ):
         part(builder)
     _import_stored_kind(builder, version)
@@ -116,7 +116,7 @@ def _base_model_version(facts: JsonMapping) -> str:
     )
 
 
-def _family(facts: JsonMapping, version: str) -> str:
+def _find_stored_family(facts: JsonMapping, version: str) -> str:
     family = next((family for start, family in METADATA_TABLES["versions"].items() if version.startswith(start)), "")
     if not family:
         if not version:
@@ -139,7 +139,7 @@ def _import_stored_kind(builder: ImportBuilder, version: str) -> None:
         name = version.removeprefix("flux_2_").replace("_", "-")
         values["model_version"] = name if name == "dev" else name.replace("klein-", "klein-base-")
     elif builder.family == "qwen_image" and "edit" in version:
-        values["model_version"] = _edit(str(builder.get("modelspec.architecture") or ""))
+        values["model_version"] = _edit_version(str(builder.get("modelspec.architecture") or ""))
     chosen = join_messages([builder.script, *([describe(values)] if values else [])])
     set_by(builder, "ss_base_model_version", Message("chooses the script: {script}", script=chosen), values)
     builder.explain("is part of ss_base_model_version", "modelspec.architecture")
@@ -148,7 +148,7 @@ def _import_stored_kind(builder: ImportBuilder, version: str) -> None:
         builder.keys |= dict.fromkeys(("apply_t5_attn_mask", "guidance_scale"), "ss_base_model_version")
 
 
-def _edit(architecture: str) -> str:
+def _edit_version(architecture: str) -> str:
     number = re.search(r"2509|2511", architecture)
     return f"edit-{number[0]}" if number else "edit"
 
@@ -169,7 +169,7 @@ def _import_stored_model(builder: ImportBuilder) -> None:
 
 def _import_stored_network(builder: ImportBuilder) -> None:
     module = str(builder.get("ss_network_module") or "")
-    arguments = _table(builder.get("ss_network_args"))
+    arguments = _parse_stored_table(builder.get("ss_network_args"))
     network_args = optimizer_args({key: value for key, value in arguments.items() if key != "dropout"})
     values: JsonObject = {"network_args": network_args} if network_args else {}
     if values:
@@ -189,7 +189,7 @@ def _import_stored_network(builder: ImportBuilder) -> None:
         builder.rename("ss_text_encoder_lr", "text_encoder_lr", numbers) if numbers else None
 
 
-def _table(text: Any) -> JsonObject:
+def _parse_stored_table(text: Any) -> JsonObject:
     """Parse a table that is written as JSON; return an empty one for anything else."""
     try:
         table = parse_json(text, "metadata") if isinstance(text, str) else text
@@ -249,7 +249,7 @@ def _import_stored_images(builder: ImportBuilder) -> None:
         sides = re.findall(r"\d+", str(size))
         builder.rename("ss_resolution", "resolution", ",".join(sides)) if sides else None
     for key in ("ss_dataset_dirs", "ss_reg_dataset_dirs"):
-        if folders := _table(builder.get(key)):
+        if folders := _parse_stored_table(builder.get(key)):
             template = "its folders were {names}: choose them in {option}"
             option = "train_data_dir" if key == "ss_dataset_dirs" else "reg_data_dir"
             builder.ignore(key, Message(template, names=", ".join(folders), option=option_name(option)))
@@ -257,7 +257,7 @@ def _import_stored_images(builder: ImportBuilder) -> None:
             builder.change(key, "it names no folder")
 
 
-def _modelspec(builder: ImportBuilder) -> None:
+def _import_modelspec(builder: ImportBuilder) -> None:
     for name, option in METADATA_TABLES["modelspec"].items():
         if builder.get(f"modelspec.{name}") is not None:
             builder.rename(f"modelspec.{name}", option)

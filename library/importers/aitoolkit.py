@@ -66,7 +66,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         part(builder)
     if len(inner["process"]) > 1:
         builder.notes.append(Message("only the first of {count} processes is read", count=len(inner["process"])))
-    _other_ways(builder)
+    _report_other_losses(builder)
     ignore_rest(builder, AITOOLKIT_TABLES["ignored"])
     if "chroma" in _identifying_strings(flat) and builder.family == "flux":
         chooses_chroma(builder, "model.arch" if builder.get("model.arch") else "model.is_flux")
@@ -82,23 +82,25 @@ def _refuse_process(process: JsonMapping, job: str) -> None:
     kind = str(process.get("type") or "")
     adapter = process.get("adapter")
     jobs, unsupported = AITOOLKIT_TABLES["other_jobs"], AITOOLKIT_TABLES["other_processes"]
-    what = jobs.get(job, "")
+    description = jobs.get(job, "")
     if kind not in TRAINERS:
-        what = what or unsupported.get(kind, "") or Message("a process of the type {kind}", kind=kind or "(none)")
+        description = (
+            description or unsupported.get(kind, "") or Message("a process of the type {kind}", kind=kind or "(none)")
+        )
     elif isinstance(adapter, Mapping) and adapter:
         template = "an adapter of the type {kind} (images as prompts or control images)"
-        what = Message(template, kind=adapter.get("type") or "(none)")
+        description = Message(template, kind=adapter.get("type") or "(none)")
     elif isinstance(process.get("embedding"), Mapping):
-        what = unsupported["textual_inversion_trainer"]
+        description = unsupported["textual_inversion_trainer"]
     elif isinstance(process.get("slider"), Mapping):
-        what = unsupported["slider"]
-    if what:
+        description = unsupported["slider"]
+    if description:
         verb = "makes" if job in jobs else "trains"
         raise ConfigError(
             "this file of {trainer} {verb} {what}, which is not done here: use {trainer} for it; {advice}",
             trainer=TRAINER,
             verb=verb,
-            what=what,
+            what=description,
             advice=ONLY,
         )
 
@@ -128,7 +130,7 @@ def _aitoolkit_script(flat: JsonMapping) -> str:
     return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
 
 
-def _other_ways(builder: ImportBuilder) -> None:
+def _report_other_losses(builder: ImportBuilder) -> None:
     """Report loss switches without an equivalent as problems: without them the training differs, so the user must
     decide."""
     for switch, keys in AITOOLKIT_TABLES["other_ways"].items():
@@ -165,7 +167,7 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
         builder.ignore("model.quantize", "weights that learn have at least 16 bits")
     text = "is part of model.quantize" if quantized else "nothing is quantized"
     builder.explain(text, "model.quantize_te", "model.qtype", "model.qtype_te")
-    _networks_beside(builder)
+    _import_extra_networks(builder)
     if path := builder.get("model.assistant_lora_path"):
         if str(path).endswith(".safetensors") and not is_hub_name(str(path)):
             builder.rename("model.assistant_lora_path", "base_weights", [str(path)])
@@ -180,16 +182,16 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
             builder.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")
 
 
-def _networks_beside(builder: ImportBuilder) -> None:
+def _import_extra_networks(builder: ImportBuilder) -> None:
     """Import a second model that provides text encoders and VAE beside a transformer."""
     key = "model.extras_name_or_path"
-    if not (other := builder.get(key)) or other == builder.get("model.name_or_path"):
+    if not (extras_path := builder.get(key)) or extras_path == builder.get("model.name_or_path"):
         builder.explain("it is the model itself", key)
         return
     unread = {"clip_l"} if "chroma" in _identifying_strings(builder.source) else set()  # which Chroma does not have
     options = (option for option in PART_OPTIONS.get(builder.family, ()) if option not in {*builder.values, *unread})
-    beside = dict.fromkeys(options, other)
-    builder.change(key, Message("the networks beside the transformer: {names}", names=option_names(beside)), beside)
+    parts = dict.fromkeys(options, extras_path)
+    builder.change(key, Message("the networks beside the transformer: {names}", names=option_names(parts)), parts)
 
 
 def _import_aitoolkit_output(builder: ImportBuilder) -> None:

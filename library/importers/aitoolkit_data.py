@@ -75,7 +75,7 @@ def _aitoolkit_dataset_file(tables: list[JsonMapping], whole: WholeTraining) -> 
     """Return the text of a dataset file, and a sentence for each key that was left out."""
     sets, notes = [], []
     for table in tables:
-        options: JsonObject = {"resolution": _resolution(table.get("resolution") or 512)}
+        options: JsonObject = {"resolution": _convert_resolution(table.get("resolution") or 512)}
         step = whole.step or table.get("bucket_tolerance")
         for option, value in (("batch_size", table.get("batch_size")), ("bucket_reso_steps", step)):
             if (count := to_number(value)) and count >= 1:
@@ -99,7 +99,7 @@ def _aitoolkit_dataset_file(tables: list[JsonMapping], whole: WholeTraining) -> 
     return dataset_toml(general, sets), notes
 
 
-def _resolution(value: JsonValue) -> JsonValue:
+def _convert_resolution(value: JsonValue) -> JsonValue:
     """Convert a list of sides: each is a square, and each image is trained at all of them, as here."""
     sides = [int(side) for side in map(to_number, value if isinstance(value, list) else [value]) if side and side > 0]
     return joined_sizes([(side, side) for side in sides]) if sides else value
@@ -153,7 +153,7 @@ def _aitoolkit_run_options(tables: list[JsonMapping]) -> JsonObject:
     return values
 
 
-def _ending(table: JsonMapping) -> str:
+def _caption_extension(table: JsonMapping) -> str:
     ending = str(table.get("caption_type") or table.get("caption_ext") or "txt")
     return ending if ending.startswith(".") else f".{ending}"
 
@@ -163,15 +163,15 @@ def _aitoolkit_subset(table: JsonMapping, whole: WholeTraining) -> JsonObject:
     subset = {
         "image_dir": table.get("folder_path") or table.get("dataset_path"),
         **{option: table.get(key) for option, key in DATASET_TABLES["subset"].items()},
-        "caption_extension": _ending(table),
+        "caption_extension": _caption_extension(table),
         "caption_prefix": f"{word}, " if word else None,
     }
-    if folders := _references(table):
+    if folders := _reference_folders(table):
         subset |= {"control_directory": folders[0], "more_control_directories": folders[1:], **whole.references}
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _references(table: JsonMapping) -> list[JsonValue]:
+def _reference_folders(table: JsonMapping) -> list[JsonValue]:
     """Return the folders of a data set's reference images."""
     first = table.get("control_path")
     listed = [*(first if isinstance(first, list) else [first]), *(table.get(f"control_path_{i}") for i in (1, 2, 3))]
@@ -203,7 +203,7 @@ def _import_aitoolkit_samples(builder: ImportBuilder) -> None:
         text = "stands in the prompt file as --l, less 1: the scale of this model is 0 without a negative prompt"
         builder.explain(text, "sample.guidance_scale")
     lines = []
-    for sample in map(_parsed, prompts):
+    for sample in map(_split_prompt_options, prompts):
         options = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
         options["guidance_scale"] = guidance(builder, options["guidance_scale"])
         words = [f"{flag} {options[name]}" for name, flag in flags.items() if options[name] not in (None, False, "")]
@@ -223,7 +223,7 @@ def _import_aitoolkit_samples(builder: ImportBuilder) -> None:
         builder.ignore("sample.walk_seed", "each prompt of the file has a seed of its own: change --d there")
 
 
-def _parsed(sample: JsonMapping) -> JsonObject:
+def _split_prompt_options(sample: JsonMapping) -> JsonObject:
     """Return a sample with the options inside of its prompt as keys."""
     words, *flags = re.split(r"\s--(?=[A-Za-z])", f" {sample['prompt']}")
     options: JsonObject = {}

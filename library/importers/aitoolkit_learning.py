@@ -37,7 +37,7 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
             builder.rename(key, option)
         elif key in builder.source:
             builder.change(key, Message("another key says {option}", option=option_name(option)))
-    arguments = _convolutions(builder)
+    arguments = _convolution_arguments(builder)
     if kind in ("lokr", "locon", "loha", "dora"):
         algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
         if kind == "lokr":
@@ -58,7 +58,7 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
     builder.explain("adapters are in the blocks of the model", "network.transformer_only")
 
 
-def _convolutions(builder: ImportBuilder) -> list[str]:
+def _convolution_arguments(builder: ImportBuilder) -> list[str]:
     """Return the arguments conv_dim and conv_alpha; without network.conv_alpha, ai-toolkit uses network.conv for
     both."""
     arguments = []
@@ -82,13 +82,13 @@ def _convolutions(builder: ImportBuilder) -> list[str]:
 def _import_aitoolkit_length(builder: ImportBuilder) -> None:
     """Import the number of steps. ai-toolkit's older gradient accumulation counts each batch as a step."""
     steps, batches = int(builder.number("train.steps") or 1000), int(builder.number("train.gradient_accumulation") or 1)
-    old = int(builder.number("train.gradient_accumulation_steps") or 1)
+    old_accumulation = int(builder.number("train.gradient_accumulation_steps") or 1)
     text, key = describe({"max_train_steps": steps}), "train.gradient_accumulation"
-    if old > 1 and batches <= 1:
-        steps, batches, key = max(1, steps // old), old, "train.gradient_accumulation_steps"
+    if old_accumulation > 1 and batches <= 1:
+        steps, batches, key = max(1, steps // old_accumulation), old_accumulation, "train.gradient_accumulation_steps"
         template = "max_train_steps = {steps}: {trainer} counts each of the {count} batches of a step"
-        text = Message(template, steps=steps, trainer=TRAINER_NAME, count=old)
-    elif old < 0:
+        text = Message(template, steps=steps, trainer=TRAINER_NAME, count=old_accumulation)
+    elif old_accumulation < 0:
         builder.ignore("train.gradient_accumulation_steps", "gradients are not added up over a whole epoch here")
     builder.change("train.steps", text, {"max_train_steps": steps})
     if key in builder.source:
@@ -150,11 +150,11 @@ def _import_aitoolkit_schedule(builder: ImportBuilder) -> None:
             builder.change(key, "is part of lr_scheduler")
 
 
-def _training(builder: ImportBuilder) -> None:
+def _import_trained_parts(builder: ImportBuilder) -> None:
     dtype = precision(builder.get("train.dtype"))
-    half = {} if builder.adapters or dtype == "no" else {f"full_{dtype}": True}
-    text = join_messages([describe({"mixed_precision": dtype}), *map(option_name, half)])
-    builder.change("train.dtype", text, {"mixed_precision": dtype, **half})
+    full_precision = {} if builder.adapters or dtype == "no" else {f"full_{dtype}": True}
+    text = join_messages([describe({"mixed_precision": dtype}), *map(option_name, full_precision)])
+    builder.change("train.dtype", text, {"mixed_precision": dtype, **full_precision})
     encoders = is_on(builder.get("train.train_text_encoder"))
     key = "train.train_text_encoder"
     if builder.adapters and not encoders:
@@ -193,7 +193,7 @@ def _import_aitoolkit_rates(builder: ImportBuilder, encoders: bool) -> None:
         builder.explain("the image model learns", "train.train_unet")
 
 
-def _range(builder: ImportBuilder) -> None:
+def _import_timestep_range(builder: ImportBuilder) -> None:
     """Import the range of trained timesteps. For flow matching, ai-toolkit counts positions from the noisiest
     timestep."""
     keys = "train.min_denoising_steps", "train.max_denoising_steps"
@@ -222,7 +222,7 @@ def _range(builder: ImportBuilder) -> None:
 
 
 def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
-    _range(builder)
+    _import_timestep_range(builder)
     kind = str(builder.get("train.loss_type"))
     loss = LOSSES.get(kind)
     text = "loss_type = l2" if kind == "mse" else say_nearest(kind, "loss_type = l2")
@@ -260,6 +260,6 @@ LEARNING_IMPORTS = (
     _import_aitoolkit_length,
     _import_aitoolkit_optimizer,
     _import_aitoolkit_schedule,
-    _training,
+    _import_trained_parts,
     _import_aitoolkit_noise,
 )

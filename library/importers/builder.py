@@ -74,8 +74,8 @@ class ImportBuilder:
 
     def ignore(self, key: str, reason: MessageLike) -> None:
         """Record that the key has no equivalent; one that is off or empty is not reported."""
-        off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
-        self.outcomes[key] = KeyOutcome(key, "empty") if off else KeyOutcome(key, "ignored", reason)
+        is_off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
+        self.outcomes[key] = KeyOutcome(key, "empty") if is_off else KeyOutcome(key, "ignored", reason)
 
     def empty(self, *keys: str) -> None:
         """Record that the keys set nothing."""
@@ -100,12 +100,12 @@ def settle_values(builder: ImportBuilder, configs: Configs) -> Imported:
     config, accepted = configs[builder.script], {}
     for name, value in builder.values.items():
         key = builder.keys[name]
-        if name == key and name not in understood(config) and not _of_another(name, configs):
-            builder.outcomes[key] = _unknown_key(config, name, value, builder.values)
+        if name == key and name not in understood(config) and not _is_option_elsewhere(name, configs):
+            builder.outcomes[key] = _unknown_key_outcome(config, name, value, builder.values)
             continue
         try:
-            accepted[name] = _accepted(config, name, value, configs)
-            if why := "" if builder.keeps_ineffective else _ineffective(config, name, accepted[name]):
+            accepted[name] = _read_value(config, name, value, configs)
+            if why := "" if builder.keeps_ineffective else _why_ineffective(config, name, accepted[name]):
                 accepted.pop(name)
                 raise ConfigError("without effect: {why}", why=why)
         except ConfigError as reason:
@@ -120,10 +120,14 @@ def settle_values(builder: ImportBuilder, configs: Configs) -> Imported:
         built, problems = draft(config, accepted), [*problems, *error.problems]
     texts = {name: text for name, text in builder.texts.items() if name in options_of(config)}
     result = Imported(builder.trainer, built, (), (), (), texts, builder.guess)
-    idle_options = _without_effect(builder, result.with_files(dict.fromkeys(texts, "beside the config")).config)
+    idle_options = _mark_ineffective(builder, result.with_files(dict.fromkeys(texts, "beside the config")).config)
     notes = [note for note in notes if not (isinstance(note, Problem) and note.code and note.option in idle_options)]
-    outcomes = _outcomes(builder, config, accepted)
-    problems = [*_mostly_unknown(builder.trainer, outcomes), *_other_module(config, accepted, configs), *problems]
+    outcomes = _reported_outcomes(builder, config, accepted)
+    problems = [
+        *_mostly_unknown_problems(builder.trainer, outcomes),
+        *_foreign_module_problems(config, accepted, configs),
+        *problems,
+    ]
     return replace(result, outcomes=outcomes, notes=tuple(notes), problems=tuple(problems))
 
 
@@ -134,22 +138,22 @@ def _drop_shares(builder: ImportBuilder, values: JsonObject) -> None:
         builder.ignore(builder.keys["base_weights_multiplier"], "base_weights is not set")
 
 
-def _of_another(name: str, configs: Configs) -> bool:
+def _is_option_elsewhere(name: str, configs: Configs) -> bool:
     return any(name in options_of(other) for other in configs.values())
 
 
-def _unknown_key(config: type[RunConfig], name: str, value: Any, settings: JsonMapping) -> KeyOutcome:
+def _unknown_key_outcome(config: type[RunConfig], name: str, value: Any, settings: JsonMapping) -> KeyOutcome:
     """Return the outcome of a key that is no option anywhere, with the option that was probably meant."""
     options = options_of(config)
-    hint, meant = did_you_mean(name, understood(config), option_name), closest(name, options)
+    hint, suggestion = did_you_mean(name, understood(config), option_name), closest(name, options)
     fix: JsonObject = {}
-    if meant and meant not in settings:
+    if suggestion and suggestion not in settings:
         with contextlib.suppress(ConfigError):
-            fix = {meant: options[meant].read(value)}
+            fix = {suggestion: options[suggestion].read(value)}
     return KeyOutcome(name, "unknown", hint, fix)
 
 
-def _without_effect(builder: ImportBuilder, config: RunConfig) -> set[str]:
+def _mark_ineffective(builder: ImportBuilder, config: RunConfig) -> set[str]:
     """Mark keys whose options have no effect in this training as ineffective; return these options."""
     idle, options, marked = ineffective_options(config), options_of(type(config)), set[str]()
     for key, outcome in builder.outcomes.items():
@@ -165,10 +169,12 @@ def _option_value(config: RunConfig, name: str) -> Any:
     return getattr(getattr(config, options_of(type(config))[name].section), name)
 
 
-def _other_module(config: type[RunConfig], values: JsonMapping, configs: Configs) -> Iterator[Problem]:
+def _foreign_module_problems(config: type[RunConfig], values: JsonMapping, configs: Configs) -> Iterator[Problem]:
     """Yield the problem of a network module that only other families have: the file contradicts itself."""
-    module, own_modules = values.get("network_module"), _modules(config)
-    other_titles = [other.title.removesuffix(" LoRA") for other in configs.values() if module in _modules(other)]
+    module, own_modules = values.get("network_module"), _network_modules(config)
+    other_titles = [
+        other.title.removesuffix(" LoRA") for other in configs.values() if module in _network_modules(other)
+    ]
     if module and own_modules and module not in own_modules and other_titles:
         yield Problem(
             "network_module",
@@ -181,12 +187,12 @@ def _other_module(config: type[RunConfig], values: JsonMapping, configs: Configs
         )
 
 
-def _modules(config: type[RunConfig]) -> tuple[str, ...]:
+def _network_modules(config: type[RunConfig]) -> tuple[str, ...]:
     option = options_of(config).get("network_module")
     return option.choices if option else ()
 
 
-def _mostly_unknown(trainer: str, outcomes: tuple[KeyOutcome, ...]) -> Iterator[Problem]:
+def _mostly_unknown_problems(trainer: str, outcomes: tuple[KeyOutcome, ...]) -> Iterator[Problem]:
     """Return the problem of a file mostly of unknown keys, probably from an unrecognised program."""
     in_file = [outcome for outcome in outcomes if outcome.kind != "default"]
     known_count = sum(outcome.kind != "unknown" for outcome in in_file)
@@ -195,7 +201,7 @@ def _mostly_unknown(trainer: str, outcomes: tuple[KeyOutcome, ...]) -> Iterator[
         yield Problem("", template, known=known_count, count=len(in_file), trainer=trainer)
 
 
-def _outcomes(builder: ImportBuilder, config: type[RunConfig], values: JsonMapping) -> tuple[KeyOutcome, ...]:
+def _reported_outcomes(builder: ImportBuilder, config: type[RunConfig], values: JsonMapping) -> tuple[KeyOutcome, ...]:
     """Return the outcomes by the names in the file, and those of the other trainer's defaults that differ from ours."""
     options, outcomes = options_of(config), []
     differing: dict[str, dict[str, str]] = {}
@@ -211,11 +217,11 @@ def _outcomes(builder: ImportBuilder, config: type[RunConfig], values: JsonMappi
     return tuple(outcomes)
 
 
-def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:
+def _read_value(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:
     """Parse the value of an option. Raises ConfigError with the reason when it cannot be set."""
     option: Option | None = options_of(config).get(name)
     if option is None:
-        raise ConfigError(_unknown(config, name, configs))
+        raise ConfigError(_why_unknown(config, name, configs))
     if option.kind == "secret":
         raise ConfigError(SECRET)
     try:
@@ -231,13 +237,13 @@ def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) 
     return result
 
 
-def _ineffective(config: type[RunConfig], name: str, value: Any) -> str:
+def _why_ineffective(config: type[RunConfig], name: str, value: Any) -> str:
     """Return why an option has no effect in this kind of training; "" if it has one, or is not set."""
     is_set = value != options_of(config)[name].default
     return config.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name, "") if is_set else ""
 
 
-def _unknown(config: type[RunConfig], name: str, configs: Configs) -> MessageLike:
+def _why_unknown(config: type[RunConfig], name: str, configs: Configs) -> MessageLike:
     """Return why a name is no option of this kind of training."""
     reasons = {**config.retired, **config.foreign}
     if name in reasons:

@@ -49,7 +49,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     import_keys(builder, PIPE_TABLES["renamed"])
     for part in (_import_pipe_model, _import_pipe_precision, _import_pipe_memory, _import_pipe_caches):
         part(builder)
-    _text_adapter(builder)
+    _import_text_adapter(builder)
     for part in diffusion_pipe_learning.LEARNING_IMPORTS:
         part(builder)
     diffusion_pipe_data.read_data_file(builder, data)
@@ -87,12 +87,14 @@ def _import_pipe_model(builder: ImportBuilder) -> None:
     if model_keys:
         builder.rename(model_keys[0], "pretrained_model_name_or_path")
     _import_pipe_parts(builder)
-    beside = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
-    beside = [option for option in beside if builder.source.get("model.type") != "chroma" or option != "clip_l"]
+    part_options = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
+    part_options = [
+        option for option in part_options if builder.source.get("model.type") != "chroma" or option != "clip_l"
+    ]
     for key in model_keys[1:]:
-        if key == "model.diffusers_path" and beside:
-            text = Message("the networks beside the transformer: {names}", names=option_names(beside))
-            builder.change(key, text, dict.fromkeys(beside, builder.get(key)))
+        if key == "model.diffusers_path" and part_options:
+            text = Message("the networks beside the transformer: {names}", names=option_names(part_options))
+            builder.change(key, text, dict.fromkeys(part_options, builder.get(key)))
         else:
             builder.ignore(
                 key, Message("another key says {option}", option=option_name("pretrained_model_name_or_path"))
@@ -143,7 +145,7 @@ def _import_pipe_precision(builder: ImportBuilder) -> None:
             builder.ignore(key, "frozen weights are kept in mixed_precision")
 
 
-def _text_adapter(builder: ImportBuilder) -> None:
+def _import_text_adapter(builder: ImportBuilder) -> None:
     """Import the rate of Anima's module between text encoder and model, which gets adapters unless its rate is 0."""
     key = "model.llm_adapter_lr"
     if builder.family != "anima" or not builder.adapters:

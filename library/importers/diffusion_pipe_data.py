@@ -30,7 +30,7 @@ def read_data_file(builder: ImportBuilder, data: Any) -> None:
         builder.texts["dataset_config"] = text
         builder.notes += notes
         settings = _pipe_run_options(data)
-        if builder.family != "sdxl" and (count := _variants(data)) > 1:  # its captions are not encoded once
+        if builder.family != "sdxl" and (count := _count_variants(data)) > 1:  # its captions are not encoded once
             settings["cached_caption_variants"] = count
         builder.change(key, describe_datasets(text), settings)
     elif builder.get(key):
@@ -44,7 +44,7 @@ def _pipe_run_options(data: JsonMapping) -> JsonObject:
     return {"masked_loss": True} if masked else {}
 
 
-def _variants(data: JsonMapping) -> int:
+def _count_variants(data: JsonMapping) -> int:
     """Return in how many orders of its tags each caption is encoded, at most over all folders, the written order
     included."""
     tables = [{**data, **table} for table in tables_of_list(data.get("directory"))]
@@ -55,18 +55,18 @@ def _variants(data: JsonMapping) -> int:
 def _batch_sizes(builder: ImportBuilder) -> dict[int, int]:
     """Return the batch size by resolution; 0 stands for all others."""
     keys = ("image_micro_batch_size_per_gpu", "micro_batch_size_per_gpu")
-    used = next((key for key in keys if builder.get(key)), "")
-    value = builder.get(used) if used else None
+    key_in_use = next((key for key in keys if builder.get(key)), "")
+    value = builder.get(key_in_use) if key_in_use else None
     sizes: dict[int, int] = {}
     if isinstance(value, list):
         for pair in value:
             if isinstance(pair, list) and len(pair) == 2:
                 sizes[int(to_number(pair[0]) or 0)] = int(to_number(pair[1]) or 1)
         template = "{sizes} of batches by resolution: {place}"
-        builder.change(used, Message(template, sizes=counted(len(sizes), "size"), place=PREPARED))
-    elif used:
+        builder.change(key_in_use, Message(template, sizes=counted(len(sizes), "size"), place=PREPARED))
+    elif key_in_use:
         sizes[0] = max(1, int(to_number(value) or 1))
-        builder.rename(used, "train_batch_size", sizes[0])
+        builder.rename(key_in_use, "train_batch_size", sizes[0])
     for key in keys:
         if key in builder.left():
             builder.ignore(key, Message("another key says {option}", option=option_name("train_batch_size")))
@@ -82,8 +82,8 @@ def _pipe_dataset_file(settings: JsonMapping, batches: Mapping[int, int]) -> tup
             reason = Message("it names no folder ({key})", key="path")
             notes.append(Message("data set {name} is left out: {reason}", name="directory", reason=reason))
             continue
-        _note(folder_table, notes)
-        for size in _sizes(folder_table.get("resolutions")):
+        _note_ignored_keys(folder_table, notes)
+        for size in _parse_resolutions(folder_table.get("resolutions")):
             options: JsonObject = {"resolution": size, **_pipe_buckets(folder_table, size)}
             if (count := batches.get(size[0], batches.get(0, 1))) > 1:
                 options["batch_size"] = count
@@ -93,7 +93,7 @@ def _pipe_dataset_file(settings: JsonMapping, batches: Mapping[int, int]) -> tup
     return dataset_toml({"caption_extension": ".txt"}, sets), notes
 
 
-def _sizes(value: JsonValue) -> list[list[int]]:
+def _parse_resolutions(value: JsonValue) -> list[list[int]]:
     """Return resolutions as [width, height]; a single number is a square."""
     sizes = []
     for size in value if isinstance(value, list) and value else [512]:
@@ -129,7 +129,7 @@ def _pipe_subset(table: JsonMapping) -> JsonObject:
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _note(table: JsonMapping, notes: list[MessageLike]) -> None:
+def _note_ignored_keys(table: JsonMapping, notes: list[MessageLike]) -> None:
     """Add a note for each key of a folder that has no equivalent."""
     place = Message("datasets of {folder}", folder=table["path"])
     repeats = to_number(table.get("num_repeats"))

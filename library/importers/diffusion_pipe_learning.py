@@ -126,7 +126,7 @@ def _import_pipe_length(builder: ImportBuilder) -> None:
         builder.ignore("epochs", "max_steps ends the training; where so many epochs end before, set max_train_epochs")
     elif epochs:
         builder.rename("epochs", "max_train_epochs", int(epochs))
-    batch = _batch(builder) * int(builder.number("gradient_accumulation_steps") or 1)
+    batch = _images_per_step(builder) * int(builder.number("gradient_accumulation_steps") or 1)
     if examples := builder.number("save_every_n_examples"):
         interval = max(1, int(examples) // batch)
         builder.change(
@@ -141,7 +141,7 @@ def _import_pipe_length(builder: ImportBuilder) -> None:
         builder.change("pseudo_huber_c", describe(values), values)
 
 
-def _batch(builder: ImportBuilder) -> int:
+def _images_per_step(builder: ImportBuilder) -> int:
     """Return images per step and GPU: one number, or of a list by resolution the first one's."""
     value = builder.get("image_micro_batch_size_per_gpu") or builder.get("micro_batch_size_per_gpu") or 1
     while isinstance(value, list):

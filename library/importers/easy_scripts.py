@@ -39,7 +39,7 @@ def recognises(settings: JsonMapping) -> bool:
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Convert every key, without its table, to our values and an outcome. Raises ConfigError for unsupported models."""
-    flat, general = _leaves(settings, "args"), _leaves(settings, "dataset_args")
+    flat, general = _collect_options(settings, "args"), _collect_options(settings, "dataset_args")
     mode = settings.get("train_mode")
     mode = str(mode.get("train_mode") if isinstance(mode, Mapping) else mode or "lora").casefold()
     script = script or _easy_script(settings, flat, is_word=mode not in ("lora", "none"))
@@ -57,11 +57,11 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         elif is_empty(value):
             builder.empty(key)
         else:
-            builder.keep(key, _replaced(builder, value))
+            builder.keep(key, _fill_placeholder(builder, value))
     return builder
 
 
-def _leaves(settings: JsonMapping, part: str) -> JsonObject:
+def _collect_options(settings: JsonMapping, part: str) -> JsonObject:
     """Return the options of all tables. An option that was typed into its page is stored as a table with its value."""
     leaves: JsonObject = {}
     for table in settings.values():
@@ -85,7 +85,7 @@ def _easy_script(settings: JsonMapping, flat: JsonMapping, is_word: bool) -> str
     )
 
 
-def _replaced(builder: ImportBuilder, value: JsonValue) -> JsonValue:
+def _fill_placeholder(builder: ImportBuilder, value: JsonValue) -> JsonValue:
     name = str(builder.get("easy_name") or "")
     return value.replace(REPLACED, name) if isinstance(value, str) else value
 
@@ -93,7 +93,7 @@ def _replaced(builder: ImportBuilder, value: JsonValue) -> JsonValue:
 def _import_placeholder_names(builder: ImportBuilder) -> None:
     for key, value in builder.source.items():
         if isinstance(value, str) and REPLACED in value:
-            changed = _replaced(builder, value)
+            changed = _fill_placeholder(builder, value)
             builder.change(key, f"{key} = {changed}", {key: changed})
 
 
@@ -157,7 +157,7 @@ def _import_easy_images(builder: ImportBuilder, general: JsonMapping, subsets: l
     for subset in listed:
         sets.append(
             {
-                key: _replaced(builder, value)
+                key: _fill_placeholder(builder, value)
                 for key, value in subset.items()
                 if key in SUBSET and not is_empty(value) and value is not False
             }

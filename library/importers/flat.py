@@ -27,9 +27,9 @@ def read_flat_file(
     guess = ""
     if not script:
         script = find_best_script(flat, configs, preferred)
-        guess = _guess(flat, script, configs)
+        guess = _explain_guess(flat, script, configs)
     builder = ImportBuilder(flat, script, TRAINER, keeps_ineffective=True, guess=guess)
-    _other_algorithm(builder)
+    _note_lycoris_algorithm(builder)
     aliases = configs[builder.script].aliases
     for key, value in flat.items():
         if value is None or value == "":
@@ -66,7 +66,7 @@ def _refuse_other_training(settings: JsonMapping, configs: Configs, script: str)
     if (
         other := other
         or SD_SCRIPTS_TABLES["other_modules"].get(module_of(settings))
-        or ("" if script else _other_model(settings))
+        or ("" if script else _older_model(settings))
     ):
         raise ConfigError(
             "this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
@@ -86,7 +86,7 @@ def module_of(settings: JsonMapping) -> str:
     return str(settings.get("network_module") or "")
 
 
-def _other_model(settings: JsonMapping) -> str:
+def _older_model(settings: JsonMapping) -> str:
     """Return the older model that a file with SDXL's options is for, by its switch or its model's name; "" for none."""
     if is_on(settings.get("v2")):
         return "Stable Diffusion 2"
@@ -97,7 +97,7 @@ def _other_model(settings: JsonMapping) -> str:
 def refuse_module(settings: JsonMapping, configs: Configs) -> None:
     """Raise ConfigError for a network module that no training here has."""
     module = module_of(settings)
-    known_modules = _modules(configs)
+    known_modules = _known_network_modules(configs)
     if (
         module
         and module not in known_modules
@@ -116,7 +116,7 @@ def refuse_module(settings: JsonMapping, configs: Configs) -> None:
         )
 
 
-def _modules(configs: Configs) -> list[str]:
+def _known_network_modules(configs: Configs) -> list[str]:
     """Return the network modules of all trainings."""
     option_choices = (
         options_of(config)["network_module"].choices
@@ -126,7 +126,7 @@ def _modules(configs: Configs) -> list[str]:
     return [*dict.fromkeys(module for choices in option_choices for module in choices)]
 
 
-def _other_algorithm(builder: ImportBuilder) -> None:
+def _note_lycoris_algorithm(builder: ImportBuilder) -> None:
     """Note that a module of sd-scripts is an algorithm of LyCORIS here."""
     module = module_of(builder.source)
     if algorithm := SD_SCRIPTS_TABLES["algorithms"].get(module):
@@ -162,7 +162,7 @@ def _has_module(config: type[RunConfig], module: str) -> bool:
     return "network_module" in options_of(config) and module in options_of(config)["network_module"].choices
 
 
-def _guess(settings: JsonMapping, script: str, configs: Configs) -> MessageLike:
+def _explain_guess(settings: JsonMapping, script: str, configs: Configs) -> MessageLike:
     """Return a sentence that the script is a guess, and why; "" if the network module belongs to one model alone."""
     module = module_of(settings)
     if (

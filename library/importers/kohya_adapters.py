@@ -67,7 +67,7 @@ def read_lora_type(builder: ImportBuilder) -> None:
     module = adapter.module
     algo = [f"algo={adapter.algo}"] if adapter.algo else []
     arguments = [*algo, *_adapter_arguments(builder, adapter, kind)]
-    _flux_extras(builder, kind, arguments)
+    _import_flux_fields(builder, kind, arguments)
     if "LoRA_type" in builder.source and "LoRA_type" not in builder.outcomes:
         args = {"network_args": arguments} if arguments else {}
         text = f"{kind} -> network_module = {module}" + (f", network_args = {' '.join(arguments)}" if arguments else "")
@@ -105,7 +105,7 @@ def _is_silent(argument: str, value: JsonValue) -> bool:
     return to_number(value) == 0 or str(value).casefold() in ("false", str(SILENT.get(argument)))
 
 
-def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> None:
+def _import_flux_fields(builder: ImportBuilder, kind: str, arguments: list[str]) -> None:
     """Convert split_mode and GGPO, which have formats of their own."""
     if "split_mode" in builder.source and builder.family == "flux":
         if builder.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":

@@ -73,7 +73,7 @@ def export(
             "{title} is not written for kohya_ss: save it as TOML, which sd-scripts reads too", title=config.title
         )
     tab = _export_tab(config, base)
-    fields_by_option, lost = _fields(config, tab, prompts)
+    fields_by_option, lost = _export_fields(config, tab, prompts)
     set_options = set(option_values(config))
     typed = {
         name: v
@@ -84,15 +84,17 @@ def export(
     if base is None:
         fields |= _export_switches(config, tab)
     else:
-        set_options = _differing(config, settle_values(kohya_ss.read_config(base, config.script), configs), prompts)
+        set_options = _changed_options(
+            config, settle_values(kohya_ss.read_config(base, config.script), configs), prompts
+        )
     for name in sorted(set_options & fields_by_option.keys()):
         fields |= fields_by_option[name]
     fields |= kohya_launch.launch_fields(launch, base or {}) if launch is not None else {}
-    _type(fields, set_options, typed, config)
+    _write_typed_flags(fields, set_options, typed, config)
     return dict(sorted(fields.items())), lost
 
 
-def _differing(config: RunConfig, before: Imported, prompts: str) -> set[str]:
+def _changed_options(config: RunConfig, before: Imported, prompts: str) -> set[str]:
     """Return the options that differ from those of the base, and all that share fields with them."""
     old, new = option_values(before.config), option_values(config)
     names = {name for name in new if old[name] != new[name]} - {"sample_prompts"}
@@ -128,10 +130,10 @@ def _export_switches(config: RunConfig, tab: str) -> Fields:
     }
 
 
-def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[MessageLike]]:
+def _export_fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[MessageLike]]:
     """Return fields by option, and sentences about options that no field can express."""
     options, lost = options_of(type(config)), []
-    keys = _keys(config.family, tab)
+    keys = _field_names(config.family, tab)
     fields_by_option = {
         name: {keys[name]: _export_value(options[name], keys[name], v)}
         for name, v in option_values(config).items()
@@ -146,7 +148,7 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
         {"max_train_steps": config.steps.max_train_steps, "max_train_epochs": config.steps.max_train_epochs or 0},
         _export_noise(config, fields_by_option) if tab == "lora" else {},
         _export_folders(config) if tab == "finetune" else {},
-        _template(config) if isinstance(config, EmbeddingRun) else {},
+        _export_template(config) if isinstance(config, EmbeddingRun) else {},
     ]
     for members, fields in zip(GROUPS, groups, strict=True):
         for name in members:
@@ -164,7 +166,7 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
     return fields_by_option, lost
 
 
-def _keys(family: str, tab: str) -> dict[str, str]:
+def _field_names(family: str, tab: str) -> dict[str, str]:
     """Return the page's field by option."""
     keys = {name: name for name in SAME_NAMED_FIELDS - _options_without_field(tab)}
     keys |= {name: name for name in OF_WORDS} if tab == "textual-inversion" else {}
@@ -240,7 +242,7 @@ def _options_without_field(tab: str) -> frozenset[str]:
     return TYPED | frozenset(KOHYA_TABLES["no_field_of_textual_inversion"]) if tab == "textual-inversion" else TYPED
 
 
-def _template(config: EmbeddingRun) -> Fields:
+def _export_template(config: EmbeddingRun) -> Fields:
     chosen = (name for name, option in kohya_ss.TEMPLATES.items() if getattr(config.embedding, option))
     return {"template": next(chosen, "caption")}
 
@@ -254,12 +256,12 @@ def _export_folders(config: RunConfig) -> Fields:
     return fields
 
 
-def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
+def _write_typed_flags(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
     """Write the box for additional parameters: drop its flags that changed, and add those without a field."""
     options = options_of(type(config))
     old_flags = kohya_flags.flags(str(fields.get("additional_parameters") or ""))
     unchanged = {name: items for name, items in old_flags.items() if name not in names}
-    new_flags = {name: _tokens(options[name], value) for name, value in typed.items() if name in names}
+    new_flags = {name: _flag_words(options[name], value) for name, value in typed.items() if name in names}
     if unchanged != old_flags or new_flags:
         tokens = [
             token for name, items in (unchanged | new_flags).items() for token in (*[f"--{name}"] * bool(name), *items)
@@ -267,7 +269,7 @@ def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig
         fields["additional_parameters"] = join_words(tokens)
 
 
-def _tokens(option: Any, value: Any) -> list[str]:
+def _flag_words(option: Any, value: Any) -> list[str]:
     if option.type is bool:
         return []
     return [str(item) for item in value] if option.many else [option.text(value)]

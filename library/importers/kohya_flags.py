@@ -12,7 +12,7 @@ def read_typed_flags(builder: ImportBuilder) -> None:
         builder.empty("additional_parameters")
         return
     typed = flags(text)
-    alone = typed.pop("", [])
+    stray_words = typed.pop("", [])
     if "torch_compile" in typed:
         typed.pop("torch_compile")
         backend = builder.get("dynamo_backend")
@@ -23,9 +23,9 @@ def read_typed_flags(builder: ImportBuilder) -> None:
     if not values:
         builder.ignore("additional_parameters", "there is no --flag in it")
         return
-    if alone:
-        name = f"additional_parameters {' '.join(alone)}"
-        builder.source = {**builder.source, name: alone}
+    if stray_words:
+        name = f"additional_parameters {' '.join(stray_words)}"
+        builder.source = {**builder.source, name: stray_words}
         builder.ignore(name, "there is no --flag in it")
     explanation = Message("its flags stand by themselves: {flags}", flags=", ".join(values))
     builder.change("additional_parameters", explanation)

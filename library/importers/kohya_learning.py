@@ -64,7 +64,7 @@ def read_warmup(builder: ImportBuilder, tab: str) -> None:
 def read_rates(builder: ImportBuilder, tab: str) -> None:
     """Import the parts' learning rates; 0 means that a part is not trained."""
     if tab == "lora":
-        _adapter_rates(builder)
+        _import_adapter_rates(builder)
     rates = [builder.number(key) for key in ("learning_rate_te1", "learning_rate_te2")]
     if tab == "dreambooth" and builder.family == "sdxl" and any(rate is not None for rate in rates):
         learns = any((rate or 0) > 0 for rate in rates)
@@ -75,7 +75,7 @@ def read_rates(builder: ImportBuilder, tab: str) -> None:
                 builder.change(key, text, {key: rate, "train_text_encoder": learns})
 
 
-def _adapter_rates(builder: ImportBuilder) -> None:
+def _import_adapter_rates(builder: ImportBuilder) -> None:
     unet, text, t5 = (builder.number(key) for key in ("unet_lr", "text_encoder_lr", "t5xxl_lr"))
     if unet:
         builder.keep("unet_lr")

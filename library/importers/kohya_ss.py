@@ -31,9 +31,9 @@ TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list
 
 def recognises(settings: JsonMapping) -> bool:
     """Return whether this is a file of kohya_ss."""
-    telling = TELLING & settings.keys()
-    beside = OF_OTHER_TABS & settings.keys()  # scripts have these as flags, too, so they do not suffice alone
-    return len(telling) >= 2 or bool(telling and beside) or bool({"LoRA_type", *SWITCHES} & settings.keys())
+    own_keys = TELLING & settings.keys()
+    shared_keys = OF_OTHER_TABS & settings.keys()  # scripts have these as flags, too, so they do not suffice alone
+    return len(own_keys) >= 2 or bool(own_keys and shared_keys) or bool({"LoRA_type", *SWITCHES} & settings.keys())
 
 
 def tab_of(settings: JsonMapping) -> str:
@@ -134,8 +134,8 @@ def page_defaults(tab: str, family: str, settings: JsonMapping) -> JsonObject:
 
 def _import_kohya_switches(builder: ImportBuilder, tab: str) -> None:
     for key in SWITCHES.keys() & builder.source.keys():
-        chosen = is_on(builder.get(key)) and SWITCHES[key] == builder.family
-        if chosen:
+        is_chosen = is_on(builder.get(key)) and SWITCHES[key] == builder.family
+        if is_chosen:
             builder.change(key, Message("chooses the script: {script}", script=builder.script))
         elif is_on(builder.get(key)):
             builder.ignore(key, Message("the script is {script}", script=builder.script))
@@ -143,7 +143,7 @@ def _import_kohya_switches(builder: ImportBuilder, tab: str) -> None:
             builder.empty(key)
 
 
-def _old_names(builder: ImportBuilder, tab: str) -> None:
+def _import_old_names(builder: ImportBuilder, tab: str) -> None:
     old = builder.source.get("use_8bit_adam")
     if "use_8bit_adam" in builder.source:
         if builder.get("optimizer"):
@@ -202,24 +202,24 @@ def _import_folders(builder: ImportBuilder, tab: str) -> None:
     set_by(builder, "enable_bucket", "on, as in every fine-tune of kohya_ss", {"enable_bucket": True})
     folder = str(builder.get("train_dir") or "")
     latents = str(builder.get("use_latent_files") or "Yes").casefold() == "yes"
-    used, other = ("latent_metadata_filename", "caption_metadata_filename")[:: 1 if latents else -1]
+    used_key, other_key = ("latent_metadata_filename", "caption_metadata_filename")[:: 1 if latents else -1]
     if folder:
-        name = str(builder.get(used) or ("meta_lat.json" if latents else "meta_cap.json"))
+        name = str(builder.get(used_key) or ("meta_lat.json" if latents else "meta_cap.json"))
         line = "\\" if "\\" in folder and "/" not in folder else "/"
         path = folder.rstrip("/\\") + line + name
         builder.change(
             "train_dir",
-            Message("with {key}: {option}", key=used, option=option_values({"in_json": str(path)})),
+            Message("with {key}: {option}", key=used_key, option=option_values({"in_json": str(path)})),
             {"in_json": path},
         )
-        builder.explain("is the file name of in_json", used)
-    builder.explain(Message("chooses {key} for in_json", key=used), "use_latent_files")
-    for key in (used, other):
+        builder.explain("is the file name of in_json", used_key)
+    builder.explain(Message("chooses {key} for in_json", key=used_key), "use_latent_files")
+    for key in (used_key, other_key):
         if key in builder.left():
-            builder.ignore(key, describe({"in_json": used}) if key == other else "there is no train_dir")
+            builder.ignore(key, describe({"in_json": used_key}) if key == other_key else "there is no train_dir")
 
 
-def _word(builder: ImportBuilder, tab: str) -> None:
+def _import_template(builder: ImportBuilder, tab: str) -> None:
     """Import the template that replaces captions."""
     if tab == "textual-inversion" and (option := TEMPLATES.get(str(builder.get("template")))):
         builder.change("template", Message("is {option} here", option=option_name(option)), {option: True})
@@ -241,13 +241,13 @@ TAB_IMPORTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
     kohya_learning.read_length,
     kohya_learning.read_warmup,
     kohya_learning.read_rates,
-    _old_names,
+    _import_old_names,
     _import_kohya_attention,
     kohya_learning.read_noise,
     _import_kohya_precision,
     _import_saved_format,
     _import_folders,
-    _word,
+    _import_template,
     _import_kohya_adapter,
     kohya_launch.record_launch_keys,
 )

@@ -28,19 +28,19 @@ PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
 
 def recognises(settings: JsonMapping) -> bool:
     """Return whether these are settings of lora-scripts, or of a file that it keeps beside a LoRA."""
-    about = settings.get("metadata")
+    metadata = settings.get("metadata")
     return "model_train_type" in settings or (
-        isinstance(about, Mapping) and "train_type" in about and "data" in settings
+        isinstance(metadata, Mapping) and "train_type" in metadata and "data" in settings
     )
 
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Convert every key to our values and an outcome. Raises ConfigError for unsupported models."""
-    flat = {**schema.flatten_sections(settings), **_typed_options(settings.get("ui_custom_params"))}
+    flat = {**schema.flatten_sections(settings), **_parse_typed_options(settings.get("ui_custom_params"))}
     builder = ImportBuilder(flat, script or _lora_scripts_script(flat), TRAINER, keeps_ineffective=True)
     key = "model_train_type" if "model_train_type" in flat else "train_type"
     builder.change(key, Message("chooses the script: {script}", script=builder.script))
-    for part in (_import_scripts_network, _import_scripts_optimizer, _import_scripts_prompts, _weights):
+    for part in (_import_scripts_network, _import_scripts_optimizer, _import_scripts_prompts, _import_base_weights):
         part(builder)
     if "ui_custom_params" in flat:
         builder.explain("its lines are options like the others", "ui_custom_params")
@@ -55,7 +55,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _typed_options(text: object) -> JsonObject:
+def _parse_typed_options(text: object) -> JsonObject:
     """Return options that were typed as TOML into its page; none if they cannot be parsed."""
     with contextlib.suppress(ConfigError):
         return schema.flatten_sections(parse_toml(text, "ui_custom_params")) if isinstance(text, str) else {}
@@ -139,9 +139,9 @@ def _import_scripts_optimizer(builder: ImportBuilder) -> None:
 def _import_scripts_prompts(builder: ImportBuilder) -> None:
     """Import a file of prompts, or the single prompt of its page."""
     prompt, file = builder.get("positive_prompts"), str(builder.get("prompt_file") or "").strip()
-    off = "enable_preview" in builder.source and not is_on(builder.get("enable_preview"))
+    is_off = "enable_preview" in builder.source and not is_on(builder.get("enable_preview"))
     keys = ("positive_prompts", "randomly_choice_prompt", "prompt_file", *FLAGS)
-    if off:
+    if is_off:
         builder.explain("enable_preview is off", "enable_preview", *keys, "sample_every_n_epochs", "sample_sampler")
         return
     if file:
@@ -160,7 +160,7 @@ def _import_scripts_prompts(builder: ImportBuilder) -> None:
     )
 
 
-def _weights(builder: ImportBuilder) -> None:
+def _import_base_weights(builder: ImportBuilder) -> None:
     if not is_on(builder.get("enable_base_weight")):
         builder.explain("enable_base_weight is off", "enable_base_weight", "base_weights", "base_weights_multiplier")
         return

@@ -84,7 +84,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         if builder.family == "qwen_image" and is_on(builder.get(key)):
             builder.change(key, describe({"model_version": version}), {"model_version": version})
     _import_musubi_lycoris(builder, module)
-    sampling = _sampling(builder)
+    sampling = _import_musubi_sampling(builder)
     _import_musubi_timesteps(builder, sampling)
     own_keys = MUSUBI_TABLES["own_keys"].get(family, ())
     for key in builder.left():
@@ -106,7 +106,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     always = MUSUBI_TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
     text = Message("{trainer} always trains from caches on disk, and no text encoder", trainer=TRAINER)
     set_by(builder, "cache_latents", text, always)
-    _defaults(builder, module)
+    _apply_musubi_defaults(builder, module)
     return builder
 
 
@@ -129,7 +129,7 @@ def _import_musubi_timesteps(builder: ImportBuilder, sampling: str) -> None:
         builder.ignore("weighting_scheme", Message(template, trainer=TRAINER))
 
 
-def _sampling(builder: ImportBuilder) -> str:
+def _import_musubi_sampling(builder: ImportBuilder) -> str:
     """Return how timesteps are sampled, and import it if its name is no value of ours. logsnr draws logarithms of the
     signal-to-noise ratio from a normal distribution, which equals sigmoid sampling with half their spread."""
     sampling = str(builder.get("timestep_sampling") or "")
@@ -145,7 +145,7 @@ def _sampling(builder: ImportBuilder) -> str:
     return sampling
 
 
-def _defaults(builder: ImportBuilder, module: str) -> None:
+def _apply_musubi_defaults(builder: ImportBuilder, module: str) -> None:
     """Apply musubi-tuner's defaults for the model and its trained layers."""
     if builder.family == "flux":  # its only script for FLUX.1 trains Kontext, which has the header of dev
         set_by(

@@ -42,9 +42,9 @@ def recognises(settings: JsonMapping) -> bool:
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Convert every key to our values and an outcome. Raises ConfigError for unsupported models and methods."""
-    flat, names = today(flatten_tables(settings))
-    flat, names = _with_defaults(flat, names)
-    source, absent, notes = completed(flat)
+    flat, names = use_current_keys(flatten_tables(settings))
+    flat, names = _fill_optimizer_defaults(flat, names)
+    source, absent, notes = fill_missing(flat)
     builder = ImportBuilder(
         source, _onetrainer_script(source, script), TRAINER, absent=absent, names=names, notes=notes
     )
@@ -61,7 +61,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         if is_on(builder.get("normalize_masked_area_loss")):
             builder.keep("normalize_masked_area_loss")
     import_keys(builder, ONETRAINER_TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
-    _own_transformer(builder)
+    _import_transformer(builder)
     _import_onetrainer_output(builder)
     for part in (*onetrainer_model.MODEL_IMPORTS, *onetrainer_learning.LEARNING_IMPORTS, *onetrainer_data.DATA_IMPORTS):
         part(builder)
@@ -95,7 +95,7 @@ def _onetrainer_script(source: JsonMapping, script: str) -> str:
     return script or (f"{family}_train_network" if method == "LORA" else f"{family}_train")
 
 
-def _own_transformer(builder: ImportBuilder) -> None:
+def _import_transformer(builder: ImportBuilder) -> None:
     """Import a separate transformer; the base model then provides the other networks."""
     key, base = "transformer.model_name", builder.get("base_model_name")
     options = PART_OPTIONS.get(builder.family, ())
@@ -111,13 +111,13 @@ def _own_transformer(builder: ImportBuilder) -> None:
         )
     if str(builder.source["model_type"]) == "CHROMA_1":
         options = [option for option in options if option != "clip_l"]
-    beside = {option: base for option in options if base and option not in builder.values}
+    parts = {option: base for option in options if base and option not in builder.values}
     builder.change(key, describe({"pretrained_model_name_or_path": name}), {"pretrained_model_name_or_path": name})
-    if beside:
+    if parts:
         builder.change(
             "base_model_name",
-            Message("the networks beside the transformer: {names}", names=option_names(beside)),
-            beside,
+            Message("the networks beside the transformer: {names}", names=option_names(parts)),
+            parts,
         )
 
 
@@ -138,7 +138,7 @@ def _import_onetrainer_output(builder: ImportBuilder) -> None:
         )
 
 
-def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
+def use_current_keys(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     """Return a file's dotted keys by their current names, and the old names by current name of those renamed."""
     current: JsonObject = {}
     names: dict[str, str] = {}
@@ -157,7 +157,7 @@ def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     return current, names
 
 
-def _with_defaults(settings: JsonObject, names: dict[str, str]) -> tuple[JsonObject, dict[str, str]]:
+def _fill_optimizer_defaults(settings: JsonObject, names: dict[str, str]) -> tuple[JsonObject, dict[str, str]]:
     """Fill the optimizer's missing settings from the file's optimizer_defaults."""
     # Presets name only the optimizer.
     start = f"optimizer_defaults.{settings.get('optimizer.optimizer')}."
@@ -167,7 +167,7 @@ def _with_defaults(settings: JsonObject, names: dict[str, str]) -> tuple[JsonObj
     return filled, {**names, **{current_key: key for key, current_key in missing.items()}}
 
 
-def completed(settings: JsonMapping) -> tuple[JsonObject, frozenset[str], list[MessageLike]]:
+def fill_missing(settings: JsonMapping) -> tuple[JsonObject, frozenset[str], list[MessageLike]]:
     """Return the settings, with OneTrainer's defaults for missing and invalid ones; the keys of the missing ones; and a
     sentence for each invalid one."""
     filled, notes = dict(settings), []

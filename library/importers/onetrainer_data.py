@@ -32,13 +32,13 @@ def _import_onetrainer_timesteps(builder: ImportBuilder) -> None:
     keys = ("timestep_distribution", "noising_weight", "noising_bias", "timestep_shift", "dynamic_timestep_shifting")
     if builder.family == "sdxl":
         for key in keys:
-            off = builder.source.get(key) in (None, "UNIFORM", 1, 1.0)
-            builder.empty(key) if off else builder.ignore(key, "SDXL is trained with all timesteps alike here")
+            is_default = builder.source.get(key) in (None, "UNIFORM", 1, 1.0)
+            builder.empty(key) if is_default else builder.ignore(key, "SDXL is trained with all timesteps alike here")
         return
     shift, dynamic = builder.number("timestep_shift") or 1.0, is_on(builder.get("dynamic_timestep_shifting"))
     if dynamic:
-        shift = round(_dynamic(builder), 4)
-    values, is_same = _sampling(kind, weight, bias, shift, dynamic)
+        shift = round(_dynamic_shift(builder), 4)
+    values, is_same = _distribution_options(kind, weight, bias, shift, dynamic)
     if values["timestep_sampling"] in ("shift", "sigma"):
         values |= {"discrete_flow_shift": shift}
     guidance = builder.number("transformer.guidance_scale")
@@ -57,7 +57,9 @@ def _import_onetrainer_timesteps(builder: ImportBuilder) -> None:
     builder.explain("is part of how timesteps are drawn", *keys[1:], "transformer.guidance_scale")
 
 
-def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool) -> tuple[JsonObject, bool]:
+def _distribution_options(
+    kind: str, weight: float, bias: float, shift: float, dynamic: bool
+) -> tuple[JsonObject, bool]:
     """Return the options of a distribution, and whether they give exactly the same one, not only the nearest."""
     values: JsonObject = {"model_prediction_type": "raw", "weighting_scheme": "none"}
     if kind == "LOGIT_NORMAL" and not bias:
@@ -75,14 +77,14 @@ def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool
     return values | {"timestep_sampling": "sigma"}, True
 
 
-def _dynamic(builder: ImportBuilder) -> float:
+def _dynamic_shift(builder: ImportBuilder) -> float:
     """Return the shift of FLUX.1's scheduler for images of the largest size."""
-    width, height = max(_sizes(builder), key=lambda size: size[0] * size[1], default=(1024, 1024))
+    width, height = max(_parse_onetrainer_sizes(builder), key=lambda size: size[0] * size[1], default=(1024, 1024))
     tokens = width * height / 256  # a token is 16 x 16 pixels
     return math.exp(0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256))
 
 
-def _sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
+def _parse_onetrainer_sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
     """Parse resolutions: "512,1024" are two squares, "1024x768" is one exact size."""
     sizes = []
     for text in str(builder.get("resolution") or "").split(","):
@@ -94,7 +96,7 @@ def _sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
 
 def _import_onetrainer_images(builder: ImportBuilder) -> None:
     """Convert concepts to a dataset file."""
-    sizes = _sizes(builder)
+    sizes = _parse_onetrainer_sizes(builder)
     exact = any(width != height for width, height in sizes)
     buckets = is_on(builder.get("aspect_ratio_bucketing")) and not exact
     listed = tables_of_list(builder.get("concepts"), "concepts", builder.notes)
@@ -121,7 +123,7 @@ def _import_onetrainer_images(builder: ImportBuilder) -> None:
     values: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
     explanation = describe({"enable_bucket": str(buckets).lower()})
     builder.change("aspect_ratio_bucketing", explanation, {} if concepts else values)  # a dataset file has its own
-    _caching(builder, concepts)
+    _import_onetrainer_caching(builder, concepts)
 
 
 def _import_concepts(
@@ -129,32 +131,32 @@ def _import_concepts(
 ) -> None:
     general: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
-    used = []
+    included = []
     for concept in concepts:
         if concept.get("validation_concept") or str(concept.get("type")) == "VALIDATION":
             template = "concept {path} is left out: validation_split holds images back here"
             builder.notes.append(Message(template, path=concept["path"]))
         else:
-            used.append(concept)
-    own_sizes = {id(c): _override(c) for c in used}
-    repeats = {id(c): count for c, count in zip(used, _whole_repeats(builder, used), strict=True)}
-    shared = [_onetrainer_subset(builder, c, repeats[id(c)]) for c in used if not own_sizes[id(c)]]
+            included.append(concept)
+    own_sizes = {id(c): _overridden_sizes(c) for c in included}
+    repeats = {id(c): count for c, count in zip(included, _whole_repeats(builder, included), strict=True)}
+    shared = [_onetrainer_subset(builder, c, repeats[id(c)]) for c in included if not own_sizes[id(c)]]
     sets += [({"resolution": joined_sizes(sizes)}, shared)] if shared else []
     sets += [
         ({"resolution": joined_sizes(own_sizes[id(c)])}, [_onetrainer_subset(builder, c, repeats[id(c)])])
-        for c in used
+        for c in included
         if own_sizes[id(c)]
     ]
     if sets:
         builder.texts["dataset_config"] = dataset_toml(general, sets)
-    builder.change("concepts", Message("{folders}: {place}", folders=counted(len(used), "folder"), place=PREPARED))
+    builder.change("concepts", Message("{folders}: {place}", folders=counted(len(included), "folder"), place=PREPARED))
 
 
-def _override(concept: JsonMapping) -> list[tuple[int, int]]:
+def _overridden_sizes(concept: JsonMapping) -> list[tuple[int, int]]:
     image = dict(*tables_of_list([concept.get("image")]))
     if not is_on(image.get("enable_resolution_override")):
         return []
-    return _sizes(ImportBuilder({"resolution": image.get("resolution_override")}, "", ""))
+    return _parse_onetrainer_sizes(ImportBuilder({"resolution": image.get("resolution_override")}, "", ""))
 
 
 def _whole_repeats(builder: ImportBuilder, concepts: list[JsonMapping]) -> list[int]:
@@ -226,16 +228,16 @@ def _onetrainer_subset(builder: ImportBuilder, concept: JsonMapping, repeats: in
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
+def _import_onetrainer_caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
     """Import caching: OneTrainer's cache on disk includes the outputs of frozen text encoders."""
-    on = is_on(builder.get("latent_caching"))
-    values: JsonObject = {"cache_latents": on, "cache_latents_to_disk": on}
+    is_cached = is_on(builder.get("latent_caching"))
+    values: JsonObject = {"cache_latents": is_cached, "cache_latents_to_disk": is_cached}
     learns = builder.values.get("train_text_encoder") or (
         builder.adapters and not builder.values.get("network_train_unet_only")
     )
     texts = [dict(*tables_of_list([concept.get("text")])) for concept in concepts]
     varied = any(is_on(t.get("enable_tag_shuffling")) or is_on(t.get("tag_dropout_enable")) for t in texts)
-    if on and not learns and not varied and not builder.values.get("caption_dropout_rate"):
+    if is_cached and not learns and not varied and not builder.values.get("caption_dropout_rate"):
         values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
     builder.change("latent_caching", describe(values), values)
 
@@ -259,7 +261,7 @@ def _import_onetrainer_samples(builder: ImportBuilder) -> None:
         )
         builder.change("samples", describe_prompts(len(enabled)))
         builder.empty("sample_definition_file_name")
-        _sample_interval(builder)
+        _import_sample_interval(builder)
     for key in (
         "sample_skip_first",
         "sample_image_format",
@@ -272,7 +274,7 @@ def _import_onetrainer_samples(builder: ImportBuilder) -> None:
             builder.ignore(key, "samples are .png files of the model that learns")
 
 
-def _sample_interval(builder: ImportBuilder) -> None:
+def _import_sample_interval(builder: ImportBuilder) -> None:
     unit, count = str(builder.get("sample_after_unit")), builder.number("sample_after")
     if unit in ("STEP", "EPOCH") and count:
         name = f"sample_every_n_{unit.casefold()}s"

@@ -22,7 +22,7 @@ def dtype(builder: ImportBuilder, part: str) -> str:
     return part_dtype
 
 
-def _formats(builder: ImportBuilder) -> None:
+def _import_onetrainer_dtypes(builder: ImportBuilder) -> None:
     """Convert train_dtype and the dtypes of the parts, which are one option here."""
     part = image_part(builder)
     stored_dtype, compute_dtype = dtype(builder, part), str(builder.get("train_dtype")).upper()
@@ -50,15 +50,15 @@ def _formats(builder: ImportBuilder) -> None:
     key = f"{part}.weight_dtype" if f"{part}.weight_dtype" in builder.source else "weight_dtype"
     if stored_dtype in EIGHT and builder.adapters:
         encoders = [name for name in ENCODER_KEYS if dtype(builder, name) in EIGHT]
-        _eight_bits(builder, key, stored_dtype, bool(encoders))
+        _import_8_bit_base(builder, key, stored_dtype, bool(encoders))
     elif key in builder.source:
         trained_dtype = half if half in ("bf16", "fp16") else "float32"
-        what = Message("weights that learn are kept in {format}", format=trained_dtype)
-        builder.change(key, "frozen weights are kept in mixed_precision" if builder.adapters else what)
-    _other_formats(builder)
+        trained_text = Message("weights that learn are kept in {format}", format=trained_dtype)
+        builder.change(key, "frozen weights are kept in mixed_precision" if builder.adapters else trained_text)
+    _import_other_dtypes(builder)
 
 
-def _eight_bits(builder: ImportBuilder, key: str, stored_dtype: str, encoders: bool) -> None:
+def _import_8_bit_base(builder: ImportBuilder, key: str, stored_dtype: str, encoders: bool) -> None:
     ours = {"int8_base": True} if EIGHT[stored_dtype] == "int8" else {"fp8_base" if encoders else "fp8_base_unet": True}
     name = next(iter(ours))
     if stored_dtype in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
@@ -70,7 +70,7 @@ def _eight_bits(builder: ImportBuilder, key: str, stored_dtype: str, encoders: b
         builder.notes.append(Message("mixed_precision is bf16 instead of float32, which {name} needs", name=name))
 
 
-def _other_formats(builder: ImportBuilder) -> None:
+def _import_other_dtypes(builder: ImportBuilder) -> None:
     for name in ENCODER_KEYS:
         if builder.get(f"{name}.weight_dtype"):
             text = "text encoders have the format of fp8_base where that is set, else mixed_precision"
@@ -92,7 +92,7 @@ def _other_formats(builder: ImportBuilder) -> None:
         builder.change("lora_weight_dtype", "full_bf16", {"full_bf16": True, "mixed_precision": "bf16"})
 
 
-def _adapters(builder: ImportBuilder) -> None:
+def _import_onetrainer_adapters(builder: ImportBuilder) -> None:
     if not builder.adapters:
         for key in builder.left():
             if key.startswith(("peft_", "lora_", "lokr_", "oft_", "dropout_")):
@@ -113,7 +113,7 @@ def _adapters(builder: ImportBuilder) -> None:
     else:
         text, algo = _import_onetrainer_lycoris(builder, kind)
         module = {"network_module": "lycoris.kohya"}
-        arguments = algo + _preset(builder)
+        arguments = algo + _lycoris_preset(builder)
         if dtype(builder, image_part(builder)) in EIGHT:
             arguments.append("bypass_mode=True")
     values = {**module, "network_args": arguments} if arguments else module
@@ -146,42 +146,42 @@ def _import_onetrainer_lycoris(builder: ImportBuilder, kind: str) -> tuple[Messa
     return text, algo
 
 
-def _filter(builder: ImportBuilder) -> str:
+def _layer_filter(builder: ImportBuilder) -> str:
     """Return which layers get adapters: "full", "attn-mlp", "attn-only", "blocks", or a custom filter."""
     preset = str(builder.get("layer_filter_preset") or "full")
     typed = str(builder.get("layer_filter") or "")
     return preset if preset != "custom" else typed or "full"
 
 
-def _preset(builder: ImportBuilder) -> list[str]:
-    chosen = _filter(builder)
+def _lycoris_preset(builder: ImportBuilder) -> list[str]:
+    layer_filter = _layer_filter(builder)
     presets = {"attn-mlp": "attn-mlp", "attn-only": "attn-only", "blocks": "attn-mlp"}
-    _say_layers(builder, equal(chosen, f"preset={presets.get(chosen, 'full')}"))
-    return [f"preset={presets[chosen]}"] if chosen in presets else []
+    _say_layers(builder, equal(layer_filter, f"preset={presets.get(layer_filter, 'full')}"))
+    return [f"preset={presets[layer_filter]}"] if layer_filter in presets else []
 
 
 def _import_adapter_layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
     """Return the choice of layers that get adapters, as arguments of networks.lora and networks.lora_flux."""
-    chosen = _filter(builder)
+    layer_filter = _layer_filter(builder)
     if builder.family == "sdxl":
-        if chosen == "full":
+        if layer_filter == "full":
             _say_layers(builder, "full: convolutions get adapters, too (conv_dim, conv_alpha)")
             return [f"conv_dim={rank}", f"conv_alpha={alpha:g}"]
-        same = chosen == "attn-mlp" or chosen == "attentions"
-        _say_layers(builder, "attn-mlp is what LoRA does here" if same else say_nearest(chosen, "attn-mlp"))
+        is_same = layer_filter == "attn-mlp" or layer_filter == "attentions"
+        _say_layers(builder, "attn-mlp is what LoRA does here" if is_same else say_nearest(layer_filter, "attn-mlp"))
         return []
-    if builder.family in ("qwen_image", "zimage") and chosen in ("full", "blocks"):
-        _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=chosen))
-        more = ["train_refiners=True"] if builder.family == "zimage" and chosen == "full" else []
-        return ["train_modulation=True", *more]
-    if builder.family == "anima" and chosen in ("full", "blocks"):
-        _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=chosen))
+    if builder.family in ("qwen_image", "zimage") and layer_filter in ("full", "blocks"):
+        _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=layer_filter))
+        refiners = ["train_refiners=True"] if builder.family == "zimage" and layer_filter == "full" else []
+        return ["train_modulation=True", *refiners]
+    if builder.family == "anima" and layer_filter in ("full", "blocks"):
+        _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=layer_filter))
         return [r"include_patterns=['.*adaln_modulation.*']"]
-    if chosen == "attn-mlp" and builder.get("model_type") != "CHROMA_1":
+    if layer_filter == "attn-mlp" and builder.get("model_type") != "CHROMA_1":
         _say_layers(builder, "attn-mlp: the modulation gets no adapters")
         return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if builder.family == "flux" else []
-    same = Message("all layers of the blocks get adapters")
-    _say_layers(builder, same if chosen in ("full", "blocks") else say_nearest(chosen, same))
+    all_layers = Message("all layers of the blocks get adapters")
+    _say_layers(builder, all_layers if layer_filter in ("full", "blocks") else say_nearest(layer_filter, all_layers))
     return []
 
 
@@ -189,7 +189,7 @@ def _say_layers(builder: ImportBuilder, text: MessageLike) -> None:
     builder.explain(text, "layer_filter_preset", "layer_filter", "layer_filter_regex")
 
 
-def _checkpointing(builder: ImportBuilder) -> None:
+def _import_onetrainer_checkpointing(builder: ImportBuilder) -> None:
     """Import gradient checkpointing: one setting for all parts up to version 10, and one per part since."""
     part = image_part(builder)
     global_key, part_key = "gradient_checkpointing", f"{part}.gradient_checkpointing"
@@ -251,4 +251,9 @@ def _import_onetrainer_captions(builder: ImportBuilder) -> None:
                 builder.change(f"{name}.dropout_probability", text, {"caption_dropout_rate": max(rates)})
 
 
-MODEL_IMPORTS = (_formats, _adapters, _checkpointing, _import_onetrainer_captions)
+MODEL_IMPORTS = (
+    _import_onetrainer_dtypes,
+    _import_onetrainer_adapters,
+    _import_onetrainer_checkpointing,
+    _import_onetrainer_captions,
+)

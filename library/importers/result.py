@@ -61,7 +61,7 @@ class Imported:
         defaults_text = join_messages(self._defaults())
         template = "not in the file, so {trainer} has: {values}"
         defaults = [Message(template, trainer=self.program, values=defaults_text)] if defaults_text else []
-        grouped = _grouped(self.of("ignored"))
+        grouped = _group_by_reason(self.of("ignored"))
         ignored = [
             Message("ignored: {keys}: {reason}", keys=keys, reason=as_message(reason)) for reason, keys in grouped
         ]
@@ -75,7 +75,7 @@ class Imported:
 
     def _idle(self) -> list[Message]:
         """Return a message for each reason why options have no effect."""
-        grouped = _grouped(self.of("ineffective"))
+        grouped = _group_by_reason(self.of("ineffective"))
         template = "without effect: {keys}: {reason}"
         return [Message(template, keys=keys, reason=as_message(reason)) for reason, keys in grouped]
 
@@ -92,7 +92,7 @@ class Imported:
     def account(self) -> JsonObject:
         """Return the whole report as JSON."""
         outcomes = [
-            {"key": outcome.key, "became": outcome.kind, "text": outcome.text, **_meant(outcome)}
+            {"key": outcome.key, "became": outcome.kind, "text": outcome.text, **_fix_as_json(outcome)}
             for outcome in self.outcomes
         ]
         settings = {name: _as_json(value) for name, value in flatten_sections(changed(self.config)).items()}
@@ -114,12 +114,12 @@ class Imported:
         if self.of("default"):
             blocks.append(_block(f"defaults of {self.program}", len(self.of("default")), map(str, self._defaults())))
         if idle := self.of("ineffective"):
-            grouped = [f"{names}: {reason}" for reason, names in _grouped(idle)]
+            grouped = [f"{names}: {reason}" for reason, names in _group_by_reason(idle)]
             blocks.append(_block("kept, but without effect", len(idle), grouped))
         if unknown := self.unknown():
             blocks.append(_block("unknown", len(unknown), unknown))
         if ignored := self.of("ignored"):
-            grouped = [f"{names}: {reason}" for reason, names in _grouped(ignored)]
+            grouped = [f"{names}: {reason}" for reason, names in _group_by_reason(ignored)]
             blocks.append(_block("ignored", len(ignored), grouped))
         if empty := self.of("empty"):
             blocks.append(f"empty or off: {counted(len(empty), 'key')!s}")
@@ -133,7 +133,7 @@ def as_message(text: MessageLike) -> Message:
     return text if isinstance(text, Message) else Message(text)
 
 
-def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[MessageLike, str]]:
+def _group_by_reason(outcomes: Iterable[KeyOutcome]) -> list[tuple[MessageLike, str]]:
     """Return the keys by reason; a reason stays a message, as the page translates it."""
     groups: dict[MessageLike, list[str]] = {}
     for outcome in outcomes:
@@ -141,7 +141,7 @@ def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[MessageLike, str]]:
     return [(reason, ", ".join(keys)) for reason, keys in groups.items()]
 
 
-def _meant(outcome: KeyOutcome) -> JsonObject:
+def _fix_as_json(outcome: KeyOutcome) -> JsonObject:
     return {"fix": {name: _as_json(value) for name, value in outcome.fix.items()}} if outcome.fix else {}
 
 

@@ -278,12 +278,12 @@ def split_path(path: str) -> tuple[str, str]:
 
 def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[JsonObject]]]) -> str:
     """Return the text of a dataset file from general options, and each dataset's options and subsets."""
-    blocks = [_table("[general]", general)] if general else []
+    blocks = [_toml_table("[general]", general)] if general else []
     for options, subsets in sets:
         all_of_it = {**general, **options}
         limits = {} if all_of_it.get("bucket_no_upscale") else small_buckets(all_of_it.get("resolution"))
-        blocks.append(_table("[[datasets]]", limits | {**options}))
-        blocks += [_table("[[datasets.subsets]]", subset) for subset in subsets]
+        blocks.append(_toml_table("[[datasets]]", limits | {**options}))
+        blocks += [_toml_table("[[datasets.subsets]]", subset) for subset in subsets]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -305,7 +305,7 @@ def small_buckets(resolution: JsonValue) -> JsonObject:
     return {"min_bucket_reso": max(64, least // 64 * 64)} if least < LEAST_SIDE else {}
 
 
-def _table(head: str, members: JsonMapping) -> str:
+def _toml_table(head: str, members: JsonMapping) -> str:
     return "\n".join([head, *(f"{key} = {toml_value(value)}" for key, value in members.items() if not is_empty(value))])
 
 

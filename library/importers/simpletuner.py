@@ -49,7 +49,7 @@ def recognises(settings: JsonMapping) -> bool:
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Convert every key to our values and an outcome. Raises ConfigError for unsupported models and methods."""
-    current, names = _today(settings)
+    current, names = _current_simpletuner_keys(settings)
     _refuse_method(current)
     script = script or _simpletuner_script(current)
     defaults = {key: value for key, value in SIMPLETUNER_TABLES["defaults"].items() if is_empty(current.get(key))}
@@ -65,7 +65,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         _import_simpletuner_output,
         *simpletuner_learning.SIMPLETUNER_IMPORTS,
         *simpletuner_data.DATA_IMPORTS,
-        _import_captions,
+        _import_simpletuner_captions,
     ):
         part(builder)
     if not builder.adapters:
@@ -81,7 +81,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _today(settings: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
+def _current_simpletuner_keys(settings: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     """Return the keys without -- by their current names, and the names in the file by current name."""
     current: JsonObject = {}
     names: dict[str, str] = {}
@@ -97,24 +97,24 @@ def _today(settings: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
 
 def _refuse_method(settings: JsonMapping) -> None:
     """Raise ConfigError, naming the method, if it trains neither a LoRA nor a whole model."""
-    what = next(
+    method = next(
         (
-            what
-            for key, what in OTHER_METHODS.items()
+            method
+            for key, method in OTHER_METHODS.items()
             if not is_empty(settings.get(key)) and (is_on(settings[key]) or key == "distillation_method")
         ),
         "",
     )
     kind = str(settings.get("model_type") or "full").casefold()
     if "refiner" in str(settings.get("model_flavour")):
-        what = what or OTHER_METHODS["refiner_training"]
+        method = method or OTHER_METHODS["refiner_training"]
     if kind not in ("lora", "full"):
-        what = what or kind
-    if what:
+        method = method or kind
+    if method:
         raise ConfigError(
             "this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
             trainer=TRAINER,
-            what=what,
+            what=method,
             advice=ONLY,
         )
 
@@ -152,15 +152,15 @@ def _import_simpletuner_model(builder: ImportBuilder) -> None:
     if base:
         builder.assume(key, base)
         builder.keep(key, base)
-    _assistant(builder, flavour)
+    _import_assistant_lora(builder, flavour)
     _import_other_networks(builder, base)
 
 
-def _assistant(builder: ImportBuilder, flavour: str) -> None:
+def _import_assistant_lora(builder: ImportBuilder, flavour: str) -> None:
     """Import the adapter that SimpleTuner by default merges into a distilled model before the training."""
     key = "assistant_lora_path"
-    usual = SIMPLETUNER_TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
-    path = builder.get(key) or usual
+    default_path = SIMPLETUNER_TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
+    path = builder.get(key) or default_path
     if (name := builder.get("assistant_lora_weight_name")) and str(path).count("/") == 1:
         path = f"{path}/{name}"
     builder.explain("is part of base_weights", "assistant_lora_weight_name")
@@ -192,11 +192,11 @@ def _import_other_networks(builder: ImportBuilder, base: object) -> None:
     )
     if key and base:
         options = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
-        beside = dict.fromkeys(options, base) if builder.family != "sdxl" else {}
+        parts = dict.fromkeys(options, base) if builder.family != "sdxl" else {}
         text = describe({"pretrained_model_name_or_path": builder.get(key)})
         builder.change(key, text, {"pretrained_model_name_or_path": builder.get(key)})
-        text = Message("the networks beside the transformer: {names}", names=option_names(beside))
-        builder.change("pretrained_model_name_or_path", text, beside)
+        text = Message("the networks beside the transformer: {names}", names=option_names(parts))
+        builder.change("pretrained_model_name_or_path", text, parts)
 
 
 def _import_simpletuner_precision(builder: ImportBuilder) -> None:
@@ -255,7 +255,7 @@ def _import_simpletuner_output(builder: ImportBuilder) -> None:
     builder.explain("nothing is logged", "report_to", "tracker_project_name") if report == "none" else None
 
 
-def _import_captions(builder: ImportBuilder) -> None:
+def _import_simpletuner_captions(builder: ImportBuilder) -> None:
     """Import the caches, which SimpleTuner always uses, and the dropout and length of captions."""
     values = {"cache_latents": True, "cache_latents_to_disk": True}
     values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}

@@ -31,21 +31,21 @@ def is_datasets(datasets: JsonValue) -> bool:
 def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
     key, listed = "data_backend_config", builder.get("data_backend_config")
     if not is_datasets(listed):
-        _without_datasets(builder, key)
+        _import_size_alone(builder, key)
         return
-    used = [
+    enabled = [
         dataset
         for dataset in tables_of_list(listed, key, builder.notes)
         if not is_on(dataset.get("disabled")) and not is_on(dataset.get("disable"))
     ]
-    kinds = {str(dataset.get("dataset_type") or "image") for dataset in used}
+    kinds = {str(dataset.get("dataset_type") or "image") for dataset in enabled}
     if "image" not in kinds and (other := next((OTHER_KINDS[kind] for kind in kinds if kind in OTHER_KINDS), "")):
         raise ConfigError(
             "this file of {trainer} trains on {what}, which is not done here: use {trainer} for it",
             trainer=TRAINER_NAME,
             what=other,
         )
-    beside = {str(dataset["id"]): dataset for dataset in used if dataset.get("dataset_type") == "conditioning"}
+    conditioning = {str(dataset["id"]): dataset for dataset in enabled if dataset.get("dataset_type") == "conditioning"}
     shared = {
         name: builder.source.get(name)
         for name in (
@@ -58,14 +58,14 @@ def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
         )
     }
     sets, masked = [], False
-    for dataset in used:
+    for dataset in enabled:
         table = {**{name: value for name, value in shared.items() if not is_empty(value)}, **dataset}
         if _is_left_out(builder, table):
             continue
-        subset = _simpletuner_subset(builder, table, beside)
+        subset = _simpletuner_subset(builder, table, conditioning)
         masked = masked or "conditioning_data_dir" in subset
-        sets.append((_own(builder, table), [subset]))
-        _note(builder, dataset)
+        sets.append((_dataset_options(builder, table), [subset]))
+        _note_unknown_keys(builder, dataset)
     if sets:
         builder.texts["dataset_config"] = dataset_toml({}, sets)
     values = {"masked_loss": True} if masked else {}
@@ -73,7 +73,7 @@ def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
     builder.explain(PREPARED, *shared, "aspect_bucket_alignment")
 
 
-def _without_datasets(builder: ImportBuilder, key: str) -> None:
+def _import_size_alone(builder: ImportBuilder, key: str) -> None:
     """Report why there are no data sets, and take the size of the images from the settings alone."""
     listed = builder.get(key)
     if unnamed := [str(at) for at, table in enumerate(tables_of_list(listed), 1) if "id" not in table]:
@@ -83,7 +83,7 @@ def _without_datasets(builder: ImportBuilder, key: str) -> None:
         builder.ignore(
             key, "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
         )
-    size = _side(builder.source)
+    size = _square_side(builder.source)
     builder.change("resolution", describe({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
     builder.explain(
         "is part of resolution",
@@ -115,7 +115,7 @@ def _is_left_out(builder: ImportBuilder, table: JsonMapping) -> bool:
     return bool(reason)
 
 
-def _side(table: JsonMapping) -> int:
+def _square_side(table: JsonMapping) -> int:
     """Return the side of a square of the trained size; a resolution of type "area" is in megapixels."""
     size = max(0, to_number(table.get("resolution")) or 0) or 1024
     if str(table.get("resolution_type")) == "area" or size < 16:
@@ -123,9 +123,9 @@ def _side(table: JsonMapping) -> int:
     return max(64, round(size / 64) * 64)
 
 
-def _own(builder: ImportBuilder, table: JsonMapping) -> JsonObject:
+def _dataset_options(builder: ImportBuilder, table: JsonMapping) -> JsonObject:
     square = is_on(table.get("crop")) and str(table.get("crop_aspect") or "square") == "square"
-    side = _side(table)
+    side = _square_side(table)
     options: JsonObject = {"resolution": side, "enable_bucket": not square, "bucket_no_upscale": True}
     options |= {} if square else {"max_bucket_reso": side * 2}
     if step := to_number(builder.source.get("aspect_bucket_alignment")):
@@ -134,7 +134,9 @@ def _own(builder: ImportBuilder, table: JsonMapping) -> JsonObject:
     return options | ({"batch_size": int(count)} if count and count > 1 else {})
 
 
-def _simpletuner_subset(builder: ImportBuilder, table: JsonMapping, beside: Mapping[str, JsonMapping]) -> JsonObject:
+def _simpletuner_subset(
+    builder: ImportBuilder, table: JsonMapping, conditioning: Mapping[str, JsonMapping]
+) -> JsonObject:
     strategy, words = str(table.get("caption_strategy") or "textfile"), table.get("instance_prompt")
     subset: JsonObject = {
         "image_dir": table["instance_data_dir"],
@@ -150,23 +152,23 @@ def _simpletuner_subset(builder: ImportBuilder, table: JsonMapping, beside: Mapp
     elif strategy != "textfile":
         template = "data set {name}: captions come from text files beside the images here, not from {source}"
         builder.notes.append(Message(template, name=table["id"], source=strategy))
-    folders = list(_conditions(table, beside))
+    folders = list(_condition_folders(table, conditioning))
     references = [folder for kind, folder in folders if kind != "mask"]
     subset |= {"conditioning_data_dir": next((folder for kind, folder in folders if kind == "mask"), None)}
     subset |= {"control_directory": references[0], "more_control_directories": references[1:]} if references else {}
     return {name: value for name, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _conditions(table: JsonMapping, beside: Mapping[str, JsonMapping]) -> Iterator[tuple[str, JsonValue]]:
+def _condition_folders(table: JsonMapping, conditioning: Mapping[str, JsonMapping]) -> Iterator[tuple[str, JsonValue]]:
     """Yield the kinds and folders of a data set's masks and reference images."""
-    named = table.get("conditioning_data")
-    for name in named if isinstance(named, list) else [named]:
-        other = beside.get(str(name))
-        if other and not is_empty(other.get("instance_data_dir")):
-            yield str(other.get("conditioning_type") or "reference_strict"), other["instance_data_dir"]
+    names = table.get("conditioning_data")
+    for name in names if isinstance(names, list) else [names]:
+        dataset = conditioning.get(str(name))
+        if dataset and not is_empty(dataset.get("instance_data_dir")):
+            yield str(dataset.get("conditioning_type") or "reference_strict"), dataset["instance_data_dir"]
 
 
-def _note(builder: ImportBuilder, table: JsonMapping) -> None:
+def _note_unknown_keys(builder: ImportBuilder, table: JsonMapping) -> None:
     """Add a note for each key of a data set that has no equivalent."""
     for key in sorted(table.keys() - set(DATASET_TABLES["known"])):
         value = table[key]
