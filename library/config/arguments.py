@@ -24,7 +24,7 @@ class Arguments(argparse.ArgumentParser):
         words = {word.partition("=")[0] for word in self._argv}
         # argparse's message lists the choices that it expected; options are candidates in any case.
         candidates = {word for word in self._words() if word.startswith("-") or word in message} - words
-        hints = (did_you_mean(word, _same_sort(word, candidates)) for word in sorted(words) if word in message)
+        hints = (did_you_mean(word, _of_same_kind(word, candidates)) for word in sorted(words) if word in message)
         hint = next((str(hint) for hint in hints if hint), "")
         super().error(message + hint)
 
@@ -39,5 +39,5 @@ class Arguments(argparse.ArgumentParser):
                     yield from parser._words()
 
 
-def _same_sort(word: str, candidates: set[str]) -> set[str]:
+def _of_same_kind(word: str, candidates: set[str]) -> set[str]:
     return {candidate for candidate in candidates if candidate.startswith("-") == word.startswith("-")}

@@ -39,7 +39,7 @@ def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
             )
         if equals and not backend:
             raise _no_blocks(": {part} names no backend; write {where}=aot_eager, or {where}", part=part, where=where)
-        block_range = None if numbers.strip() == "all" else _range(kind, numbers)
+        block_range = None if numbers.strip() == "all" else _parse_range(kind, numbers)
         choices.extend((cls, block_range, backend) for cls in classes[kind])
     if text and not choices:
         example, shown = f"{next(iter(kinds), 'blocks')}:all", quoted(text)
@@ -118,7 +118,7 @@ def _no_blocks(template: str, **arguments: Any) -> ConfigError:
     return ConfigError(Problem("compile_blocks", template, **arguments))
 
 
-def _range(kind: str, text: str) -> tuple[int, int]:
+def _parse_range(kind: str, text: str) -> tuple[int, int]:
     """Parse 3 or "0-9" into the first and the last."""
     match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)

@@ -96,18 +96,18 @@ def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection
         converted, conversion_notes = config.convert(old_values, settings.keys())
         settings |= {name: (f"{', '.join(old_values)}: ", name, value) for name, value in converted.items()}
         remarks += conversion_notes
-    values, wrong = {}, (meant_for | {*unreadable}) & options.keys() - settings.keys()
+    values, wrong_options = {}, (meant_for | {*unreadable}) & options.keys() - settings.keys()
     for name, (place, title, value) in settings.items():
         try:
             values[name] = options[name].read(value)
         except ConfigError as e:
             problems += [problem.replaced(option=title, place=place) for problem in e.problems]
-            wrong.add(name)
+            wrong_options.add(name)
     built = _assemble(config, values)
     # A rule about an unreadable value would only repeat that it is wrong.
-    problems += [p for p in _ask(built, "check") if wrong.isdisjoint(p.options)]
-    notes = remarks if problems else [*remarks, *_ask(built, "notes")]
-    return Reading(built, problems, notes, frozenset(wrong))
+    problems += [p for p in _collect_problems(built, "check") if wrong_options.isdisjoint(p.options)]
+    notes = remarks if problems else [*remarks, *_collect_problems(built, "notes")]
+    return Reading(built, problems, notes, frozenset(wrong_options))
 
 
 def draft(config: type[C], values: JsonMapping) -> C:
@@ -119,11 +119,11 @@ def replace_options(config: C, **changes: Any) -> C:
 
 
 def find_missing(config: RunConfig) -> list[Problem]:
-    return list(_ask(config, "missing"))
+    return list(_collect_problems(config, "missing"))
 
 
 def config_notes(config: RunConfig) -> list[Problem]:
-    return list(_ask(config, "notes"))
+    return list(_collect_problems(config, "notes"))
 
 
 def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
@@ -137,14 +137,14 @@ def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
     if not values:
         return {}
     before = read_layers(type(config), [Layer(option_values(config))])
-    fix = _completed(problem, values, before)
+    fix = _complete_fix(problem, values, before)
     switch = options.get(problem.option)
     if fix is None and switch and switch.type is bool and not switch.default:
-        fix = _completed(problem, {problem.option: False}, before)
+        fix = _complete_fix(problem, {problem.option: False}, before)
     return fix or {}
 
 
-def _completed(problem: Problem, values: JsonObject, before: Reading[C]) -> JsonObject | None:
+def _complete_fix(problem: Problem, values: JsonObject, before: Reading[C]) -> JsonObject | None:
     """Return values that fix a problem, with the fixes of the rules that they break.
 
     Empty if the problem remains, None if the rules contradict each other.
@@ -223,7 +223,7 @@ def _assemble(config: type[C], values: JsonMapping) -> C:
     return config(**{f.name: f.default_factory(**parts[f.name]) for f in dataclasses.fields(config)})  # type: ignore
 
 
-def _ask(config: RunConfig, method: str) -> Iterator[Problem]:
+def _collect_problems(config: RunConfig, method: str) -> Iterator[Problem]:
     if hasattr(config, method):
         yield from getattr(config, method)()
     for name in dict.fromkeys(option.section for option in options_of(type(config)).values()):

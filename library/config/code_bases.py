@@ -40,48 +40,52 @@ def _derives(module: str, name: str, base: str, depth_left: int) -> Known:
         return None
     definitions = [*_definitions(tree, name)]
     if not definitions:
-        return _from_stars(module, tree, name, base, depth_left)
-    return _any(_defined(statement, module, name, base, depth_left - 1) for statement in definitions)
+        return _star_import_derives(module, tree, name, base, depth_left)
+    return _combine_answers(
+        _statement_derives(statement, module, name, base, depth_left - 1) for statement in definitions
+    )
 
 
-def _any(answers: Iterator[Known]) -> Known:
+def _combine_answers(answers: Iterator[Known]) -> Known:
     """Return True if any answer is, else None if any is unknown."""
     results = [*answers]
     return True if True in results else None if None in results else False
 
 
-def _defined(statement: ast.stmt, module: str, name: str, base: str, depth_left: int) -> Known:
+def _statement_derives(statement: ast.stmt, module: str, name: str, base: str, depth_left: int) -> Known:
     """Apply `_derives` to a statement that defines a name."""
     if isinstance(statement, ast.ClassDef):
         if statement.decorator_list or statement.keywords:
             return None
-        return _any(_expression(expression, module, base, depth_left) for expression in statement.bases)
+        return _combine_answers(
+            _expression_derives(expression, module, base, depth_left) for expression in statement.bases
+        )
     if isinstance(statement, ast.ImportFrom):
-        origin = _origin(statement, module)
+        origin = _source_module(statement, module)
         real = next(alias.name for alias in statement.names if (alias.asname or alias.name) == name)
         return _derives(origin, real, base, depth_left) if origin else None
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name | ast.Attribute):
-        return _expression(statement.value, module, base, depth_left)
+        return _expression_derives(statement.value, module, base, depth_left)
     return None
 
 
-def _expression(expression: ast.expr, module: str, base: str, depth_left: int) -> Known:
+def _expression_derives(expression: ast.expr, module: str, base: str, depth_left: int) -> Known:
     """Apply `_derives` to an expression for a class: a name, or an attribute of a module."""
     if isinstance(expression, ast.Subscript):  # Generic[T]
-        return _expression(expression.value, module, base, depth_left)
+        return _expression_derives(expression.value, module, base, depth_left)
     if isinstance(expression, ast.Name):
         tree = module_source(module)
         is_own = tree is not None and any(True for _ in _definitions(tree, expression.id))
         is_plain = not is_own and hasattr(builtins, expression.id)
         return False if is_plain else _derives(module, expression.id, base, depth_left)
     words = ast.unparse(expression).split(".") if isinstance(expression, ast.Attribute) else []
-    place = _imported(module, words[0]) if words and all(word.isidentifier() for word in words) else ""
+    place = _imported_module(module, words[0]) if words and all(word.isidentifier() for word in words) else ""
     return _derives(".".join([place, *words[1:-1]]), words[-1], base, depth_left) if place else None
 
 
-def _imported(module: str, name: str) -> str:
+def _imported_module(module: str, name: str) -> str:
     """Return the module that a name in another module refers to; for `import a.b` the name is a."""
     tree = module_source(module)
     for statement in _definitions(tree, name) if tree else ():
@@ -90,22 +94,22 @@ def _imported(module: str, name: str) -> str:
             return alias.name if alias.asname else name
         if isinstance(statement, ast.ImportFrom):
             real = next(candidate.name for candidate in statement.names if (candidate.asname or candidate.name) == name)
-            return f"{_origin(statement, module)}.{real}"
+            return f"{_source_module(statement, module)}.{real}"
     return ""
 
 
-def _from_stars(module: str, tree: ast.Module, name: str, base: str, depth_left: int) -> Known:
+def _star_import_derives(module: str, tree: ast.Module, name: str, base: str, depth_left: int) -> Known:
     """Apply `_derives` to a name that a module gets from `from other import *`."""
-    for statement in _statements(tree.body):
+    for statement in _flatten_statements(tree.body):
         if isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names):
-            origin = _origin(statement, module)
+            origin = _source_module(statement, module)
             answer = _derives(origin, name, base, depth_left - 1) if origin and depth_left else None
             if answer is not None:
                 return answer
     return None
 
 
-def _origin(statement: ast.ImportFrom, module: str) -> str:
+def _source_module(statement: ast.ImportFrom, module: str) -> str:
     """Return the module that a statement imports from."""
     if not statement.level:
         return statement.module or ""
@@ -117,7 +121,7 @@ def _origin(statement: ast.ImportFrom, module: str) -> str:
 
 def _definitions(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
     """Return the statements outside of functions and classes that bind a name."""
-    for statement in _statements(tree.body):
+    for statement in _flatten_statements(tree.body):
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names = {statement.name}
         elif isinstance(statement, ast.Import | ast.ImportFrom):
@@ -134,14 +138,14 @@ def _bound_name(alias: ast.alias) -> str:
     return alias.asname or alias.name.partition(".")[0]
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def _flatten_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield statements, including those in branches."""
     for statement in body:
         inner = [getattr(statement, part, []) for part in ("body", "orelse", "finalbody")]
         if isinstance(statement, ast.If | ast.Try | ast.With | ast.For | ast.While):
             handlers = [handler.body for handler in getattr(statement, "handlers", [])]
             for part in (*inner, *handlers):
-                yield from _statements(part)
+                yield from _flatten_statements(part)
         else:
             yield statement
 
@@ -160,11 +164,11 @@ def module_source(module: str) -> ast.Module | None:
         changed = Path(spec.origin).stat().st_mtime_ns
     except OSError:
         return None
-    return _parsed(spec.origin, changed)
+    return _parse_source(spec.origin, changed)
 
 
 @lru_cache(maxsize=256)
-def _parsed(path: str, changed: int) -> ast.Module | None:
+def _parse_source(path: str, changed: int) -> ast.Module | None:
     """Parse a file; `changed` invalidates the cache."""
     try:
         return ast.parse(read_outside_text(path, MAX_SOURCE_BYTES))

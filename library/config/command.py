@@ -86,7 +86,7 @@ def training_command(config_path: str | Path, script: str, **options: Any) -> li
 def check_launch_options(values: dict[str, Any]) -> Launch:
     """Return checked launch options from values of any origin. Raises ConfigError with every problem."""
     problems: list[Problem] = []
-    launch = _launch(values, problems)
+    launch = _read_launch(values, problems)
     if problems:
         raise ConfigError(*problems)
     return launch
@@ -95,11 +95,11 @@ def check_launch_options(values: dict[str, Any]) -> Launch:
 def launch_problems(values: Mapping[str, Any]) -> list[Problem]:
     """Return every problem of launch options."""
     problems: list[Problem] = []
-    _launch(values, problems)
+    _read_launch(values, problems)
     return problems
 
 
-def _launch(values: Mapping[str, Any], problems: list[Problem]) -> Launch:
+def _read_launch(values: Mapping[str, Any], problems: list[Problem]) -> Launch:
     section = read_section(Launch, Layer({k: v for k, v in values.items() if v is not None}), problems)
     launch = replace(Launch(), **section)
     if launch.cpu and launch.num_processes > 1:
@@ -118,11 +118,11 @@ def _launch(values: Mapping[str, Any], problems: list[Problem]) -> Launch:
                 rank=launch.machine_rank,
             )
         )
-    problems += _extra(launch)
+    problems += _extra_argument_problems(launch)
     return launch
 
 
-def _extra(launch: Launch) -> Iterator[Problem]:
+def _extra_argument_problems(launch: Launch) -> Iterator[Problem]:
     """Return arguments that accelerate lacks, or that contradict the options of the same name."""
     arguments, flags = launch.extra_accelerate_launch_args, _launcher_flags()
     if arguments and not arguments[0].startswith("-"):

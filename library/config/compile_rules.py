@@ -23,10 +23,10 @@ def recording_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
 
 
 def _moving_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
-    other = _unrecorded_mode(options)
-    option, what, fix = "compile_mode", f"= {options.compile_mode}", {"compile_mode": other}
+    alternative = _unrecorded_mode(options)
+    option, setting, fix = "compile_mode", f"= {options.compile_mode}", {"compile_mode": alternative}
     if options.compile and "cudagraphs" in options.backends:
-        option, what, other, fix = "", "the backend cudagraphs", "inductor", {}
+        option, setting, alternative, fix = "", "the backend cudagraphs", "inductor", {}
     elif options.cuda_graphs == "true" and options.compile and options.compile_mode == "max-autotune-no-cudagraphs":
         yield Problem(
             "cuda_graphs",
@@ -36,8 +36,8 @@ def _moving_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
             also="compile compile_mode",
         )
     elif options.cuda_graphs == "true":
-        option, what, other, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
-    facts: dict[str, Any] = {"what": Message(what), "other": other, "fix": fix, "topic": "compiling"}
+        option, setting, alternative, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
+    facts: dict[str, Any] = {"what": Message(setting), "other": alternative, "fix": fix, "topic": "compiling"}
     related_options = "compile_mode compile_backend compile_blocks compile cuda_graphs"
     if run.memory.blocks_to_swap:
         yield Problem(

@@ -158,8 +158,8 @@ def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]
         except ConfigError as error:  # about the whole file, so add the option's name
             file_problems = [Problem("dataset_config", ": {problem}", problem=problem) for problem in error.problems]
             return (), file_problems
-    bases = _at_each_size(_from_run(config))
-    template = _make(SubsetConfig, _from_run(config))
+    bases = _at_each_size(_options_of_run(config))
+    template = _build_table(SubsetConfig, _options_of_run(config))
     folders = config.data.train_data_dir
     if config.data.in_json:
         single = replace(template, image_dir=folders, metadata_file=config.data.in_json)
@@ -186,7 +186,7 @@ def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Proble
         if key not in ("general", "datasets")
     ]
     base_layers = (
-        _from_run(config),
+        _options_of_run(config),
         _read_table(tables.get("general", {}), DATASET_KEYS, f"{name} [general]", problems),
     )
     datasets: list[DatasetConfig] = []
@@ -203,7 +203,9 @@ def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Proble
             problems.append(_wrong(f"{name} dataset {i}:", "", "it has no [[datasets.subsets]] table with images"))
         place = f"{name} dataset {i}:"
         # The data sets of a table differ in their size only, so most problems are the same for each.
-        violations = dict.fromkeys(problem for dataset in table_datasets for problem in _rules(dataset, place, config))
+        violations = dict.fromkeys(
+            problem for dataset in table_datasets for problem in _dataset_problems(dataset, place, config)
+        )
         problems += [problem for problem in violations if reported_options.isdisjoint(problem.options)]
     if not datasets and not problems:
         problems.append(_wrong(name, "", "there is no [[datasets]] table"))
@@ -227,7 +229,7 @@ def decided(config: RunConfig) -> list[str]:
     return [name for members in changed(config).values() for name in members if name in names]
 
 
-def _from_run(config: RunConfig) -> JsonObject:
+def _options_of_run(config: RunConfig) -> JsonObject:
     """Return the run's options about datasets and subsets, by the names used here."""
     values: JsonObject = {}
     parts = [getattr(config, name) for name in ("data", "captions", "validation") if hasattr(config, name)]
@@ -243,7 +245,7 @@ def _from_run(config: RunConfig) -> JsonObject:
     }
 
 
-def _make(cls: type, *layers: JsonMapping) -> Any:
+def _build_table(cls: type, *layers: JsonMapping) -> Any:
     """Build a table from layers: the last layer with a value wins."""
     names = {f.name for f in fields(cls)}
     return cls(**{k: v for layer in layers for k, v in layer.items() if k in names and v is not None})
@@ -252,7 +254,7 @@ def _make(cls: type, *layers: JsonMapping) -> Any:
 def _at_each_size(*layers: JsonMapping) -> list[DatasetConfig]:
     """Return a data set per size of the resolution that wins in these layers, the largest first."""
     sizes = next((layer["resolution"] for layer in reversed(layers) if layer.get("resolution")), ())
-    base = _make(DatasetConfig, *layers, {"sizes": sizes})
+    base = _build_table(DatasetConfig, *layers, {"sizes": sizes})
     # The largest first: in some families the first size gets the keys that sd-scripts reads in a latents file, and an
     # earlier training at one size mostly used the largest.
     return [replace(base, resolution=size) for size in sorted(sizes, key=math.prod, reverse=True) or (None,)]
@@ -276,7 +278,7 @@ def _read_datasets_of_table(
     subsets: dict[str, SubsetConfig] = {}
     repeated: list[str] = []
     for i, inner in enumerate(_tables_of_key(table, "subsets", source, problems), 1):
-        subset = _make(SubsetConfig, *layers, _read_table(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
+        subset = _build_table(SubsetConfig, *layers, _read_table(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
         if not {"image_dir", "metadata_file"} & {closest(key, SUBSET_KEYS) for key in inner}:
             problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
         if not (place := subset.metadata_file or subset.image_dir):
@@ -326,12 +328,12 @@ def read_tables(path: Path) -> JsonObject:
     return json
 
 
-def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
+def _dataset_problems(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
     """Yield violations of rules among one data set's values, and between them and the run's options."""
     if not dataset.resolution:
         yield _wrong(source, "resolution", "is not set; 1024 is usual")
     if dataset.enable_bucket:
-        yield from _bucket_rules(dataset, source, config)
+        yield from _bucket_problems(dataset, source, config)
     if any(subset.control_directories for subset in dataset.subsets) and not config.control_images.most:
         facts = {"title": config.title}
         yield _wrong(source, "control_directory", "is for models with reference images; {title} takes none", **facts)
@@ -352,10 +354,10 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
         if subset.more_control_directories and not subset.control_directory:
             yield _wrong(place, "more_control_directories", "needs control_directory: name the first folder there")
-        yield from _clashes(subset, place, config)
+        yield from _subset_problems(subset, place, config)
 
 
-def _clashes(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Problem]:
+def _subset_problems(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Problem]:
     """Yield options of a subset that conflict with encoding once, or with reference images."""
     for name, template in clashes_with_cache(config).items() if config.cache.text else ():
         if getattr(subset, name):
@@ -369,7 +371,7 @@ def _clashes(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Pr
             yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)
 
 
-def _bucket_rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
+def _bucket_problems(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
     if dataset.bucket_reso_steps % config.grid:
         facts = {"grid": config.grid, "title": config.title, "also": "enable_bucket"}
         yield _wrong(source, "bucket_reso_steps", "must be a multiple of {grid} for {title}", **facts)

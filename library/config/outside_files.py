@@ -73,7 +73,7 @@ def open_outside(path: str | Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading. Raises ConfigError like `check_regular`, or if it is unreadable."""
     check_regular(path)
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced in between
                 raise ConfigError("{path} is a pipe or a device; name an ordinary file", path=path)
             yield file
@@ -81,7 +81,7 @@ def open_outside(path: str | Path) -> Iterator[BinaryIO]:
         raise ConfigError("{path} cannot be read: {why}", path=path, why=e.strerror or e) from None
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_without_waiting(path: str, flags: int) -> int:
     # Opening a pipe would wait for its writer; Windows has neither such pipes nor the flag.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
@@ -273,13 +273,13 @@ def check_values(values: Any, path: str | Path | Message) -> Any:
         inner: list[Any] = []
         for value in level:
             if isinstance(value, str):
-                _refuse_half(value, path, _LONE)
+                _refuse_lone_surrogate(value, path, _LONE)
             elif isinstance(value, dict):
                 if any(isinstance(key, str) and len(key) > LONGEST_NAME for key in value):
                     raise ConfigError("{path} has a name of more than {most} characters", path=path, most=LONGEST_NAME)
                 inner += value.values()
                 for key in value:
-                    _refuse_half(key, path, _HALF) if isinstance(key, str) else None
+                    _refuse_lone_surrogate(key, path, _HALF) if isinstance(key, str) else None
             elif isinstance(value, list):
                 inner += value
             elif isinstance(value, int) and not -_NUMBER < value < _NUMBER:
@@ -288,7 +288,7 @@ def check_values(values: Any, path: str | Path | Message) -> Any:
     return values
 
 
-def _refuse_half(text: str, path: str | Path | Message, half: re.Pattern[str]) -> None:
+def _refuse_lone_surrogate(text: str, path: str | Path | Message, half: re.Pattern[str]) -> None:
     """Raise ConfigError for a lone surrogate, which no file can hold and no text encoder reads."""
     if not text.isascii() and (match := half.search(text)):
         template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"

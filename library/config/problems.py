@@ -41,10 +41,10 @@ PROBLEM_FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besid
 
 def printable_text(value: Any) -> str:
     # Python keeps bytes of file names that are not UTF-8 as surrogates, which no file or browser takes: show \xe9.
-    return SURROGATES.sub(_byte, str(value))
+    return SURROGATES.sub(_escape_surrogate, str(value))
 
 
-def _byte(match: re.Match[str]) -> str:
+def _escape_surrogate(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 

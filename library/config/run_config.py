@@ -197,7 +197,7 @@ class RunConfig:
 
     def check(self) -> Iterator[Problem]:
         """Reject what this version cannot do yet, so that no flag is accepted and silently ignored."""
-        for name, value in self._touched():
+        for name, value in self._changed_options():
             if problem := self.refusal(name, value):
                 yield problem
 
@@ -210,12 +210,12 @@ class RunConfig:
 
     def notes(self) -> Iterator[Problem]:
         """Yield options that are set but do nothing in this kind of run."""
-        for name, _ in self._touched():
+        for name, _ in self._changed_options():
             if reason := self.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name):
                 fix = schema.defaults(self, name)
                 yield Problem(name, "has no effect here: {reason}", reason=Message(reason), fix=fix, code="ineffective")
 
-    def _touched(self) -> Iterator[tuple[str, Any]]:
+    def _changed_options(self) -> Iterator[tuple[str, Any]]:
         for members in schema.changed(self).values():
             yield from members.items()
 

@@ -95,12 +95,12 @@ class Option:
         if value is None or (isinstance(value, str) and not value.strip() and not (value and self.type is str)):
             return self._unset()
         if self.many:
-            return self._several(self._items(value))
+            return self._read_several(self._split_items(value))
         if isinstance(value, list | tuple) and not self.hints.get("parse"):
             if len(value) != 1:
                 raise ConfigError("takes one value, got {count}: {value}", count=len(value), value=quoted(value))
             return self.read(value[0])
-        return self._one(value)
+        return self._read_one(value)
 
     def text(self, value: Any) -> str:
         """Return a value as one line of text that `read` parses back; "" if not set."""
@@ -122,12 +122,12 @@ class Option:
             Problem("", "needs {expects}; the default is {default}", expects=self.expects, default=default, fix=fix)
         )
 
-    def _several(self, items: list[Any]) -> tuple[Any, ...]:
+    def _read_several(self, items: list[Any]) -> tuple[Any, ...]:
         """Parse each item. Raises ConfigError with a problem for every invalid one."""
         values, wrong = [], []
         for item in items:
             try:
-                values.append(self._one(item))
+                values.append(self._read_one(item))
             except ConfigError as e:
                 # A fix is one value, which would replace the right ones, too.
                 new_problems = [problem.replaced(fix={}) if len(items) > 1 else problem for problem in e.problems]
@@ -139,10 +139,10 @@ class Option:
             raise ConfigError(*wrong)
         return tuple(values)
 
-    def _items(self, value: Any) -> list[Any]:
+    def _split_items(self, value: Any) -> list[Any]:
         if isinstance(value, list | tuple):  # words of a command line may contain commas
             are_words = self.type in (int, float)
-            parts = (self._items(v) if are_words and isinstance(v, str) and v.strip() else [v] for v in value)
+            parts = (self._split_items(v) if are_words and isinstance(v, str) and v.strip() else [v] for v in value)
             return [item for part in parts for item in part]
         if not isinstance(value, str):
             return [value]
@@ -151,10 +151,10 @@ class Option:
             return split_words(value)
         value = value.translate(WIDE_CHARACTERS)
         if re.search(r"\d,0\d", value):  # otherwise "0,0001" would be the two numbers 0 and 1
-            raise self._refused(value, _pointed(value))
+            raise self._wrong_kind(value, _with_decimal_point(value))
         return split_words(value.replace(",", " "))
 
-    def _one(self, value: Any) -> Any:
+    def _read_one(self, value: Any) -> Any:
         if self.kind in ("file", "folder"):
             value = expand_home(value)
             if isinstance(value, str) and re.search(r"[\x00-\x1f]", value):  # "D:\train" of a TOML holds a tab
@@ -165,11 +165,11 @@ class Option:
         except ConfigError:
             raise
         except (TypeError, ValueError, OverflowError):
-            raise self._refused(value, _pointed(value) if self.type in (int, float) else "") from None
+            raise self._wrong_kind(value, _with_decimal_point(value) if self.type in (int, float) else "") from None
         if value is None:  # a `parse` may say that a value means "not set"
             return None
         if self.choices:
-            value = self._chosen(value)
+            value = self._match_choice(value)
         if self.kind == "code" and not (CODE.fullmatch(value := value.strip()) and len(value) <= LONGEST_CODE):
             raise ConfigError(
                 "must be a name, or several joined by dots as in module.Class, got {value}", value=quoted(value)
@@ -200,18 +200,21 @@ class Option:
             raise ConfigError("must be at most {ceiling}, got {value}", ceiling=f"{ceiling:,}", value=quoted(value))
         return value
 
-    def _chosen(self, value: Any) -> Any:
+    def _match_choice(self, value: Any) -> Any:
         value = value.strip() if isinstance(value, str) else value
         for choice in self.choices:
             if value == choice or (isinstance(value, str) and value.casefold() == str(choice).casefold()):
                 return choice
         if self.open:
             return value
-        raise self._refused(value, closest(str(value), map(str, self.choices)))
+        raise self._wrong_kind(value, closest(str(value), map(str, self.choices)))
 
-    def _refused(self, value: Any, meant: str = "") -> ConfigError:
-        """Return the error about a value of the wrong kind; `meant` is the probable intention."""
-        hint, fix = Message(" (did you mean {name}?)", name=meant) if meant else "", {self.name: meant} if meant else {}
+    def _wrong_kind(self, value: Any, suggestion: str = "") -> ConfigError:
+        """Return the error about a value of the wrong kind; `suggestion` is the probable intention."""
+        hint, fix = (
+            Message(" (did you mean {name}?)", name=suggestion) if suggestion else "",
+            {self.name: suggestion} if suggestion else {},
+        )
         return ConfigError(
             Problem(
                 "",
@@ -314,7 +317,7 @@ def did_you_mean(name: str, candidates: Any, shown: Callable[[str], MessageLike]
     return Message(" (did you mean {name}?)", name=shown(close)) if close else ""
 
 
-def _pointed(value: Any) -> str:
+def _with_decimal_point(value: Any) -> str:
     """Return a number with a decimal comma as probably meant, 0.5 for 0,5; "" if unclear."""
     if not isinstance(value, str) or "," not in value:
         return ""

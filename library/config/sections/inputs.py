@@ -116,8 +116,8 @@ class Model:
         base = self.pretrained_model_name_or_path or ".safetensors"
         if not self.pretrained_model_name_or_path:
             yield Problem("pretrained_model_name_or_path", "is not set: choose the model to start from")
-        alone = base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer"
-        for name, what in self.needed.items() if alone else ():
+        may_lack_parts = base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer"
+        for name, what in self.needed.items() if may_lack_parts else ():
             if not getattr(self, name):
                 yield Problem(
                     name, "is not set: choose {what}", what=Message(what), also="pretrained_model_name_or_path"
