@@ -51,7 +51,7 @@ def find_adapter_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(option, template, path=path, other=other, title=config.title)
         elif option == "network_weights":
             with contextlib.suppress(ConfigError):
-                yield from _other_ranks(stored, config)
+                yield from _find_other_ranks(stored, config)
 
 
 def find_relative_notes(config: RunConfig) -> Iterator[Problem]:
@@ -83,7 +83,7 @@ def _existing_files(config: AdapterRun) -> Iterator[tuple[str, Path]]:
         yield from ((option, Path(path)) for path in paths if Path(path).is_file())
 
 
-def _other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
+def _find_other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
     """Yield a LoRA file of another rank, if one rank applies to all layers."""
     network = config.network
     has_layer_ranks = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)

@@ -53,7 +53,7 @@ def adapter_size(config: AdapterRun) -> JsonObject:
         raise RuntimeError(config.network.module)
     args, groups = network_args.read_network_args(config), families.facts_of(config.family).blocks
     # Attaching adapters changes the networks, so attach them to a copy of the cached ones; without data it is quick.
-    family, pristine = _components(type(config), _key(config), methods.reads_encoders(config))
+    family, pristine = _load_components(type(config), _model_key(config), methods.reads_encoders(config))
     components = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
     counts = [0] * len(groups)
     for path, _ in components.denoiser.named_parameters():
@@ -101,13 +101,13 @@ def _without_weights(config: AdapterRun, args: Any) -> AdapterRun:
     return replace(config, network=replace(config.network, network_args=(f"algo={algo}", *pairs)))
 
 
-def _key(config: AdapterRun) -> str:
+def _model_key(config: AdapterRun) -> str:
     values = {name: getattr(config.model, name) for name in options_of(type(config)) if hasattr(config.model, name)}
     return json.dumps(values, default=str, sort_keys=True)
 
 
 @functools.lru_cache(maxsize=2)
-def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family, ModelComponents]:
+def _load_components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family, ModelComponents]:
     """Return networks without memory: the config's own model, or the published one if its files are not here."""
     options = options_of(cls)
     config = draft(cls, {name: options[name].read(value) for name, value in json.loads(key).items()})

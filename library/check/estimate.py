@@ -121,7 +121,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     if step and config.memory.blocks_to_swap:
         # Weights are copied in for the forward and the backward pass; trained ones, or their gradients, are also
         # copied back.
-        swapped = _weights(replace_options(config, blocks_to_swap=0), model) - _weights(config, model)
+        swapped = _weight_memory(replace_options(config, blocks_to_swap=0), model) - _weight_memory(config, model)
         step = max(step + swapped * SWAP, swapped * (2 if config.adapters else 3) / LINK)
     template = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
     basis = Message(template, counted=Message(counted), known=rate_basis)
@@ -137,8 +137,8 @@ def _memory_parts(
     trained = trained_parameters(config, model)
     gradient_bytes = 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
     steps_early = bool(config.optim.stepped_early)
-    weights, optimizer = _weights(config, model), (config.optim.optimizer or "AdamW").lower()
-    states = trained * _per_number(config, optimizer)
+    weights, optimizer = _weight_memory(config, model), (config.optim.optimizer or "AdamW").lower()
+    states = trained * _state_bytes(config, optimizer)
     gradients = 0 if steps_early else trained * gradient_bytes
     if config.distributed.fsdp and (processes := environment.process_count()) > 1:
         # A block's weights and gradients are whole while it computes, and the next one's weights are gathered
@@ -157,16 +157,16 @@ def _memory_parts(
         "what learns": trained * 4 if config.adapters else 0,
         "gradients": gradients,
         "optimizer": states,
-        "activations": _activations(config, model, size),
+        "activations": _activation_memory(config, model, size),
         "driver": CONTEXT,
     }
-    graphs = _recordings(config, model, trained, parts["activations"])
+    graphs = _recording_memory(config, model, trained, parts["activations"])
     if not config.compile.records_graphs:  # recorded only if memory is left
         graphs = min(graphs, max(0, (memory or 0) * BYTES_PER_GIB * FILLED / SLACK - sum(parts.values())))
     return {**parts, "CUDA graphs": graphs}
 
 
-def _recordings(config: RunConfig, model: ModelStats, trained: float, activations: float) -> float:
+def _recording_memory(config: RunConfig, model: ModelStats, trained: float, activations: float) -> float:
     """Return the memory that CUDA graphs take in addition to the steps that they record.
 
     A recorded backward pass ends with all gradients, in the place of activations, and copies them to buffers shared by
@@ -181,7 +181,7 @@ def _recordings(config: RunConfig, model: ModelStats, trained: float, activation
     return shared + max(0, gradients - activations) + convolutions * RECORDED * activations
 
 
-def _per_number(config: RunConfig, optimizer: str) -> float:
+def _state_bytes(config: RunConfig, optimizer: str) -> float:
     """Return the bytes of optimizer states per trained parameter."""
     half = (config.precision.full_bf16 or config.precision.full_fp16) and "8bit" not in optimizer
     return STATES.get(optimizer, USUAL_STATES) * (0.5 if half else 1)
@@ -192,10 +192,10 @@ def state_size(config: RunConfig, model: ModelStats) -> float:
     optimizer = (config.optim.optimizer or "AdamW").lower().removeprefix("paged")  # paging does not matter on disk
     weight = 4 if config.adapters else fp8_storage.storage_type(config).itemsize
     average = 4 if config.optim.ema_decay else 0
-    return trained_parameters(config, model) * (weight + average + _per_number(config, optimizer))
+    return trained_parameters(config, model) * (weight + average + _state_bytes(config, optimizer))
 
 
-def _weights(config: RunConfig, model: ModelStats) -> float:
+def _weight_memory(config: RunConfig, model: ModelStats) -> float:
     precision, bytes_per_weight = config.precision, fp8_storage.storage_type(config).itemsize
     in_blocks = 1 if config.adapters and (precision.fp8_denoiser or precision.int8_base) else bytes_per_weight
     sizes: dict[str, list[int]] = {}  # by class, the largest block first
@@ -238,7 +238,7 @@ def saved_bytes(config: RunConfig) -> int:
     return {"fp16": 2, "bf16": 2, "float": 4}.get(config.save.save_precision or "", usual)
 
 
-def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
+def _activation_memory(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
     """Return memory kept for the backward pass; with checkpointing the inputs of blocks, and one block's
     activations.
     """

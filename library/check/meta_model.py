@@ -29,10 +29,10 @@ def find_model_file_problems(config: RunConfig) -> Iterator[Problem]:
 
     These must be valid by themselves.
     """
-    if not _in_question(config) or not has_model_files(config):
+    if not _needs_model(config) or not has_model_files(config):
         return
     try:
-        method = _method(config)
+        method = _attach_empty_method(config)
     except ConfigError as e:
         yield from e.problems
         return
@@ -43,10 +43,10 @@ def find_model_file_problems(config: RunConfig) -> Iterator[Problem]:
         return
     yield from lr_schedule.for_groups(config, [group["lr"] for group in method.groups() if group["params"]])
     if _resumes(config):
-        yield from _misfits(Path(config.steps.resume or ""), method, config)
+        yield from _state_mismatches(Path(config.steps.resume or ""), method, config)
 
 
-def _in_question(config: RunConfig) -> bool:
+def _needs_model(config: RunConfig) -> bool:
     if lr_schedule.has_lists(config):
         return network_args.args_class(config) is not None if isinstance(config, AdapterRun) else True
     if isinstance(config, ControlRun):
@@ -82,7 +82,7 @@ def empty_components(config: RunConfig, encoders: bool) -> tuple[Family, ModelCo
     return family, components
 
 
-def _method(config: RunConfig) -> methods.TrainingMethod:
+def _attach_empty_method(config: RunConfig) -> methods.TrainingMethod:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the training repeats these warnings
     try:
@@ -94,7 +94,7 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
         logging.disable(level)
 
 
-def _misfits(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
+def _state_mismatches(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
     """Yield mismatches of a state: other networks, or another optimizer."""
     changes = resume_check.shaping_changes(folder, config)
     shapes = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}

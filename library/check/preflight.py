@@ -113,7 +113,7 @@ def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
 def scan_images(reading: building.Reading[Any]) -> data.Check:
     """Scan the images of a config that may itself be invalid."""
     nothing = data.Check([], [])
-    with _tolerant(bool(reading.problems), nothing.problems):
+    with _collect_errors(bool(reading.problems), nothing.problems):
         return data.check_data(reading.config, reading.config.grid, quick=True)
     return nothing
 
@@ -128,27 +128,27 @@ def evaluate(
     problems, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
     config = base_files.with_local_files(config)
     unreachable, announced = base_files.remote_files(config)
-    named = wrong.union(*(problem.options for problem in problems))
+    named_options = wrong.union(*(problem.options for problem in problems))
     missing = building.find_missing(config)
     missing_options = {problem.option for problem in missing}  # report a missing value only once
-    new_problems = [problem for problem in missing if problem.option not in named]
+    new_problems = [problem for problem in missing if problem.option not in named_options]
     failed: dict[str, bool] = {}
     for stage, find in _stages(config, images, unreachable, failed).items():
         stage_problems: list[Problem] = []
-        with _tolerant(bool(problems), stage_problems):
+        with _collect_errors(bool(problems), stage_problems):
             stage_problems += as_problems(find()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
         failed[stage] = bool(stage_problems)
         for problem in stage_problems:
-            is_covered = stage in ("images", "model", "length") and problem.option in RULED & named
+            is_covered = stage in ("images", "model", "length") and problem.option in RULED & named_options
             is_reported = is_covered or problem in (*problems, *new_problems) or problem.option in missing_options
             if not is_reported and wrong.isdisjoint(problem.options):
                 new_problems.append(problem)
     remarks: list[MessageLike] = [*images.warnings, *training_length.length_notes(config, images)]
     remarks += [*code_notes(config), *announced]
     # Notes on unreadable parts would only raise errors.
-    with _tolerant(bool(problems), []):
+    with _collect_errors(bool(problems), []):
         family = families.family_for(config)
-        remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
+        remarks += [] if failed["model"] else [*family.notes(), *_check_caption_lengths(family, images)]
         resumes = not (failed["length"] or any(problem.option == "resume" for problem in new_problems))
         remarks += _find_changed_options(config, images) if resumes else []
         remarks += [] if failed["network"] else methods.method_notes(config)
@@ -157,7 +157,7 @@ def evaluate(
         remarks += [] if failed["optimizer"] else optimizers.optimizer_notes(config)
         remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
-        of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
+        of_machine = [*_check_single_process(config), *_check_half_precision(config), *_missing_gpu_features(config)]
         with_problems = {problem.option for problem in (*problems, *new_problems)}
         remarks += [remark for remark in of_machine if remark.option not in with_problems]
         remarks += ineffective.remarks(config, [*problems, *new_problems, *remarks, *building.config_notes(config)])
@@ -177,22 +177,22 @@ def _stages(
         "network": lambda: [*methods.find_method_problems(config), *unreachable],
         "optimizer": lambda: optimizers.find_optimizer_problems(config),
         "save": lambda: save.find_output_problems(config),
-        "space": lambda: _space(config),
-        "alone": lambda: _alone(config),
+        "space": lambda: _check_disk_space(config),
+        "alone": lambda: _check_other_trainings(config),
         "samples": lambda: sample_prompts.unusable_prompts(config),
-        "machine": lambda: _machine(config),
+        "machine": lambda: _check_machine(config),
         "hub": lambda: hub.find_upload_problems(config),
         "trackers": lambda: trackers.find_tracker_problems(config),
-        "resume": lambda: _resumed(config),
+        "resume": lambda: _check_resumed_state(config),
         "other adapters": lambda: adapter_files.find_adapter_problems(config),
         "rates": lambda: optimizers.zero_rate_problems(config),
         "graphs": lambda: _find_graph_problems(config, images, failed) if config.compile.compile_fullgraph else [],
-        "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
+        "fit": lambda: [] if any(map(failed.get, FITTED)) else _find_mismatches(config, failed),
     }
 
 
 @contextlib.contextmanager
-def _tolerant(is_invalid: bool, problems: list[Problem]) -> Iterator[None]:
+def _collect_errors(is_invalid: bool, problems: list[Problem]) -> Iterator[None]:
     """Collect the problems that a check raises. If the config is known to be invalid, a check may fail in any way over
     contradictory values, which is ignored; it runs again once they are fixed.
     """
@@ -205,7 +205,7 @@ def _tolerant(is_invalid: bool, problems: list[Problem]) -> Iterator[None]:
             raise
 
 
-def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
+def _find_mismatches(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     """Yield mismatches between parts that are valid by themselves."""
     config = base_files.without_remote_files(config)
     if failed["resume"]:
@@ -222,14 +222,14 @@ def _find_graph_problems(config: RunConfig, images: data.Check, failed: Mapping[
         yield from graph_limit.find_graph_limit_problems(config, images.images, _device())
 
 
-def _single_process(config: RunConfig) -> Iterator[Problem]:
+def _check_single_process(config: RunConfig) -> Iterator[Problem]:
     """Remark on options for several processes in a run with only one."""
     if process_count() == 1:
         for name in schema.changed(config).get("distributed", {}):
             yield ineffective.remark(name, "it is for several processes, and this is one")
 
 
-def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
+def _check_half_precision(config: RunConfig) -> Iterator[Problem]:
     """Remark on a 16-bit dtype that the model exceeds, or that the GPU only emulates."""
     device, kind, facts = _device(), config.precision.mixed_precision, families.facts_of(config.family)
     if kind == "fp16" and facts.exceeds_fp16:
@@ -243,10 +243,10 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
         )
     is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
-        half = {"mixed_precision": "fp16"}
+        fp16 = {"mixed_precision": "fp16"}
         with contextlib.suppress(ConfigError):  # other options may need bf16, which leaves no advice
-            building.replace_options(config, **half)
-            yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=half)
+            building.replace_options(config, **fp16)
+            yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=fp16)
 
 
 def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
@@ -270,14 +270,14 @@ def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
             yield ineffective.remark(name, "this machine cannot multiply in 8 bits, only keep them")
 
 
-def _cut_captions(family: Family, images: data.Check) -> Iterator[Problem]:
+def _check_caption_lengths(family: Family, images: data.Check) -> Iterator[Problem]:
     """Remark on captions longer than the text encoder reads; nothing without its tokenizer."""
     with contextlib.suppress(ConfigError):
         variants = family.config.cache.cached_caption_variants if family.config.cache.text else 1
         yield from text_encoding.cut_captions(images.images.items if images.images else (), family, variants)
 
 
-def _resumed(config: RunConfig) -> Iterator[Problem]:
+def _check_resumed_state(config: RunConfig) -> Iterator[Problem]:
     if config.steps.resume and not config.steps.resume_from_huggingface:
         yield from resume_check.problems(Path(config.steps.resume), config)
 
@@ -287,11 +287,11 @@ def _find_changed_options(config: RunConfig, images: data.Check) -> list[Problem
     if not config.steps.resume or config.steps.resume_from_huggingface:
         return []
     steps = training_length.expected_length(config, images)
-    alone = process_count() == 1  # several processes share an epoch
-    return resume_check.changes(config, steps.total if steps and alone else None)
+    is_single_process = process_count() == 1  # several processes share an epoch
+    return resume_check.changes(config, steps.total if steps and is_single_process else None)
 
 
-def _space(config: RunConfig) -> Iterator[Problem]:
+def _check_disk_space(config: RunConfig) -> Iterator[Problem]:
     if not config.save.output_dir:
         return
     folder = Path(config.save.output_dir).absolute()
@@ -303,7 +303,7 @@ def _space(config: RunConfig) -> Iterator[Problem]:
         yield Problem("output_dir", template, folder=nearest, left=left >> 20)
 
 
-def _alone(config: RunConfig) -> Iterator[Problem]:
+def _check_other_trainings(config: RunConfig) -> Iterator[Problem]:
     """Reject a second training that would overwrite another's files."""
     if not config.save.output_dir or not first_process():  # other processes belong to the same run
         return
@@ -320,7 +320,7 @@ def _device() -> Any:
     return torch.device("cpu" if on_cpu else "cuda")
 
 
-def _machine(config: RunConfig) -> Iterator[Problem]:
+def _check_machine(config: RunConfig) -> Iterator[Problem]:
     """Yield what this machine cannot do."""
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":

@@ -24,15 +24,15 @@ def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, M
     except (ConfigError, OSError):  # reported elsewhere
         return
     peak = peak_of(needs, config, size)
-    shown = f"{size[0]}x{size[1]}", f"{peak:.1f}"
+    texts = f"{size[0]}x{size[1]}", f"{peak:.1f}"
     if needs.memory and peak > needs.memory * 0.97:
         template = (
             "Sample images of {size} take about {peak} GB of GPU memory at once, more than there is: they are decoded "
             "in tiles, or on the CPU; smaller ones (--w and --h in the prompt file) need less"
         )
-        yield "hint", Message(template, size=shown[0], peak=shown[1])
+        yield "hint", Message(template, size=texts[0], peak=texts[1])
     else:
-        yield "ok", Message("Sample images of {size} take about {peak} GB of GPU memory", size=shown[0], peak=shown[1])
+        yield "ok", Message("Sample images of {size} take about {peak} GB of GPU memory", size=texts[0], peak=texts[1])
 
 
 def peak_of(needs: MemoryEstimate, config: RunConfig, size: tuple[int, int]) -> float:

@@ -126,8 +126,10 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
     # Counts and estimates may be impossible with contradictory values.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
-            needs = fitting.estimate(_batched(config, check.images), largest_bucket(check.images, config), gpu, memory)
-            findings += _about_the_fit(needs, config)
+            needs = fitting.estimate(
+                _with_filled_batch(config, check.images), largest_bucket(check.images, config), gpu, memory
+            )
+            findings += _check_memory(needs, config)
             findings += [Finding("samples", *sentence) for sentence in preview_memory.sentences(needs, config)]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
         findings += [
@@ -181,7 +183,7 @@ def largest_bucket(images: ImageSet | None, config: RunConfig) -> tuple[int, int
     return max(sizes, key=lambda size: size[0] * size[1], default=usual)
 
 
-def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:
+def _with_filled_batch(config: RunConfig, images: ImageSet | None) -> RunConfig:
     """Return the config with the largest batch size that its images fill."""
     counts = [len(members) for members in images.buckets().values()] if images else []
     largest = max(counts, default=config.data.train_batch_size)
@@ -201,7 +203,7 @@ def _collect_findings(config: RunConfig, check: data.Check, gpu: str, memory: fl
         )
     if images and images.items:
         yield Finding("images", "ok", _say_images(config, images))
-        yield from _several_sizes(images)
+        yield from _note_several_sizes(images)
         if sentence := held_out.by_folder(images):
             yield Finding("images", "ok", sentence)
         yield from _check_captions(images)
@@ -218,9 +220,9 @@ def _collect_findings(config: RunConfig, check: data.Check, gpu: str, memory: fl
         ),
     )
     yield Finding("GPU", "ok", f"{gpu}, {memory:.0f} GB") if gpu and memory else Finding("GPU", "hint", NO_GPU)
-    yield _compiling(config, bool(gpu))
+    yield _check_compiling(config, bool(gpu))
     if config.save.output_dir:
-        yield _disk(config)
+        yield _check_disk_space(config)
 
 
 def _say_images(config: RunConfig, images: ImageSet) -> Message:
@@ -239,7 +241,7 @@ def _say_images(config: RunConfig, images: ImageSet) -> Message:
     )
 
 
-def _several_sizes(images: ImageSet) -> Iterator[Finding]:
+def _note_several_sizes(images: ImageSet) -> Iterator[Finding]:
     """Remark that images are trained at several sizes, each a data set."""
     for sizes in dict.fromkeys(dataset.sizes for dataset in images.datasets if len(dataset.sizes) > 1):
         shown = together(str(width) if width == height else f"{width}x{height}" for width, height in sizes)
@@ -259,7 +261,7 @@ def _check_captions(images: ImageSet) -> Iterator[Finding]:
 
 def _check_caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
     if config.cache.text:
-        yield _encodings(config, images)
+        yield _count_encodings(config, images)
     if not config.cache.cache_latents_to_disk:
         if config.cache.latents:
             yield Finding("caches", "ok", "images are encoded once at the start, and kept in memory")
@@ -275,7 +277,7 @@ def _check_caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
     )
 
 
-def _encodings(config: RunConfig, images: ImageSet) -> Finding:
+def _count_encodings(config: RunConfig, images: ImageSet) -> Finding:
     """Return how many captions the text encoders read before the first step."""
     variants, learned = config.cache.cached_caption_variants, images.items
     if len(learned) * variants > MANY:
@@ -297,7 +299,7 @@ def _encodings(config: RunConfig, images: ImageSet) -> Finding:
     return Finding("caches", "ok", Message("captions are encoded once: {encodings}", encodings=encodings))
 
 
-def _compiling(config: RunConfig, on_gpu: bool) -> Finding:
+def _check_compiling(config: RunConfig, on_gpu: bool) -> Finding:
     if not config.compile.compile:
         return Finding("compiling", "ok", "torch.compile is off")
     device = torch.device("cuda" if on_gpu else "cpu")
@@ -308,11 +310,11 @@ def _compiling(config: RunConfig, on_gpu: bool) -> Finding:
     return Finding("compiling", "ok", Message("{backend} can compile here", backend=config.compile.compile_backend))
 
 
-def _disk(config: RunConfig) -> Finding:
+def _check_disk_space(config: RunConfig) -> Finding:
     free = free_space(Path(config.save.output_dir or ""))
     file_size, state_interval = saved_size(config), config.save.save_state_every_n_minutes
     state = fitting.state_size(config, model_stats(config)) if state_interval else 0.0
-    total_size = _saves(config) * file_size + 2 * state  # the new one is complete before the old one is deleted
+    total_size = _count_saves(config) * file_size + 2 * state  # the new one is complete before the old one is deleted
     with_state = Message(", a state to resume from {state}", state=size_text(state)) if state_interval else ""
     template = "{free} free, one saved file takes about {each}{with_state}"
     text = Message(template, free=size_text(free), each=size_text(file_size), with_state=with_state)
@@ -351,7 +353,7 @@ def saved_size(config: RunConfig) -> float:
     return numbers * fitting.saved_bytes(config)
 
 
-def _saves(config: RunConfig) -> float:
+def _count_saves(config: RunConfig) -> float:
     interval, saves = config.save.save_every_n_steps, 1.0
     if interval and not config.save.save_last_n_steps:
         steps, begin = config.steps.max_train_steps, config.save.save_from_step or 1
@@ -360,7 +362,7 @@ def _saves(config: RunConfig) -> float:
     return saves * (4 if config.save.save_state and not config.adapters else 1.5)
 
 
-def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
+def _check_memory(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
     available = needs.memory or psutil.virtual_memory().total / BYTES_PER_GIB
     if needs.peak > ABSURD * available:
         yield Finding(
