@@ -51,7 +51,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "tags by a WD14 tagger (model.onnx and selected_tags.csv in a folder)"
     tagger = ways.add_parser("wd14", help=text, description=text)
-    _add_first(tagger, "folder with model.onnx and selected_tags.csv, or a Hugging Face id, downloaded once")
+    _add_model_arguments(tagger, "folder with model.onnx and selected_tags.csv, or a Hugging Face id, downloaded once")
     tagger.add_argument("--general", type=float, default=0.35, help="least probability of a tag")
     tagger.add_argument("--character", type=float, default=0.75, help="least probability of a character's name")
     tagger.add_argument("--undesired", default="", help="tags that are never written, separated by commas")
@@ -60,7 +60,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     _add_caption_options(tagger, 4)
     text = "sentences by a vision language model (Qwen2.5-VL, LLaVA, Gemma 3) or a captioner (BLIP, GIT)"
     describer = ways.add_parser("hf", help=text, description=text)
-    _add_first(describer, "folder with config.json and .safetensors, or a Hugging Face id, downloaded once")
+    _add_model_arguments(describer, "folder with config.json and .safetensors, or a Hugging Face id, downloaded once")
     describer.add_argument(
         "--prompt", default="", help="what the model is asked to write; BLIP and GIT cannot be asked"
     )
@@ -115,7 +115,7 @@ def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.set_defaults(existing="replace", prefix="", suffix="", device="auto")
 
 
-def _add_first(parser: argparse.ArgumentParser, model: str) -> None:
+def _add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
     parser.set_defaults(depth=1, debug=False)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
     parser.add_argument("--model", required=True, metavar="MODEL", help=model)

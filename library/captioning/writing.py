@@ -182,9 +182,9 @@ def left_alone(foreign: Sequence[str]) -> str:
 
 def listings(folder: Path, depth: int | None) -> Iterator[folders.Listing]:
     """List a folder and its sub-folders, down to `depth` levels (None: all); links to folders are not followed."""
-    here = folders.list_folder(folder)
-    yield here
-    for name in here.folders if depth != 0 else ():
+    listing = folders.list_folder(folder)
+    yield listing
+    for name in listing.folders if depth != 0 else ():
         if not os.path.islink(folder / name):
             yield from listings(folder / name, depth and depth - 1)  # None stays None
 

@@ -135,8 +135,8 @@ def remove_images(collection: ImageCollection, names: Sequence[str]) -> int:
         if p.caption_file not in shared_captions and os.path.isfile(p.caption_file)
     ]
     files += [f for p in unshared for f in companions(Path(p.path), names_in[Path(p.path).parent])]
-    what = pictures[0].name if len(pictures) == 1 else counted(len(pictures), "image")
-    with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Removed {what}") as change:
+    subject = pictures[0].name if len(pictures) == 1 else counted(len(pictures), "image")
+    with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Removed {subject}") as change:
         change.remove(dict.fromkeys(files))
     collection.hold(remaining)
     return len(pictures)
@@ -210,8 +210,8 @@ def gather(collection: ImageCollection, repeats: int, words: str) -> str:
     """Move the images directly in the opened folder, with their captions, into <repeats>_<words>. Returns that name."""
     changeable(collection)
     name = folder_name(repeats, words)
-    here = folders.list_folder(collection.root)
-    images = [collection.root / image for image in here.images]
+    listing = folders.list_folder(collection.root)
+    images = [collection.root / image for image in listing.images]
     if not images:
         raise ConfigError("no images lie directly in {root}: there is nothing to move", root=collection.root)
     names = sorted(os.listdir(collection.root))
@@ -246,10 +246,10 @@ def bring(collection: ImageCollection, source: Path, repeats: int, words: str, r
 
 
 def _change_title(edit: Edit, count: int) -> str:
-    what = {
+    action_text = {
         "add": f"Added {edit.put!r} to",
         "remove": f"Removed {edit.find!r} from",
         "replace_tag": f"Replaced {edit.find!r} by {edit.put!r} in",
         "replace_text": f"Replaced {edit.find!r} by {edit.put!r} in",
     }[edit.action]
-    return f"{what} {counted(count, 'caption')}"
+    return f"{action_text} {counted(count, 'caption')}"

@@ -89,15 +89,17 @@ def read_dataset_tables(path: Path) -> list[DatasetTable]:
             ],
             at,
         )
-        for at, table in enumerate(_inner_tables(_without_comments(path), "datasets", path))
+        for at, table in enumerate(_inner_tables(_load_any_tables(path), "datasets", path))
     ]
 
 
 def tables_of_datasets(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
-    return [DatasetTable({}, [FolderTable(_of_names(subset)) for subset in dataset.subsets]) for dataset in datasets]
+    return [
+        DatasetTable({}, [FolderTable(_subset_texts(subset)) for subset in dataset.subsets]) for dataset in datasets
+    ]
 
 
-def _of_names(subset: SubsetConfig) -> dict[str, str]:
+def _subset_texts(subset: SubsetConfig) -> dict[str, str]:
     texts = {name: getattr(subset, name) for name in ("image_dir", "metadata_file", "num_repeats", "class_tokens")}
     texts["is_reg"] = subset.is_reg or None
     return {name: SUBSET_KEYS[name].text(value) for name, value in texts.items() if value is not None}
@@ -117,9 +119,9 @@ def written(path: Path, tables: Sequence[DatasetTable]) -> str:
 
     Raises ConfigError with each invalid value, and for a file whose format cannot be preserved.
     """
-    expected = _without_comments(path) if path.exists() else {}
+    expected = _load_any_tables(path) if path.exists() else {}
     problems: list[Problem] = []
-    _change(expected, tables, dict, problems)
+    _apply_tables(expected, tables, dict, problems)
     if problems:
         raise ConfigError(*problems)
     if path.suffix.lower() == ".json":
@@ -149,7 +151,7 @@ def _dataset_toml(text: str, tables: Sequence[DatasetTable]) -> str:
     Tables are added and removed as text; only values are changed by tomlkit, which attributes the comments above a
     table to the previous table, and would remove them with it."""
     with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):  # inline tables; tomlkit changes these
-        rearranged = _rearranged(text, tables)
+        rearranged = _rearrange_tables(text, tables)
         subset_counts = [len(table.get("subsets", [])) for table in tomllib.loads(rearranged).get("datasets", [])]
         if subset_counts == [len(table.folders) for table in tables]:
             text, tables = (
@@ -160,11 +162,11 @@ def _dataset_toml(text: str, tables: Sequence[DatasetTable]) -> str:
                 ],
             )
     document = tomlkit.parse(text)
-    _change(document, tables, tomlkit.table, [])
+    _apply_tables(document, tables, tomlkit.table, [])
     return tomlkit.dumps(document)
 
 
-def _rearranged(text: str, new_tables: Sequence[DatasetTable]) -> str:
+def _rearrange_tables(text: str, new_tables: Sequence[DatasetTable]) -> str:
     """Return the text with the new tables and options, without removed tables. Comments belong to the table below
     them."""
     old_tables = tomllib.loads(text).get("datasets", [])
@@ -180,9 +182,9 @@ def _rearranged(text: str, new_tables: Sequence[DatasetTable]) -> str:
         table = next((candidate for candidate in new_tables if candidate.at == at), None)
         inner = next((inner for inner in table.folders if inner.at == folder), None) if table else None
         if kind == "datasets" and table:
-            block = _longer(block, _new_option_lines(table.texts, OF_DATASET, old_tables[at]))
+            block = _extend_block(block, _new_option_lines(table.texts, OF_DATASET, old_tables[at]))
         elif kind == "datasets.subsets" and inner:
-            block = _longer(block, _new_option_lines(inner.texts, OF_FOLDER, old_tables[at]["subsets"][folder]))
+            block = _extend_block(block, _new_option_lines(inner.texts, OF_FOLDER, old_tables[at]["subsets"][folder]))
         if not kind.startswith("datasets") or (table and (inner or folder < 0)):
             parts.append(block)
         if kind.startswith("datasets"):
@@ -197,7 +199,7 @@ def _rearranged(text: str, new_tables: Sequence[DatasetTable]) -> str:
         ]
         if table.at is None:
             added = ["", "[[datasets]]", *_new_option_lines(table.texts, OF_DATASET, {}), *added]
-        parts[last] = _longer(parts[last], added)
+        parts[last] = _extend_block(parts[last], added)
     return "".join(parts)
 
 
@@ -206,14 +208,14 @@ def _new_option_lines(texts: Mapping[str, str], names: Sequence[str], table: Jso
     return [f"{name} = {toml_value(_literal(name, KNOWN[name].read(text)))}" for name, text in new.items()]
 
 
-def _longer(block: str, lines: Sequence[str]) -> str:
+def _extend_block(block: str, lines: Sequence[str]) -> str:
     """Add lines to a block, after its last line that is neither blank nor a comment, and indented like it."""
     old_lines = block.splitlines()
     ends = (n for n in range(len(old_lines), 0, -1) if old_lines[n - 1].strip() and old_lines[n - 1].strip()[0] != "#")
     end = next(ends, len(old_lines))
-    last = old_lines[end - 1] if end else ""
+    last_line = old_lines[end - 1] if end else ""
     # A header or the end of a multi-line array says nothing about the indentation of options.
-    margin = "" if last.strip()[:1] in "]#" else last[: len(last) - len(last.lstrip())]
+    margin = "" if last_line.strip()[:1] in "]#" else last_line[: len(last_line) - len(last_line.lstrip())]
     new = (margin + line if line else "" for line in lines)
     return "".join(f"{line}\n" for line in (*old_lines[:end], *new, *old_lines[end:]))
 
@@ -231,7 +233,7 @@ def _split_blocks(text: str) -> list[str]:
     return ["".join(lines[a:b]) for a, b in pairwise([*starts, len(lines)])]
 
 
-def _without_comments(path: Path) -> JsonObject:
+def _load_any_tables(path: Path) -> JsonObject:
     tables = load_json(path) if path.suffix.lower() == ".json" else load_toml(path)
     if not isinstance(tables, dict):
         raise ConfigError(Problem("dataset_config", ": {path} holds no tables", path=path))
@@ -259,20 +261,22 @@ def _field_text(name: str, value: Any) -> str:
     return KNOWN[name].text(value)
 
 
-def _change(
+def _apply_tables(
     document: MutableMapping[str, Any], tables: Sequence[DatasetTable], make: Callable[[], Any], problems: list[Problem]
 ) -> None:
     """Replace the tables of a document by the wanted ones; `make` returns an empty table of its type."""
-    datasets = _sync(document, "datasets", tables, make)
+    datasets = _sync_tables(document, "datasets", tables, make)
     for number, (table, new_table) in enumerate(zip(datasets, tables, strict=True), start=1):
         place = f"in data set {number}: "
-        _put(table, new_table.texts, OF_DATASET, place, problems)
-        for inner, folder in zip(_sync(table, "subsets", new_table.folders, make), new_table.folders, strict=True):
+        _write_options(table, new_table.texts, OF_DATASET, place, problems)
+        for inner, folder in zip(
+            _sync_tables(table, "subsets", new_table.folders, make), new_table.folders, strict=True
+        ):
             name = folder.texts.get("image_dir") or folder.texts.get("metadata_file") or ""
-            _put(inner, folder.texts, OF_FOLDER, f"{place}{name} ", problems)
+            _write_options(inner, folder.texts, OF_FOLDER, f"{place}{name} ", problems)
 
 
-def _sync(
+def _sync_tables(
     holder: MutableMapping[str, Any],
     key: str,
     new_tables: Sequence[DatasetTable | FolderTable],
@@ -295,7 +299,7 @@ def _sync(
     return tables
 
 
-def _put(
+def _write_options(
     table: MutableMapping[str, Any], texts: Mapping[str, str], names: Sequence[str], place: str, problems: list[Problem]
 ) -> None:
     """Write the options that differ, and remove those that are empty."""

@@ -61,22 +61,22 @@ def scan_sources(
 
 def guard(config: RunConfig, may: May) -> None:
     """Raise ConfigError when a config names a path that may not be read."""
-    named: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for dataset in datasets.load_datasets(config):
         for subset in dataset.subsets:
-            second = (subset.conditioning_data_dir, *subset.control_directories)
-            named |= dict.fromkeys(p for p in (subset.image_dir, subset.metadata_file, *second) if p)
-            _check_allowed(named, may)
+            second_folders = (subset.conditioning_data_dir, *subset.control_directories)
+            paths |= dict.fromkeys(p for p in (subset.image_dir, subset.metadata_file, *second_folders) if p)
+            _check_allowed(paths, may)
             if subset.metadata_file:
                 entries = metadata.read_metadata_file(subset.metadata_file, subset.image_dir)
-                named |= dict.fromkeys(
+                paths |= dict.fromkeys(
                     os.path.dirname(path) for entry in entries for path in (entry.path, *entry.controls)
                 )
-    _check_allowed(named, may)
+    _check_allowed(paths, may)
 
 
-def _check_allowed(named: dict[str, None], may: May) -> None:
-    if outside := [path for path in named if not may(path)]:
+def _check_allowed(paths: dict[str, None], may: May) -> None:
+    if outside := [path for path in paths if not may(path)]:
         raise ConfigError(
             "{some}: outside of the folders of this page; start it with --root FOLDER", some=some(outside)
         )
@@ -163,7 +163,7 @@ def _add_images(collection: ImageCollection, survey: Survey, report: Report | No
     for image in survey.copies:
         added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
         added[-1].unused = HELD_OUT
-    added += _left_out(survey, places, {*opened_pictures, *(picture.path for picture in added)})
+    added += _unused_pictures(survey, places, {*opened_pictures, *(picture.path for picture in added)})
     existing = [picture for picture in added if picture.modified]  # of the others only cached latents may exist
     survey_sizes = [picture.size for picture in existing]
     scanning.examine_pictures(collection, existing, report)
@@ -181,7 +181,7 @@ def _add_images(collection: ImageCollection, survey: Survey, report: Report | No
 
 def _picture_of_image(survey: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
     has_metadata = bool(image.subset.metadata_file)
-    picture = _bare(survey, place, image.path, image.subset)
+    picture = _unscanned_picture(survey, place, image.path, image.subset)
     picture.repeats, picture.size, picture.fit, picture.role = image.repeats, image.size, image.fit, role
     if has_metadata:
         picture.caption = image.caption
@@ -190,7 +190,7 @@ def _picture_of_image(survey: Survey, place: ImageFolder, image: Image, role: st
     return picture
 
 
-def _bare(survey: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -> Picture:
+def _unscanned_picture(survey: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -> Picture:
     """Return an image with what its file and its source say, not yet scanned."""
     folder, name = os.path.split(path)
     file = survey.files(folder).images.get(name)
@@ -206,7 +206,7 @@ def _bare(survey: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -
     return picture
 
 
-def _left_out(survey: Survey, places: _Places, listed_paths: set[str]) -> list[Picture]:
+def _unused_pictures(survey: Survey, places: _Places, listed_paths: set[str]) -> list[Picture]:
     """Return images in the trainer's sources that are not used: surplus, damaged, or not in the metadata file."""
     surplus, pictures = set(survey.unused), []
     for position, dataset in enumerate(survey.images.datasets):
@@ -214,9 +214,9 @@ def _left_out(survey: Survey, places: _Places, listed_paths: set[str]) -> list[P
             place = places.by_source[position, source_of_subset(subset)]
             if not subset.image_dir or place.path in places.opened:
                 continue
-            here: Listing = survey.files(subset.image_dir)
-            for path in (here.path(name) for name in here.images if here.path(name) not in listed_paths):
-                picture = _bare(survey, place, path, subset)
+            listing: Listing = survey.files(subset.image_dir)
+            for path in (listing.path(name) for name in listing.images if listing.path(name) not in listed_paths):
+                picture = _unscanned_picture(survey, place, path, subset)
                 if path in surplus:
                     picture.unused = LEFT_OVER
                 elif subset.metadata_file:

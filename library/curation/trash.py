@@ -87,7 +87,7 @@ class Change:
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         if kind is not None and not self.keep:
-            _take_back(self.root, self.folder)
+            _undo_journal(self.root, self.folder)
             self._note(UNDONE)
         elif self.count:
             self._note(DONE)
@@ -171,20 +171,20 @@ class Change:
 
 
 def history(root: str | Path) -> list[PastChange]:
-    return [past for past in _all(Path(root).resolve()) if past.state != UNDONE][:MAX_CHANGES_SHOWN]
+    return [past for past in _past_changes(Path(root).resolve()) if past.state != UNDONE][:MAX_CHANGES_SHOWN]
 
 
 def undo(root: str | Path, report: Report | None = None) -> Undone:
     """Undo the last change. Raises ConfigError when there is none, or when it is still in progress."""
     root = Path(root).resolve()
     with lock(root):
-        last = next((past for past in _all(root) if past.state != UNDONE), None)
+        last = next((past for past in _past_changes(root) if past.state != UNDONE), None)
         if last is None:
             raise ConfigError("there is nothing to undo")
         facts = _read_change_facts(last.folder)
         if last.state == OPEN and process.alive(facts):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=repr(last.title))
-        count, altered = _take_back(root, last.folder, report)
+        count, altered = _undo_journal(root, last.folder, report)
         write_atomic(last.folder / ABOUT, json.dumps({**facts, "state": UNDONE}, indent=1))
         return Undone(last.title, count, tuple(altered))
 
@@ -192,7 +192,7 @@ def undo(root: str | Path, report: Report | None = None) -> Undone:
 def changed_texts(root: str | Path, change: str) -> list[TextChange]:
     """The text files that a change wrote, by its id. Raises ConfigError when there is no such change."""
     root = Path(root).resolve()
-    past = next((past for past in _all(root) if past.id == change), None)
+    past = next((past for past in _past_changes(root) if past.id == change), None)
     if past is None:
         raise ConfigError("this change is not there any more: open the folder again")
     changes: dict[Path, tuple[str | None, str]] = {}
@@ -219,7 +219,7 @@ def _trash(root: Path) -> Path:
     return trash
 
 
-def _all(root: Path) -> Iterator[PastChange]:
+def _past_changes(root: Path) -> Iterator[PastChange]:
     """Every change, the last one first."""
     for day in sorted(_folders_below(_trash(root)), reverse=True):
         for folder in sorted(_folders_below(day), reverse=True):
@@ -261,11 +261,11 @@ def _journal_lines(folder: Path) -> Iterator[JsonObject]:
 # ---- undoing
 
 
-def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[int, list[str]]:
+def _undo_journal(root: Path, folder: Path, report: Report | None = None) -> tuple[int, list[str]]:
     """Undo a journal from its end. Return the number of undone steps, and the files altered since. Idempotent, so that
     it can continue after a crash."""
     lines = list(_journal_lines(folder))[::-1]
-    step = partial(_take_back_one, root, folder)
+    step = partial(_undo_step, root, folder)
     only_texts = all("write" in line for line in lines) and len({str(line["write"]) for line in lines}) == len(lines)
     # Texts of different files do not depend on each other; moves do.
     outcomes = spread(step, lines, report, Message("undoing")) if only_texts else list(map(step, lines))
@@ -273,12 +273,12 @@ def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[
         str(next(iter(line.values()), "")) for line, outcome in zip(lines, outcomes, strict=True) if outcome is None
     ]
     _remove_empty(root, lines)
-    _sweep(root, lines)
+    _remove_temporary_files(root, lines)
     return sum(map(bool, outcomes)), altered
 
 
 # The journal is written before its steps, so after a crash some of them were never done.
-def _take_back_one(root: Path, folder: Path, line: JsonObject) -> bool | None:
+def _undo_step(root: Path, folder: Path, line: JsonObject) -> bool | None:
     """Undo one step. True: undone; False: it had not been done; None: the file was altered since."""
     kind = next(iter(line), "")
     try:
@@ -339,7 +339,7 @@ def _remove_empty(root: Path, lines: Iterable[JsonMapping]) -> None:
             place = place.parent
 
 
-def _sweep(root: Path, lines: Iterable[JsonMapping]) -> None:
+def _remove_temporary_files(root: Path, lines: Iterable[JsonMapping]) -> None:
     """Remove temporary files that a killed process has left beside the files of a change."""
     names: dict[Path, set[str]] = {}
     for line in lines:

@@ -71,14 +71,14 @@ def mask_file(
     `listings_by_folder` caches listings across the images of a folder.
     """
     place = masks / image.relative_to(images)
-    usual = place.with_name(f"{place.stem}.png")
-    if usual.is_file() or not place.parent.is_dir():
-        return usual
+    default_file = place.with_name(f"{place.stem}.png")
+    if default_file.is_file() or not place.parent.is_dir():
+        return default_file
     listings_by_folder = {} if listings_by_folder is None else listings_by_folder
     if place.parent not in listings_by_folder:
         listings_by_folder[place.parent] = folders.looked_into(place.parent)
     name = listings_by_folder[place.parent].image_named(place.stem)
-    return place.with_name(name) if name else usual
+    return place.with_name(name) if name else default_file
 
 
 def make_masks(
@@ -197,7 +197,7 @@ def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[
     Raises ConfigError when there are no images, or when two would have the same mask."""
     if not images.is_dir():
         raise ConfigError("{folder} is no folder", folder=images)
-    image_files = [Path(here.path(name)) for here in listings(images, 1) for name in here.images]
+    image_files = [Path(listing.path(name)) for listing in listings(images, 1) for name in listing.images]
     if not image_files:
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=images)
     if options.into == ALPHA:
@@ -245,6 +245,6 @@ def count_masked_images(images: Path, masks: Path) -> int:
     """The number of images of a folder and its sub-folders that have a mask."""
     if not masks.is_dir():
         return 0
-    image_files = (Path(here.path(name)) for here in listings(images, 1) for name in here.images)
+    image_files = (Path(listing.path(name)) for listing in listings(images, 1) for name in listing.images)
     listings_by_folder: dict[Path, folders.Listing] = {}
     return sum(mask_file(image, images, masks, listings_by_folder).is_file() for image in image_files)
