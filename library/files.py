@@ -112,7 +112,7 @@ def json_text(value: Any, **options: Any) -> str:
 
 
 def clean_up(folder: str | Path, is_ours: Callable[[str], object]) -> None:
-    """Delete what killed writers have left in a folder; `ours` selects names."""
+    """Delete what killed writers have left in a folder; `is_ours` selects names."""
     # If a writer was killed between the two renames of a folder, give the folder its name: its new content is complete.
     with contextlib.suppress(OSError):
         candidates = [(path, UNFINISHED.fullmatch(path.name)) for path in Path(folder).iterdir() if path.name[0] == "."]

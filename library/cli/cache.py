@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in cache_data.SCRIPTS:
         return cache_data.start_caching(argv[0], [*argv[1:]])
-    about = "Show or clean the cache of compiled code. kohya cache latents and kohya cache text cache a data set."
-    parser = Arguments("kohya cache", description=about)
+    description = "Show or clean the cache of compiled code. kohya cache latents and kohya cache text cache a data set."
+    parser = Arguments("kohya cache", description=description)
     parser.add_argument("what", nargs="?", choices=sorted(cache_data.SCRIPTS), help="cache a data set: its own --help")
     parser.add_argument("--clean", action="store_true", help="remove all of it; the next training compiles again")
     parser.add_argument("--limit", type=float, metavar="GB", help="keep at most so much, now and from now on")
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("--limit must be at least 0, got {limit}", limit=f"{arguments.limit:g}")
     with join_work("cache") as work:
         changes = arguments.clean or arguments.limit is not None
-        cache_facts = _less(arguments.clean, arguments.limit) if changes else describe_cache()
+        cache_facts = _reduce_cache(arguments.clean, arguments.limit) if changes else describe_cache()
         work.store(cache_facts)
     print(json.dumps(cache_facts, indent=1) if arguments.json else cache_text(cache_facts))
     return 0
@@ -54,7 +54,7 @@ def describe_cache() -> JsonObject:
     return {"kind": "cache", "folder": str(root), "finished": True, "removed": 0, "limit": limit_bytes, "kept": folders}
 
 
-def _less(clean: bool, limit: float | None) -> JsonObject:
+def _reduce_cache(clean: bool, limit: float | None) -> JsonObject:
     """Delete all, or the least recently used until the limit is met."""
     from library.compiler import cache
 

@@ -43,13 +43,13 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         if not as_json:
             raise
-        print(json.dumps(_only(error)))
+        print(json.dumps(_report_of_error(error)))
         return EXIT_FAILED
     except Exception as error:
         traceback.print_exc()
         text = f"the check itself failed ({type(error).__name__}: {error}); this is a mistake in this program"
         if as_json:
-            print(json.dumps({**_only(ConfigError(text)), "failed": True}))
+            print(json.dumps({**_report_of_error(ConfigError(text)), "failed": True}))
         return complain(text, EXIT_FAILED)
     if as_json:
         print(json.dumps(report.as_json()))
@@ -110,7 +110,7 @@ def _take_script_option(argv: list[str]) -> tuple[str, list[str]]:
     return "", argv
 
 
-def _only(error: ConfigError) -> JsonObject:
+def _report_of_error(error: ConfigError) -> JsonObject:
     return {"findings": [finding(problem, "other", "bad") for problem in error.problems], "fit": None}
 
 

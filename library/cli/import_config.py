@@ -63,15 +63,15 @@ def main(argv: list[str]) -> int:
         imported = _write(imported, arguments.output, arguments.file)
     else:
         print(_imported_toml(imported, arguments.file), end="")
-    _say(imported, arguments.output)
+    _print_report(imported, arguments.output)
     return EXIT_FAILED if imported.problems else EXIT_DONE
 
 
-def _say(imported: importers.Imported, path: Path | None) -> None:
+def _print_report(imported: importers.Imported, path: Path | None) -> None:
     """Print the report as text: beside the written file, or on stderr if the config itself is printed."""
     stream = sys.stdout if path else sys.stderr
     print(imported.report(), file=stream)
-    if blanks := _blanks(imported):
+    if blanks := _find_blanks(imported):
         print("\n".join([f"still to fill in ({len(blanks)}):", *(f"  {line}" for line in blanks)]), file=stream)
     for name in () if path else imported.texts:
         print(f"{name} has to be a file of its own: with -o it is written beside the config", file=stream)
@@ -79,7 +79,7 @@ def _say(imported: importers.Imported, path: Path | None) -> None:
         print(f"wrote {path}; look at it with: {quote_command(['kohya', 'check', str(path)])}", file=stream)
 
 
-def _blanks(imported: importers.Imported) -> list[Problem]:
+def _find_blanks(imported: importers.Imported) -> list[Problem]:
     return find_missing(imported.with_files(dict.fromkeys(imported.texts, "beside")).config)
 
 
@@ -94,7 +94,7 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
         else:
             imported = importers.import_file(file, configs(), script)
             imported = _write(imported, path, file) if path else imported
-            account = {**imported.account(), "missing": _blanks(imported)}
+            account = {**imported.account(), "missing": _find_blanks(imported)}
     except ConfigError as error:
         print(json.dumps({"errors": error.problems}, ensure_ascii=False, default=str))
         return EXIT_FAILED

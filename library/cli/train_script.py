@@ -181,8 +181,8 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
             problems.append(Problem("", template, value=flag))
             continue
         name = flag[2:]
-        if name.startswith("no-") and (off := options.get(name[3:])) and off.type is bool:
-            values[off.name] = "false"
+        if name.startswith("no-") and (switched_off := options.get(name[3:])) and switched_off.type is bool:
+            values[switched_off.name] = "false"
             problems += [_flag(name, "takes no value")] * bool(words)
         elif name in SCRIPT_FLAGS:
             values[name] = True if name == "output_config" else words[0] if len(words) == 1 else None
@@ -193,8 +193,8 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
             if is_old or getattr(config, "script_with", lambda _: "")(name):
                 values[name] = words[0] if words else True
             else:
-                meant = did_you_mean(name, [*understood(config), *SCRIPT_FLAGS, *also])
-                problems.append(_flag(name, "is not an option{hint}", hint=meant))
+                hint = did_you_mean(name, [*understood(config), *SCRIPT_FLAGS, *also])
+                problems.append(_flag(name, "is not an option{hint}", hint=hint))
         elif problem := _store_words(options[name], words, values):
             problems.append(problem)
     return values, problems
@@ -301,13 +301,13 @@ def add_arguments(parser: Any, options: Mapping[str, Option]) -> None:
     for o in options.values():
         group = groups.get(o.section) or groups.setdefault(o.section, parser.add_argument_group(o.section))
         default = "" if o.default in (None, (), "", False) else f" (default: {o.text(o.default)})"
-        about = (o.help + default).replace("%", "%%")
+        help_text = (o.help + default).replace("%", "%%")
         if o.type is bool:
-            group.add_argument(f"--{o.name}", action="store_true", default=argparse.SUPPRESS, help=about)
+            group.add_argument(f"--{o.name}", action="store_true", default=argparse.SUPPRESS, help=help_text)
             continue
         word = "{" + ",".join(map(str, o.choices)) + "}" if o.choices and not o.open else o.type.__name__.upper()
         shape = {"nargs": "*"} if o.many else {}
-        group.add_argument(f"--{o.name}", metavar=word, default=argparse.SUPPRESS, help=about, **shape)
+        group.add_argument(f"--{o.name}", metavar=word, default=argparse.SUPPRESS, help=help_text, **shape)
 
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:

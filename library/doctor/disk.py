@@ -34,7 +34,7 @@ def check_folders() -> MachineFinding:
         place = Path(path)
         while not place.exists():
             place = place.parent
-        if why := _unwritable(place):
+        if why := _why_unwritable(place):
             template = "{path} cannot be written ({why}); change its owner, or the place it is in"
             return bad("folders", Message(template, path=path, why=why), **where)
     return ok("folders", Message("models in {models}, compiled code in {compiled}, runs in {runs}", **where), **where)
@@ -50,7 +50,7 @@ def compiled_code() -> MachineFinding:
     return ok("cache", Message(template, size=f"{size / 1e9:.2f}", folder=root), folder=str(root), bytes=size)
 
 
-def _unwritable(folder: Path) -> str:
+def _why_unwritable(folder: Path) -> str:
     """Return why no file can be written in a folder, "" if one can."""
     # Really write one, as a full disk has permission but no space.
     try:

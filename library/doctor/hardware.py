@@ -46,19 +46,19 @@ def gpu() -> MachineFinding:
         return hint("gpu", Message("none found; training runs on the CPU, which is too slow for full-size models"))
     devices = []
     for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
+        properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
         devices.append(
             {
-                "name": about.name,
+                "name": properties.name,
                 "memory_gb": round(total / 2**30, 1),
                 "free_gb": round(free / 2**30, 1),
-                "capability": f"{about.major}.{about.minor}",
+                "capability": f"{properties.major}.{properties.minor}",
                 "bf16": torch.cuda.is_bf16_supported(including_emulation=False) if index == 0 else None,
             }
         )
     template = "{name}, {memory_gb} GB ({free_gb} free), capability {capability}"
-    return ok("gpu", join_messages([Message(template, **about) for about in devices], "; "), devices=devices)
+    return ok("gpu", join_messages([Message(template, **device) for device in devices], "; "), devices=devices)
 
 
 def driver() -> MachineFinding:
@@ -104,7 +104,7 @@ def compile_gpu() -> MachineFinding:
 def compile_on(device: str) -> MachineFinding:
     """Compile with inductor, forward and backward."""
     # A real compilation is what a training with --compile will do on this device.
-    if reason := _hindered(device):
+    if reason := _compile_obstacle(device):
         text = Message("does not work on {device}: {reason}", device=device, reason=reason)
         return hint("compile", text, device=device, works=False)
 
@@ -131,7 +131,7 @@ def compile_on(device: str) -> MachineFinding:
     return ok("compile", text, device=device, works=True, seconds=round(seconds, 2))
 
 
-def _hindered(device: str) -> MessageLike:
+def _compile_obstacle(device: str) -> MessageLike:
     """Return a known obstacle to compiling, "" if there is none."""
     if off := next((name for name in SWITCHED_OFF if os.environ.get(name, "0") not in ("", "0")), ""):
         return Message("{name} in the environment switches it off; unset it", name=off)

@@ -13,22 +13,22 @@ from library.optim.names import SPECS, working_optimizer
 def optimizers() -> MachineFinding:
     """Report optimizer packages and LyCORIS: load each, and step a small weight on the training's device."""
     absent = [module for module in packages.PACKAGE_NAMES if not packages.is_installed(module)]
-    wrong = {
+    broken = {
         module: error for module in packages.PACKAGE_NAMES if module not in absent and (error := trial.package(module))
     }
-    names = [name for name in get_args(OptimizerName) if SPECS[name.lower()].package in (*absent, *wrong)]
-    without = names + ["LyCORIS"] * ("lycoris" in (*absent, *wrong))
+    names = [name for name in get_args(OptimizerName) if SPECS[name.lower()].package in (*absent, *broken)]
+    without = names + ["LyCORIS"] * ("lycoris" in (*absent, *broken))
     sentences = []
     if absent:
         titles = ", ".join(map(packages.package_name, absent))
         sentences.append(
             Message("not installed: {names}: {command}", names=titles, command=packages.install_command(*absent))
         )
-    for module, error in wrong.items():
+    for module, error in broken.items():
         command = packages.install_command(module, again=True)
         template = "{name} does not load ({error}): {command}"
         sentences.append(Message(template, name=packages.package_name(module), error=error, command=command))
-    data = {"absent": absent, "broken": wrong, "without": without}
+    data = {"absent": absent, "broken": broken, "without": without}
     if not without:
         return ok("optimizers", Message("{names} work", names=", ".join(packages.PACKAGE_NAMES.values())), **data)
     if "AdamW8bit" in without:

@@ -131,14 +131,14 @@ def check_packages() -> MachineFinding:
             "packages", Message("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **versions
         )
     locked = locked_versions()
-    other = [
+    different = [
         Message("{name} {version} (tested: {locked})", name=name, version=version, locked=locked[name])
         for name, version in versions.items()
         if version and name in locked and version.split("+")[0] != locked[name]
     ]
-    if other:
+    if different:
         template = "not the tested versions: {versions}; ./setup.sh install sets them"
-        return hint("packages", Message(template, versions=join_messages(other)), **versions)
+        return hint("packages", Message(template, versions=join_messages(different)), **versions)
     return ok("packages", text, **versions)
 
 
@@ -178,22 +178,22 @@ def network() -> MachineFinding:
     variables = {
         name: value for name, value in os.environ.items() if name.lower() in surroundings.NETWORK_VARIABLES and value
     }
-    wrong: list[Message] = []
+    invalid: list[Message] = []
     for name, value in variables.items():
         with surroundings.without_network_settings():
             os.environ[name] = value
             try:
                 httpx.Client().close()
             except Exception as error:  # each invalid value raises a different error
-                wrong.append(
+                invalid.append(
                     Message("{name} ({why})", name=name, why=f"{type(error).__name__}: {error}".replace(value, ""))
                 )
             finally:
                 del os.environ[name]
-    if not wrong:
+    if not invalid:
         return ok("network", "")
     template = "models cannot be downloaded nor results uploaded with {variables}; correct what is wrong, or unset it"
-    return hint("network", Message(template, variables=join_messages(wrong)), variables=list(variables))
+    return hint("network", Message(template, variables=join_messages(invalid)), variables=list(variables))
 
 
 def suggest_settings(findings: list[MachineFinding]) -> MachineFinding:

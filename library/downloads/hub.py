@@ -71,7 +71,7 @@ def repository(name: str, endings: Sequence[str] = (WEIGHTS_SUFFIX,)) -> Reposit
     fails."""
     if not is_repository(name):
         raise ConfigError("{name} is not the name of a repository: write owner/name", name=name[:120])
-    _guard()
+    _restrict_hosts()
     # False: send no token; with None, huggingface_hub would look for one in its own files.
     api, hub_token = huggingface_hub.HfApi(endpoint=constants.ENDPOINT), token() or False
     try:
@@ -154,7 +154,7 @@ def download_file(file: RemoteFile, path: Path, report: Report) -> Path:
     Raises ConfigError when the download fails, the disk is full, another process downloads the same file, its size or
     hash is wrong, or another file has its name. A partial download is kept for resuming, unless it is wrong.
     """
-    _guard()
+    _restrict_hosts()
     lock = registry.data_folder() / "downloads" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.lock"
     with locking.hold_lock(lock, 0.5) as mine:
         if not mine:
@@ -166,7 +166,7 @@ def download_file(file: RemoteFile, path: Path, report: Report) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             _download_rest(part, file, report)
             try:
-                _check(part, path, file, report)
+                _verify_download(part, path, file, report)
             except ConfigError:
                 part.unlink(missing_ok=True)
                 raise
@@ -220,7 +220,7 @@ def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
             raise ConfigError(template, name=file.name, reason=reason) from e
 
 
-def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
+def _verify_download(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
     """Raise ConfigError unless a file has the stated size and hash, and can be read without executing code."""
     size = part.stat().st_size
     if size != file.size or (file.sha256 and _sha256(part, file, report) != file.sha256):
@@ -250,7 +250,7 @@ def _sha256(path: Path, file: RemoteFile, report: Report) -> str:
     return digest.hexdigest()
 
 
-def _guard() -> None:
+def _restrict_hosts() -> None:
     """Refuse requests of this process to other hosts than the hub's, including redirects."""
     with _guarded:
         session = huggingface_hub.get_session()

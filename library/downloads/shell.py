@@ -96,13 +96,13 @@ def _download(names: list[str], folder: Path) -> None:
         downloaded: list[str] = []
         shown_percent = -1
 
-        def report(what: Message, now: int, total: int) -> None:
+        def report(message: Message, now: int, total: int) -> None:
             nonlocal shown_percent
-            work.phase(what, now, total)
+            work.phase(message, now, total)
             percent = now * 100 // max(1, total)
             if not work.folder and percent != shown_percent:
                 shown_percent = percent
-                print(f"\r{what} {now / GB:.2f} / {total / GB:.2f} GB", end="", flush=True)
+                print(f"\r{message} {now / GB:.2f} / {total / GB:.2f} GB", end="", flush=True)
 
         for path, file in zip(targets, files, strict=True):
             hub.download_file(file, path, report)

@@ -83,7 +83,7 @@ class CommandForms:
         fields = forms[name].fields
         if unknown := sorted(values.keys() - {field.name for field in fields}):
             raise ConfigError("{unknown}: {name} has no such field", unknown=", ".join(unknown), name=name)
-        words = [self.command, name, *_filled(fields, values, guard)]
+        words = [self.command, name, *_form_words(fields, values, guard)]
         self.parser(_RaisingParser).parse_args(words[1:])
         return words
 
@@ -95,14 +95,14 @@ class CommandForms:
             default = "" if action.default in (None, []) or action.default is False else str(action.default)
             label = self.labels.get(action.dest, action.dest.replace("_", " ").capitalize())
             choices = tuple(map(str, action.choices or ()))
-            about = (action.help or "").replace("%(default)s", default)
+            help_text = (action.help or "").replace("%(default)s", default)
             suggestions = self.suggestions.get(action.dest, {})
             yield CommandField(
-                action.dest, flag, _field_kind(action), label, about, default, choices, action.required, suggestions
+                action.dest, flag, _field_kind(action), label, help_text, default, choices, action.required, suggestions
             )
 
 
-def _filled(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard) -> list[str]:
+def _form_words(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard) -> list[str]:
     """Return the words of a form's fields; required ones must be filled in."""
     words, missing = [], []
     for field in fields:
@@ -143,7 +143,7 @@ def _field_words(field: CommandField, value: Any, guard: Guard) -> Iterator[str]
         raise ConfigError("{label}: this is one line", label=field.label)
     for line in lines:
         if field.kind == "files":
-            yield _weighted(line, field, guard)
+            yield _weighted_file(line, field, guard)
         elif field.kind in ("file", "folder", "model", "new"):
             path = guard(line, field.kind, field.label)
             yield f"{field.flag}={path}" if field.flag else str(path)
@@ -151,7 +151,7 @@ def _field_words(field: CommandField, value: Any, guard: Guard) -> Iterator[str]
             yield f"{field.flag}={line}" if field.flag else line
 
 
-def _weighted(line: str, field: CommandField, guard: Guard) -> str:
+def _weighted_file(line: str, field: CommandField, guard: Guard) -> str:
     """Split a file and its weight, "FILE=0.8"; the default weight is 1."""
     path, separator, weight = line.rpartition("=")
     if not separator or line.lower().endswith(".safetensors"):  # a name may contain "="

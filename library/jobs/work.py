@@ -44,7 +44,7 @@ class JobRecord:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         if not self._is_handed_on:
-            self._write(**(_end_by(error) if error else self._end), ended=time.time(), doing=None)
+            self._write(**(_end_state(error) if error else self._end), ended=time.time(), doing=None)
         if self._previous_handler is not None:
             signal.signal(signal.SIGTERM, self._previous_handler)
 
@@ -115,7 +115,7 @@ def begin_work(kind: str, folder: Path | None = None) -> JobRecord:
     return JobRecord(kind, folder or record.folder or new(kind))
 
 
-def _end_by(error: BaseException) -> JsonObject:
+def _end_state(error: BaseException) -> JsonObject:
     if isinstance(error, KeyboardInterrupt):
         return {"state": "stopped", "error": ""}
     if isinstance(error, ConfigError):

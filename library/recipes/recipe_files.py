@@ -97,11 +97,11 @@ def fitting_recipes(config: RunConfig) -> list[Recipe]:
     fitting = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(values)]
     for model in models:
         if model.kind == config.kind and _condition_holds(model.when, values):
-            fitting = [_of_model(recipe, model) for recipe in fitting]
+            fitting = [_with_model(recipe, model) for recipe in fitting]
     return sorted(fitting, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
 
 
-def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
+def _with_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
     """Return a recipe with a model's requirements: other options, and never fewer steps."""
     options: JsonObject = {**recipe.options, **model.options}
     options["max_train_steps"] = max(int(options["max_train_steps"]), model.least_steps)
@@ -123,7 +123,7 @@ def telling(family: str) -> set[str]:
 
 
 def proposed_steps(recipe: Recipe, images: int, images_per_step: int = 1) -> ProposedSteps:
-    """Return the proposed steps for a data set of `images` images (at least 1), with `at_once` images per step."""
+    """Return the proposed steps for a data set of `images` images (at least 1), at `images_per_step`."""
     proposed_views = images * recipe.steps_per_image
     bounded_views = min(max(proposed_views, recipe.least_steps), recipe.most_steps)
     steps = max(ROUNDED_TO, round(bounded_views / max(images_per_step, 1) / ROUNDED_TO) * ROUNDED_TO)

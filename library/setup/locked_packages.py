@@ -167,10 +167,10 @@ def with_damaged(plan: PackagePlan, broken: Sequence[str]) -> PackagePlan:
     )
     unlocked = dict.fromkeys(requirement for requirement in broken if _plain_name(requirement) not in locked_blocks)
     brought = tuple(requirement for requirement in unlocked if BROUGHT.match(requirement))
-    again = ENVIRONMENT / "again.txt"
-    again.write_text("".join(locked), encoding="utf-8")
+    damaged_lock = ENVIRONMENT / "again.txt"
+    damaged_lock.write_text("".join(locked), encoding="utf-8")
     user_packages = tuple(requirement for requirement in unlocked if requirement not in brought)
-    return replace(plan, again=again if locked else None, brought=brought, user_packages=user_packages)
+    return replace(plan, again=damaged_lock if locked else None, brought=brought, user_packages=user_packages)
 
 
 def split_lock(lock: str) -> list[str]:
@@ -187,7 +187,7 @@ def by_uv(uv: str, plan: PackagePlan) -> bool:
     # Like pip, choose the best version of all indexes; only files with these hashes are accepted.
     lock_variables = {"UV_INDEX_STRATEGY": "unsafe-best-match", **variables}
     no_index = [word for word in arguments if word == "--no-index"]
-    install, again = [uv, "pip", "install", "--python", PYTHON], ["--reinstall", "--no-deps"]
+    install, reinstall = [uv, "pip", "install", "--python", PYTHON], ["--reinstall", "--no-deps"]
     torch_variables = variables
     install_torch = [*install, "-c", LOCK, "-b", LOCK, *arguments]
     if plan.index:
@@ -195,11 +195,11 @@ def by_uv(uv: str, plan: PackagePlan) -> bool:
         torch_variables = {name: value for name, value in variables.items() if name not in OTHER_INDEXES}
     commands = [
         ([*install, *no_index, *HASHED, *extra, "-r", path], lock_variables)
-        for path, extra in _write_requirements(plan, again)
+        for path, extra in _write_requirements(plan, reinstall)
     ]
-    commands += [([*install_torch, *again, *plan.brought], torch_variables)] if plan.brought else []
+    commands += [([*install_torch, *reinstall, *plan.brought], torch_variables)] if plan.brought else []
     commands += [([*install_torch, plan.torch], torch_variables)]
-    commands += [([*install, *arguments, *again, *plan.user_packages], variables)] if plan.user_packages else []
+    commands += [([*install, *arguments, *reinstall, *plan.user_packages], variables)] if plan.user_packages else []
     commands += [([*install, *ITSELF], variables)]
     return all(
         subprocess.run(command, cwd=PROJECT_ROOT, env=env, check=False).returncode == 0 for command, env in commands
@@ -208,13 +208,13 @@ def by_uv(uv: str, plan: PackagePlan) -> bool:
 
 def by_pip(plan: PackagePlan) -> None:
     """Install a plan by pip; raise Refusal on failure."""
-    install, again = [PYTHON, "-m", "pip", "install"], ["--force-reinstall", "--no-deps"]
+    install, reinstall = [PYTHON, "-m", "pip", "install"], ["--force-reinstall", "--no-deps"]
     install_torch = [*install, *(["--index-url", plan.index] if plan.index else [])]
     constraint_variables = {**os.environ, "PIP_CONSTRAINT": LOCK}
-    commands = [([*install, *HASHED, *extra, "-r", path], None) for path, extra in _write_requirements(plan, again)]
-    commands += [([*install_torch, *again, *plan.brought], constraint_variables)] if plan.brought else []
+    commands = [([*install, *HASHED, *extra, "-r", path], None) for path, extra in _write_requirements(plan, reinstall)]
+    commands += [([*install_torch, *reinstall, *plan.brought], constraint_variables)] if plan.brought else []
     commands += [([*install_torch, plan.torch], constraint_variables)]
-    commands += [([*install, *again, *plan.user_packages], None)] if plan.user_packages else []
+    commands += [([*install, *reinstall, *plan.user_packages], None)] if plan.user_packages else []
     commands += [([*install, *ITSELF], None)]
     for command, env in commands:
         if subprocess.run(command, cwd=PROJECT_ROOT, env=env, check=False).returncode:
@@ -224,7 +224,7 @@ def by_pip(plan: PackagePlan) -> None:
             )
 
 
-def _write_requirements(plan: PackagePlan, again: list[str]) -> list[tuple[str, list[str]]]:
-    """Return the lock files in order, with options for those reinstalled `again`."""
+def _write_requirements(plan: PackagePlan, reinstall: list[str]) -> list[tuple[str, list[str]]]:
+    """Return the lock files in order, with the options `reinstall` for that of damaged packages."""
     files = [(str(installation.lock_file(name)), list[str]()) for name in plan.locks]
-    return [*files, (str(plan.again), again)] if plan.again else files
+    return [*files, (str(plan.again), reinstall)] if plan.again else files
