@@ -225,7 +225,7 @@ def _replace(temporary: Path, path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
+    """Flush a folder to disk, which makes a rename in it durable."""
     # Windows has no such call, and some network folders reject it.
     if WINDOWS:
         return

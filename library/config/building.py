@@ -52,7 +52,7 @@ def build_config(config: type[C], values: JsonMapping, source: str = "", notes: 
 
 
 def build_layers(config: type[C], layers: Iterable[Layer], notes: list[MessageLike] | None = None) -> C:
-    """Like `build_config`, from several layers of values; a later layer wins over an earlier one."""
+    """Build a config like `build_config`, from several layers of values; a later layer wins over an earlier one."""
     reading = read_layers(config, layers)
     if reading.problems:
         raise ConfigError(*reading.problems)
@@ -65,7 +65,7 @@ def build_layers(config: type[C], layers: Iterable[Layer], notes: list[MessageLi
 
 
 def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection[str] = ()) -> Reading[C]:
-    """Like `build_layers`, but return problems instead of raising them.
+    """Build a config like `build_layers`, but return problems instead of raising them.
 
     `unreadable` are options whose values could not even be parsed, such as a flag without its value.
     """

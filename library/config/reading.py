@@ -49,7 +49,7 @@ def steps_or_share(value: Any) -> int | float:
 
 
 def resolution(value: Any) -> str:
-    """A resolution as text: 1024 or [1024, 1024] -> "1024" or "1024,1024"; several sizes -> "512;1024,768"."""
+    """Return a resolution as text: 1024 or [1024, 1024] -> "1024" or "1024,1024"; several sizes -> "512;1024,768"."""
     parse_resolution(value)  # raises for invalid combinations
     return ";".join(",".join(map(str, _parse_sides(part, OF_RESOLUTION))) for part in _size_parts(value))
 

@@ -84,7 +84,7 @@ def changeable(collection: ImageCollection, pictures: Sequence[Picture] = ()) ->
 
 
 def preview(pictures: Sequence[Picture], edit: Edit) -> list[tuple[Picture, str]]:
-    """The captions that an edit would change, with the new text. Only adding creates missing captions."""
+    """Return the captions that an edit would change, with the new text. Only adding creates missing captions."""
     edits, caption_files = [], set()
     for picture in pictures:
         if (
@@ -182,7 +182,7 @@ def find_similar_groups(collection: ImageCollection, report: Report | None = Non
 
 
 def folder_name(repeats: int, words: str) -> str:
-    """The name of a folder of images: <repeats>_<words>. Raises ConfigError for an invalid name."""
+    """Return the name of a folder of images: <repeats>_<words>. Raises ConfigError for an invalid name."""
     words = words.strip()
     if not 1 <= repeats <= MAX_REPEATS:
         raise ConfigError("repeats is {repeats}: use 1 to {most}", repeats=repeats, most=MAX_REPEATS)

@@ -107,7 +107,7 @@ class ImageCollection:
         return bucket_rules(datasets.load_datasets(self.config)[0])
 
     def find(self, name: str) -> Picture:
-        """An image by its name. Raises ConfigError for an unknown name."""
+        """Return an image by its name. Raises ConfigError for an unknown name."""
         try:
             return self.known[name]
         except KeyError:

@@ -106,7 +106,7 @@ def _subset_texts(subset: SubsetConfig) -> dict[str, str]:
 
 
 def inherited(config: DatasetConfig | SubsetConfig, texts: Mapping[str, str]) -> dict[str, str]:
-    """The inherited values of a table, by option."""
+    """Return the inherited values of a table, by option."""
     names = OF_DATASET if isinstance(config, DatasetConfig) else OF_FOLDER
     values = {name: getattr(config, name) for name in names if not texts.get(name)}
     if isinstance(config, DatasetConfig) and "resolution" in values:
@@ -115,7 +115,7 @@ def inherited(config: DatasetConfig | SubsetConfig, texts: Mapping[str, str]) ->
 
 
 def written(path: Path, tables: Sequence[DatasetTable]) -> str:
-    """The text of a file with these data sets, based on the existing file if there is one.
+    """Return the text of a file with these data sets, based on the existing file if there is one.
 
     Raises ConfigError with each invalid value, and for a file whose format cannot be preserved.
     """

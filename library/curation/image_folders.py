@@ -12,7 +12,7 @@ from library.data.survey import Survey
 
 
 def found(config: RunConfig) -> tuple[DatasetConfig, list[Problem]]:
-    """The data set of a training without a dataset file, with its folders, and their problems.
+    """Return the data set of a training without a dataset file, with its folders, and their problems.
 
     No image is opened.
     """
@@ -30,7 +30,7 @@ def count_images(folder: Path) -> int:
 
 
 def read_folder_name(table: FolderTable) -> list[FolderTable]:
-    """An added folder with the options from its name; a parent of folders named <repeats>_<words> becomes these."""
+    """Return an added folder with the options from its name; a parent of <repeats>_<words> folders becomes these."""
     folder = Path(table.texts.get("image_dir", ""))
     if table.at is not None or table.texts.get("num_repeats") or not folder.is_dir():
         return [table]

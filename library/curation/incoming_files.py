@@ -22,7 +22,7 @@ MAX_STEM_BYTES = 120  # bytes of a name: caches and temporary files append to it
 
 
 def safe_name(sent: str) -> str:
-    """A name that is valid on every file system, from an uploaded one: no folders, special characters or devices."""
+    """Return an uploaded name in a form valid on every file system: without folders, special characters or devices."""
     # Names from macOS may have decomposed letters (NFD), which other systems take for another name.
     last = re.split(r"[\\/]", unicodedata.normalize("NFC", sent))[-1]
     plain = "".join("_" if sign in '<>:"|?*' else sign for sign in last if unicodedata.category(sign)[0] != "C")
@@ -32,7 +32,7 @@ def safe_name(sent: str) -> str:
 
 
 def refuse_file(name: str, num_bytes: int) -> Message | None:
-    """Why a file of this name and length is rejected, or None."""
+    """Return why a file of this name and length is rejected, or None."""
     suffix = os.path.splitext(name)[1]
     image_endings = sorted(extensions())
     if suffix not in image_endings and suffix not in CAPTION_SUFFIXES:
@@ -105,7 +105,7 @@ def free_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:
 
 
 def numbered_stems(stem: str) -> Iterator[str]:
-    """A stem, then the stem with suffixes 2, 3, ..."""
+    """Yield a stem, then the stem with the suffixes 2, 3, ..."""
     yield stem
     for number in range(2, 1_000_000):
         yield f"{stem}_{number}"

@@ -53,7 +53,7 @@ def select_pictures(
 
 
 def count_kinds(collection: ImageCollection, trigger: str = "") -> dict[str, int]:
-    """The number of images of each kind."""
+    """Return the number of images of each kind."""
     kinds = {
         kind: sum(map(partial(test, collection), collection.pictures)) for kind, (_, test) in PICTURE_KINDS.items()
     }

@@ -13,10 +13,10 @@ from library.data.length import training_length
 
 
 def count_by_folder(config: RunConfig, may: Callable[[str], bool], world: int = 1) -> JsonObject:
-    """The counts of a training with this number of processes, by folder and in total.
+    """Count the images of a training with `world` processes, by folder and in total.
 
-    A folder is named by its data set and its source. `may` says which paths may be read; images elsewhere raise
-    ConfigError, as do files that cannot be read.
+    A folder is identified by its data set and its source. `may` tells which paths may be read. Raises ConfigError for
+    images elsewhere, and for files that cannot be read.
     """
     sources.guard(config, may)
     survey = finding.survey_data(config, keep=False)

@@ -20,7 +20,8 @@ ROWS = 512  # hashes compared with all others at once; more would take too much 
 
 
 def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -> list[list[str]]:
-    """Groups of files with the same content, from (path, length in bytes). Only files of equal length are read."""
+    """Return groups of files with the same content, from (path, length in bytes). Only files of equal length are
+    read."""
     by_length: defaultdict[int, list[str]] = defaultdict(list)
     for path, length in files:
         by_length[length].append(path)
@@ -40,7 +41,8 @@ def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -
 # imagehash computes the same bits, but would add scipy and PyWavelets.
 # Why: docs/decisions/2026-11-22-no-imagehash.md
 def looks(path: str) -> Hash | None:
-    """A difference hash of 128 bits: whether the image gets brighter to the right, and downwards, in 8 x 8 places.
+    """Return a difference hash of 128 bits: whether the image gets brighter to the right, and downwards, in 8 x 8
+    places.
 
     None when it cannot be read, or is too plain for a meaningful hash.
     """

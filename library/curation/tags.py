@@ -61,7 +61,7 @@ class Edit:
         return [tag for tag in old if self._key(tag) not in gone]
 
     def _replaced(self, old: list[str]) -> list[str]:
-        """The new tags replace the first of the old ones; a tag that exists already is not duplicated."""
+        """Put the new tags in place of the first of the old ones; a tag that exists already is not duplicated."""
         gone = set(map(self._key, split_tags(self.find, self.separator)))
         if gone.isdisjoint(map(self._key, old)):
             return old

@@ -190,7 +190,7 @@ def undo(root: str | Path, report: Report | None = None) -> Undone:
 
 
 def changed_texts(root: str | Path, change: str) -> list[TextChange]:
-    """The text files that a change wrote, by its id. Raises ConfigError when there is no such change."""
+    """Return the text files that a change wrote, by its id. Raises ConfigError when there is no such change."""
     root = Path(root).resolve()
     past = next((past for past in _past_changes(root) if past.id == change), None)
     if past is None:
@@ -220,7 +220,7 @@ def _trash(root: Path) -> Path:
 
 
 def _past_changes(root: Path) -> Iterator[PastChange]:
-    """Every change, the last one first."""
+    """Yield all changes, the last one first."""
     for day in sorted(_folders_below(_trash(root)), reverse=True):
         for folder in sorted(_folders_below(day), reverse=True):
             if facts := _read_change_facts(folder):
@@ -244,7 +244,7 @@ def _read_change_facts(folder: Path) -> JsonObject:
 
 
 def _journal_lines(folder: Path) -> Iterator[JsonObject]:
-    """The lines of the journal. An incomplete last line is skipped: its step was not started."""
+    """Yield the lines of the journal. An incomplete last line is skipped: its step was not started."""
     try:
         text = (folder / JOURNAL).read_text(encoding="ascii", errors="replace")
     except OSError:

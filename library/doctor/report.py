@@ -143,7 +143,7 @@ def check_packages() -> MachineFinding:
 
 
 def installed_version(name: str) -> str | None:
-    """The version of an installed package, or None."""
+    """Return the version of an installed package, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

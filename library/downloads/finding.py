@@ -32,7 +32,7 @@ class FoundModel:
 
 
 def find_models(folders: Iterable[Path], deepest: int = MAX_FOLDER_DEPTH) -> list[FoundModel]:
-    """The models in these folders that a training can use, in the order of their paths, down to `deepest` levels.
+    """Return the models in these folders that a training can use, sorted by path, down to `deepest` levels.
 
     Only headers are read. Damaged files, single shards, and files beyond the limits above are skipped.
     """

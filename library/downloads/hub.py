@@ -118,7 +118,7 @@ def licence(name: str) -> Message:
 
 
 def target_path(folder: Path, file: RemoteFile, endings: Sequence[str] = (WEIGHTS_SUFFIX,)) -> Path:
-    """The target of a file: FOLDER/REPOSITORY/NAME. Raises ConfigError for unsafe names."""
+    """Return the target of a file: FOLDER/REPOSITORY/NAME. Raises ConfigError for unsafe names."""
     parts = (file.repository.rpartition("/")[2], file.name)
     for part in parts:
         if not SAFE_NAME.fullmatch(part) or RESERVED.fullmatch(part):
@@ -140,7 +140,7 @@ def unfinished(path: Path, file: RemoteFile) -> Path:
 
 
 def still_needed(path: Path, file: RemoteFile) -> int:
-    """The remaining bytes of a download."""
+    """Return the remaining bytes of a download."""
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size == file.size:
             return 0
@@ -234,7 +234,7 @@ def _verify_download(part: Path, path: Path, file: RemoteFile, report: Report) -
 
 
 def _existing_file(path: Path, file: RemoteFile, report: Report) -> Path:
-    """The path of an existing file, if it is the same one."""
+    """Return the path of an existing file. Raises ConfigError if it is another file."""
     if path.stat().st_size != file.size or (file.sha256 and _sha256(path, file, report) != file.sha256):
         raise ConfigError("{path} exists and is another file: choose another folder, or move it away", path=path)
     return path
@@ -278,7 +278,8 @@ def _refuse_other_host(request: Any) -> None:
 
 
 def remote_files(names: Iterable[str]) -> list[RemoteFile]:
-    """Files by `owner/name/path`, in their current versions. Raises ConfigError, also for gated repositories."""
+    """Look up files by `owner/name/path`, in their current versions. Raises ConfigError, also for gated
+    repositories."""
     requested = [(f"{owner}/{name}", path) for owner, name, path in (f"{text}//".split("/", 2) for text in names)]
     repositories = {name: repository(name) for name in dict.fromkeys(name for name, _ in requested)}
     files = []

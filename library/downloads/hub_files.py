@@ -22,8 +22,8 @@ def default_folder() -> Path:
 
 
 def find_hub_file(name: str) -> Path | None:
-    """The file on this computer: in the folder of downloads, or in the cache of huggingface_hub. None if it is in
-    neither."""
+    """Return the file on this computer: in the folder of downloads, or in the cache of huggingface_hub. None if it is
+    in neither."""
     match = ID.match(name)
     if not is_file_id(name) or not match:
         return None

@@ -47,7 +47,7 @@ def is_repository(text: str) -> bool:
 
 
 def find_model_folder(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
-    """The folder of a model: a local path, or one below `into` that is downloaded once by its id.
+    """Return the folder of a model: a local path, or one below `into`, downloaded once by its id.
 
     Raises ConfigError when the hub does not have it, it needs code or other weights, or the disk is full.
     """

@@ -264,7 +264,7 @@ def is_on(value: JsonValue) -> bool:
 
 
 def to_number(value: Any) -> float | None:
-    """A finite number, which may be text; None for anything else."""
+    """Parse a finite number, which may be text; None for anything else."""
     try:
         return parse_finite(value)
     except (ValueError, OverflowError):

@@ -6,8 +6,8 @@ from library.config.problems import Message, MessageLike, Report
 
 
 def progress_line() -> Report:
-    """A report to stderr, beside the result: a line that is rewritten in a terminal, and in a file or a pipe a line for
-    each phase, however many images it has."""
+    """Return a report that writes to stderr, apart from the result: one line that is rewritten in a terminal, and one
+    line per phase in a file or a pipe, however many images it has."""
     phase: list[MessageLike] = [""]
     width = [0]  # of the line that is in the terminal now; 0: none is open
 

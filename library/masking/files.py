@@ -48,7 +48,7 @@ class MaskOptions:
             raise ConfigError("outside is {outside}: it is a percentage, from 0 to 100", outside=self.outside)
 
     def grey(self, segmentation: np.ndarray) -> Image.Image:
-        """A segmentation [H,W] in 0..1 as a mask."""
+        """Convert a segmentation [H,W] in 0..1 to a mask."""
         learned = 1 - segmentation if self.invert else segmentation
         floor = self.outside / 100
         return Image.fromarray(np.rint((floor + (1 - floor) * learned) * 255).astype(np.uint8))
@@ -66,7 +66,7 @@ def usual_folder(images: Path) -> Path:
 def mask_file(
     image: Path, images: Path, masks: Path, listings_by_folder: dict[Path, folders.Listing] | None = None
 ) -> Path:
-    """The mask of an image below `images`: the file that the trainer would read, or the path of a new PNG.
+    """Return the mask of an image below `images`: the file that the trainer would read, or the path of a new PNG.
 
     `listings_by_folder` caches listings across the images of a folder.
     """
@@ -152,7 +152,7 @@ def replace_mask(
 
 
 def transparent(path: Path, grey: Image.Image) -> bytes:
-    """An image with a mask as its alpha channel: the same colours, losslessly in its own format."""
+    """Return an image with a mask as its alpha channel: the same colours, losslessly in its own format."""
     out = io.BytesIO()
     with thumbs.open_image(path) as image:
         rgba = image.convert("RGBA")  # keeps the colours of transparent pixels
@@ -166,7 +166,7 @@ def transparent(path: Path, grey: Image.Image) -> bytes:
 
 
 def png(grey: Image.Image, image: Path | None = None, upright: bool = True) -> bytes:
-    """A mask as the bytes of a PNG, stored as its image is; `upright`: it is for the image turned upright."""
+    """Return a mask as the bytes of a PNG, stored as its image is; `upright`: it is for the image turned upright."""
     out, turn = io.BytesIO(), orientation(image) if image else UPRIGHT
     stored = turned_back(grey, turn) if upright else grey
     stored.save(out, "PNG", **({"exif": tag(turn)} if turn != UPRIGHT else {}))
@@ -221,8 +221,8 @@ def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[
 
 
 def tinted(file: Path, side: int, upright: bool = False) -> bytes:
-    """A mask as a WebP overlay for its image: red where the loss weight is low; empty without a mask. `upright`: turned
-    as its EXIF orientation says.
+    """Return a mask as a WebP overlay for its image: red where the loss weight is low; empty without a mask. `upright`:
+    turned by its EXIF orientation.
 
     Raises ConfigError for a file that is not an image.
     """
@@ -242,7 +242,7 @@ def tinted(file: Path, side: int, upright: bool = False) -> bytes:
 
 
 def count_masked_images(images: Path, masks: Path) -> int:
-    """The number of images of a folder and its sub-folders that have a mask."""
+    """Count the images of a folder and its sub-folders that have a mask."""
     if not masks.is_dir():
         return 0
     image_files = (Path(listing.path(name)) for listing in listings(images, 1) for name in listing.images)

@@ -61,7 +61,7 @@ class SegmentationModel:
         return [(np.asarray(probabilities) >= self.threshold).astype(np.float32) for probabilities in resized_maps]
 
     def _classes(self) -> list[int]:
-        """The indices of the classes that the words name."""
+        """Return the indices of the classes that the words name."""
         names: dict[str, list[int]] = {}
         for number, label in self.model.config.id2label.items():
             # Labels may list synonyms, separated by commas or semicolons.
@@ -79,7 +79,7 @@ class SegmentationModel:
 
 
 def _load_segmenter(folder: Path, kind: str) -> tuple[Any, Any]:
-    """The model and its processor."""
+    """Load the model and its processor."""
     # Imported from their own modules: from `transformers.models`, type checkers would read every model.
     from transformers.models.auto import (
         AutoImageProcessor,
