@@ -1,4 +1,4 @@
-"""What is encoded once, before a training, instead of in every step."""
+"""Options of what is encoded once, before a training, instead of in every step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextBatchCache(Cache):
-    """The same, where captions are encoded in batches of their own size."""
+    """Like `Cache`, with a separate batch size for captions."""
 
     text_encoder_batch_size: int | None = opt(
         None, "Captions that are encoded at once. Empty: the batch size.", parse=parse_count

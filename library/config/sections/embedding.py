@@ -86,6 +86,6 @@ class Embedding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingOptim(Optim):
-    """The same, with what is usual for words."""
+    """Like `Optim`, with the usual learning rate of word vectors."""
 
     learning_rate: float = opt(2e-6, "5e-4 is usual, 1 for Prodigy. Lower it if images are distorted.", min=0.0)

@@ -159,7 +159,7 @@ class FlowLoss(Loss):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SafetensorsSave(FullSave):
-    """Where the result goes."""
+    """Like `FullSave`, for models that other programs read as safetensors only."""
 
     only_safetensors: ClassVar[bool] = True
 

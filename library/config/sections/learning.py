@@ -267,7 +267,7 @@ def _no_accumulation(name: str) -> Problem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullOptim(Optim):
-    """The same, with options that save memory in full trainings."""
+    """Like `Optim`, with options that save memory in full trainings."""
 
     fused_optimizer_groups: int | None = opt(
         None,
@@ -306,7 +306,7 @@ class FullOptim(Optim):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """How long, and from where."""
+    """The length of a training, and what it continues."""
 
     max_train_steps: int = opt(
         1600,
