@@ -30,7 +30,7 @@ CHECKPOINT_WITH_ATTENTION = 2.1  # size of a checkpoint that keeps attention out
 SWAP = 1 / 110e9  # seconds per swapped byte and step not hidden by computation
 LINK = 45e9  # bytes per second between host and device while blocks compute
 IN_TRANSIT = 4  # block inputs in transit between host and device at a time
-# Optimizer states in bytes per trained parameter.
+# Optimizer states in bytes of GPU memory per trained parameter; those of paged optimizers can move to CPU memory.
 STATES = {
     "adamw8bit": 2,
     "pagedadamw8bit": 0,
@@ -56,7 +56,7 @@ STATES = {
     "dadaptsgd": 12,
     "sgdschedulefree": 4,
 }
-USUAL_STATES = 8  # two float32 values, as in AdamW; paged optimizers count as 0, since theirs can move to CPU memory
+USUAL_STATES = 8  # two float32 values, as in AdamW
 CONTEXT = 0.85 * BYTES_PER_GIB  # memory of the driver, cuBLAS and cuDNN
 SLACK = 1.08  # for fragmentation
 RECORDED = 0.9  # additional memory of recorded compiled convolutions, as a share of activations

@@ -44,9 +44,9 @@ def scan_collection(
 
 def examine_pictures(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
     """Read the files of images: size, whether they can be decoded, and their captions."""
-    # Decoding every pixel finds truncated files, but takes too long for very many images.
-    decodes_fully = len(pictures) <= MAX_WHOLE_IMAGES
-    facts = spread(partial(_picture_facts, collection, decodes_fully), pictures, report, Message("scanning images"))
+    # Checking whole files finds wrong bits in PNG and WebP, but takes too long for very many images.
+    reads_whole = len(pictures) <= MAX_WHOLE_IMAGES
+    facts = spread(partial(_picture_facts, collection, reads_whole), pictures, report, Message("scanning images"))
     for picture, (size, broken, turn) in zip(pictures, facts, strict=True):
         picture.size = turned_size(size, turn) if collection.config.data.exif_rotation else size
         picture.broken, picture.turned = broken, turn != 1
@@ -186,19 +186,19 @@ def _may_read(collection: ImageCollection, path: str) -> bool:
     return not os.path.islink(path) or collection.may(path)
 
 
-def _picture_facts(collection: ImageCollection, decodes_fully: bool, picture: Picture) -> tuple[Size, str, int]:
+def _picture_facts(collection: ImageCollection, reads_whole: bool, picture: Picture) -> tuple[Size, str, int]:
     if not _may_read(collection, picture.path):
         return (0, 0), "it is a link that leads out of the folders of this page", 1
     if picture.broken:
         return (0, 0), picture.broken, 1
-    return _remembered_facts(picture.path, picture.modified, picture.num_bytes, decodes_fully)
+    return _remembered_facts(picture.path, picture.modified, picture.num_bytes, reads_whole)
 
 
 @lru_cache(maxsize=1 << 17)
-def _remembered_facts(path: str, modified: int, num_bytes: int, decodes_fully: bool) -> tuple[Size, str, int]:
+def _remembered_facts(path: str, modified: int, num_bytes: int, reads_whole: bool) -> tuple[Size, str, int]:
     """Return the size as stored, why the image cannot be decoded, and its EXIF orientation. Time and length are cache
     keys."""
     size = header_size(path, modified, num_bytes)
     if min(size) < 1:
         return size, "this is no image that can be read", 1
-    return size, check_file(path, decodes_fully), orientation(path)
+    return size, check_file(path, reads_whole), orientation(path)
