@@ -94,6 +94,7 @@ def read_dataset_tables(path: Path) -> list[DatasetTable]:
 
 
 def tables_of_datasets(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
+    """Return the tables of data sets that are in no file, with only the options that tell their folders apart."""
     return [
         DatasetTable({}, [FolderTable(_subset_texts(subset)) for subset in dataset.subsets]) for dataset in datasets
     ]
