@@ -21,11 +21,12 @@ from library.config.problems import SURROGATES, ConfigError
 WINDOWS = os.name == "nt"
 DISK_FULL_ERRORS = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 FULL_ON_WINDOWS = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
+# On a shared disk, process ids say something only about files of the same computer.
 HOST_MARK = hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
 UNFINISHED = re.compile(
     r"\.(?P<stem>.+)\.(?P<pid>\d+)-(?P<here>[0-9a-f]{4})[0-9a-f]{8}\.(?P<kind>tmp|old)(?P<suffix>\.\w+)?"
 )
-DAY = 86400.0
+DAY = 86400.0  # seconds
 STATE_FACTS = "train_state.json"  # the file of a state folder that says where its training stood
 LONGEST_NAME = 255  # maximum bytes of a file name; Windows and macOS count characters, and allow more
 RESERVED = re.compile(
@@ -72,7 +73,7 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], object]) -> Pat
     """
     path = Path(path)
     mark = _mark()
-    unfinished, old = (path.with_name(f".{path.name}.{mark}.{what}") for what in ("tmp", "old"))
+    unfinished, old = (path.with_name(f".{path.name}.{mark}.{kind}") for kind in ("tmp", "old"))
     try:
         with clear_errors(path):
             unfinished.mkdir(parents=True)
@@ -85,7 +86,7 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], object]) -> Pat
             _replace(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
-        if old.exists() and not path.exists():
+        if old.exists() and not path.exists():  # the second rename failed
             old.rename(path)
         raise
     _sync_folder(path.parent)
@@ -104,29 +105,33 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def json_text(value: Any, **how: Any) -> str:
+def json_text(value: Any, **options: Any) -> str:
     """Return readable JSON; file names that are not UTF-8 are escaped."""
-    text = json.dumps(value, ensure_ascii=False, **how)
-    return json.dumps(value, **how) if SURROGATES.search(text) else text
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return json.dumps(value, **options) if SURROGATES.search(text) else text
 
 
-def clean_up(folder: str | Path, ours: Callable[[str], object]) -> None:
-    """Delete what killed writers have left in a folder; `ours` selects names."""
-    # A folder interrupted between the two renames gets its name, as its new content was complete.
+def clean_up(folder: str | Path, is_ours: Callable[[str], object]) -> None:
+    """Delete what killed writers have left in a folder; `is_ours` selects names."""
+    # If a writer was killed between the two renames of a folder, give the folder its name: its new content is complete.
     with contextlib.suppress(OSError):
-        found = [(path, UNFINISHED.fullmatch(path.name)) for path in Path(folder).iterdir() if path.name[0] == "."]
-        left = [(path, m) for path, m in found if m and ours(m["stem"] + (m["suffix"] or "")) and _is_left(path, m)]
-        for path, m in left:
-            final = path.with_name(m["stem"])
-            if m["kind"] == "old" and not final.exists():
+        candidates = [(path, UNFINISHED.fullmatch(path.name)) for path in Path(folder).iterdir() if path.name[0] == "."]
+        leftovers = [
+            (path, match)
+            for path, match in candidates
+            if match and is_ours(match["stem"] + (match["suffix"] or "")) and _is_left(path, match)
+        ]
+        for path, match in leftovers:
+            final = path.with_name(match["stem"])
+            if match["kind"] == "old" and not final.exists():
                 new = path.with_name(path.name.removesuffix("old") + "tmp")
                 _replace(new if new.exists() else path, final)
-        for path, _ in left:
+        for path, _ in leftovers:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _mark() -> str:
-    """Return an identifier of the writer: process, computer, and a random number."""
+    # UNFINISHED reads it back, to tell whether the writer is still running.
     return f"{os.getpid()}-{HOST_MARK}{secrets.token_hex(4)}"
 
 
@@ -139,6 +144,7 @@ def _is_left(path: Path, mark: re.Match[str]) -> bool:
         if mark["here"] != HOST_MARK:
             return time.time() - written > DAY
         writer = psutil.Process(int(mark["pid"]))
+        # A writer that began after its file was written has got the id of another process; clocks differ by up to 2 s.
         return writer.create_time() > written + 2 or writer.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
@@ -147,7 +153,8 @@ def _is_left(path: Path, mark: re.Match[str]) -> bool:
 
 
 def free_space(path: str | Path) -> int:
-    """Return the free bytes where `path` is or will be, by its nearest existing folder."""
+    """Return the free bytes on the disk where `path` is or will be."""
+    # The folder may not exist yet, so ask its nearest existing parent.
     place = Path(path).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -218,7 +225,7 @@ def _replace(temporary: Path, path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
+    """Flush a folder to disk, which makes a rename in it durable."""
     # Windows has no such call, and some network folders reject it.
     if WINDOWS:
         return

@@ -32,19 +32,19 @@ def without_collecting() -> Iterator[None]:
 # Why: docs/decisions/2026-11-22-diffusers-without-optional-packages.md
 @contextlib.contextmanager
 def without_optional(module: str) -> Iterator[None]:
-    """Import modules of this one's package as if not yet loaded packages in `UNUSED` were absent. Only diffusers and
-    transformers load them; afterwards both report them as available again.
+    """Import modules of this module's package as if the packages in `UNUSED` were absent, unless already loaded. Only
+    diffusers and transformers load them; afterwards both report them as available again.
     """
     package = module.split(".")[0]
     if package not in KNOWN:
         yield
         return
     place, name, absent = KNOWN[package]
-    known = vars(importlib.import_module(place))
+    availability = vars(importlib.import_module(place))
     names = [name.format(unused) for unused in UNUSED if unused not in sys.modules]
-    before = {name: known[name] for name in names if name in known}
-    known.update(dict.fromkeys(before, absent))
+    before = {name: availability[name] for name in names if name in availability}
+    availability.update(dict.fromkeys(before, absent))
     try:
         yield
     finally:
-        known.update(before)
+        availability.update(before)

@@ -1,7 +1,8 @@
 """Packages that a training may need besides PyTorch: whether each is installed and loads, and how to install it.
 
 Loading one takes PyTorch and seconds, so callers that must not wait (the page) use what is known from the package's
-files and from the last attempt. setup.sh, `kohya doctor`, `kohya check` and every training try, and store the result.
+files and from the last attempt. setup.sh, `kohya doctor`, `kohya check` and every training load them, and store the
+result.
 """
 
 import contextlib
@@ -23,8 +24,8 @@ from library.config.problems import ConfigError, Message
 from library.config.values import did_you_mean
 from library.files import cache_folder, write_atomic
 
-# A package counts as working once it has stepped a weight on the training's device; the page must not load PyTorch to
-# find out.
+# A package counts as working once it has stepped a weight on the training's device. The page must not load PyTorch, so
+# it relies on stored results.
 # Why: docs/decisions/2026-11-22-optimizer-packages-are-installed.md
 # Import name -> name for installing.
 PACKAGE_NAMES = {
@@ -38,7 +39,7 @@ PACKAGE_NAMES = {
     "schedulefree": "schedulefree",
 }
 LOCKED = Path(__file__).resolve().parents[1] / "constraints.txt"
-AGAIN = 600.0  # retry a failed package after this many seconds
+RETRY_AFTER = 600.0  # seconds after which a failed package is tried again
 IMPORT_TIMEOUT = 120.0  # timeout in seconds for loading one in a separate process
 
 
@@ -48,7 +49,7 @@ def package_name(module: str) -> str:
 
 @functools.cache
 def locked() -> Mapping[str, str]:
-    """The versions in constraints.txt; empty where the project was installed without its folder."""
+    """Return the versions in constraints.txt; empty if the project was installed without its folder."""
     lines = LOCKED.read_text(encoding="utf-8").splitlines() if LOCKED.exists() else []
     return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
 
@@ -56,9 +57,9 @@ def locked() -> Mapping[str, str]:
 def install_command(*modules: str, again: bool = False) -> str:
     """Return the command that installs packages into the current environment, in the tested versions."""
     names = [package_name(module) for module in modules]
-    wanted = [f"{name}=={locked()[name]}" if name in locked() else name for name in names]
-    line = [sys.executable, "-m", "pip", "install", *(["--force-reinstall", "--no-deps"] * again), *wanted]
-    return subprocess.list2cmdline(line) if os.name == "nt" else shlex.join(line)
+    requirements = [f"{name}=={locked()[name]}" if name in locked() else name for name in names]
+    command = [sys.executable, "-m", "pip", "install", *(["--force-reinstall", "--no-deps"] * again), *requirements]
+    return subprocess.list2cmdline(command) if os.name == "nt" else shlex.join(command)
 
 
 def is_installed(module: str) -> bool:
@@ -83,15 +84,15 @@ def broken(module: str, error: str) -> Message:
 
 
 def loading_failure(module: str) -> str:
-    """Return why an installed package does not load, "" if it does, as far as known or quickly found out.
+    """Return why an installed package does not load, "" if it does, without loading it in this process.
 
-    An earlier result counts until the package changes. A never tried one counts as loading if its files are exactly
-    pip's; otherwise, and some time after a failure, it is tried in a separate process.
+    A stored result counts until the package changes. An untried package counts as loading if its files are exactly
+    pip's; otherwise, and some time after a failure, it is loaded in a separate process.
     """
-    known = _remembered_packages().get(module, {})
-    if known.get("of") == _print(module):
-        if not known["error"] or time.time() - known["when"] < AGAIN:
-            return known["error"]
+    record = _remembered_packages().get(module, {})
+    if record.get("of") == _fingerprint(module):
+        if not record["error"] or time.time() - record["when"] < RETRY_AFTER:
+            return record["error"]
     elif _untouched(module):
         return ""
     return examine_packages([module]).get(module, "")
@@ -99,25 +100,27 @@ def loading_failure(module: str) -> str:
 
 def examine_packages(modules: Iterable[str], patience: float = IMPORT_TIMEOUT) -> dict[str, str]:
     """Load packages in a separate process and store the results: by module the error, "" if it loads."""
-    wanted = [module for module in modules if is_installed(module)]
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    line = [sys.executable, "-P", "-m", "library.optim.trial", *wanted]
+    installed = [module for module in modules if is_installed(module)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # -P keeps the current folder off the path, whose files could shadow packages.
+    command = [sys.executable, "-P", "-m", "library.optim.trial", *installed]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
-        done = subprocess.run(
-            line, capture_output=True, text=True, errors="replace", env=found, timeout=patience, check=False
+        completed = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env=environment, timeout=patience, check=False
         )
-        return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
+        # Packages may print while they are imported; the result is the last line.
+        return json.loads(completed.stdout.splitlines()[-1]) if completed.stdout.strip() else {}
     return {}
 
 
 def remember(module: str, error: str) -> None:
-    """Store the result of really loading a package."""
-    known, now = _remembered_packages(), _print(module)
-    if known.get(module, {}).get("of") == now and known[module]["error"] == error and not error:
+    """Store the result of loading a package."""
+    records, fingerprint = _remembered_packages(), _fingerprint(module)
+    if records.get(module, {}).get("of") == fingerprint and records[module]["error"] == error and not error:
         return
-    known[module] = {"of": now, "error": error, "when": time.time()}
+    records[module] = {"of": fingerprint, "error": error, "when": time.time()}
     with contextlib.suppress(OSError, ConfigError):  # without a stored result it is tried again next time
-        write_atomic(_packages_file(), json.dumps(known, indent=1))
+        write_atomic(_packages_file(), json.dumps(records, indent=1))
 
 
 # ---- what is known
@@ -129,16 +132,16 @@ def _packages_file() -> Path:
 
 def _remembered_packages() -> dict[str, dict]:
     with contextlib.suppress(ConfigError, OSError):
-        found = load_json(_packages_file())
-        if isinstance(found, dict) and all(
-            isinstance(one, dict) and {"of", "error", "when"} <= one.keys() for one in found.values()
+        records = load_json(_packages_file())
+        if isinstance(records, dict) and all(
+            isinstance(record, dict) and {"of", "error", "when"} <= record.keys() for record in records.values()
         ):
-            return found
+            return records
     return {}
 
 
-def _print(module: str) -> str:
-    # When any of these changes, earlier results no longer count.
+def _fingerprint(module: str) -> str:
+    # A stored result counts only as long as none of these has changed.
     facts = [sys.prefix, _package_version("torch"), _package_version(package_name(module)), *map(str, _origin(module))]
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -147,8 +150,8 @@ def _origin(module: str) -> tuple[str, int, int]:
     """Return the first loaded file, its modification time and size."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         if (spec := importlib.util.find_spec(module)) and spec.origin:
-            about = os.stat(spec.origin)
-            return spec.origin, about.st_mtime_ns, about.st_size
+            status = os.stat(spec.origin)
+            return spec.origin, status.st_mtime_ns, status.st_size
     return "", 0, 0
 
 
@@ -166,34 +169,34 @@ def _untouched(module: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     files = [file for file in package.files or () if file.suffix != ".pyc" and ".." not in file.parts]
-    places = {Path(str(file.locate())): file.size for file in files}
+    sizes = {Path(str(file.locate())): file.size for file in files}
     try:
-        whole = all(size is None or path.stat().st_size == size for path, size in places.items())
+        is_complete = all(size is None or path.stat().st_size == size for path, size in sizes.items())
     except OSError:
         return False
-    return whole and package.version == locked().get(name) and Path(_origin(module)[0]) in places
+    return is_complete and package.version == locked().get(name) and Path(_origin(module)[0]) in sizes
 
 
 # ---- in words
 
 
-def package_lines(found: Mapping[str, str]) -> Iterator[str]:
+def package_lines(errors: Mapping[str, str]) -> Iterator[str]:
     """Return setup.sh's lines about the packages, from the errors by module."""
     for module in PACKAGE_NAMES:
         if not is_installed(module):
             yield f"{package_name(module)} is not installed. To install it: {install_command(module)}"
-        elif module not in found:
+        elif module not in errors:
             yield f"{package_name(module)} could not be tried; kohya doctor tries it again."
-        elif error := found[module]:
+        elif error := errors[module]:
             command = install_command(module, again=True)
             yield f"{package_name(module)} does not load here ({error}). To install it again: {command}"
-    if "bitsandbytes" not in found or found["bitsandbytes"]:
+    if "bitsandbytes" not in errors or errors["bitsandbytes"]:
         yield "Without bitsandbytes use AdamW instead of AdamW8bit; it needs more memory."
 
 
 if __name__ == "__main__":
-    missing = list(
+    problems = list(
         package_lines(examine_packages(PACKAGE_NAMES, patience=600.0))
     )  # new packages have no compiled or cached files yet
-    print("\n".join(missing) or "The optimizers' packages and LyCORIS work.")
-    sys.exit(bool(missing))
+    print("\n".join(problems) or "The optimizers' packages and LyCORIS work.")
+    sys.exit(bool(problems))

@@ -50,10 +50,11 @@ class Generation:
 
     @property
     def arguments(self) -> JsonObject:
-        """The arguments of transformers' `generate`."""
-        drawn = {"do_sample": True, "top_p": self.top_p, "top_k": 0} if self.top_p else {"do_sample": False}
-        least = {"min_new_tokens": self.min_tokens} if self.min_tokens else {}
-        return {"max_new_tokens": self.max_tokens, "num_beams": self.beams, **least, **drawn}
+        """The arguments for `generate` of transformers."""
+        # top_k defaults to 50 in transformers, which would cut nucleus sampling; 0 switches it off.
+        sampling = {"do_sample": True, "top_p": self.top_p, "top_k": 0} if self.top_p else {"do_sample": False}
+        minimum = {"min_new_tokens": self.min_tokens} if self.min_tokens else {}
+        return {"max_new_tokens": self.max_tokens, "num_beams": self.beams, **minimum, **sampling}
 
 
 class Describer:
@@ -81,34 +82,45 @@ class Describer:
         dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         self.model, self.processor, self.tokenizer = _load_describer(folder, dtype)
         self.model.to(self.device).eval()
-        self.dtype, self.how = dtype, generation.arguments
+        self.dtype, self.generation_arguments = dtype, generation.arguments
         torch.manual_seed(generation.seed)
 
     def __call__(self, pictures: list[Image.Image]) -> list[str]:
-        """A caption for each RGB image."""
+        """Caption RGB images."""
         import torch
 
         inputs = self._inputs(pictures).to(self.device)
+        # Pixels take the model's dtype; token ids and masks stay integers.
         inputs = {key: v.to(self.dtype) if v.is_floating_point() else v for key, v in inputs.items()}
         with torch.inference_mode():
-            answer = self.model.generate(**inputs, **self.how)
-        asked = inputs.get("input_ids")
-        # Models that continue a text repeat the prompt first. BLIP's prompt is the beginning of its caption.
-        if asked is not None and self.model.config.model_type != "blip" and answer.shape[1] >= asked.shape[1]:
-            repeats = bool((answer[:, : asked.shape[1]] == asked).all())
-            answer = answer[:, asked.shape[1] :] if repeats else answer
-        words = self.tokenizer.batch_decode(answer, skip_special_tokens=True)
+            generated = self.model.generate(**inputs, **self.generation_arguments)
+        prompt_tokens = inputs.get("input_ids")
+        # Decoder-only models return the prompt in front of their answer. BLIP's prompt is the beginning of its caption.
+        if (
+            prompt_tokens is not None
+            and self.model.config.model_type != "blip"
+            and generated.shape[1] >= prompt_tokens.shape[1]
+        ):
+            repeats_prompt = bool((generated[:, : prompt_tokens.shape[1]] == prompt_tokens).all())
+            generated = generated[:, prompt_tokens.shape[1] :] if repeats_prompt else generated
+        words = self.tokenizer.batch_decode(generated, skip_special_tokens=True)
         return [" ".join(sentence.split()) for sentence in words]
 
     def _inputs(self, pictures: list[Image.Image]) -> Any:
         if getattr(self.processor, "chat_template", None):
             question = {"type": "text", "text": self.prompt or next(iter(PROMPTS.values()))}
-            said = [
+            conversations = [
                 [{"role": "user", "content": [{"type": "image", "image": picture}, question]}] for picture in pictures
             ]
             return self.processor.apply_chat_template(
-                said, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", padding=True
+                conversations,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+                padding=True,
             )
+        # Models without chat continue the prompt. An instruction from PROMPTS would become part of the caption.
         if (
             self.prompt
             and self.prompt not in PROMPTS.values()
@@ -122,24 +134,24 @@ class Describer:
 
 
 def check_folder(folder: Path) -> str:
-    """The type of the model in a folder. Raises ConfigError unless it is a model with .safetensors weights."""
+    """Return the type of the model in a folder. Raises ConfigError unless it is a model with .safetensors weights."""
     try:
-        about = load_json(folder / "config.json")
+        config = load_json(folder / "config.json")
     except ConfigError:
         raise ConfigError(
             "{folder} has no readable config.json: choose the folder of a Hugging Face model", folder=folder
         ) from None
-    if not isinstance(about, dict) or not about.get("model_type"):
+    if not isinstance(config, dict) or not config.get("model_type"):
         raise ConfigError("{path} does not say what model it is (model_type)", path=folder / "config.json")
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(
             "{folder} has no .safetensors weights; other files may hold code and are not opened", folder=folder
         )
-    return str(about["model_type"])
+    return str(config["model_type"])
 
 
 def chosen_device(device: str) -> str:
-    """The device: cuda or cpu. Raises ConfigError when a GPU is requested and there is none."""
+    """Return the device, cuda or cpu. Raises ConfigError when a GPU is requested and there is none."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -148,24 +160,24 @@ def chosen_device(device: str) -> str:
 
 
 def _load_describer(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
-    """The model, its processor, and its tokenizer."""
+    """Load the model, its processor and its tokenizer."""
     from transformers.models.auto import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
-    here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
-    place = str(folder)
+    local_options: JsonObject = {"local_files_only": True, "trust_remote_code": False}
+    path = str(folder)
     try:
-        model = AutoModelForImageTextToText.from_pretrained(place, use_safetensors=True, dtype=dtype, **here)
+        model = AutoModelForImageTextToText.from_pretrained(path, use_safetensors=True, dtype=dtype, **local_options)
         try:
-            processor = AutoProcessor.from_pretrained(place, **here)
+            processor = AutoProcessor.from_pretrained(path, **local_options)
         except (OSError, ValueError, KeyError):
-            processor = AutoImageProcessor.from_pretrained(place, **here)
+            processor = AutoImageProcessor.from_pretrained(path, **local_options)
         if not hasattr(processor, "image_processor"):  # a processor for images or for text only
-            processor = AutoImageProcessor.from_pretrained(place, **here)
-        tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(place, **here)
+            processor = AutoImageProcessor.from_pretrained(path, **local_options)
+        tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(path, **local_options)
     except Exception as error:  # any error of an unknown model's folder
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError("{folder} cannot be used as a captioner: {first}", folder=folder, first=first) from error
-    if getattr(tokenizer, "pad_token", None) is None:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError("{folder} cannot be used as a captioner: {first}", folder=folder, first=first_line) from error
+    if getattr(tokenizer, "pad_token", None) is None:  # batches need padding; the attention mask hides it
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"  # so that generated tokens of a batch begin at the same position
     return model, processor, tokenizer

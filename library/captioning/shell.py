@@ -18,31 +18,32 @@ BLIP = "Salesforce/blip-image-captioning-large"  # the weights that make_caption
 
 
 def main(argv: list[str]) -> int:
-    """Caption a folder. Returns the exit code 0. Raises ConfigError."""
-    return run_command("caption", build_caption_parser(), argv, _captioned)
+    return run_command("caption", build_caption_parser(), argv, _caption_folder)
 
 
-def _captioned(asked: argparse.Namespace, report: Report) -> int:
-    from library.captioning import writing
+def _caption_folder(arguments: argparse.Namespace, report: Report) -> int:
+    from library.captioning import writing  # on demand, so that --help is instant
 
-    choices = writing.CaptioningOptions(asked.extension, asked.existing, asked.prefix, asked.suffix, asked.depth)
-    folder = asked.folder.expanduser()
-    wanted, skipped, foreign = writing.to_do(folder, choices)
-    if not wanted:
+    choices = writing.CaptioningOptions(
+        arguments.extension, arguments.existing, arguments.prefix, arguments.suffix, arguments.depth
+    )
+    folder = arguments.folder.expanduser()
+    files, skipped, foreign = writing.to_do(folder, choices)
+    if not files:
         if skipped:
-            there = counted(skipped, "image")
-            print(f"{folder}: {there} with captions, and none without (--existing add or replace changes that)")
+            captioned = counted(skipped, "image")
+            print(f"{folder}: {captioned} with captions, and none without (--existing add or replace changes that)")
         if foreign:
             print(writing.left_alone(foreign))
         return EXIT_DONE
-    captioner = _captioner(asked, report)
-    shown = [print] if asked.debug else []
-    print(writing.summarise_captioning(folder, writing.write_captions(folder, captioner, choices, report, *shown)))
+    captioner = _load_captioner(arguments, report)
+    callbacks = [print] if arguments.debug else []
+    print(writing.summarise_captioning(folder, writing.write_captions(folder, captioner, choices, report, *callbacks)))
     return EXIT_DONE
 
 
 def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
-    """The options, of which the page makes its form."""
+    """Return the parser of the options, from which the page also builds its form."""
     parser = kind(
         "kohya caption",
         description="Caption images with a model. The page's data set tab shows and can undo what was written.",
@@ -50,7 +51,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "tags by a WD14 tagger (model.onnx and selected_tags.csv in a folder)"
     tagger = ways.add_parser("wd14", help=text, description=text)
-    _add_first(tagger, "folder with model.onnx and selected_tags.csv, or a Hugging Face id, downloaded once")
+    _add_model_arguments(tagger, "folder with model.onnx and selected_tags.csv, or a Hugging Face id, downloaded once")
     tagger.add_argument("--general", type=float, default=0.35, help="least probability of a tag")
     tagger.add_argument("--character", type=float, default=0.75, help="least probability of a character's name")
     tagger.add_argument("--undesired", default="", help="tags that are never written, separated by commas")
@@ -58,18 +59,22 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     tagger.add_argument("--underscores", action="store_true", help="keep underscores instead of spaces")
     _add_caption_options(tagger, 4)
     text = "sentences by a vision language model (Qwen2.5-VL, LLaVA, Gemma 3) or a captioner (BLIP, GIT)"
-    tagger = ways.add_parser("hf", help=text, description=text)
-    _add_first(tagger, "folder with config.json and .safetensors, or a Hugging Face id, downloaded once")
-    tagger.add_argument("--prompt", default="", help="what the model is asked to write; BLIP and GIT cannot be asked")
-    tagger.add_argument("--max_tokens", type=int, default=75, help="longest caption, in tokens; 300 for a detailed one")
-    tagger.add_argument("--beams", type=int, default=1, help="beam search width; 1 is fastest")
-    _add_caption_options(tagger, 1)
+    describer = ways.add_parser("hf", help=text, description=text)
+    _add_model_arguments(describer, "folder with config.json and .safetensors, or a Hugging Face id, downloaded once")
+    describer.add_argument(
+        "--prompt", default="", help="what the model is asked to write; BLIP and GIT cannot be asked"
+    )
+    describer.add_argument(
+        "--max_tokens", type=int, default=75, help="longest caption, in tokens; 300 for a detailed one"
+    )
+    describer.add_argument("--beams", type=int, default=1, help="beam search width; 1 is fastest")
+    _add_caption_options(describer, 1)
     _add_blip(ways)
     return parser
 
 
 def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The flags of sd-scripts' finetune/make_captions.py, with its defaults."""
+    """Add the flags of sd-scripts' finetune/make_captions.py, with its defaults."""
     text = "captions by BLIP, with the flags of sd-scripts' make_captions.py; existing captions are replaced"
     parser = ways.add_parser("blip", help=text, description=text)
     parser.add_argument("folder", type=Path, metavar="train_data_dir", help="folder of images")
@@ -82,7 +87,7 @@ def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     parser.add_argument(
         "--caption_extension",
-        "--caption_extention",
+        "--caption_extention",  # sd-scripts still accepts this misspelling of earlier versions
         dest="extension",
         default=".caption",
         help="ending of the caption files (default: %(default)s)",
@@ -110,7 +115,7 @@ def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.set_defaults(existing="replace", prefix="", suffix="", device="auto")
 
 
-def _add_first(parser: argparse.ArgumentParser, model: str) -> None:
+def _add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
     parser.set_defaults(depth=1, debug=False)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
     parser.add_argument("--model", required=True, metavar="MODEL", help=model)
@@ -130,31 +135,33 @@ def _add_caption_options(parser: argparse.ArgumentParser, batch: int) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
 
 
-def _captioner(asked: argparse.Namespace, report: Report) -> "Captioner":
-    """The loaded model, downloaded first if it was given by its id. Other options are validated before."""
-    if asked.batch_size < 1:
-        raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=asked.batch_size)
-    if asked.way == "wd14":
+def _load_captioner(arguments: argparse.Namespace, report: Report) -> "Captioner":
+    """Load the model; download it first if it is given by its id. The options are checked before."""
+    if arguments.batch_size < 1:
+        raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=arguments.batch_size)
+    if arguments.way == "wd14":
         from library.captioning.wd14 import Limits, Tagger
 
-        limits = Limits(asked.general, asked.character, asked.rating, asked.undesired, asked.underscores)
-        folder = model_folder.find_model_folder(asked.model, model_folder.TAGGER, default_folder(), report)
+        limits = Limits(
+            arguments.general, arguments.character, arguments.rating, arguments.undesired, arguments.underscores
+        )
+        folder = model_folder.find_model_folder(arguments.model, model_folder.TAGGER, default_folder(), report)
         report(Message("loading the model"), 0, 1)
-        return Tagger(folder, limits, asked.batch_size, asked.device)
+        return Tagger(folder, limits, arguments.batch_size, arguments.device)
     from library.captioning.describer import Describer, Generation
 
-    if asked.way == "blip":
-        if asked.model.lower().endswith((".pth", ".pt", ".bin")):
+    if arguments.way == "blip":
+        if arguments.model.lower().endswith((".pth", ".pt", ".bin")):
             raise ConfigError(
                 "{model} may hold code and is not opened: leave caption_weights out, or name a folder "
                 "with BLIP in .safetensors",
-                model=asked.model,
+                model=arguments.model,
             )
-        top_p = 0 if asked.beam_search else asked.top_p
-        beams = asked.num_beams if asked.beam_search else 1
-        generation, prompt = Generation(asked.max_length, asked.min_length, beams, top_p, asked.seed), ""
+        top_p = 0 if arguments.beam_search else arguments.top_p
+        beams = arguments.num_beams if arguments.beam_search else 1
+        generation, prompt = Generation(arguments.max_length, arguments.min_length, beams, top_p, arguments.seed), ""
     else:
-        generation, prompt = Generation(asked.max_tokens, beams=asked.beams), asked.prompt
-    folder = model_folder.find_model_folder(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
+        generation, prompt = Generation(arguments.max_tokens, beams=arguments.beams), arguments.prompt
+    folder = model_folder.find_model_folder(arguments.model, model_folder.TRANSFORMERS, default_folder(), report)
     report(Message("loading the model"), 0, 1)
-    return Describer(folder, prompt, generation, asked.batch_size, asked.device)
+    return Describer(folder, prompt, generation, arguments.batch_size, arguments.device)

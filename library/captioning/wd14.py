@@ -50,39 +50,39 @@ class Tagger:
             raise ConfigError(
                 "{path} takes {shape}, not images: it is no WD14 tagger", path=folder / MODEL, shape=shape
             )
-        self.channels_first = shape[1] == 3
+        self.channels_first = shape[1] == 3  # [N,3,H,W] instead of [N,H,W,3]
         side = shape[2]
-        self.side = side if isinstance(side, int) else 448
+        self.side = side if isinstance(side, int) else 448  # symbolic in the file: the size that WD14 taggers use
         self.batch_size = shape[0] if isinstance(shape[0], int) and shape[0] > 0 else max(1, batch_size)
         self.fixed = isinstance(shape[0], int)
         self.unwanted = set(map(tag_key, split_tags(limits.undesired)))
 
     def __call__(self, pictures: list[Image.Image]) -> list[str]:
-        """The tags of RGB images, separated by commas."""
+        """Tag RGB images; the tags of each are separated by commas."""
         stacked = np.stack([prepare_picture(picture, self.side) for picture in pictures])
-        if self.fixed and len(stacked) < self.batch_size:
+        if self.fixed and len(stacked) < self.batch_size:  # the model takes exactly this many images: fill up
             stacked = np.concatenate(
                 [stacked, np.zeros((self.batch_size - len(stacked), *stacked.shape[1:]), np.float32)]
             )
-        given = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)) if self.channels_first else stacked
-        answer = self.session.run(None, {self.session.get_inputs()[0].name: given})[0]
-        if answer.shape[1:] != (len(self.tags),):
+        batch = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)) if self.channels_first else stacked
+        probabilities = self.session.run(None, {self.session.get_inputs()[0].name: batch})[0]
+        if probabilities.shape[1:] != (len(self.tags),):
             raise ConfigError(
                 "the model answers with {count} tags, and {tags} has {known}",
-                count=answer.shape[-1],
+                count=probabilities.shape[-1],
                 tags=TAGS,
                 known=len(self.tags),
             )
-        return [", ".join(self._chosen(row)) for row in np.asarray(answer, np.float32)[: len(pictures)]]
+        return [", ".join(self._chosen(row)) for row in np.asarray(probabilities, np.float32)[: len(pictures)]]
 
     def _chosen(self, row: np.ndarray) -> Iterator[str]:
         ranked = sorted(zip(row.tolist(), self.tags, strict=True), key=lambda pair: -pair[0])
         ratings = [tag for _, (tag, kind) in ranked if kind == RATING]
-        least = {CHARACTER: self.limits.character, GENERAL: self.limits.general}
-        found = ratings[:1] if self.limits.rating else []
-        for wanted, limit in least.items():
-            found += [tag for share, (tag, kind) in ranked if kind == wanted and share >= limit]
-        for tag in map(self._written, found):
+        thresholds = {CHARACTER: self.limits.character, GENERAL: self.limits.general}
+        tags = ratings[:1] if self.limits.rating else []
+        for category, limit in thresholds.items():
+            tags += [tag for probability, (tag, kind) in ranked if kind == category and probability >= limit]
+        for tag in map(self._written, tags):
             if tag_key(tag) not in self.unwanted:
                 yield tag
 
@@ -92,7 +92,8 @@ class Tagger:
 
 
 def read_tags(path: Path) -> list[tuple[str, str]]:
-    """The tags of selected_tags.csv, in the model's order, with their categories. ConfigError for any other file."""
+    """Read the tags of selected_tags.csv, in the model's order, with their categories. Raises ConfigError for any other
+    file."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             tags = [(row["name"], row["category"]) for row in csv.DictReader(file)]
@@ -110,7 +111,7 @@ def read_tags(path: Path) -> list[tuple[str, str]]:
 
 
 def prepare_picture(picture: Image.Image, side: int) -> np.ndarray:
-    """An image as input of the taggers: padded to a white square, [side, side, 3] float32, BGR, 0 to 255."""
+    """Return an image as input of the taggers: padded to a white square, [side, side, 3] float32, BGR, 0 to 255."""
     longest = max(picture.size)
     square = Image.new("RGB", (longest, longest), "white")
     square.paste(picture, ((longest - picture.width) // 2, (longest - picture.height) // 2))
@@ -132,13 +133,13 @@ def _session(path: Path, device: str) -> Any:
     except ImportError:
         raise ConfigError(MISSING) from None
     onnxruntime.disable_telemetry_events()
-    there = onnxruntime.get_available_providers()
-    wanted = [] if device == "cpu" else ["CUDAExecutionProvider"]
-    if device == "cuda" and wanted[0] not in there:
+    available = onnxruntime.get_available_providers()
+    preferred = [] if device == "cpu" else ["CUDAExecutionProvider"]
+    if device == "cuda" and preferred[0] not in available:
         raise ConfigError("device is cuda, but this onnxruntime has no CUDA: pip install onnxruntime-gpu, or use cpu")
     try:
         return onnxruntime.InferenceSession(
-            str(path), providers=[p for p in [*wanted, "CPUExecutionProvider"] if p in there]
+            str(path), providers=[p for p in [*preferred, "CPUExecutionProvider"] if p in available]
         )
     except Exception as error:  # its errors have no common class
         raise ConfigError("{path} cannot be loaded: {error}", path=path, error=str(error).splitlines()[0]) from None

@@ -26,9 +26,7 @@ class Captioner(Protocol):
     batch_size: int
     makes_tags: bool  # separated by commas, instead of sentences
 
-    def __call__(self, pictures: list[Image.Image]) -> list[str]:
-        """A caption for each of these RGB images."""
-        ...
+    def __call__(self, pictures: list[Image.Image]) -> list[str]: ...  # a caption for each of these RGB images
 
 
 @dataclass(frozen=True)
@@ -51,29 +49,32 @@ class CaptioningOptions:
                 "existing is {existing}: use {known}", existing=repr(self.existing), known=", ".join(EXISTING)
             )
 
-    def words(self, made: str, old: str, is_tags: bool = True) -> str:
-        """The new text of a caption file, from a generated and the existing caption.
+    def words(self, generated: str, old: str, is_tags: bool = True) -> str:
+        """Return the new text of a caption file, from a generated and the existing caption.
 
-        With `add`, what its first line lacks is added to that line, which is the one that is trained. Tags are added
-        one by one, a sentence as a whole.
+        With `add`, the first line, which is the one that is trained, is extended by what it lacks: tags one by one, a
+        sentence as a whole.
         """
-        parts = [part.strip(" ,") for part in (self.prefix, made, self.suffix)]
+        parts = [part.strip(" ,") for part in (self.prefix, generated, self.suffix)]
         if self.existing != ADD or not old.strip():
             return ", ".join(filter(None, parts))
         lines = old.splitlines(keepends=True)
-        at = next(number for number, line in enumerate(lines) if line.strip())
-        bare = lines[at].rstrip()
-        there = set(map(tag_key, split_tags(bare)))
-        fresh: list[str] = []
+        index = next(number for number, line in enumerate(lines) if line.strip())
+        line_text = lines[index].rstrip()
+        present = set(map(tag_key, split_tags(line_text)))
+        additions: list[str] = []
         for part in parts:
             if part is parts[1] and not is_tags:
-                fresh += [part] if part and tag_key(part) not in tag_key(bare) else []
+                additions += [part] if part and tag_key(part) not in tag_key(line_text) else []
             else:
-                fresh += [tag for tag in split_tags(part) if tag_key(tag) not in there]
-        if fresh:
-            first = bare.rstrip(" ,")
-            lines[at] = (
-                first + (" " if first.endswith((".", "!", "?")) else ", ") + ", ".join(fresh) + lines[at][len(bare) :]
+                additions += [tag for tag in split_tags(part) if tag_key(tag) not in present]
+        if additions:
+            first = line_text.rstrip(" ,")
+            lines[index] = (
+                first
+                + (" " if first.endswith((".", "!", "?")) else ", ")
+                + ", ".join(additions)
+                + lines[index][len(line_text) :]
             )
         return "".join(lines)
 
@@ -97,17 +98,17 @@ class ToDo(NamedTuple):
 
 
 def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
-    """What there is to caption in a folder and its sub-folders.
+    """List what there is to caption in a folder and its sub-folders.
 
     Raises ConfigError when there are no images.
     """
     if not folder.is_dir():
         raise ConfigError("{folder} is no folder", folder=folder)
     files = [
-        (Path(listing.path(name)), Path(listing.path(listing.find(wanted) or wanted)))
+        (Path(listing.path(name)), Path(listing.path(listing.find(caption_name) or caption_name)))
         for listing in listings(folder, choices.depth)
         for name in listing.images
-        if (wanted := os.path.splitext(name)[0] + choices.extension)
+        if (caption_name := os.path.splitext(name)[0] + choices.extension)
     ]
     if not files and choices.depth == 0:
         raise ConfigError(
@@ -119,12 +120,12 @@ def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
         return ToDo(files, 0, [])
     texts = {file: _read_caption(file) for _, file in files}
     foreign = [file.name for file, text in texts.items() if text is None]
-    wanted = [
+    to_caption = [
         (image, file)
         for image, file in files
         if (text := texts[file]) is not None and (choices.existing == ADD or not text.strip())
     ]
-    return ToDo(wanted, len(files) - len(wanted) - len(foreign), foreign)
+    return ToDo(to_caption, len(files) - len(to_caption) - len(foreign), foreign)
 
 
 def write_captions(
@@ -134,31 +135,31 @@ def write_captions(
     report: Report,
     shown: Shown = lambda file, text: None,
 ) -> Written:
-    """Caption a folder; `shown` is called with each file and its caption. After an interruption the written captions
-    are kept, and can be undone as one change."""
-    wanted, skipped, foreign = to_do(folder, choices)
+    """Caption a folder, and call `shown` with each file and its caption. After an interruption the written captions are
+    kept, and can be undone as one change."""
+    files, skipped, foreign = to_do(folder, choices)
     done = Written(skipped=skipped, foreign=foreign)
     with trash.Change(folder, f"Captions by {captioner.name}", keep=True) as change:
-        at = 0
-        report(Message("captioning"), 0, len(wanted))
-        for batch in _image_batches(wanted, captioner.batch_size, done.unreadable):
-            at += len(batch)
+        finished = 0
+        report(Message("captioning"), 0, len(files))
+        for batch in _image_batches(files, captioner.batch_size, done.unreadable):
+            finished += len(batch)
             pictures = [(file, picture) for file, picture in batch if picture is not None]
             if pictures:
-                made = captioner([picture for _, picture in pictures])
+                captions = captioner([picture for _, picture in pictures])
                 texts = {
                     file: choices.words(text, _read_caption(file) or "", captioner.makes_tags)
-                    for (file, _), text in zip(pictures, made, strict=True)
+                    for (file, _), text in zip(pictures, captions, strict=True)
                 }
                 done.written += change.write({file: text for file, text in texts.items() if text})
                 for file, text in texts.items():
                     shown(file, text)
-            report(Message("captioning"), at, len(wanted))
+            report(Message("captioning"), finished, len(files))
     return done
 
 
 def summarise_captioning(folder: Path, done: Written) -> str:
-    """The result as a sentence."""
+    """Return the result in words."""
     lines = [f"{folder}: {counted(done.written, 'caption')} written"]
     if done.skipped:
         lines.append(
@@ -180,31 +181,31 @@ def left_alone(foreign: Sequence[str]) -> str:
 
 
 def listings(folder: Path, depth: int | None) -> Iterator[folders.Listing]:
-    """The folder and its sub-folders, down to `depth` levels; links to folders are not followed."""
-    here = folders.list_folder(folder)
-    yield here
-    for name in here.folders if depth != 0 else ():
+    """List a folder and its sub-folders, down to `depth` levels (None: all); links to folders are not followed."""
+    listing = folders.list_folder(folder)
+    yield listing
+    for name in listing.folders if depth != 0 else ():
         if not os.path.islink(folder / name):
-            yield from listings(folder / name, depth and depth - 1)
+            yield from listings(folder / name, depth and depth - 1)  # None stays None
 
 
 def _image_batches(
-    wanted: Sequence[tuple[Path, Path]], size: int, unreadable: list[str]
+    files: Sequence[tuple[Path, Path]], size: int, unreadable: list[str]
 ) -> Iterator[list[tuple[Path, Image.Image | None]]]:
-    for start in range(0, len(wanted), size):
-        yield [(file, rgb(image, unreadable)) for image, file in wanted[start : start + size]]
+    for start in range(0, len(files), size):
+        yield [(file, rgb(image, unreadable)) for image, file in files[start : start + size]]
 
 
 def rgb(path: Path, unreadable: list[str]) -> Image.Image | None:
-    """An image as people see it: upright by its EXIF orientation, and on white where transparent; None, and listed in
-    `unreadable`, when damaged."""
+    """Return an image as people see it: upright by its EXIF orientation, and on white where transparent. A damaged one
+    is added to `unreadable`, and None returned."""
     try:
         with thumbs.open_image(path) as stored:
             image = upright(stored)
             if "A" not in image.getbands() and "transparency" not in image.info:
                 return image.convert("RGB")
-            shown = image.convert("RGBA")
-            return Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown).convert("RGB")
+            rgba = image.convert("RGBA")
+            return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     except Exception:  # decoders' exceptions have no common class
         unreadable.append(path.name)
         return None

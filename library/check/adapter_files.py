@@ -22,7 +22,7 @@ def find_adapter_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield files that are no adapters, belong to another family, or have another rank, according to their headers."""
     if not isinstance(config, AdapterRun):
         return
-    for option, path in _given(config):
+    for option, path in _existing_files(config):
         try:
             if path.suffix in UNPICKLED:
                 small_files.tensor_names_of(path)
@@ -31,73 +31,79 @@ def find_adapter_problems(config: RunConfig) -> Iterator[Problem]:
         except ConfigError as e:
             yield Problem(option, ": {problem}", problem=e.problems[0])
             continue
-        shapes = {key: tuple(about["shape"]) for key, about in stored.items()}
+        shapes = {key: tuple(entry["shape"]) for key, entry in stored.items()}
         base, words = recognition.family_and_description(shapes)
         if base:
             yield Problem(option, ": {path} is {found}, not a LoRA file; choose a LoRA file", path=path, found=words)
             continue
         try:
-            found = names.possible_families(map(_layer, stored), storage.metadata_of(path), names.module_sizes(shapes))
+            fitting_families = names.possible_families(
+                map(_layer, stored), storage.metadata_of(path), names.module_sizes(shapes)
+            )
         except names.ForeignModelError as e:
             yield Problem(option, ": {path}: {error}", path=path, error=e.problems[0])
             continue
         except ConfigError:  # names of no known family
             continue
-        if config.family not in found:
+        if config.family not in fitting_families:
             template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
-            other = families.facts_of(found[0]).title
+            other = families.facts_of(fitting_families[0]).title
             yield Problem(option, template, path=path, other=other, title=config.title)
         elif option == "network_weights":
             with contextlib.suppress(ConfigError):
-                yield from _other_ranks(stored, config)
+                yield from _find_other_ranks(stored, config)
 
 
 def find_relative_notes(config: RunConfig) -> Iterator[Problem]:
     """Yield files trained for another variant of the model, whose layers have the same names."""
     if not isinstance(config, AdapterRun):
         return
-    facts, own = families.facts_of(config.family), families.family_for(config).base_model_version
-    known = {facts.base_model_version, *(version for version, _ in facts.relatives.values())}
-    for option, path in _given(config):
-        other = storage.metadata_of(path).get("ss_base_model_version") if path.suffix == ".safetensors" else own
-        if other in known and other != own:
+    facts, own_version = families.facts_of(config.family), families.family_for(config).base_model_version
+    family_versions = {facts.base_model_version, *(version for version, _ in facts.relatives.values())}
+    for option, path in _existing_files(config):
+        other = storage.metadata_of(path).get("ss_base_model_version") if path.suffix == ".safetensors" else own_version
+        if other in family_versions and other != own_version:
             yield Problem(
                 option,
                 ": {path} was trained for {other} (ss_base_model_version), and this is {own}; it is used, as the "
                 "layers of both have the same names",
                 path=path,
                 other=other,
-                own=own,
+                own=own_version,
             )
 
 
-def _given(config: AdapterRun) -> Iterator[tuple[str, Path]]:
+def _existing_files(config: AdapterRun) -> Iterator[tuple[str, Path]]:
     """Yield existing adapter files, each with the option that names it."""
-    given = {"network_weights": [config.network.network_weights or ""], "base_weights": config.network.base_weights}
-    for option, paths in given.items():
+    paths_by_option = {
+        "network_weights": [config.network.network_weights or ""],
+        "base_weights": config.network.base_weights,
+    }
+    for option, paths in paths_by_option.items():
         yield from ((option, Path(path)) for path in paths if Path(path).is_file())
 
 
-def _other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
+def _find_other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
     """Yield a LoRA file of another rank, if one rank applies to all layers."""
     network = config.network
-    own = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)
-    if own or network.dim_from_weights or not network.module.startswith("networks."):
+    has_layer_ranks = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)
+    if has_layer_ranks or network.dim_from_weights or not network.module.startswith("networks."):
         return
     rank, down = network.network_dim or resume_check.RANK, "lora_down.weight"
-    # A fused layer of another tree has the sum of its parts' ranks, or one rank for all.
-    own_tree = (
+    # In files with another model implementation's layers, a fused layer has the sum of its parts' ranks, or one for
+    # all.
+    entries = (
         item for item in stored.items() if item[0].endswith(down) and not names.of_other_tree(item[:1], config.family)
     )
-    ranks = {name: (*about["shape"], 0)[0] for name, about in own_tree}  # in a damaged file it may be no matrix
-    if odd := sorted(name for name in ranks if ranks[name] != rank):
+    ranks = {name: (*entry["shape"], 0)[0] for name, entry in entries}  # in a damaged file it may be no matrix
+    if differing := sorted(name for name in ranks if ranks[name] != rank):
         yield Problem(
             "network_weights",
             ": {layer} has rank {theirs} in the file and {ours} here (network_dim); "
             "set network_dim to the file's rank, or use dim_from_weights",
             also="network_dim",
-            layer=_layer(odd[0]),
-            theirs=ranks[odd[0]],
+            layer=_layer(differing[0]),
+            theirs=ranks[differing[0]],
             ours=rank,
         )
 

@@ -52,14 +52,15 @@ def adapter_size(config: AdapterRun) -> JsonObject:
     if network_args.args_class(config) is None:  # never import a package whose name is still being typed
         raise RuntimeError(config.network.module)
     args, groups = network_args.read_network_args(config), families.facts_of(config.family).blocks
-    family, pristine = _components(type(config), _key(config), methods.reads_encoders(config))
+    # Attaching adapters changes the networks, so attach them to a copy of the cached ones; without data it is quick.
+    family, pristine = _load_components(type(config), _model_key(config), methods.reads_encoders(config))
     components = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
     counts = [0] * len(groups)
     for path, _ in components.denoiser.named_parameters():
         if block := block_of_adapter(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
             counts[block[0]] = max(counts[block[0]], block[1] + 1)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that numbers are not kept
+        warnings.simplefilter("ignore")  # that tensors on the meta device hold no data
         method: Any = methods.attach_method(components, family, _without_weights(config, args))
     is_ours = isinstance(method, LoraAdapters)
     names = list(method.adapters) if is_ours else [adapter.lora_name for adapter in method.network.loras]
@@ -71,20 +72,22 @@ def adapter_size(config: AdapterRun) -> JsonObject:
         stored = [tensor for adapter in method.adapters.values() for tensor in adapter.tensors().values()]
     else:
         stored = list(method.network.state_dict().values())
-    numbers, kept = (sum(tensor.numel() for tensor in tensors) for tensors in (method.parameters(), stored))
+    parameter_count = sum(tensor.numel() for tensor in method.parameters())
+    stored_count = sum(tensor.numel() for tensor in stored)
     layers = [] if is_ours else [adapter.org_module[0] for adapter in method.network.loras]
     if isinstance(args, LycorisArgs) and args.algo == "full":
-        numbers = kept = sum(own.numel() for layer in layers for own in layer.parameters(recurse=False))
-    elif isinstance(args, LycorisArgs) and args.dora_wd:
+        own_parameters = (parameter for layer in layers for parameter in layer.parameters(recurse=False))
+        parameter_count = stored_count = sum(parameter.numel() for parameter in own_parameters)
+    elif isinstance(args, LycorisArgs) and args.dora_wd:  # the adapters were built without: add the magnitudes
         side = 0 if args.wd_on_output else 1
         magnitudes = sum(layer.weight.shape[side] for layer in layers if layer.weight.dim() > 1)
-        numbers, kept = numbers + magnitudes, kept + magnitudes
+        parameter_count, stored_count = parameter_count + magnitudes, stored_count + magnitudes
     return {
         "layers": len(names),
-        "parameters": numbers,
+        "parameters": parameter_count,
         "blocks": blocks,
         "counts": counts,
-        "bytes": kept * estimate.saved_bytes(config) + HEADER * len(stored),
+        "bytes": stored_count * estimate.saved_bytes(config) + HEADER * len(stored),
     }
 
 
@@ -98,13 +101,13 @@ def _without_weights(config: AdapterRun, args: Any) -> AdapterRun:
     return replace(config, network=replace(config.network, network_args=(f"algo={algo}", *pairs)))
 
 
-def _key(config: AdapterRun) -> str:
-    given = {name: getattr(config.model, name) for name in options_of(type(config)) if hasattr(config.model, name)}
-    return json.dumps(given, default=str, sort_keys=True)
+def _model_key(config: AdapterRun) -> str:
+    values = {name: getattr(config.model, name) for name in options_of(type(config)) if hasattr(config.model, name)}
+    return json.dumps(values, default=str, sort_keys=True)
 
 
 @functools.lru_cache(maxsize=2)
-def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family, ModelComponents]:
+def _load_components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family, ModelComponents]:
     """Return networks without memory: the config's own model, or the published one if its files are not here."""
     options = options_of(cls)
     config = draft(cls, {name: options[name].read(value) for name, value in json.loads(key).items()})
@@ -120,15 +123,15 @@ def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family
     return family, ModelComponents(denoiser, None, made_encoders, {})
 
 
-def answer(asked: JsonMapping) -> JsonObject:
-    """Return the size; `why` says what is wrong with the adapter, "" if LyCORIS needs weights, which are
-    missing here.
+def answer(request: JsonMapping) -> JsonObject:
+    """Return the size, or only `why`: what is wrong with the adapter, "" if LyCORIS needs weights, which are missing
+    here.
     """
-    cls: Any = families.config_class(asked["script"])
+    cls: Any = families.config_class(request["script"])
     options = options_of(cls)
     try:
         return adapter_size(
-            draft(cls, {name: options[name].read(value) for name, value in {**asked["values"], **ALL}.items()})
+            draft(cls, {name: options[name].read(value) for name, value in {**request["values"], **ALL}.items()})
         )
     except ConfigError as error:
         return {"why": error.problems[0].as_json()}

@@ -30,7 +30,7 @@ CHECKPOINT_WITH_ATTENTION = 2.1  # size of a checkpoint that keeps attention out
 SWAP = 1 / 110e9  # seconds per swapped byte and step not hidden by computation
 LINK = 45e9  # bytes per second between host and device while blocks compute
 IN_TRANSIT = 4  # block inputs in transit between host and device at a time
-# Optimizer states in bytes per trained parameter.
+# Optimizer states in bytes of GPU memory per trained parameter; those of paged optimizers can move to CPU memory.
 STATES = {
     "adamw8bit": 2,
     "pagedadamw8bit": 0,
@@ -62,10 +62,7 @@ SLACK = 1.08  # for fragmentation
 RECORDED = 0.9  # additional memory of recorded compiled convolutions, as a share of activations
 FILLED = 0.95  # share of GPU memory taken by recordings before they are given up
 
-LAUNCH_SECONDS = {
-    False: 0.7e-3,
-    True: 0.3e-3,
-}  # seconds of host work per block and pass, eager and compiled
+LAUNCH_SECONDS = {False: 0.7e-3, True: 0.3e-3}  # seconds of host work per block and pass, eager and compiled
 LOKR_FULL_RANK = 64  # rank roughly equivalent to LoKr's full factors
 WORD = 2048  # approximate parameters of a trained word in all text encoders
 RUNS = 30  # earlier runs to search for a rate
@@ -113,21 +110,21 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     }
     peak = sum(parts.values()) * SLACK
     counted = "counted parameters" if model.counted else "the parameters of the published model"
-    rate, known = last_run_rate(config, gpu, model)
+    rate, rate_basis = last_run_rate(config, gpu, model)
     if not rate and gpu:
         share = model.utilization[config.compile.compile]
         rate = data_sheet_rate(gpu) * 1e12 * share
-        known = Message("{share} of what this GPU can do on paper", share=f"{share:.0%}")
+        rate_basis = Message("{share} of what this GPU can do on paper", share=f"{share:.0%}")
     passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH_SECONDS[config.compile.compile]  # kernel launches by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
     if step and config.memory.blocks_to_swap:
         # Weights are copied in for the forward and the backward pass; trained ones, or their gradients, are also
         # copied back.
-        swapped = _weights(replace_options(config, blocks_to_swap=0), model) - _weights(config, model)
+        swapped = _weight_memory(replace_options(config, blocks_to_swap=0), model) - _weight_memory(config, model)
         step = max(step + swapped * SWAP, swapped * (2 if config.adapters else 3) / LINK)
     template = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
-    basis = Message(template, counted=Message(counted), known=known)
+    basis = Message(template, counted=Message(counted), known=rate_basis)
     return MemoryEstimate(round(peak, 1), parts, step, gpu, memory, basis)
 
 
@@ -137,38 +134,39 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
 def _memory_parts(
     config: RunConfig, model: ModelStats, size: tuple[int, int], memory: float | None
 ) -> dict[str, float]:
-    learning = trained_parameters(config, model)
-    grads = _trained_size(config)
-    early = bool(config.optim.stepped_early)
-    weights, optimizer = _weights(config, model), (config.optim.optimizer or "AdamW").lower()
-    states = learning * _per_number(config, optimizer)
-    gradients = 0 if early else learning * grads
+    trained = trained_parameters(config, model)
+    gradient_bytes = _trained_bytes(config)
+    steps_early = bool(config.optim.stepped_early)
+    weights, optimizer = _weight_memory(config, model), (config.optim.optimizer or "AdamW").lower()
+    states = trained * _state_bytes(config, optimizer)
+    gradients = 0 if steps_early else trained * gradient_bytes
     if config.distributed.fsdp and (processes := environment.process_count()) > 1:
-        # A block's weights and gradients are whole while it computes, and the next one's weights come meanwhile. Of
-        # several batches a step the gradients are added up before they are shared out.
-        each, largest = fp8_storage.storage_type(config).itemsize, max(block.parameters for block in model.blocks)
-        weights = weights / processes + 2 * largest * each
+        # A block's weights and gradients are whole while it computes, and the next one's weights are gathered
+        # meanwhile. With gradient accumulation, whole gradients are added up before they are sharded.
+        bytes_per_weight = fp8_storage.storage_type(config).itemsize
+        largest = max(block.parameters for block in model.blocks)
+        weights = weights / processes + 2 * largest * bytes_per_weight
         accumulated = config.steps.gradient_accumulation_steps > 1
         shared = model.denoiser / processes + (model.denoiser if accumulated else largest)
-        gradients = (learning - model.denoiser + shared) * grads
-        states *= (learning - model.denoiser * (1 - 1 / processes)) / learning
+        gradients = (trained - model.denoiser + shared) * gradient_bytes
+        states *= (trained - model.denoiser * (1 - 1 / processes)) / trained
     parts = {
         "model": weights,
         "text encoders": 0 if config.cache.text else model.encoders * (1 if config.precision.fp8_encoders else 2),
         "VAE": 0 if config.cache.latents else model.vae * 4,
-        "what learns": learning * 4 if config.adapters else 0,
+        "what learns": trained * 4 if config.adapters else 0,
         "gradients": gradients,
         "optimizer": states,
-        "activations": _activations(config, model, size),
+        "activations": _activation_memory(config, model, size),
         "driver": CONTEXT,
     }
-    graphs = _recordings(config, model, learning, parts["activations"])
+    graphs = _recording_memory(config, model, trained, parts["activations"])
     if not config.compile.records_graphs:  # recorded only if memory is left
         graphs = min(graphs, max(0, (memory or 0) * BYTES_PER_GIB * FILLED / SLACK - sum(parts.values())))
     return {**parts, "CUDA graphs": graphs}
 
 
-def _recordings(config: RunConfig, model: ModelStats, learning: float, activations: float) -> float:
+def _recording_memory(config: RunConfig, model: ModelStats, trained: float, activations: float) -> float:
     """Return the memory that CUDA graphs take in addition to the steps that they record.
 
     A recorded backward pass ends with all gradients, in the place of activations, and copies them to buffers shared by
@@ -177,22 +175,22 @@ def _recordings(config: RunConfig, model: ModelStats, learning: float, activatio
     several = environment.process_count() > 1 and (config.distributed.fsdp or config.optim.stepped_early)
     if several or (config.compile.why_not_recorded(config) and not config.compile.records_graphs):
         return 0
-    gradients = learning * (4 if config.adapters else fp8_storage.storage_type(config).itemsize)
+    gradients = trained * (4 if config.adapters else fp8_storage.storage_type(config).itemsize)
     shared = gradients if config.optim.stepped_early else 0
     convolutions = config.compile.compile and any(block.is_convolution for block in model.blocks)
     return shared + max(0, gradients - activations) + convolutions * RECORDED * activations
 
 
-def _trained_size(config: RunConfig) -> int:
-    """Bytes of a trained number, and of its gradient."""
+def _trained_bytes(config: RunConfig) -> int:
+    """Return the bytes of a trained number, and of its gradient."""
     if config.adapters:
         return 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
     return fp8_storage.storage_type(config).itemsize
 
 
-def _per_number(config: RunConfig, optimizer: str) -> float:
-    """Bytes of optimizer states per trained parameter."""
-    half = _trained_size(config) == 2 and "8bit" not in optimizer
+def _state_bytes(config: RunConfig, optimizer: str) -> float:
+    """Return the bytes of optimizer states per trained parameter."""
+    half = _trained_bytes(config) == 2 and "8bit" not in optimizer
     return STATES.get(optimizer, USUAL_STATES) * (0.5 if half else 1)
 
 
@@ -201,25 +199,26 @@ def state_size(config: RunConfig, model: ModelStats) -> float:
     optimizer = (config.optim.optimizer or "AdamW").lower().removeprefix("paged")  # paging does not matter on disk
     weight = 4 if config.adapters else fp8_storage.storage_type(config).itemsize
     average = 4 if config.optim.ema_decay else 0
-    return trained_parameters(config, model) * (weight + average + _per_number(config, optimizer))
+    return trained_parameters(config, model) * (weight + average + _state_bytes(config, optimizer))
 
 
-def _weights(config: RunConfig, model: ModelStats) -> float:
-    precision, each = config.precision, fp8_storage.storage_type(config).itemsize
-    in_blocks = 1 if config.adapters and (precision.fp8_denoiser or precision.int8_base) else each
+def _weight_memory(config: RunConfig, model: ModelStats) -> float:
+    precision, bytes_per_weight = config.precision, fp8_storage.storage_type(config).itemsize
+    in_blocks = 1 if config.adapters and (precision.fp8_denoiser or precision.int8_base) else bytes_per_weight
     sizes: dict[str, list[int]] = {}  # by class, the largest block first
     for block in sorted(model.blocks, key=lambda block: -block.parameters):
         if not block.is_convolution:
             sizes.setdefault(block.kind, []).append(block.parameters)
-    every = [size for group in sizes.values() for size in group]
-    swapped = min(config.memory.blocks_to_swap or 0, max(len(every) - 2, 0))
+    swappable = [size for group in sizes.values() for size in group]
+    swapped = min(config.memory.blocks_to_swap or 0, max(len(swappable) - 2, 0))
     plan = model.swap_plan(swapped) if swapped else {}
-    gone = sum(sum(sizes.get(kind, ())[:number]) for kind, number in plan.items())
+    swapped_out = sum(sum(sizes.get(kind, ())[:number]) for kind, number in plan.items())
     leaving = swapping.LEAVING if not config.adapters and config.optim.stepped_early else 0
     largest = max((sizes[kind][0] for kind, number in plan.items() if number and kind in sizes), default=0)
     slots = (swapping.SLOTS + leaving) * largest
     convolutions = sum(block.parameters for block in model.blocks if block.is_convolution)
-    return (sum(every) - gone + min(slots, gone) + convolutions) * in_blocks + model.outside * each
+    resident = sum(swappable) - swapped_out + min(slots, swapped_out) + convolutions
+    return resident * in_blocks + model.outside * bytes_per_weight
 
 
 def trained_parameters(config: RunConfig, model: ModelStats) -> float:
@@ -241,23 +240,23 @@ def trained_parameters(config: RunConfig, model: ModelStats) -> float:
 
 
 def saved_bytes(config: RunConfig) -> int:
-    """Bytes of each number in a saved file."""
+    """Return the bytes of each number in a saved file."""
     usual = 2 if config.precision.mixed_precision != "no" else 4
     return {"fp16": 2, "bf16": 2, "float": 4}.get(config.save.save_precision or "", usual)
 
 
-def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
+def _activation_memory(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
     """Return memory kept for the backward pass; with checkpointing the inputs of blocks, and one block's
     activations.
     """
-    memory, each = config.memory, BYTES[config.precision.mixed_precision]
+    memory, bytes_per_value = config.memory, BYTES[config.precision.mixed_precision]
     compiled = COMPILED_ACTIVATIONS if config.compile.compile else 1.0
     batch = config.data.train_batch_size
-    kept, checkpoints, largest_input, largest = 0.0, 0.0, 0.0, 0.0
+    activations, checkpoints, largest_input, largest_block = 0.0, 0.0, 0.0, 0.0
     for block in model.blocks:
-        stream = count_block_tokens(config, block, size) * block.width * each * batch
+        stream = count_block_tokens(config, block, size) * block.width * bytes_per_value * batch
         inside = stream * block.cost.activations * compiled
-        kept, largest = kept + inside, max(largest, inside)
+        activations, largest_block = activations + inside, max(largest_block, inside)
         # Convolutions are not recomputed: their outputs are kept for the decoder.
         checkpoints += stream * (
             2 if block.is_convolution else CHECKPOINT_WITH_ATTENTION if memory.checkpoint_keep_attention else 1
@@ -265,15 +264,17 @@ def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) ->
         largest_input = max(largest_input, stream)
     if not memory.checkpointing:
         budget = config.compile.compile_activation_budget if config.compile.compile else 1.0
-        return max(kept * budget, largest)
-    return largest + (min(IN_TRANSIT * largest_input, checkpoints) if memory.cpu_offload_checkpointing else checkpoints)
+        return max(activations * budget, largest_block)
+    if memory.cpu_offload_checkpointing:
+        return largest_block + min(IN_TRANSIT * largest_input, checkpoints)
+    return largest_block + checkpoints
 
 
 # ---- time
 
 
 def operations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
-    """Floating point operations of one optimizer step of one process."""
+    """Return the floating point operations of one optimizer step in one process."""
     images = config.data.train_batch_size * config.steps.gradient_accumulation_steps
     return operations_of_image(config, model, size) * images
 
@@ -287,11 +288,12 @@ def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float
         if (run.facts.get("hardware") or {}).get("gpu") != gpu or not isinstance(pace, int | float) or pace <= 0:
             continue
         try:
-            theirs = build_config(type(config), read_toml(run.folder / layout.TOML), notes=[])
+            earlier = build_config(type(config), read_toml(run.folder / layout.TOML), notes=[])
         except ValueError:
             continue
-        if theirs.family == config.family and theirs.compile.compile == config.compile.compile:
-            stats = model if theirs.model == config.model else model_stats(theirs)
-            done = operations(theirs, stats, theirs.data.size or (1024, 1024))
-            return done / pace, Message("the speed of your run {run} ({pace} s a step)", run=run.id, pace=f"{pace:.2g}")
+        if earlier.family == config.family and earlier.compile.compile == config.compile.compile:
+            stats = model if earlier.model == config.model else model_stats(earlier)
+            count = operations(earlier, stats, earlier.data.size or (1024, 1024))
+            template = "the speed of your run {run} ({pace} s a step)"
+            return count / pace, Message(template, run=run.id, pace=f"{pace:.2g}")
     return 0.0, ""

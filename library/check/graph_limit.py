@@ -13,13 +13,14 @@ from library.memory.compile_targets import graphs_per_block
 
 
 def find_graph_limit_problems(config: RunConfig, images: ImageSet | None, device: torch.device) -> Iterator[Problem]:
-    """Beyond the limit blocks run eagerly; with compile_fullgraph PyTorch raises instead."""
+    """Yield the problem of a limit below the needed graphs: beyond it blocks run eagerly, or with compile_fullgraph
+    PyTorch raises."""
     options = config.compile
     limit = options.compile_cache_size_limit
     if not (limit and options.compile and images and images.items and meta_model.has_model_files(config)):
         return
     sizes = Batches(images, config, 0).kinds()
-    if limit >= len(sizes):
+    if limit >= len(sizes):  # no block needs more graphs than there are sizes
         return
     family, components = meta_model.empty_components(config, encoders=False)
     needed = graphs_per_block(components.denoiser, family, config, device, sizes)

@@ -20,7 +20,7 @@ CHECK_TIMEOUT = 120.0  # timeout in seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.check.report.Report.as_json
 
 
-# The check asks torch about the GPU and the compiler, and the page must never load torch.
+# The check needs torch for facts about the GPU and the compiler, and the page must never load torch.
 # Why: docs/decisions/2026-11-20-check-in-a-process-of-its-own.md
 def check_reading(reading: Reading[Any], launch: JsonMapping) -> Report:
     # A crash of the check is reported, but does not prevent training.
@@ -29,7 +29,7 @@ def check_reading(reading: Reading[Any], launch: JsonMapping) -> Report:
 
 def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Report]:
     """Return the reports on several forms, from one process."""
-    given = [
+    requests = [
         {
             "script": reading.config.script,
             "values": sent(reading.config),
@@ -38,11 +38,11 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
         }
         for reading in readings
     ]
-    asked = [sys.executable, "-m", "library.check"]
+    command = [sys.executable, "-m", "library.check"]
     try:
-        done = subprocess.run(
-            asked,
-            input=json.dumps(given),
+        completed = subprocess.run(
+            command,
+            input=json.dumps(requests),
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -54,10 +54,11 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
         why = Message("the check took more than {seconds} s and was given up", seconds=f"{CHECK_TIMEOUT:.0f}")
         return [failed(why, reading) for reading in readings]
     try:
-        return [dict(found) for found in json.loads(done.stdout.strip().splitlines()[-1])]
+        # Packages may print while they are imported; the reports are the last line.
+        return [dict(report) for report in json.loads(completed.stdout.strip().splitlines()[-1])]
     except (ValueError, IndexError):
-        said = done.stderr.strip().splitlines()
-        why = said[-1] if said else Message("it ended with code {code}", code=done.returncode)
+        error_lines = completed.stderr.strip().splitlines()
+        why = error_lines[-1] if error_lines else Message("it ended with code {code}", code=completed.returncode)
         failure = Message("the check itself failed: {reason}", reason=why)
         return [failed(failure, reading) for reading in readings]
 
@@ -73,10 +74,10 @@ def sent(config: RunConfig) -> JsonObject:
 def environment_for_check(launch: JsonMapping) -> dict[str, str]:
     """Return what a process must know about the launch of the training."""
     paths = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
-    known = {**os.environ, **keys.key_environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
-    known |= {"ACCELERATE_USE_CPU": "true"} if launch.get("cpu") in (True, "true") else {}
+    environment = {**os.environ, **keys.key_environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    environment |= {"ACCELERATE_USE_CPU": "true"} if launch.get("cpu") in (True, "true") else {}
     number = str(launch.get("num_processes") or "1")
-    return known | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
+    return environment | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
 
 
 def finding(text: MessageLike, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> JsonObject:
@@ -98,10 +99,10 @@ def findings_to_fix(report: Report) -> list[JsonObject]:
 
 def uncaptioned(report: Report) -> Problem | None:
     # Legal but rarely intended, so the page asks for confirmation.
-    return next((problem_from_json(one) for one in report["findings"] if one["code"] == "no_captions"), None)
+    return next((problem_from_json(entry) for entry in report["findings"] if entry["code"] == "no_captions"), None)
 
 
 def without_ineffective(report: Report, typed: Collection[str]) -> Report:
     # A preset sets options whose switch is off; the form already shows beside each why it has no effect.
-    kept = [one for one in report["findings"] if one["code"] != "ineffective" or one["option"] in typed]
-    return {**report, "findings": kept}
+    shown = [entry for entry in report["findings"] if entry["code"] != "ineffective" or entry["option"] in typed]
+    return {**report, "findings": shown}

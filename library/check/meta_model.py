@@ -25,14 +25,14 @@ from library.train.saving.state_files import WEIGHTS
 
 
 def find_model_file_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield what of `network_weights`, `base_weights`, `network_args` and `resume` does not fit the model.
+    """Yield mismatches of `network_weights`, `base_weights`, `network_args` and `resume` with the model.
 
-    Call it only if these are valid by themselves.
+    These must be valid by themselves.
     """
-    if not _in_question(config) or not has_model_files(config):
+    if not _needs_model(config) or not has_model_files(config):
         return
     try:
-        method = _method(config)
+        method = _attach_empty_method(config)
     except ConfigError as e:
         yield from e.problems
         return
@@ -43,10 +43,10 @@ def find_model_file_problems(config: RunConfig) -> Iterator[Problem]:
         return
     yield from lr_schedule.for_groups(config, [group["lr"] for group in method.groups() if group["params"]])
     if _resumes(config):
-        yield from _misfits(Path(config.steps.resume or ""), method, config)
+        yield from _state_mismatches(Path(config.steps.resume or ""), method, config)
 
 
-def _in_question(config: RunConfig) -> bool:
+def _needs_model(config: RunConfig) -> bool:
     if lr_schedule.has_lists(config):
         return network_args.args_class(config) is not None if isinstance(config, AdapterRun) else True
     if isinstance(config, ControlRun):
@@ -68,8 +68,8 @@ def _resumes(config: RunConfig) -> bool:
 def has_model_files(config: RunConfig) -> bool:
     """Return whether the model's files are on this machine."""
     files = [o.name for o in options_of(type(config)).values() if o.section == "model" and o.kind == "file"]
-    given = [getattr(config.model, name) for name in files]
-    return all(Path(name).exists() for name in given if name)
+    paths = [getattr(config.model, name) for name in files]
+    return all(Path(name).exists() for name in paths if name)
 
 
 def empty_components(config: RunConfig, encoders: bool) -> tuple[Family, ModelComponents]:
@@ -82,23 +82,23 @@ def empty_components(config: RunConfig, encoders: bool) -> tuple[Family, ModelCo
     return family, components
 
 
-def _method(config: RunConfig) -> methods.TrainingMethod:
+def _attach_empty_method(config: RunConfig) -> methods.TrainingMethod:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the training repeats these warnings
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that numbers are not kept
+            warnings.simplefilter("ignore")  # that tensors on the meta device hold no data
             family, components = empty_components(config, methods.reads_encoders(config))
             return methods.attach_method(components, family, config)
     finally:
         logging.disable(level)
 
 
-def _misfits(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
+def _state_mismatches(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
     """Yield mismatches of a state: other networks, or another optimizer."""
     changes = resume_check.shaping_changes(folder, config)
-    here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
-    if problem := snapshot.differing_tensors(here, weights.header(folder / WEIGHTS), changes):
+    shapes = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
+    if problem := snapshot.differing_tensors(shapes, weights.header(folder / WEIGHTS), changes):
         yield problem
         return
     with contextlib.suppress(ConfigError):  # damaged files are reported elsewhere

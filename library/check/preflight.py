@@ -55,16 +55,17 @@ SHARDING = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM
 def check_before_training(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return remarks for its user."""
     images = data.check_data(config, config.grid, Progress(print, PROGRESS_DELAY) if first_process() else None)
-    found, remarks = evaluate(config, images)
-    if found:
-        raise ConfigError(*found)
+    problems, remarks = evaluate(config, images)
+    if problems:
+        raise ConfigError(*problems)
     if images.masks and first_process():
         print(images.masks)
     return remarks
 
 
 def print_dataset(config: RunConfig) -> None:
-    """Print the data that a training would use, and train nothing (`debug_dataset`). Raises ConfigError like `check`.
+    """Print the data that a training would use, and train nothing (`debug_dataset`). Raises ConfigError for invalid
+    data.
 
     Only a run prepared by the page leaves anything behind: its folder, marked as finished.
     """
@@ -112,7 +113,7 @@ def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
 def scan_images(reading: building.Reading[Any]) -> data.Check:
     """Scan the images of a config that may itself be invalid."""
     nothing = data.Check([], [])
-    with _tolerant(bool(reading.problems), nothing.problems):
+    with _collect_errors(bool(reading.problems), nothing.problems):
         return data.check_data(reading.config, reading.config.grid, quick=True)
     return nothing
 
@@ -127,28 +128,28 @@ def evaluate(
     problems, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
     config = base_files.with_local_files(config)
     unreachable, announced = base_files.remote_files(config)
-    named = wrong.union(*(problem.options for problem in problems))
+    named_options = wrong.union(*(problem.options for problem in problems))
     missing = building.find_missing(config)
-    silent = {problem.option for problem in missing}  # report a missing value only once
-    unnamed = [problem for problem in missing if problem.option not in named]
+    missing_options = {problem.option for problem in missing}  # report a missing value only once
+    new_problems = [problem for problem in missing if problem.option not in named_options]
     failed: dict[str, bool] = {}
-    for stage, ask in _stages(config, images, unreachable, failed).items():
-        said: list[Problem] = []
-        with _tolerant(bool(problems), said):
-            said += as_problems(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
-        failed[stage] = bool(said)
-        for problem in said:
-            again = stage in ("images", "model", "length") and problem.option in RULED & named
-            known = again or problem in (*problems, *unnamed) or problem.option in silent
-            if not known and wrong.isdisjoint(problem.options):
-                unnamed.append(problem)
+    for stage, find in _stages(config, images, unreachable, failed).items():
+        stage_problems: list[Problem] = []
+        with _collect_errors(bool(problems), stage_problems):
+            stage_problems += as_problems(find()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
+        failed[stage] = bool(stage_problems)
+        for problem in stage_problems:
+            is_covered = stage in ("images", "model", "length") and problem.option in RULED & named_options
+            is_reported = is_covered or problem in (*problems, *new_problems) or problem.option in missing_options
+            if not is_reported and wrong.isdisjoint(problem.options):
+                new_problems.append(problem)
     remarks: list[MessageLike] = [*images.warnings, *training_length.length_notes(config, images)]
     remarks += [*code_notes(config), *announced]
     # Notes on unreadable parts would only raise errors.
-    with _tolerant(bool(problems), []):
+    with _collect_errors(bool(problems), []):
         family = families.family_for(config)
-        remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
-        resumes = not (failed["length"] or any(one.option == "resume" for one in unnamed))
+        remarks += [] if failed["model"] else [*family.notes(), *_check_caption_lengths(family, images)]
+        resumes = not (failed["length"] or any(problem.option == "resume" for problem in new_problems))
         remarks += _find_changed_options(config, images) if resumes else []
         remarks += [] if failed["network"] else methods.method_notes(config)
         remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.find_relative_notes(config)
@@ -156,17 +157,18 @@ def evaluate(
         remarks += [] if failed["optimizer"] else optimizers.optimizer_notes(config)
         remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
-        of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
-        remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *unnamed)}]
-        remarks += ineffective.remarks(config, [*problems, *unnamed, *remarks, *building.config_notes(config)])
-    return unnamed, [remark for remark in as_problems(remarks) if wrong.isdisjoint(remark.options)]
+        of_machine = [*_check_single_process(config), *_check_half_precision(config), *_missing_gpu_features(config)]
+        with_problems = {problem.option for problem in (*problems, *new_problems)}
+        remarks += [remark for remark in of_machine if remark.option not in with_problems]
+        remarks += ineffective.remarks(config, [*problems, *new_problems, *remarks, *building.config_notes(config)])
+    return new_problems, [remark for remark in as_problems(remarks) if wrong.isdisjoint(remark.options)]
 
 
 def _stages(
     config: RunConfig, images: data.Check, unreachable: Sequence[Problem], failed: Mapping[str, bool]
 ) -> dict[str, Callable[[], Iterable[MessageLike]]]:
-    """Yield the checks in the order of their reports. `failed` fills up meanwhile, as the last two stages depend on
-    earlier ones.
+    """Return the checks in the order of their reports. The caller adds to `failed` while it runs them, as the last two
+    depend on earlier ones.
     """
     return {
         "model": lambda: families.family_for(config).problems(),
@@ -175,35 +177,35 @@ def _stages(
         "network": lambda: [*methods.find_method_problems(config), *unreachable],
         "optimizer": lambda: optimizers.find_optimizer_problems(config),
         "save": lambda: save.find_output_problems(config),
-        "space": lambda: _space(config),
-        "alone": lambda: _alone(config),
+        "space": lambda: _check_disk_space(config),
+        "alone": lambda: _check_other_trainings(config),
         "samples": lambda: sample_prompts.unusable_prompts(config),
-        "machine": lambda: _machine(config),
+        "machine": lambda: _check_machine(config),
         "hub": lambda: hub.find_upload_problems(config),
         "trackers": lambda: trackers.find_tracker_problems(config),
-        "resume": lambda: _resumed(config),
+        "resume": lambda: _check_resumed_state(config),
         "other adapters": lambda: adapter_files.find_adapter_problems(config),
         "rates": lambda: optimizers.zero_rate_problems(config),
         "graphs": lambda: _find_graph_problems(config, images, failed) if config.compile.compile_fullgraph else [],
-        "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
+        "fit": lambda: [] if any(map(failed.get, FITTED)) else _find_mismatches(config, failed),
     }
 
 
 @contextlib.contextmanager
-def _tolerant(unsound: bool, said: list[Problem]) -> Iterator[None]:
-    """Collect problems into `said`. In a config known to be invalid, a check may fail in any way over contradictory
-    values; it runs again when these are fixed.
+def _collect_errors(is_invalid: bool, problems: list[Problem]) -> Iterator[None]:
+    """Collect the problems that a check raises. If the config is known to be invalid, a check may fail in any way over
+    contradictory values, which is ignored; it runs again once they are fixed.
     """
     try:
         yield
     except ConfigError as e:
-        said += e.problems
+        problems += e.problems
     except Exception:
-        if not unsound:
+        if not is_invalid:
             raise
 
 
-def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
+def _find_mismatches(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     """Yield mismatches between parts that are valid by themselves."""
     config = base_files.without_remote_files(config)
     if failed["resume"]:
@@ -220,14 +222,14 @@ def _find_graph_problems(config: RunConfig, images: data.Check, failed: Mapping[
         yield from graph_limit.find_graph_limit_problems(config, images.images, _device())
 
 
-def _single_process(config: RunConfig) -> Iterator[Problem]:
+def _check_single_process(config: RunConfig) -> Iterator[Problem]:
     """Remark on options for several processes in a run with only one."""
     if process_count() == 1:
         for name in schema.changed(config).get("distributed", {}):
             yield ineffective.remark(name, "it is for several processes, and this is one")
 
 
-def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
+def _check_half_precision(config: RunConfig) -> Iterator[Problem]:
     """Remark on a 16-bit dtype that the model exceeds, or that the GPU only emulates."""
     device, kind, facts = _device(), config.precision.mixed_precision, families.facts_of(config.family)
     if kind == "fp16" and facts.exceeds_fp16:
@@ -241,17 +243,16 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
         )
     is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
-        half = {"mixed_precision": "fp16"}
+        fp16 = {"mixed_precision": "fp16"}
         with contextlib.suppress(ConfigError):  # other options may need bf16, which leaves no advice
-            building.replace_options(config, **half)
-            yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=half)
+            building.replace_options(config, **fp16)
+            yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=fp16)
 
 
 def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
     """Yield options that this machine's device does not support."""
-    if (
-        recorded_by := compile_modes.recorded_on_gpu_alone(config.compile)
-    ) and _device().type != "cuda":  # max-autotune also tunes CPU kernels
+    recorded_by = compile_modes.recorded_on_gpu_alone(config.compile)
+    if recorded_by and _device().type != "cuda":
         yield ineffective.remark(recorded_by, "there is no GPU that records CUDA graphs")
     if not config.adapters:
         return
@@ -269,28 +270,28 @@ def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
             yield ineffective.remark(name, "this machine cannot multiply in 8 bits, only keep them")
 
 
-def _cut_captions(family: Family, images: data.Check) -> Iterator[Problem]:
+def _check_caption_lengths(family: Family, images: data.Check) -> Iterator[Problem]:
     """Remark on captions longer than the text encoder reads; nothing without its tokenizer."""
     with contextlib.suppress(ConfigError):
         variants = family.config.cache.cached_caption_variants if family.config.cache.text else 1
         yield from text_encoding.cut_captions(images.images.items if images.images else (), family, variants)
 
 
-def _resumed(config: RunConfig) -> Iterator[Problem]:
+def _check_resumed_state(config: RunConfig) -> Iterator[Problem]:
     if config.steps.resume and not config.steps.resume_from_huggingface:
         yield from resume_check.problems(Path(config.steps.resume), config)
 
 
 def _find_changed_options(config: RunConfig, images: data.Check) -> list[Problem]:
-    """Remark on what the config changes in the training that it resumes."""
+    """Return remarks on options that differ from the training that is resumed."""
     if not config.steps.resume or config.steps.resume_from_huggingface:
         return []
     steps = training_length.expected_length(config, images)
-    alone = process_count() == 1  # several processes share an epoch
-    return resume_check.changes(config, steps.total if steps and alone else None)
+    is_single_process = process_count() == 1  # several processes share an epoch
+    return resume_check.changes(config, steps.total if steps and is_single_process else None)
 
 
-def _space(config: RunConfig) -> Iterator[Problem]:
+def _check_disk_space(config: RunConfig) -> Iterator[Problem]:
     if not config.save.output_dir:
         return
     folder = Path(config.save.output_dir).absolute()
@@ -302,14 +303,14 @@ def _space(config: RunConfig) -> Iterator[Problem]:
         yield Problem("output_dir", template, folder=nearest, left=left >> 20)
 
 
-def _alone(config: RunConfig) -> Iterator[Problem]:
+def _check_other_trainings(config: RunConfig) -> Iterator[Problem]:
     """Reject a second training that would overwrite another's files."""
-    if not config.save.output_dir or not first_process():  # the others belong to the first one's run
+    if not config.save.output_dir or not first_process():  # other processes belong to the same run
         return
     for folder in (Path(config.save.output_dir) / "runs").glob("*"):
         run = reader.run_at(folder)
-        mine = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
-        if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
+        is_this_run = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
+        if run.active and not is_this_run and run.facts.get("output_name") == config.save.output_name:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
             yield Problem("output_name", template, state=Message(run.state), fix=save.free_output_name(config))
 
@@ -319,18 +320,18 @@ def _device() -> Any:
     return torch.device("cpu" if on_cpu else "cuda")
 
 
-def _machine(config: RunConfig) -> Iterator[Problem]:
+def _check_machine(config: RunConfig) -> Iterator[Problem]:
     """Yield what this machine cannot do."""
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
         template = ": fp16 needs a GPU, and none was found; use bf16 or no"
         yield Problem("mixed_precision", template, fix=fixes.in_bf16(config))
-    asked = [what for switch, what in SHARDING.items() if os.environ.get(switch, "").lower() in SWITCHED_ON]
-    for what in [*asked, *["version 1 of FSDP"] * (shards_asked() == 1)]:
+    launchers = [launcher for switch, launcher in SHARDING.items() if os.environ.get(switch, "").lower() in SWITCHED_ON]
+    for launcher in [*launchers, *["version 1 of FSDP"] * (shards_asked() == 1)]:
         yield Problem(
             "",
             topic="training",
-            what=what,
+            what=launcher,
             template="accelerate is told to use {what}, which is not used here: choose MULTI_GPU in "
             "`accelerate config`, and fsdp = true to shard a full fine-tune (FSDP2)",
         )

@@ -10,13 +10,8 @@ from library.config.run_config import RunConfig
 from library.measuring.model_stats import model_stats
 from library.sampling import caption_prompts, prompts
 
-HELD = (
-    "model",
-    "text encoders",
-    "what learns",
-    "optimizer",
-    "driver",
-)  # parts of the estimate that stay between two steps
+# Parts of the estimate that stay in memory between two steps.
+HELD = ("model", "text encoders", "what learns", "optimizer", "driver")
 SQUARE = 1024 * 1024  # number of pixels that `decoder_memory` refers to
 
 
@@ -29,26 +24,26 @@ def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, M
     except (ConfigError, OSError):  # reported elsewhere
         return
     peak = peak_of(needs, config, size)
-    shown = f"{size[0]}x{size[1]}", f"{peak:.1f}"
+    texts = f"{size[0]}x{size[1]}", f"{peak:.1f}"
     if needs.memory and peak > needs.memory * 0.97:
         template = (
             "Sample images of {size} take about {peak} GB of GPU memory at once, more than there is: they are decoded "
             "in tiles, or on the CPU; smaller ones (--w and --h in the prompt file) need less"
         )
-        yield "hint", Message(template, size=shown[0], peak=shown[1])
+        yield "hint", Message(template, size=texts[0], peak=texts[1])
     else:
-        yield "ok", Message("Sample images of {size} take about {peak} GB of GPU memory", size=shown[0], peak=shown[1])
+        yield "ok", Message("Sample images of {size} take about {peak} GB of GPU memory", size=texts[0], peak=texts[1])
 
 
 def peak_of(needs: MemoryEstimate, config: RunConfig, size: tuple[int, int]) -> float:
     """Return GiB while decoding an image of this size at once: what stays between two steps, the VAE and its
     activations.
     """
-    each = 4 if config.model.float32_vae else BYTES[config.precision.mixed_precision]
-    decoding = families.facts_of(config.family).decoder_memory * each / 2 * size[0] * size[1] / SQUARE
-    return (
-        sum(needs.parts.get(name, 0.0) for name in HELD) + model_stats(config).vae * each / BYTES_PER_GIB + decoding
-    ) * SLACK
+    bytes_per_value = 4 if config.model.float32_vae else BYTES[config.precision.mixed_precision]
+    # `decoder_memory` is in GiB, for 2 bytes per value.
+    decoding = families.facts_of(config.family).decoder_memory * bytes_per_value / 2 * size[0] * size[1] / SQUARE
+    held = sum(needs.parts.get(name, 0.0) for name in HELD)
+    return (held + model_stats(config).vae * bytes_per_value / BYTES_PER_GIB + decoding) * SLACK
 
 
 def largest_sample(config: RunConfig) -> tuple[int, int]:
@@ -56,7 +51,9 @@ def largest_sample(config: RunConfig) -> tuple[int, int]:
     if not config.sample.sample_prompts:
         return caption_prompts.MAX_SAMPLE_SIDE, caption_prompts.MAX_SAMPLE_SIDE
     family = families.family_for(config)
-    found = prompts.read_prompts(Path(config.sample.sample_prompts))
-    whole = [prompts.with_defaults(one, family.sample_defaults, family.sample_multiple) for one in found]
-    sizes = [(one.width or 0, one.height or 0) for one in whole]
+    sample_prompts = prompts.read_prompts(Path(config.sample.sample_prompts))
+    complete_prompts = [
+        prompts.with_defaults(prompt, family.sample_defaults, family.sample_multiple) for prompt in sample_prompts
+    ]
+    sizes = [(prompt.width or 0, prompt.height or 0) for prompt in complete_prompts]
     return max(sizes, key=lambda size: size[0] * size[1], default=(0, 0))

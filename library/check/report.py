@@ -101,7 +101,7 @@ class Report:
         return [finding.text for finding in self.findings if finding.verdict == "bad"]
 
     def as_json(self) -> JsonObject:
-        """For another process."""
+        """Return the report for another process."""
         return {
             "findings": [finding.as_json() for finding in self.findings],
             "fit": self.fit.as_json() if self.fit else None,
@@ -120,15 +120,17 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
     gpu, memory = graphics()
     findings = [Finding(topic(problem, config), "bad", problem, working_fix(problem, config)) for problem in problems]
     findings += [
-        Finding(topic(one, config), "hint", one, working_fix(one, config)) for one in [*reading.notes, *remarks]
+        Finding(topic(note, config), "hint", note, working_fix(note, config)) for note in [*reading.notes, *remarks]
     ]
     needs: fitting.MemoryEstimate | None = None
     # Counts and estimates may be impossible with contradictory values.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
-            needs = fitting.estimate(_batched(config, check.images), largest_bucket(check.images, config), gpu, memory)
-            findings += _about_the_fit(needs, config)
-            findings += [Finding("samples", *said) for said in preview_memory.sentences(needs, config)]
+            needs = fitting.estimate(
+                _with_filled_batch(config, check.images), largest_bucket(check.images, config), gpu, memory
+            )
+            findings += _check_memory(needs, config)
+            findings += [Finding("samples", *sentence) for sentence in preview_memory.sentences(needs, config)]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
         findings += [
             finding for finding in _collect_findings(config, check, gpu, memory) if finding.topic not in settled
@@ -137,16 +139,16 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
 
 
 def answer_requests() -> None:
-    """Print the reports on the forms given as JSON on stdin, as JSON; see `library.check.isolated`."""
-    print(json.dumps([_asked(given) for given in json.load(sys.stdin)]))
+    # Forms come as JSON on stdin, reports leave as JSON on stdout; see `library.check.isolated`.
+    print(json.dumps([_answer_request(request) for request in json.load(sys.stdin)]))
 
 
-def _asked(given: JsonObject) -> JsonObject:
-    cls = config_class(given["script"])
-    read = {name: options_of(cls)[name].read(value) for name, value in given["values"].items()}
-    config = draft(cls, read)
-    known = [read_problem(one) for one in given["problems"]]
-    reading = Reading(config, known, [], frozenset(given["wrong"]))
+def _answer_request(request: JsonObject) -> JsonObject:
+    cls = config_class(request["script"])
+    values = {name: options_of(cls)[name].read(value) for name, value in request["values"].items()}
+    config = draft(cls, values)
+    problems = [read_problem(stored_problem) for stored_problem in request["problems"]]
+    reading = Reading(config, problems, [], frozenset(request["wrong"]))
     return make_report(config, reading).as_json()
 
 
@@ -181,11 +183,11 @@ def largest_bucket(images: ImageSet | None, config: RunConfig) -> tuple[int, int
     return max(sizes, key=lambda size: size[0] * size[1], default=usual)
 
 
-def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:
+def _with_filled_batch(config: RunConfig, images: ImageSet | None) -> RunConfig:
     """Return the config with the largest batch size that its images fill."""
     counts = [len(members) for members in images.buckets().values()] if images else []
-    most = max(counts, default=config.data.train_batch_size)
-    return replace_options(config, train_batch_size=most) if most < config.data.train_batch_size else config
+    largest = max(counts, default=config.data.train_batch_size)
+    return replace_options(config, train_batch_size=largest) if largest < config.data.train_batch_size else config
 
 
 # ---- what is well
@@ -195,15 +197,15 @@ def _collect_findings(config: RunConfig, check: data.Check, gpu: str, memory: fl
     images, masks = check.images, check.masks
     model = model_stats(config)
     if model.counted:
-        many = f"{model.denoiser / 1e9:.2f}B" if model.denoiser > 1e8 else f"{model.denoiser:,}"
+        count_text = f"{model.denoiser / 1e9:.2f}B" if model.denoiser > 1e8 else f"{model.denoiser:,}"
         yield Finding(
-            "model", "ok", Message("{title}: {many} parameters in the image model", title=config.title, many=many)
+            "model", "ok", Message("{title}: {many} parameters in the image model", title=config.title, many=count_text)
         )
     if images and images.items:
         yield Finding("images", "ok", _say_images(config, images))
-        yield from _several_sizes(images)
-        if said := held_out.by_folder(images):
-            yield Finding("images", "ok", said)
+        yield from _note_several_sizes(images)
+        if sentence := held_out.by_folder(images):
+            yield Finding("images", "ok", sentence)
         yield from _check_captions(images)
         yield from [Finding("images", "ok", masks)] if masks else []
         yield from _check_caches(config, images)
@@ -218,9 +220,9 @@ def _collect_findings(config: RunConfig, check: data.Check, gpu: str, memory: fl
         ),
     )
     yield Finding("GPU", "ok", f"{gpu}, {memory:.0f} GB") if gpu and memory else Finding("GPU", "hint", NO_GPU)
-    yield _compiling(config, bool(gpu))
+    yield _check_compiling(config, bool(gpu))
     if config.save.output_dir:
-        yield _disk(config)
+        yield _check_disk_space(config)
 
 
 def _say_images(config: RunConfig, images: ImageSet) -> Message:
@@ -239,7 +241,7 @@ def _say_images(config: RunConfig, images: ImageSet) -> Message:
     )
 
 
-def _several_sizes(images: ImageSet) -> Iterator[Finding]:
+def _note_several_sizes(images: ImageSet) -> Iterator[Finding]:
     """Remark that images are trained at several sizes, each a data set."""
     for sizes in dict.fromkeys(dataset.sizes for dataset in images.datasets if len(dataset.sizes) > 1):
         shown = together(str(width) if width == height else f"{width}x{height}" for width, height in sizes)
@@ -259,58 +261,66 @@ def _check_captions(images: ImageSet) -> Iterator[Finding]:
 
 def _check_caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
     if config.cache.text:
-        yield _encodings(config, images)
+        yield _count_encodings(config, images)
     if not config.cache.cache_latents_to_disk:
         if config.cache.latents:
             yield Finding("caches", "ok", "images are encoded once at the start, and kept in memory")
         return
-    wanted = wanted_latents(images.items, families.family_for(config).latent_cache).values()
-    there = sum(os.path.exists(existing(one).file) for one in wanted)
+    caches = wanted_latents(images.items, families.family_for(config).latent_cache).values()
+    cached_count = sum(os.path.exists(existing(cache).file) for cache in caches)
     yield Finding(
         "caches",
         "ok",
-        Message("{there} of {count} images have their latents on the disk already", there=there, count=len(wanted)),
+        Message(
+            "{there} of {count} images have their latents on the disk already", there=cached_count, count=len(caches)
+        ),
     )
 
 
-def _encodings(config: RunConfig, images: ImageSet) -> Finding:
+def _count_encodings(config: RunConfig, images: ImageSet) -> Finding:
     """Return how many captions the text encoders read before the first step."""
     variants, learned = config.cache.cached_caption_variants, images.items
     if len(learned) * variants > MANY:
         count = f"{len(learned) * variants:,}"
-        said = Message("up to {count} encodings, {variants} variants of each caption", count=count, variants=variants)
-        return Finding("caches", "ok", Message("captions are encoded once: {encodings}", encodings=said))
+        encodings = Message(
+            "up to {count} encodings, {variants} variants of each caption", count=count, variants=variants
+        )
+        return Finding("caches", "ok", Message("captions are encoded once: {encodings}", encodings=encodings))
     held = images.validation.items if images.validation else []
     words = {caption for image in learned for caption in image.encoded_captions(variants)}
     words |= {image.encoded_caption for image in held}
-    said = counted(len(words), "encoding")
+    encodings = counted(len(words), "encoding")
     if variants > 1:
-        said = Message("{encodings}, up to {variants} variants of each caption", encodings=said, variants=variants)
+        encodings = Message(
+            "{encodings}, up to {variants} variants of each caption", encodings=encodings, variants=variants
+        )
     if "" in words:
-        said = Message("{encodings}, with that of the empty caption", encodings=said)
-    return Finding("caches", "ok", Message("captions are encoded once: {encodings}", encodings=said))
+        encodings = Message("{encodings}, with that of the empty caption", encodings=encodings)
+    return Finding("caches", "ok", Message("captions are encoded once: {encodings}", encodings=encodings))
 
 
-def _compiling(config: RunConfig, on_gpu: bool) -> Finding:
+def _check_compiling(config: RunConfig, on_gpu: bool) -> Finding:
     if not config.compile.compile:
         return Finding("compiling", "ok", "torch.compile is off")
     device = torch.device("cuda" if on_gpu else "cpu")
-    if found := list(checks.find_compile_problems(config.compile, device)):  # with compile_fallback these are no errors
-        return Finding("compiling", "hint", Message("{problem}; compile_fallback trains without it", problem=found[0]))
+    obstacles = list(checks.find_compile_problems(config.compile, device))
+    if obstacles:  # without compile_fallback, they are reported as problems
+        template = "{problem}; compile_fallback trains without it"
+        return Finding("compiling", "hint", Message(template, problem=obstacles[0]))
     return Finding("compiling", "ok", Message("{backend} can compile here", backend=config.compile.compile_backend))
 
 
-def _disk(config: RunConfig) -> Finding:
+def _check_disk_space(config: RunConfig) -> Finding:
     free = free_space(Path(config.save.output_dir or ""))
-    one, every = saved_size(config), config.save.save_state_every_n_minutes
-    state = fitting.state_size(config, model_stats(config)) if every else 0.0
-    more = _saves(config) * one + 2 * state  # the new one is complete before the old one is deleted
-    with_state = Message(", a state to resume from {state}", state=size_text(state)) if every else ""
+    file_size, state_interval = saved_size(config), config.save.save_state_every_n_minutes
+    state = fitting.state_size(config, model_stats(config)) if state_interval else 0.0
+    total_size = _count_saves(config) * file_size + 2 * state  # the new one is complete before the old one is deleted
+    with_state = Message(", a state to resume from {state}", state=size_text(state)) if state_interval else ""
     template = "{free} free, one saved file takes about {each}{with_state}"
-    text = Message(template, free=size_text(free), each=size_text(one), with_state=with_state)
-    if free < one * 1.2:
+    text = Message(template, free=size_text(free), each=size_text(file_size), with_state=with_state)
+    if free < file_size * 1.2:
         return Finding("disk", "bad", Message("output_dir: {text}; make room, or choose another folder", text=text))
-    if free < one + 3 * state:  # stopping the training saves another state
+    if free < file_size + 3 * state:  # stopping the training saves another state
         return Finding(
             "disk",
             "hint",
@@ -320,7 +330,7 @@ def _disk(config: RunConfig) -> Finding:
                 text=text,
             ),
         )
-    if free < more:
+    if free < total_size:
         return Finding(
             "disk",
             "hint",
@@ -328,7 +338,7 @@ def _disk(config: RunConfig) -> Finding:
                 "output_dir: {text}, and all of this training's about {size}; "
                 "keep fewer with save_last_n_steps or save_last_n_epochs",
                 text=text,
-                size=size_text(more),
+                size=size_text(total_size),
             ),
         )
     return Finding("disk", "ok", text)
@@ -343,18 +353,18 @@ def saved_size(config: RunConfig) -> float:
     return numbers * fitting.saved_bytes(config)
 
 
-def _saves(config: RunConfig) -> float:
-    every, saves = config.save.save_every_n_steps, 1.0
-    if every and not config.save.save_last_n_steps:
+def _count_saves(config: RunConfig) -> float:
+    interval, saves = config.save.save_every_n_steps, 1.0
+    if interval and not config.save.save_last_n_steps:
         steps, begin = config.steps.max_train_steps, config.save.save_from_step or 1
-        saves += max(0, steps // every - (begin - 1) // every)
+        saves += max(0, steps // interval - (begin - 1) // interval)
     saves += len(config.save.save_at_steps)
     return saves * (4 if config.save.save_state and not config.adapters else 1.5)
 
 
-def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
-    most = needs.memory or psutil.virtual_memory().total / BYTES_PER_GIB
-    if needs.peak > ABSURD * most:
+def _check_memory(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
+    available = needs.memory or psutil.virtual_memory().total / BYTES_PER_GIB
+    if needs.peak > ABSURD * available:
         yield Finding(
             "GPU",
             "bad",

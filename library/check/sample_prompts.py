@@ -11,9 +11,10 @@ from library.sampling import prompt_checks
 
 def idle_prompts(config: RunConfig, family: Family) -> list[Problem]:
     """Yield parts of sample prompts that have no effect, or are changed."""
-    path, about = config.sample.sample_prompts, (config.control_images, config.shifts_samples, family.sample_multiple)
-    read = prompt_checks.notes(path, *about) if path and config.sample.sample_images else ()
-    return [*_unscheduled(config), *read]
+    path = config.sample.sample_prompts
+    model_facts = (config.control_images, config.shifts_samples, family.sample_multiple)
+    prompt_notes = prompt_checks.notes(path, *model_facts) if path and config.sample.sample_images else ()
+    return [*_unscheduled(config), *prompt_notes]
 
 
 def _unscheduled(config: RunConfig) -> Iterator[Problem]:

@@ -18,30 +18,30 @@ from library.train.step.clock import Clock
 
 def expected_length(config: RunConfig, images: data.Check) -> Length | None:
     """Return the length of the training, if there are images to count."""
-    found = images.images
-    if not found or not found.items:
+    image_set = images.images
+    if not image_set or not image_set.items:
         return None
-    return training_length(config.steps, data.summarise_images(found)["batches_per_epoch"])
+    return training_length(config.steps, data.summarise_images(image_set)["batches_per_epoch"])
 
 
 def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     """Yield a training that never ends, or starts after its end."""
-    whole = expected_length(config, images)
-    if not whole or not images.images:
+    length = expected_length(config, images)
+    if not length or not images.images:
         return
-    if whole.total > MAX_STEPS:
-        epochs, total = f"{config.steps.max_train_epochs:,}", f"{whole.total:,}"
+    if length.total > MAX_STEPS:
+        epochs, total = f"{config.steps.max_train_epochs:,}", f"{length.total:,}"
         yield Problem("max_train_epochs", ": {epochs} epochs are {total} steps; lower it", epochs=epochs, total=total)
     Clock.of(config, data.summarise_images(images.images)["batches_per_epoch"])
-    yield from lr_schedule.too_long(config, whole.total * process_count())
-    every = config.optim.ema_every_n_steps
-    if config.optim.ema_decay and every > whole.total:
+    yield from lr_schedule.too_long(config, length.total * process_count())
+    ema_interval = config.optim.ema_every_n_steps
+    if config.optim.ema_decay and ema_interval > length.total:
         yield Problem(
             "ema_every_n_steps",
             "= {every}: the training ends after {count}, before the first update, so the average would be the "
             "untrained model; set it to 1",
-            every=every,
-            count=counted(whole.total, "step"),
+            every=ema_interval,
+            count=counted(length.total, "step"),
             also="ema_decay",
             fix={"ema_every_n_steps": 1},
         )
@@ -53,57 +53,58 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
             fix={"early_stop_patience": None},
         )
     if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
-        yield from resume_check.problems(Path(config.steps.resume), config, whole.total)
+        yield from resume_check.problems(Path(config.steps.resume), config, length.total)
 
 
 def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
-    """Yield what the training ends before: saves, samples, validations, and a warm-up if the length is in epochs."""
-    warm, whole = config.optim.lr_warmup_steps, expected_length(config, images)
-    if not whole:
+    """Yield events that the training ends before: saves, samples, validations, and the end of a warm-up if the length
+    is in epochs."""
+    warm, length = config.optim.lr_warmup_steps, expected_length(config, images)
+    if not length:
         return
     yield from _late_saves(config, images)
-    yield from _unused_held_out(config, images, whole)
+    yield from _unused_held_out(config, images, length)
     values = schema.option_values(config)
-    for end, unit in ((whole.total, "step"), (whole.epochs, "epoch")):
+    for end, unit in ((length.total, "step"), (length.epochs, "epoch")):
         for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate", "save")):
             if (values.get(name) or 0) > end:
                 yield ineffective.remark(name, "the training ends after {count}", count=counted(end, unit))
     if config.steps.max_train_epochs:
-        yield from config.compile.never_begun(whole.total)
+        yield from config.compile.never_begun(length.total)
     first = config.compile.compile_compare_steps
-    if config.compile.compile and 0 < whole.total <= first and not config.steps.resume:
+    if config.compile.compile and 0 < length.total <= first and not config.steps.resume:
         yield Problem(
             "compile_compare_steps",
             "= {first}: nothing is compiled, as only {steps} are to be done; use fewer",
             first=first,
-            steps=whole.total,
+            steps=length.total,
         )
-    if config.steps.max_train_epochs and warm > 1 and warm >= whole.total:
+    if config.steps.max_train_epochs and warm > 1 and warm >= length.total:
         yield Problem(
             "lr_warmup_steps",
             "{warm} is not below the {steps} of this training: the learning rate never reaches its value",
             warm=warm,
-            steps=counted(whole.total, "step"),
+            steps=counted(length.total, "step"),
         )
 
 
-def _validations(config: RunConfig, whole: Length) -> tuple[int, int]:
-    """Remark on a patience longer than the training."""
-    given = schema.option_values(config)
-    steps = given.get("validate_every_n_steps")
-    at_epochs = (given.get("validate_every_n_epochs") or 1) * whole.per_epoch
+def _count_validations(config: RunConfig, length: Length) -> tuple[int, int]:
+    """Return the number of validations of the training, and the step of the first one."""
+    values = schema.option_values(config)
+    steps = values.get("validate_every_n_steps")
+    at_epochs = (values.get("validate_every_n_epochs") or 1) * length.per_epoch
     if not steps:
-        return whole.total // at_epochs, at_epochs
-    both = whole.total // math.lcm(steps, at_epochs)  # steps at which both are due, and one validation is done
-    return whole.total // steps + whole.total // at_epochs - both, min(steps, at_epochs)
+        return length.total // at_epochs, at_epochs
+    shared_steps = length.total // math.lcm(steps, at_epochs)  # steps where both intervals end count once
+    return length.total // steps + length.total // at_epochs - shared_steps, min(steps, at_epochs)
 
 
-def _unused_held_out(config: RunConfig, images: data.Check, whole: Length) -> Iterator[Problem]:
-    """Held-out images that the training ends before measuring, and a patience that it ends before."""
+def _unused_held_out(config: RunConfig, images: data.Check, length: Length) -> Iterator[Problem]:
+    """Remark on held-out images that are never measured, and on a patience longer than the training."""
     if not images.images or not images.images.validation:
         return
-    patience, known = config.steps.early_stop_patience, schema.options_of(type(config))
-    number, first = _validations(config, whole)
+    patience, options = config.steps.early_stop_patience, schema.options_of(type(config))
+    number, first = _count_validations(config, length)
     if number and patience and patience >= number:
         yield ineffective.remark(
             "early_stop_patience", "this training has only {count}", count=counted(number, "validation")
@@ -111,7 +112,7 @@ def _unused_held_out(config: RunConfig, images: data.Check, whole: Length) -> It
     if number:
         return
     share = "dataset_config" if config.data.dataset_config else "validation_split"
-    has_interval = "validate_every_n_steps" in known
+    has_interval = "validate_every_n_steps" in options
     template = (
         ": the held-out images are never measured, as the training ends after {steps} and the first validation is due "
         "after {first}; train longer"
@@ -124,10 +125,10 @@ def _unused_held_out(config: RunConfig, images: data.Check, whole: Length) -> It
     yield Problem(
         "early_stop_patience" if patience else share,
         template,
-        steps=counted(whole.total, "step"),
+        steps=counted(length.total, "step"),
         first=f"{first:,}",
         also=f"{share} validate_every_n_steps validate_every_n_epochs max_train_steps max_train_epochs",
-        fix={"validate_every_n_steps": max(1, whole.total // 4)} if has_interval else {},
+        fix={"validate_every_n_steps": max(1, length.total // 4)} if has_interval else {},
     )
 
 

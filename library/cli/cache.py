@@ -22,22 +22,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in cache_data.SCRIPTS:
         return cache_data.start_caching(argv[0], [*argv[1:]])
-    about = "Show or clean the cache of compiled code. kohya cache latents and kohya cache text cache a data set."
-    parser = Arguments("kohya cache", description=about)
+    description = "Show or clean the cache of compiled code. kohya cache latents and kohya cache text cache a data set."
+    parser = Arguments("kohya cache", description=description)
     parser.add_argument("what", nargs="?", choices=sorted(cache_data.SCRIPTS), help="cache a data set: its own --help")
     parser.add_argument("--clean", action="store_true", help="remove all of it; the next training compiles again")
     parser.add_argument("--limit", type=float, metavar="GB", help="keep at most so much, now and from now on")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    asked = parser.parse_args(argv)
-    if asked.what:
-        parser.error(f"{asked.what} comes first: kohya cache {asked.what} --help")
-    if asked.limit is not None and not 0 <= asked.limit < math.inf:
-        raise ConfigError("--limit must be at least 0, got {limit}", limit=f"{asked.limit:g}")
+    arguments = parser.parse_args(argv)
+    if arguments.what:
+        parser.error(f"{arguments.what} comes first: kohya cache {arguments.what} --help")
+    if arguments.limit is not None and not 0 <= arguments.limit < math.inf:
+        raise ConfigError("--limit must be at least 0, got {limit}", limit=f"{arguments.limit:g}")
     with join_work("cache") as work:
-        changes = asked.clean or asked.limit is not None
-        cache_facts = _less(asked.clean, asked.limit) if changes else describe_cache()
+        changes = arguments.clean or arguments.limit is not None
+        cache_facts = _reduce_cache(arguments.clean, arguments.limit) if changes else describe_cache()
         work.store(cache_facts)
-    print(json.dumps(cache_facts, indent=1) if asked.json else cache_text(cache_facts))
+    print(json.dumps(cache_facts, indent=1) if arguments.json else cache_text(cache_facts))
     return 0
 
 
@@ -46,15 +46,15 @@ def describe_cache() -> JsonObject:
     from library.compiler import cache
 
     root = cache.default_root()
-    kept = [
+    folders = [
         {"name": name, "bytes": size, "used": (root / name).stat().st_mtime}
         for name, size in cache.cache_folders(root).items()
     ]
-    most = cache.limit(root=root)
-    return {"kind": "cache", "folder": str(root), "finished": True, "removed": 0, "limit": most, "kept": kept}
+    limit_bytes = cache.limit(root=root)
+    return {"kind": "cache", "folder": str(root), "finished": True, "removed": 0, "limit": limit_bytes, "kept": folders}
 
 
-def _less(clean: bool, limit: float | None) -> JsonObject:
+def _reduce_cache(clean: bool, limit: float | None) -> JsonObject:
     """Delete all, or the least recently used until the limit is met."""
     from library.compiler import cache
 

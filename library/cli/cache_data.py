@@ -44,18 +44,20 @@ def start_caching(kind: str, argv: list[str]) -> int:
     """
     if argv and argv[0].lower().endswith(".toml"):
         argv = ["--config_file", *argv]
-    how, flags, wrong = split_launch(argv)
+    launch_options, flags, launch_problems = split_launch(argv)
     if _wants_help(argv):
         print(cache_usage(kind))
         return EXIT_DONE if argv else EXIT_MISUSED
     read_options(kind, flags)  # reports mistakes before a launcher has loaded torch
-    if problems := [*wrong, *gpu_slots.find_launch_problems(how)]:
+    if problems := [*launch_problems, *gpu_slots.find_launch_problems(launch_options)]:
         return complain("\n".join(map(str, problems)), EXIT_MISUSED)
     path, flags = split_file(flags)
     work = ahead_of("cache")
-    with work, free_devices(how, work.wait) as own:
-        arguments, variables = starting(path or "", SCRIPTS[kind], **gpu_slots.options_for_devices(how, own))
-        variables |= keys.key_environment() | gpu_slots.device_environment(own)
+    with work, free_devices(launch_options, work.wait) as devices:
+        arguments, variables = starting(
+            path or "", SCRIPTS[kind], **gpu_slots.options_for_devices(launch_options, devices)
+        )
+        variables |= keys.key_environment() | gpu_slots.device_environment(devices)
         work.hand_on()
         return foreground.run_in_foreground([*(arguments if path else arguments[:-2]), *flags], variables)
 
@@ -70,21 +72,21 @@ def main(kind: str, argv: list[str]) -> int:
         from library.train.caching import make_caches  # loads torch
 
         with join_work("cache") as work:
-            last = ""
+            last_line = ""
 
             def report(phase: Message, done: int, total: int) -> None:
-                nonlocal last
+                nonlocal last_line
                 work.phase(phase, done, total)
-                said = f"{phase} {done} / {total}" if total else phase
-                if said != last and (done == total or done % max(1, total // 20) == 0):
-                    print(said, flush=True)
-                last = said
+                line = f"{phase} {done} / {total}" if total else phase
+                if line != last_line and (done == total or done % max(1, total // 20) == 0):
+                    print(line, flush=True)
+                last_line = line
 
             images = make_caches(reading.config, report)
             if environment.first_process():
                 print(f"{kind} of {images} image{'s' * (images != 1)} are cached", flush=True)
-    except ConfigError as wrong:
-        train_script.fail(wrong, code=1)
+    except ConfigError as error:
+        train_script.fail(error, code=1)
     except KeyboardInterrupt:
         if environment.first_process():
             print("Stopped: what was written stays, and the next run goes on from there.", flush=True)
@@ -94,18 +96,18 @@ def main(kind: str, argv: list[str]) -> int:
 
 def read_options(kind: str, argv: list[str]) -> Reading[RunConfig]:
     """Return the config of a training that only caches this. Exits with all mistakes in the options."""
-    named = [family for family in families.FAMILIES if f"--{family}" in argv]
-    flags = [flag for flag in argv if flag not in IGNORED and flag.removeprefix("--") not in named]
+    named_families = [family for family in families.FAMILIES if f"--{family}" in argv]
+    flags = [flag for flag in argv if flag not in IGNORED and flag.removeprefix("--") not in named_families]
     path, _ = split_file(flags)
-    if len(named) > 1:
-        raise ConfigError("{flags}: choose one family", flags=", ".join(f"--{family}" for family in named))
-    if path and not named:
+    if len(named_families) > 1:
+        raise ConfigError("{flags}: choose one family", flags=", ".join(f"--{family}" for family in named_families))
+    if path and not named_families:
         script = script_of_toml(train_script.config_path(path) or Path(path))
-    elif named:
-        script = families.lora_script(named[0])
+    elif named_families:
+        script = families.lora_script(named_families[0])
     else:
-        every = either([f"--{family}" for family in families.FAMILIES])
-        raise ConfigError("write for which family: {every}, or name a TOML with --config_file", every=every)
+        all_flags = either([f"--{family}" for family in families.FAMILIES])
+        raise ConfigError("write for which family: {every}, or name a TOML with --config_file", every=all_flags)
     reading = train_script.read_command_line(families.config_class(script), [*flags, *FORCED[kind]])
     if reading.problems:
         train_script.fail(ConfigError(*reading.problems))

@@ -31,66 +31,65 @@ kohya train, and besides:
 
 
 def main(argv: list[str]) -> int:
-    """Print what is known about a training before a model is loaded; return 0 if nothing must be fixed."""
+    """Print what a check finds before a model is loaded; return 0 if nothing must be fixed."""
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return EXIT_DONE if argv else EXIT_MISUSED
     as_json = "--json" in argv
     try:
-        what, reading, how = read_check_request([token for token in argv if token != "--json"])
-        os.environ.update(environment_for_check(how))
+        target, reading, launch_options = read_check_request([token for token in argv if token != "--json"])
+        os.environ.update(environment_for_check(launch_options))
         report = make_check_report(reading)
-    except ConfigError as wrong:
+    except ConfigError as error:
         if not as_json:
             raise
-        print(json.dumps(_only(wrong)))
+        print(json.dumps(_report_of_error(error)))
         return EXIT_FAILED
     except Exception as error:
         traceback.print_exc()
-        said = f"the check itself failed ({type(error).__name__}: {error}); this is a mistake in this program"
+        text = f"the check itself failed ({type(error).__name__}: {error}); this is a mistake in this program"
         if as_json:
-            print(json.dumps({**_only(ConfigError(said)), "failed": True}))
-        return complain(said, EXIT_FAILED)
+            print(json.dumps({**_report_of_error(ConfigError(text)), "failed": True}))
+        return complain(text, EXIT_FAILED)
     if as_json:
         print(json.dumps(report.as_json()))
         return EXIT_FAILED if report.problems else EXIT_DONE
     from library.check import report as checking
 
-    for line in checking.report_lines([one for one in report.findings if one.verdict != "bad"]):
+    for line in checking.report_lines([entry for entry in report.findings if entry.verdict != "bad"]):
         print(line)
     if report.problems:
-        to_fix = [f"{one.text}{one.advice}" for one in report.findings if one.verdict == "bad"]
-        return complain("\n".join([*to_fix, f"{len(to_fix)} to fix in {what}"]), EXIT_FAILED)
-    print(f"{what}: no problems found")
+        to_fix = [f"{entry.text}{entry.advice}" for entry in report.findings if entry.verdict == "bad"]
+        return complain("\n".join([*to_fix, f"{len(to_fix)} to fix in {target}"]), EXIT_FAILED)
+    print(f"{target}: no problems found")
     return EXIT_DONE
 
 
 def read_check_request(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
     """Return a description of a command line, the reading of its config, and its launch options."""
-    how, rest, wrong = split_launch(argv)
-    script, rest = _take_script_option(rest)
-    what = rest.pop(0) if rest and not rest[0].startswith("--") else ""
-    is_file = bool(what) and (what.lower().endswith(".toml") or Path(what).is_file() or bool(script))
+    launch_options, flags, launch_problems = split_launch(argv)
+    script, flags = _take_script_option(flags)
+    target = flags.pop(0) if flags and not flags[0].startswith("--") else ""
+    is_file = bool(target) and (target.lower().endswith(".toml") or Path(target).is_file() or bool(script))
     if is_file:
-        rest = ["--config_file", what, *rest]
-    script = script or (script_of_toml(Path(what)) if is_file else what)
-    if not is_file and (named := with_config(rest)) != rest:
-        what, rest, is_file = rest[0], named, True
+        flags = ["--config_file", target, *flags]
+    script = script or (script_of_toml(Path(target)) if is_file else target)
+    if not is_file and (flags_with_config := with_config(flags)) != flags:
+        target, flags, is_file = flags[0], flags_with_config, True
     if not script:
         raise ConfigError("kohya check needs the TOML of a training, or the name of a script and its options")
-    reading = read_command_line(config_class(script), rest, [*LAUNCH_FLAGS, *CHECK_FLAGS])
-    problems = [*reading.problems, *wrong, *gpu_slots.find_launch_problems(how)]
-    about = f"{what} ({script.removesuffix('.py')})" if is_file else script.removesuffix(".py")
-    return about, dataclasses.replace(reading, problems=problems), how
+    reading = read_command_line(config_class(script), flags, [*LAUNCH_FLAGS, *CHECK_FLAGS])
+    problems = [*reading.problems, *launch_problems, *gpu_slots.find_launch_problems(launch_options)]
+    description = f"{target} ({script.removesuffix('.py')})" if is_file else script.removesuffix(".py")
+    return description, dataclasses.replace(reading, problems=problems), launch_options
 
 
 def make_check_report(reading: Reading[Any]) -> Any:
-    """Return the report."""
-    # Torch is imported only here, after the environment matches the training's.
+    """Check a training. Loads torch: by now the environment must be the training's."""
     try:
         surroundings.check_cache_variables()
-    except ConfigError as wrong:
-        reading = dataclasses.replace(reading, problems=[*reading.problems, *wrong.problems])
+    except ConfigError as error:
+        reading = dataclasses.replace(reading, problems=[*reading.problems, *error.problems])
         surroundings.forget_problems()
     with without_collecting():
         from library.check import report as checking
@@ -103,16 +102,16 @@ def _take_script_option(argv: list[str]) -> tuple[str, list[str]]:
     for at, token in enumerate(argv):
         name, equals, value = token.partition("=")
         if name == "--script":
-            rest = argv[at + 1 :]
+            following = argv[at + 1 :]
             if not equals:
-                value, rest = (rest[0], rest[1:]) if rest else ("", [])
+                value, following = (following[0], following[1:]) if following else ("", [])
             config_class(value)  # the error lists the scripts
-            return value, argv[:at] + rest
+            return value, argv[:at] + following
     return "", argv
 
 
-def _only(wrong: ConfigError) -> JsonObject:
-    return {"findings": [finding(problem, "other", "bad") for problem in wrong.problems], "fit": None}
+def _report_of_error(error: ConfigError) -> JsonObject:
+    return {"findings": [finding(problem, "other", "bad") for problem in error.problems], "fit": None}
 
 
 if __name__ == "__main__":

@@ -25,9 +25,8 @@ def configs() -> dict[str, type]:
 
 
 def main(argv: list[str]) -> int:
-    """Convert a file of settings of another trainer. Returns 0 on success, 1 on failure or if something
-    must be fixed.
-    """
+    """Convert a file of settings of another trainer. Return 0 on success, 1 on failure or if something must be
+    fixed."""
     parser = Arguments(
         "kohya import",
         description="Turn the settings of kohya_ss, OneTrainer or SimpleTuner (JSON), of sd-scripts, musubi-tuner, "
@@ -48,65 +47,64 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--to", choices=["kohya_ss"], help="the other way round: write the JSON of kohya_ss's page")
     parser.add_argument("--base", type=Path, help="with --to: a JSON of that page, whose other keys stay as they are")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the report, and nothing else")
-    asked = parser.parse_args(argv)
-    if asked.base and not asked.to:
+    arguments = parser.parse_args(argv)
+    if arguments.base and not arguments.to:
         parser.error("--base goes with --to kohya_ss")
-    if asked.json and asked.to:
+    if arguments.json and arguments.to:
         parser.error("--json does not go with --to kohya_ss, which prints JSON in any case")
-    if asked.json:
-        return _in_json(asked.file, asked.script, asked.output)
-    if importers.is_foreign_dataset(file := importers.parse_file(asked.file)):
-        return _convert_dataset_file(file, asked.output)
-    imported = importers.import_file(asked.file, configs(), asked.script)
-    if asked.to:
-        return _export(imported, asked.base, asked.output)
-    if asked.output:
-        imported = _write(imported, asked.output, asked.file)
+    if arguments.json:
+        return _in_json(arguments.file, arguments.script, arguments.output)
+    if importers.is_foreign_dataset(file := importers.parse_file(arguments.file)):
+        return _convert_dataset_file(file, arguments.output)
+    imported = importers.import_file(arguments.file, configs(), arguments.script)
+    if arguments.to:
+        return _export(imported, arguments.base, arguments.output)
+    if arguments.output:
+        imported = _write(imported, arguments.output, arguments.file)
     else:
-        print(_imported_toml(imported, asked.file), end="")
-    _say(imported, asked.output)
+        print(_imported_toml(imported, arguments.file), end="")
+    _print_report(imported, arguments.output)
     return EXIT_FAILED if imported.problems else EXIT_DONE
 
 
-def _say(imported: importers.Imported, path: Path | None) -> None:
+def _print_report(imported: importers.Imported, path: Path | None) -> None:
     """Print the report as text: beside the written file, or on stderr if the config itself is printed."""
-    shown = sys.stdout if path else sys.stderr
-    print(imported.report(), file=shown)
-    if blanks := _blanks(imported):
-        print("\n".join([f"still to fill in ({len(blanks)}):", *(f"  {line}" for line in blanks)]), file=shown)
+    stream = sys.stdout if path else sys.stderr
+    print(imported.report(), file=stream)
+    if blanks := _find_blanks(imported):
+        print("\n".join([f"still to fill in ({len(blanks)}):", *(f"  {line}" for line in blanks)]), file=stream)
     for name in () if path else imported.texts:
-        print(f"{name} has to be a file of its own: with -o it is written beside the config", file=shown)
+        print(f"{name} has to be a file of its own: with -o it is written beside the config", file=stream)
     if path:
-        print(f"wrote {path}; look at it with: {quote_command(['kohya', 'check', str(path)])}", file=shown)
+        print(f"wrote {path}; look at it with: {quote_command(['kohya', 'check', str(path)])}", file=stream)
 
 
-def _blanks(imported: importers.Imported) -> list[Problem]:
+def _find_blanks(imported: importers.Imported) -> list[Problem]:
     return find_missing(imported.with_files(dict.fromkeys(imported.texts, "beside")).config)
 
 
 def _in_json(file: Path, script: str, path: Path | None) -> int:
     """Convert, and print the report as one JSON object, even if the file is rejected."""
     try:
-        if importers.is_foreign_dataset(found := importers.parse_file(file)):
-            text, notes = importers.convert_foreign_dataset(found)
+        if importers.is_foreign_dataset(foreign_file := importers.parse_file(file)):
+            text, notes = importers.convert_foreign_dataset(foreign_file)
             if path:
                 _write_new(path, text)
             account: JsonObject = {"notes": notes, "problems": [], "files": {"dataset_config": text}}
         else:
             imported = importers.import_file(file, configs(), script)
             imported = _write(imported, path, file) if path else imported
-            account = {**imported.account(), "missing": _blanks(imported)}
-    except ConfigError as wrong:
-        print(json.dumps({"errors": wrong.problems}, ensure_ascii=False, default=str))
+            account = {**imported.account(), "missing": _find_blanks(imported)}
+    except ConfigError as error:
+        print(json.dumps({"errors": error.problems}, ensure_ascii=False, default=str))
         return EXIT_FAILED
     print(json.dumps({**account, "wrote": str(path) if path else None}, ensure_ascii=False, default=str))
     return EXIT_FAILED if account["problems"] else EXIT_DONE
 
 
 def diff(argv: list[str]) -> int:
-    """Print what differs between two files of settings, of any trainer. Returns 0 for nothing, 1 for differences, 2 on
-    failure.
-    """
+    """Print what differs between two files of settings, of any trainer. Return 0 if nothing does, 1 if something does,
+    2 on failure."""
     parser = Arguments("kohya diff", description="Options that differ between two files of settings.")
     parser.add_argument("first", type=Path, help="a file, or the folder of a run")
     parser.add_argument("second", type=Path, help="the other one")
@@ -117,20 +115,20 @@ def diff(argv: list[str]) -> int:
         default="",
         help="the training script of both; detected from the files when not given",
     )
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     try:
-        files = [path / "run.toml" if path.is_dir() else path for path in (asked.first, asked.second)]
-        first, second = (importers.import_file(path, configs(), asked.script) for path in files)
-    except ConfigError as wrong:
-        for line in wrong.problems:
+        files = [path / "run.toml" if path.is_dir() else path for path in (arguments.first, arguments.second)]
+        first, second = (importers.import_file(path, configs(), arguments.script) for path in files)
+    except ConfigError as error:
+        for line in error.problems:
             print(f"error: {line}", file=sys.stderr)
         return EXIT_MISUSED
     differences = importers.compare_configs(first.config, second.config)
-    for path, made in ((asked.first, first), (asked.second, second)):
-        ignored = f", {counted(len(made.of('ignored')), 'key')!s} ignored" if made.of("ignored") else ""
-        print(f"{path}: {made.trainer}, {made.config.script}{ignored}")
-    for name, one, two in differences:
-        print(f"  {name}: {one} -> {two}")
+    for path, imported in ((arguments.first, first), (arguments.second, second)):
+        ignored = f", {counted(len(imported.of('ignored')), 'key')!s} ignored" if imported.of("ignored") else ""
+        print(f"{path}: {imported.trainer}, {imported.config.script}{ignored}")
+    for name, first_value, second_value in differences:
+        print(f"  {name}: {first_value} -> {second_value}")
     print(
         f"{len(differences)} option{'s differ' if len(differences) > 1 else ' differs'}"
         if differences
@@ -145,9 +143,9 @@ def _imported_toml(imported: importers.Imported, source: Path) -> str:
     return to_toml(config, f"{comment}\nimported from {source.name} ({imported.trainer})")
 
 
-def _convert_dataset_file(found: JsonObject, path: Path | None) -> int:
+def _convert_dataset_file(dataset_file: JsonObject, path: Path | None) -> int:
     """Write or print a dataset file of musubi-tuner in our format."""
-    text, notes = importers.convert_foreign_dataset(found)
+    text, notes = importers.convert_foreign_dataset(dataset_file)
     if path is None:
         print(text, end="")
     else:
@@ -170,18 +168,18 @@ def _export(imported: importers.Imported, base: Path | None, path: Path | None) 
     text = imported.texts.get("sample_prompts") or (
         read_outside_text(prompts) if prompts and Path(prompts).is_file() else ""
     )
-    fields, lost = importers.export(imported.config, configs(), importers.parse_file(base) if base else None, text)
+    fields, losses = importers.export(imported.config, configs(), importers.parse_file(base) if base else None, text)
     written = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     if path is None:
         print(written, end="")
     else:
         _write_new(path, written)
-    shown = sys.stdout if path else sys.stderr
-    for line in [*lost, *(f"to fix: {problem}" for problem in imported.problems)]:
-        print(f"note: {line}", file=shown)
+    stream = sys.stdout if path else sys.stderr
+    for line in [*losses, *(f"to fix: {problem}" for problem in imported.problems)]:
+        print(f"note: {line}", file=stream)
     if path:
         keys, tab = str(counted(len(fields), "key")), importers.tab_title(fields)
-        print(f"wrote {path} ({keys}): load it in the {tab} tab of kohya_ss", file=shown)
+        print(f"wrote {path} ({keys}): load it in the {tab} tab of kohya_ss", file=stream)
     return EXIT_DONE
 
 
@@ -189,13 +187,13 @@ def _write(imported: importers.Imported, path: Path, source: Path) -> importers.
     """Write the config, and the files that it names; none if one of them exists."""
     if path.suffix.lower() != ".toml":
         raise ConfigError("{path} must end in .toml", path=path)
-    beside = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in imported.texts}
-    for each in (path, *beside.values()):
-        if each.exists():
-            raise ConfigError("{each} exists already; choose another name", each=each)
-    imported = imported.with_files({name: str(file) for name, file in beside.items()})
+    companions = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in imported.texts}
+    for target in (path, *companions.values()):
+        if target.exists():
+            raise ConfigError("{each} exists already; choose another name", each=target)
+    imported = imported.with_files({name: str(file) for name, file in companions.items()})
     with clear_errors(path):
-        for name, file in beside.items():
+        for name, file in companions.items():
             write_atomic(file, imported.texts[name])
         write_atomic(path, _imported_toml(imported, source))
     return imported

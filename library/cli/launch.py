@@ -16,7 +16,7 @@ from library.config.formats import read_toml
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
-from library.config.run_config import RunConfig, of_told_kind
+from library.config.run_config import RunConfig, configs_of_kind
 from library.config.schema import options_of, section_options
 from library.families import RUNS, config_class
 from library.recipes.preset_files import path_today
@@ -43,19 +43,19 @@ def launch_training(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(TRAIN_USAGE)
         return EXIT_DONE if argv else EXIT_MISUSED
-    what, *rest = argv
-    how, flags, wrong = split_launch(rest)
-    if what.lower().endswith(".toml"):
-        flags = ["--config_file", what, *flags]
-        what = script_of_toml(Path(what))
+    target, *tokens = argv
+    launch_options, flags, launch_problems = split_launch(tokens)
+    if target.lower().endswith(".toml"):
+        flags = ["--config_file", target, *flags]
+        target = script_of_toml(Path(target))
     flags = with_config(flags)
     # Check here first, as a launcher loads torch for seconds before the script can report mistakes.
-    reading = train_script.read_command_line(config_class(what), flags, LAUNCH_FLAGS)
-    if problems := [*reading.problems, *wrong, *gpu_slots.find_launch_problems(how)]:
+    reading = train_script.read_command_line(config_class(target), flags, LAUNCH_FLAGS)
+    if problems := [*reading.problems, *launch_problems, *gpu_slots.find_launch_problems(launch_options)]:
         reading = dataclasses.replace(reading, problems=problems)
         return complain("\n".join(map(str, [*problems, *train_script.problems_beyond_reading(reading)])), EXIT_MISUSED)
     path, flags = split_file(flags)
-    arguments, variables = starting(path or "", what, **how)
+    arguments, variables = starting(path or "", target, **launch_options)
     return foreground.run_in_foreground(
         [*(arguments if path else arguments[:-2]), *flags], variables | keys.key_environment()
     )
@@ -86,10 +86,10 @@ def script_of_toml(path: Path) -> str:
     values = read_toml(path)
     importers.refuse_data(load_toml(path), path)
     options_by_script = {script: set(options_of(config_class(script))) for script in RUNS}
-    # An option that only some scripts have points to those; unknown names are no evidence.
+    # An option that only some scripts have points to these scripts; unknown names are no evidence.
     telling = {name for name in values if any(name in names for names in options_by_script.values())}
-    asked = of_told_kind(telling, {script: config_class(script) for script in RUNS})
-    fitting = [script for script in asked if telling <= options_by_script[script]]
+    candidates = configs_of_kind(telling, {script: config_class(script) for script in RUNS})
+    fitting = [script for script in candidates if telling <= options_by_script[script]]
     if len(fitting) > 1:  # prefer the family whose own files are named
         shared = set[str].intersection(*(options_by_script[script] for script in fitting))
         fitting = [script for script in fitting if _has_its_files(config_class(script), telling, shared)]
@@ -101,15 +101,14 @@ def script_of_toml(path: Path) -> str:
     return fitting[0]
 
 
-def _has_its_files(config: type[RunConfig], given: set[str], shared: set[str]) -> bool:
-    own = {o.name for o in options_of(config).values() if o.section == "model" and o.kind == "file"} - shared
-    return not own or bool(own & given)
+def _has_its_files(config: type[RunConfig], set_options: set[str], shared: set[str]) -> bool:
+    file_options = {o.name for o in options_of(config).values() if o.section == "model" and o.kind == "file"} - shared
+    return not file_options or bool(file_options & set_options)
 
 
 def split_launch(argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:
-    """Return the launcher's options by name, the rest, and problems of the former. Shared options (mixed_precision) go
-    to the script.
-    """
+    # Returns the launcher's options by name, the remaining flags, and problems of the former. mixed_precision, which
+    # both have, goes to the script.
     return train_script.take_flags(LAUNCH_FLAGS, argv)
 
 

@@ -64,15 +64,15 @@ def _run_command(argv: list[str]) -> int:
         return EXIT_DONE
     if argv[0] not in COMMANDS:
         close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-        meant = f" Did you mean {close[0]}?" if close else ""
-        return complain(f"there is no command called {argv[0]}.{meant} kohya --help lists all", EXIT_MISUSED)
+        suggestion = f" Did you mean {close[0]}?" if close else ""
+        return complain(f"there is no command called {argv[0]}.{suggestion} kohya --help lists all", EXIT_MISUSED)
     environment.print_any_text()
     try:
         with without_collecting():
             entry = pkgutil.resolve_name(COMMANDS[argv[0]].entry)
         return entry(argv[1:])
-    except problems.ConfigError as wrong:
-        return complain(str(wrong), EXIT_FAILED)
+    except problems.ConfigError as error:
+        return complain(str(error), EXIT_FAILED)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return EXIT_STOPPED

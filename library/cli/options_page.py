@@ -31,12 +31,12 @@ def page(configs: Iterable[type]) -> str:
 
 def option_tables(options: Iterable[Option], depth: int = 2) -> str:
     """Return options as Markdown, a table per section."""
-    lines, last = [], ""
+    lines, last_section = [], ""
     for o in options:
-        if o.section != last:
+        if o.section != last_section:
             lines += [f"{'#' * depth} {o.section}", ""] if not lines else ["", f"{'#' * depth} {o.section}", ""]
             lines += ["| option | value | default | meaning |", "|---|---|---|---|"]
-            last = o.section
+            last_section = o.section
         default = f"`{o.text(o.default)}`" if o.text(o.default) else ""
         lines.append(
             f"| `{o.name}` | {_escape_cell(_value_word(o))} | {_escape_cell(default)} | {_escape_cell(o.help)} |"

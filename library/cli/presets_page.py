@@ -20,10 +20,12 @@ Columns = dict[str, Values]  # column title -> option -> value
 def preset_tables() -> str:
     """Return a table per model and kind of training, with a column per GPU size."""
     groups: dict[str, Columns] = {}
-    for path in _presets():
+    for path in _sorted_presets():
         title, column = _heading(path)
         groups.setdefault(title, {})[column] = preset_values(path)
-    return "\n".join(f"### {title}\n\n{preset_table(columns)}" for title, columns in _joined(groups).items())
+    return "\n".join(
+        f"### {title}\n\n{preset_table(columns)}" for title, columns in _merge_equal_tables(groups).items()
+    )
 
 
 def preset_table(columns: Mapping[str, Values]) -> str:
@@ -43,7 +45,7 @@ def with_tables(text: str) -> str:
     return VALUES_BLOCK.sub(lambda match: f"{match[1]}\n{preset_tables()}\n{match[2]}", text)
 
 
-def _presets() -> list[Path]:
+def _sorted_presets() -> list[Path]:
     """Return presets by family, kind and memory; those for any model last."""
     folders = [*(facts.name for facts in all_families()), PROFILES]
     return sorted(
@@ -68,22 +70,22 @@ def _preset_memory(path: Path) -> int:
 
 def _heading(path: Path) -> tuple[str, str]:
     """Return the title of a preset's table and its column's title, from its first line."""
-    first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+    first_line = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
     if path.parent.name == PROFILES:
         return "Compile profiles, for any model", f"`{PROFILES}/{path.stem}`"
-    title, _, size = first.partition(":")[0].rpartition(" on ")
+    title, _, size = first_line.partition(":")[0].rpartition(" on ")
     return f"{title} (`{path.parent.name}/{_preset_kind(path)}-...`)", size
 
 
-def _joined(groups: Mapping[str, Columns]) -> dict[str, Columns]:
+def _merge_equal_tables(groups: Mapping[str, Columns]) -> dict[str, Columns]:
     """Merge tables of groups with equal values, such as DreamBooth's and fine-tunes' presets."""
     alike: list[tuple[list[str], Columns]] = []
     for title, columns in groups.items():
-        same = next((titles for titles, others in alike if others == columns), None)
-        if same is None:
+        equal_titles = next((titles for titles, known_columns in alike if known_columns == columns), None)
+        if equal_titles is None:
             alike.append(([title], columns))
         else:
-            same.append(title)
+            equal_titles.append(title)
     return {" and ".join(titles): columns for titles, columns in alike}
 
 

@@ -47,7 +47,7 @@ def config_from_argv(config: type[C], argv: list[str] | None = None) -> C:
     reading = read_command_line(config, argv)
     if reading.problems:
         fail(ConfigError(*reading.problems))
-    _tell(reading.notes)
+    _print_notes(reading.notes)
     return reading.config
 
 
@@ -64,15 +64,14 @@ def main(config: type, argv: list[str] | None = None) -> int:
     if reading.problems:
         # Only the process that prints loads torch to find more mistakes.
         fail(ConfigError(*reading.problems, *(problems_beyond_reading(reading) if environment.first_process() else ())))
-    _tell(reading.notes)
+    _print_notes(reading.notes)
     try:
         environment.check_cache_variables()
         model = Path(reading.config.model.pretrained_model_name_or_path or "")
         if model.exists():
             read_ahead.start_reading(model, families.facts_of(config.family).denoiser_prefix)
-        if (
-            reading.config.memory.blocks_to_swap and "torch" not in sys.modules
-        ):  # torch reads the variable when it is loaded
+        # torch reads the variable when it is loaded.
+        if reading.config.memory.blocks_to_swap and "torch" not in sys.modules:
             environment.expand_segments()
         with without_collecting():
             from library.cli.train import train  # loads torch, which parsing a command line does not need
@@ -102,23 +101,23 @@ def problems_beyond_reading(reading: Reading[Any]) -> list[Problem]:
     """
     if not reading.known:
         return []
-    found: list[Problem] = []
+    problems: list[Problem] = []
     try:
         environment.check_cache_variables()
     except ConfigError as e:
-        found = e.problems
+        problems = e.problems
         environment.forget_problems()
     with without_collecting():
         from library.check import preflight
 
-    return [*found, *preflight.further_problems(reading)]
+    return [*problems, *preflight.further_problems(reading)]
 
 
 def read_command_line(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:
     """Build a config from a command line and the file it names, with every problem of both at once.
 
-    --help and --output_config act and exit. `also` are further flags of the command, already taken out, for which an
-    unknown flag may have been meant.
+    --help and --output_config act and exit. `also` are flags of the command that were taken out before; an unknown flag
+    may be a misspelling of one of them.
     """
     flags, problems = read_flags(config, sys.argv[1:] if argv is None else argv, also)
     if flags.pop("help", False):
@@ -130,39 +129,39 @@ def read_command_line(config: type[C], argv: list[str] | None = None, also: Iter
     if writing:
         if reading.problems:
             fail(ConfigError(*reading.problems))
-        _tell(reading.notes)
+        _print_notes(reading.notes)
         write_config(reading.config, path)
         raise SystemExit(0)
     return reading
 
 
 def _read_flags(config: type[C], flags: JsonObject, problems: list[Problem], path: Path | None) -> Reading[C]:
-    layers, unreadable = [Layer(flags, "--")], _spoken_of(config, problems)
-    if environment.shards_asked() == 2:
+    layers, unreadable = [Layer(flags, "--")], _mentioned_options(config, problems)
+    if environment.shards_asked() == 2:  # sharding was chosen in `accelerate config`
         layers.insert(0, Layer({"fsdp": True}, "accelerate's config"))
     if path:
         try:
-            twice: list[Problem] = []
-            layers.insert(0, Layer(flatten_sections(load_toml(path), twice), path.name))
-            problems = [*problems, *(problem.replaced(place=layers[0].place) for problem in twice)]
+            duplicates: list[Problem] = []
+            layers.insert(0, Layer(flatten_sections(load_toml(path), duplicates), path.name))
+            problems = [*problems, *(problem.replaced(place=layers[0].place) for problem in duplicates)]
         except ConfigError as e:
             # Rules across options cannot be checked without the file, but the flags' own values can.
-            found = [*problems, *e.problems]
-            known = {name: value for name, value in flags.items() if name in options_of(config)}
-            read_section(options_of(config), Layer(known, "--"), found)
-            return Reading(draft(config, {}), found, [], known=False)
+            all_problems = [*problems, *e.problems]
+            known_flags = {name: value for name, value in flags.items() if name in options_of(config)}
+            read_section(options_of(config), Layer(known_flags, "--"), all_problems)
+            return Reading(draft(config, {}), all_problems, [], known=False)
     reading = read_layers(config, layers, unreadable)
     return replace(reading, problems=[*problems, *reading.problems], known="config_file" not in unreadable)
 
 
-def _spoken_of(config: type, problems: list[Problem]) -> set[str]:
-    """Return the options of invalid flags, or those probably meant."""
+def _mentioned_options(config: type, problems: list[Problem]) -> set[str]:
+    """Return the options of invalid flags, or those probably meant, which are not reported as missing."""
     options = options_of(config)
     names = {problem.option.removeprefix("no-") for problem in problems} - {""}
     return {name if name in options else closest(name, [*options, *SCRIPT_FLAGS]) for name in names} - {""}
 
 
-def _tell(notes: list[Problem]) -> None:
+def _print_notes(notes: list[Problem]) -> None:
     for note in notes if environment.first_process() else ():
         print(f"note: {note}", file=sys.stderr)
 
@@ -182,8 +181,8 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
             problems.append(Problem("", template, value=flag))
             continue
         name = flag[2:]
-        if name.startswith("no-") and (off := options.get(name[3:])) and off.type is bool:
-            values[off.name] = "false"
+        if name.startswith("no-") and (switched_off := options.get(name[3:])) and switched_off.type is bool:
+            values[switched_off.name] = "false"
             problems += [_flag(name, "takes no value")] * bool(words)
         elif name in SCRIPT_FLAGS:
             values[name] = True if name == "output_config" else words[0] if len(words) == 1 else None
@@ -194,9 +193,9 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
             if is_old or getattr(config, "script_with", lambda _: "")(name):
                 values[name] = words[0] if words else True
             else:
-                meant = did_you_mean(name, [*understood(config), *SCRIPT_FLAGS, *also])
-                problems.append(_flag(name, "is not an option{hint}", hint=meant))
-        elif problem := _take(options[name], words, values):
+                hint = did_you_mean(name, [*understood(config), *SCRIPT_FLAGS, *also])
+                problems.append(_flag(name, "is not an option{hint}", hint=hint))
+        elif problem := _store_words(options[name], words, values):
             problems.append(problem)
     return values, problems
 
@@ -205,26 +204,26 @@ def _flag(name: str, template: str, **arguments: Any) -> Problem:
     return Problem(name, template, place="--", **arguments)
 
 
-def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:
+def take_flags(options: Mapping[str, Option], argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:
     """Take the flags of some options out of a command line: return their values as text, the rest, and problems."""
-    found: JsonObject = {}
-    rest: list[str] = []
+    values: JsonObject = {}
+    remaining: list[str] = []
     problems: list[Problem] = []
-    ours: list[str] | None = None  # collects the values of the current flag
+    current_words: list[str] | None = None  # collects the values of the current flag
     groups: list[tuple[str, list[str]]] = []
     for token in argv:
         flag, equals, value = token.partition("=")
         if token.startswith("--"):
-            ours = None
-            if flag[2:] in known:
-                ours = [value] if equals else []
-                groups.append((flag, ours))
+            current_words = None
+            if flag[2:] in options:
+                current_words = [value] if equals else []
+                groups.append((flag, current_words))
                 continue
-        (rest if ours is None else ours).append(token)
-    for flag, given in groups:
-        if problem := _take(known[flag[2:]], given, found):
+        (remaining if current_words is None else current_words).append(token)
+    for flag, words in groups:
+        if problem := _store_words(options[flag[2:]], words, values):
             problems.append(problem)
-    return found, rest, problems
+    return values, remaining, problems
 
 
 def _group_by_flag(argv: list[str]) -> list[tuple[str, list[str]]]:
@@ -241,27 +240,27 @@ def _group_by_flag(argv: list[str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def _take(option: Option, words: list[str], found: JsonObject) -> Problem | None:
-    """Store a flag's values in `found`; return the problem, if any."""
+def _store_words(option: Option, words: list[str], values: JsonObject) -> Problem | None:
+    """Store a flag's words in `values`; return the problem, if any."""
     if option.many:
-        found[option.name] = words
+        values[option.name] = words
     elif option.type is bool and not words:
-        found[option.name] = "true"
+        values[option.name] = "true"
     elif not words:
         return _flag(option.name, "needs a value: {expects}", expects=option.expects)
     elif len(words) > 1:
         template = 'takes one value, got {count}; put quotes around a value with blanks: "{values}"'
         return _flag(option.name, template, count=len(words), values=" ".join(words))
     else:
-        found[option.name] = words[0]
+        values[option.name] = words[0]
     return None
 
 
-def config_path(given: str | None) -> Path | None:
+def config_path(name: str | None) -> Path | None:
     """Return the file of --config_file: ".toml" may be omitted, and a preset may have its former name."""
-    if given is None:
+    if name is None:
         return None
-    path = Path(given).expanduser()
+    path = Path(name).expanduser()
     return path_today(path if path.suffix.lower() == ".toml" else path.with_name(path.name + ".toml"))
 
 
@@ -296,19 +295,19 @@ def help_text(config: type) -> str:
     return parser.format_help()
 
 
-def add_arguments(parser: Any, known: Mapping[str, Option]) -> None:
+def add_arguments(parser: Any, options: Mapping[str, Option]) -> None:
     """Declare options on an argparse parser, a group per section; an absent flag stays absent."""
     groups: JsonObject = {}
-    for o in known.values():
+    for o in options.values():
         group = groups.get(o.section) or groups.setdefault(o.section, parser.add_argument_group(o.section))
         default = "" if o.default in (None, (), "", False) else f" (default: {o.text(o.default)})"
-        about = (o.help + default).replace("%", "%%")
+        help_text = (o.help + default).replace("%", "%%")
         if o.type is bool:
-            group.add_argument(f"--{o.name}", action="store_true", default=argparse.SUPPRESS, help=about)
+            group.add_argument(f"--{o.name}", action="store_true", default=argparse.SUPPRESS, help=help_text)
             continue
         word = "{" + ",".join(map(str, o.choices)) + "}" if o.choices and not o.open else o.type.__name__.upper()
         shape = {"nargs": "*"} if o.many else {}
-        group.add_argument(f"--{o.name}", metavar=word, default=argparse.SUPPRESS, help=about, **shape)
+        group.add_argument(f"--{o.name}", metavar=word, default=argparse.SUPPRESS, help=help_text, **shape)
 
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:

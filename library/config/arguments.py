@@ -11,20 +11,22 @@ from library.config.values import did_you_mean
 class Arguments(argparse.ArgumentParser):
     """A parser whose errors name the option, choice or subcommand closest to an unknown word."""
 
-    _given: Sequence[str] = ()
+    _argv: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyrefly: ignore[bad-override]
-        """Parse like argparse, which calls this for subcommands, too."""
-        self._given = sys.argv[1:] if args is None else args
+        """Parse like argparse, and remember the words for `error`."""
+        # argparse calls this for subcommands, too, with their part of the command line.
+        self._argv = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Exit with argparse's message and the probably intended word."""
-        words = {word.partition("=")[0] for word in self._given}
-        known = {word for word in self._words() if word.startswith("-") or word in message} - words
-        told = (did_you_mean(word, _same_sort(word, known)) for word in sorted(words) if word in message)
-        meant = next((str(meant) for meant in told if meant), "")
-        super().error(message + meant)
+        words = {word.partition("=")[0] for word in self._argv}
+        # argparse's message lists the choices that it expected; options are candidates in any case.
+        candidates = {word for word in self._words() if word.startswith("-") or word in message} - words
+        hints = (did_you_mean(word, _of_same_kind(word, candidates)) for word in sorted(words) if word in message)
+        hint = next((str(hint) for hint in hints if hint), "")
+        super().error(message + hint)
 
     def _words(self) -> Iterator[str]:
         """Return options, choices and subcommands, including those of subcommands."""
@@ -37,5 +39,5 @@ class Arguments(argparse.ArgumentParser):
                     yield from parser._words()
 
 
-def _same_sort(word: str, known: set[str]) -> set[str]:
-    return {one for one in known if one.startswith("-") == word.startswith("-")}
+def _of_same_kind(word: str, candidates: set[str]) -> set[str]:
+    return {candidate for candidate in candidates if candidate.startswith("-") == word.startswith("-")}

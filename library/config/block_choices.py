@@ -15,7 +15,6 @@ BlockChoice = tuple[str, tuple[int, int] | None, str]
 
 
 def classes_by_word(kinds: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Words for blocks -> their classes."""
     # "transformer" means all kinds in a family that distinguishes several.
     return {"transformer": tuple(kinds.values())} | {name: (cls,) for name, cls in kinds.items()}
 
@@ -27,7 +26,7 @@ def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
     for part in _split_choices(text):
         where, equals, backend = (text.strip() for text in part.partition("="))
         name, colon, numbers = where.rpartition(":")
-        kind = name.strip() if colon else kind
+        kind = name.strip() if colon else kind  # without a kind, as in double:0-3,7 it is the one before
         if not kind and where in classes:
             raise _no_range(where, where)
         if kind not in classes:
@@ -40,18 +39,18 @@ def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
             )
         if equals and not backend:
             raise _no_blocks(": {part} names no backend; write {where}=aot_eager, or {where}", part=part, where=where)
-        chosen = None if numbers.strip() == "all" else _range(kind, numbers)
-        choices.extend((cls, chosen, backend) for cls in classes[kind])
+        block_range = None if numbers.strip() == "all" else _parse_range(kind, numbers)
+        choices.extend((cls, block_range, backend) for cls in classes[kind])
     if text and not choices:
-        such, given = f"{next(iter(kinds), 'blocks')}:all", quoted(text)
-        raise _no_blocks(": {given} names no blocks; write {such}, or nothing", given=given, such=such)
+        example, shown = f"{next(iter(kinds), 'blocks')}:all", quoted(text)
+        raise _no_blocks(": {given} names no blocks; write {such}, or nothing", given=shown, such=example)
     return choices
 
 
 def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
     """Parse "transformer:20, resnet:80" into steps by word; "" is the word of a lone step. Raises ConfigError."""
     steps: dict[str, int] = {}
-    classes, known = classes_by_word(kinds), set[str]()
+    classes, assigned = classes_by_word(kinds), set[str]()
     for part in _split_choices(text):
         name, colon, step = (t.strip() for t in part.rpartition(":"))
         if not re.fullmatch(r"\d{1,9}", step) or (colon and name not in classes):
@@ -63,8 +62,8 @@ def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
                     first=next(iter(kinds), "transformer"),
                 )
             )
-        meant = {*classes[name]} if colon else {""}
-        if known & meant:
+        step_classes = {*classes[name]} if colon else {""}
+        if assigned & step_classes:
             raise ConfigError(
                 Problem(
                     "compile_from_step",
@@ -72,7 +71,7 @@ def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
                     part=quoted(part),
                 )
             )
-        known |= meant
+        assigned |= step_classes
         steps[name] = int(step)
     if text and not steps:
         raise ConfigError(
@@ -89,8 +88,8 @@ def never_begun(text: str, kinds: Mapping[str, str], last: int) -> Iterator[Prob
     """Return blocks that stay eager because the training ends with step `last` before they would be compiled."""
     steps = steps_by_word(text, kinds)
     late = {word: step for word, step in steps if step > last}
-    known = {cls for word, _ in steps if word for cls in classes_by_word(kinds)[word]}
-    if late and len(late) == len(steps) and ("" in late or known == {*kinds.values()}):
+    listed_classes = {cls for word, _ in steps if word for cls in classes_by_word(kinds)[word]}
+    if late and len(late) == len(steps) and ("" in late or listed_classes == {*kinds.values()}):
         yield Problem(
             "compile_from_step",
             ": nothing is compiled, as the training ends with step {last} and compiling begins with step {first}; "
@@ -119,7 +118,7 @@ def _no_blocks(template: str, **arguments: Any) -> ConfigError:
     return ConfigError(Problem("compile_blocks", template, **arguments))
 
 
-def _range(kind: str, text: str) -> tuple[int, int]:
+def _parse_range(kind: str, text: str) -> tuple[int, int]:
     """Parse 3 or "0-9" into the first and the last."""
     match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
@@ -128,5 +127,5 @@ def _range(kind: str, text: str) -> tuple[int, int]:
     return first, last
 
 
-def _no_range(kind: str, given: str) -> ConfigError:
-    return _no_blocks(": {given} is no range of blocks; write {kind}:all or {kind}:0-9", kind=kind, given=given)
+def _no_range(kind: str, text: str) -> ConfigError:
+    return _no_blocks(": {given} is no range of blocks; write {kind}:all or {kind}:0-9", kind=kind, given=text)

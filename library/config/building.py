@@ -52,7 +52,7 @@ def build_config(config: type[C], values: JsonMapping, source: str = "", notes: 
 
 
 def build_layers(config: type[C], layers: Iterable[Layer], notes: list[MessageLike] | None = None) -> C:
-    """Like `build`, from several layers of values; a later layer wins over an earlier one."""
+    """Build a config like `build_config`, from several layers of values; a later layer wins over an earlier one."""
     reading = read_layers(config, layers)
     if reading.problems:
         raise ConfigError(*reading.problems)
@@ -65,51 +65,53 @@ def build_layers(config: type[C], layers: Iterable[Layer], notes: list[MessageLi
 
 
 def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection[str] = ()) -> Reading[C]:
-    """Like `build_layers`, but return problems instead of raising them.
+    """Build a config like `build_layers`, but return problems instead of raising them.
 
-    `unreadable` are options that somebody tried to set in a way that could not be parsed.
+    `unreadable` are options whose values could not even be parsed, such as a flag without its value.
     """
-    known, meant_for = options_of(config), set[str]()
+    options, meant_for = options_of(config), set[str]()
     problems: list[Problem] = []
     remarks: list[Problem] = []
-    old_known: Mapping[str, Option] = getattr(config, "old", {})
-    chosen: dict[str, tuple[str, str, Any]] = {}  # option -> where it is set, its name there, and its value
-    old: JsonObject = {}
+    old_options: Mapping[str, Option] = getattr(config, "old", {})
+    settings: dict[str, tuple[str, str, Any]] = {}  # option -> where it is set, its name there, and its value
+    old_values: JsonObject = {}
     for layer in layers:
-        here: dict[str, str] = {}  # option -> its name in this layer
+        names_in_layer: dict[str, str] = {}  # option -> its name in this layer
         for name, value in layer.values.items():
-            if name in old_known:
-                old |= read_section(old_known, Layer({name: value}, layer.source), problems)
+            if name in old_options:
+                old_values |= read_section(old_options, Layer({name: value}, layer.source), problems)
             elif option := _resolve(config, layer, name, value, problems, remarks):
-                if option in here:
+                if option in names_in_layer:
                     template = "and {other} are the same option: keep one of the two"
                     problems.append(
-                        Problem(name, template, place=layer.place, other=option_name(here[option]), also=option)
+                        Problem(
+                            name, template, place=layer.place, other=option_name(names_in_layer[option]), also=option
+                        )
                     )
-                here[option] = name
-                chosen[option] = layer.place, name, value
-            elif name not in known:
-                meant_for.add(closest(name, known))
-    if old:
-        converted, said = config.convert(old, chosen.keys())
-        chosen |= {name: (f"{', '.join(old)}: ", name, value) for name, value in converted.items()}
-        remarks += said
-    read, wrong = {}, (meant_for | {*unreadable}) & known.keys() - chosen.keys()
-    for name, (place, title, value) in chosen.items():
+                names_in_layer[option] = name
+                settings[option] = layer.place, name, value
+            elif name not in options:
+                meant_for.add(closest(name, options))
+    if old_values:
+        converted, conversion_notes = config.convert(old_values, settings.keys())
+        settings |= {name: (f"{', '.join(old_values)}: ", name, value) for name, value in converted.items()}
+        remarks += conversion_notes
+    values, wrong_options = {}, (meant_for | {*unreadable}) & options.keys() - settings.keys()
+    for name, (place, title, value) in settings.items():
         try:
-            read[name] = known[name].read(value)
+            values[name] = options[name].read(value)
         except ConfigError as e:
             problems += [problem.replaced(option=title, place=place) for problem in e.problems]
-            wrong.add(name)
-    made = _assemble(config, read)
+            wrong_options.add(name)
+    built = _assemble(config, values)
     # A rule about an unreadable value would only repeat that it is wrong.
-    problems += [p for p in _ask(made, "check") if wrong.isdisjoint(p.options)]
-    notes = remarks if problems else [*remarks, *_ask(made, "notes")]
-    return Reading(made, problems, notes, frozenset(wrong))
+    problems += [p for p in _collect_problems(built, "check") if wrong_options.isdisjoint(p.options)]
+    notes = remarks if problems else [*remarks, *_collect_problems(built, "notes")]
+    return Reading(built, problems, notes, frozenset(wrong_options))
 
 
-def draft(config: type[C], read: JsonMapping) -> C:
-    return _assemble(config, read)
+def draft(config: type[C], values: JsonMapping) -> C:
+    return _assemble(config, values)
 
 
 def replace_options(config: C, **changes: Any) -> C:
@@ -117,11 +119,11 @@ def replace_options(config: C, **changes: Any) -> C:
 
 
 def find_missing(config: RunConfig) -> list[Problem]:
-    return list(_ask(config, "missing"))
+    return list(_collect_problems(config, "missing"))
 
 
 def config_notes(config: RunConfig) -> list[Problem]:
-    return list(_ask(config, "notes"))
+    return list(_collect_problems(config, "notes"))
 
 
 def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
@@ -131,33 +133,33 @@ def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
     is turned off.
     """
     options = options_of(type(config))
-    wanted = {name: value for name, value in problem.fix.items() if name in options}
-    if not wanted:
+    values = {name: value for name, value in problem.fix.items() if name in options}
+    if not values:
         return {}
     before = read_layers(type(config), [Layer(option_values(config))])
-    fix = _completed(problem, wanted, before)
+    fix = _complete_fix(problem, values, before)
     switch = options.get(problem.option)
     if fix is None and switch and switch.type is bool and not switch.default:
-        fix = _completed(problem, {problem.option: False}, before)
+        fix = _complete_fix(problem, {problem.option: False}, before)
     return fix or {}
 
 
-def _completed(problem: Problem, wanted: JsonObject, before: Reading[C]) -> JsonObject | None:
+def _complete_fix(problem: Problem, values: JsonObject, before: Reading[C]) -> JsonObject | None:
     """Return values that fix a problem, with the fixes of the rules that they break.
 
     Empty if the problem remains, None if the rules contradict each other.
     """
-    stood = {_rule(one) for one in before.problems} - {_rule(problem)}
-    for _ in range(MAX_FIX_CHAIN):
-        reading = read_layers(type(before.config), [Layer({**option_values(before.config), **wanted})])
-        broken = next((one for one in reading.problems if _rule(one) not in stood), None)
+    earlier_rules = {_rule(other) for other in before.problems} - {_rule(problem)}
+    for _ in range(MAX_FIX_CHAIN):  # a rule's fix may break the next rule
+        reading = read_layers(type(before.config), [Layer({**option_values(before.config), **values})])
+        broken = next((other for other in reading.problems if _rule(other) not in earlier_rules), None)
         if problem.replaced(place="") in [*reading.problems, *find_missing(reading.config), *reading.notes]:
             return {}
         if broken is None:
-            return wanted
-        if not broken.fix or not broken.fix.keys().isdisjoint(wanted):
+            return values
+        if not broken.fix or not broken.fix.keys().isdisjoint(values):
             return None
-        wanted = {**wanted, **broken.fix}
+        values = {**values, **broken.fix}
     return None
 
 
@@ -167,25 +169,25 @@ def _rule(problem: Problem) -> tuple[str, str, frozenset[str]]:
 
 def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[Problem]) -> JsonObject:
     """Parse the values of one table into checked values by name, for a section class or options; append problems."""
-    options, read = cls if isinstance(cls, Mapping) else section_options(cls), {}
+    options, values = cls if isinstance(cls, Mapping) else section_options(cls), {}
     for name, value in layer.values.items():
         if name not in options:
             hint = did_you_mean(name, options)
             problems.append(Problem(name, "is not a known key{hint}", place=layer.place, hint=hint))
             continue
         try:
-            read[name] = options[name].read(value)
+            values[name] = options[name].read(value)
         except ConfigError as e:
             problems += [problem.replaced(option=name, place=layer.place) for problem in e.problems]
-    return read
+    return values
 
 
 def _resolve(
     config: type[RunConfig], layer: Layer, name: str, value: Any, problems: list[Problem], remarks: list[Problem]
 ) -> str | None:
     """Return the option of a name, or None if there is nothing to set; explain that in `problems` or `remarks`."""
-    place, known = layer.place, options_of(config)
-    if name in known:
+    place, options = layer.place, options_of(config)
+    if name in options:
         return name
     if new := getattr(config, "aliases", {}).get(name):
         remarks.append(Problem(name, "is an old name; it is read as {new}", place=place, new=new))
@@ -196,9 +198,9 @@ def _resolve(
     elif reason := getattr(config, "foreign", {}).get(name):
         remarks.append(Problem(name, "is ignored: {reason}", place=place, reason=Message(reason)))
     elif script := getattr(config, "script_with", lambda _: "")(name):
-        here = config.script
+        this_script = config.script
         problems.append(
-            Problem(name, "is an option of {script}, and this is {here}", place=place, script=script, here=here)
+            Problem(name, "is an option of {script}, and this is {here}", place=place, script=script, here=this_script)
         )
     else:
         problems.append(
@@ -214,17 +216,17 @@ def understood(config: type[RunConfig]) -> list[str]:
     return [*options_of(config), *(name for table in tables for name in table)]
 
 
-def _assemble(config: type[C], read: JsonMapping) -> C:
+def _assemble(config: type[C], values: JsonMapping) -> C:
     parts: dict[str, JsonObject] = {f.name: {} for f in dataclasses.fields(config)}  # type: ignore[arg-type]
-    for name, value in read.items():
+    for name, value in values.items():
         parts[options_of(config)[name].section][name] = value
     return config(**{f.name: f.default_factory(**parts[f.name]) for f in dataclasses.fields(config)})  # type: ignore
 
 
-def _ask(config: RunConfig, what: str) -> Iterator[Problem]:
-    if hasattr(config, what):
-        yield from getattr(config, what)()
+def _collect_problems(config: RunConfig, method: str) -> Iterator[Problem]:
+    if hasattr(config, method):
+        yield from getattr(config, method)()
     for name in dict.fromkeys(option.section for option in options_of(type(config)).values()):
         part = getattr(config, name)
-        if hasattr(part, what):
-            yield from getattr(part, what)(config)
+        if hasattr(part, method):
+            yield from getattr(part, method)(config)

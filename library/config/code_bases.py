@@ -26,106 +26,110 @@ Known = bool | None  # whether something derives from a class; None if only runn
 
 
 def derives(module: str, name: str, base: str) -> Known:
-    """Return whether a class of a module derives from one of `EXPECTED`; None if its source does not show it."""
+    # The limit ends imports in a circle.
     return _derives(module, name, base, MAX_BASES_DEPTH)
 
 
-def _derives(module: str, name: str, base: str, left: int) -> Known:
-    if module in EXPECTED[base] and name in (base, f"_{base}"):
+def _derives(module: str, name: str, base: str, depth_left: int) -> Known:
+    if module in EXPECTED[base] and name in (base, f"_{base}"):  # older PyTorch calls it _LRScheduler
         return True
     if module.partition(".")[0] in sys.stdlib_module_names:
         return False
-    tree = module_source(module) if left else None
+    tree = module_source(module) if depth_left else None
     if tree is None:
         return None
-    found = [*_definitions(tree, name)]
-    if not found:
-        return _from_stars(module, tree, name, base, left)
-    return _any(_defined(one, module, name, base, left - 1) for one in found)
+    definitions = [*_definitions(tree, name)]
+    if not definitions:
+        return _star_import_derives(module, tree, name, base, depth_left)
+    return _combine_answers(
+        _statement_derives(statement, module, name, base, depth_left - 1) for statement in definitions
+    )
 
 
-def _any(answers: Iterator[Known]) -> Known:
-    """True if any is, else None if any is unknown."""
-    seen = [*answers]
-    return True if True in seen else None if None in seen else False
+def _combine_answers(answers: Iterator[Known]) -> Known:
+    """Return True if any answer is, else None if any is unknown."""
+    results = [*answers]
+    return True if True in results else None if None in results else False
 
 
-def _defined(statement: ast.stmt, module: str, name: str, base: str, left: int) -> Known:
+def _statement_derives(statement: ast.stmt, module: str, name: str, base: str, depth_left: int) -> Known:
     """Apply `_derives` to a statement that defines a name."""
     if isinstance(statement, ast.ClassDef):
         if statement.decorator_list or statement.keywords:
             return None
-        return _any(_expression(each, module, base, left) for each in statement.bases)
+        return _combine_answers(
+            _expression_derives(expression, module, base, depth_left) for expression in statement.bases
+        )
     if isinstance(statement, ast.ImportFrom):
-        origin = _origin(statement, module)
+        origin = _source_module(statement, module)
         real = next(alias.name for alias in statement.names if (alias.asname or alias.name) == name)
-        return _derives(origin, real, base, left) if origin else None
+        return _derives(origin, real, base, depth_left) if origin else None
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name | ast.Attribute):
-        return _expression(statement.value, module, base, left)
+        return _expression_derives(statement.value, module, base, depth_left)
     return None
 
 
-def _expression(expression: ast.expr, module: str, base: str, left: int) -> Known:
+def _expression_derives(expression: ast.expr, module: str, base: str, depth_left: int) -> Known:
     """Apply `_derives` to an expression for a class: a name, or an attribute of a module."""
     if isinstance(expression, ast.Subscript):  # Generic[T]
-        return _expression(expression.value, module, base, left)
+        return _expression_derives(expression.value, module, base, depth_left)
     if isinstance(expression, ast.Name):
         tree = module_source(module)
         is_own = tree is not None and any(True for _ in _definitions(tree, expression.id))
         is_plain = not is_own and hasattr(builtins, expression.id)
-        return False if is_plain else _derives(module, expression.id, base, left)
+        return False if is_plain else _derives(module, expression.id, base, depth_left)
     words = ast.unparse(expression).split(".") if isinstance(expression, ast.Attribute) else []
-    place = _imported(module, words[0]) if words and all(word.isidentifier() for word in words) else ""
-    return _derives(".".join([place, *words[1:-1]]), words[-1], base, left) if place else None
+    place = _imported_module(module, words[0]) if words and all(word.isidentifier() for word in words) else ""
+    return _derives(".".join([place, *words[1:-1]]), words[-1], base, depth_left) if place else None
 
 
-def _imported(module: str, name: str) -> str:
+def _imported_module(module: str, name: str) -> str:
     """Return the module that a name in another module refers to; for `import a.b` the name is a."""
     tree = module_source(module)
     for statement in _definitions(tree, name) if tree else ():
         if isinstance(statement, ast.Import):
-            alias = next(each for each in statement.names if _bound_name(each) == name)
+            alias = next(candidate for candidate in statement.names if _bound_name(candidate) == name)
             return alias.name if alias.asname else name
         if isinstance(statement, ast.ImportFrom):
-            real = next(each.name for each in statement.names if (each.asname or each.name) == name)
-            return f"{_origin(statement, module)}.{real}"
+            real = next(candidate.name for candidate in statement.names if (candidate.asname or candidate.name) == name)
+            return f"{_source_module(statement, module)}.{real}"
     return ""
 
 
-def _from_stars(module: str, tree: ast.Module, name: str, base: str, left: int) -> Known:
+def _star_import_derives(module: str, tree: ast.Module, name: str, base: str, depth_left: int) -> Known:
     """Apply `_derives` to a name that a module gets from `from other import *`."""
-    for statement in _statements(tree.body):
+    for statement in _flatten_statements(tree.body):
         if isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names):
-            origin = _origin(statement, module)
-            answer = _derives(origin, name, base, left - 1) if origin and left else None
+            origin = _source_module(statement, module)
+            answer = _derives(origin, name, base, depth_left - 1) if origin and depth_left else None
             if answer is not None:
                 return answer
     return None
 
 
-def _origin(statement: ast.ImportFrom, module: str) -> str:
+def _source_module(statement: ast.ImportFrom, module: str) -> str:
     """Return the module that a statement imports from."""
     if not statement.level:
         return statement.module or ""
     parts = module.split(".")
     drop = statement.level - is_package(module)
-    kept = parts[: len(parts) - drop] if drop < len(parts) else []
-    return ".".join([*kept, *filter(None, [statement.module])]) if kept else ""
+    parents = parts[: len(parts) - drop] if drop < len(parts) else []
+    return ".".join([*parents, *filter(None, [statement.module])]) if parents else ""
 
 
 def _definitions(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
     """Return the statements outside of functions and classes that bind a name."""
-    for statement in _statements(tree.body):
+    for statement in _flatten_statements(tree.body):
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names = {statement.name}
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             is_whole = isinstance(statement, ast.Import)
             names = {_bound_name(alias) if is_whole else alias.asname or alias.name for alias in statement.names}
         else:
-            written = (each for each in ast.walk(statement) if isinstance(each, ast.Name))
-            names = {each.id for each in written if isinstance(each.ctx, ast.Store | ast.Del)}
+            name_nodes = (name_node for name_node in ast.walk(statement) if isinstance(name_node, ast.Name))
+            names = {name_node.id for name_node in name_nodes if isinstance(name_node.ctx, ast.Store | ast.Del)}
         if name in names:
             yield statement
 
@@ -134,16 +138,16 @@ def _bound_name(alias: ast.alias) -> str:
     return alias.asname or alias.name.partition(".")[0]
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def _flatten_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield statements, including those in branches."""
-    for one in body:
-        inner = [getattr(one, part, []) for part in ("body", "orelse", "finalbody")]
-        if isinstance(one, ast.If | ast.Try | ast.With | ast.For | ast.While):
-            caught = [handler.body for handler in getattr(one, "handlers", [])]
-            for part in (*inner, *caught):
-                yield from _statements(part)
+    for statement in body:
+        inner = [getattr(statement, part, []) for part in ("body", "orelse", "finalbody")]
+        if isinstance(statement, ast.If | ast.Try | ast.With | ast.For | ast.While):
+            handlers = [handler.body for handler in getattr(statement, "handlers", [])]
+            for part in (*inner, *handlers):
+                yield from _flatten_statements(part)
         else:
-            yield one
+            yield statement
 
 
 def is_package(module: str) -> bool:
@@ -160,11 +164,11 @@ def module_source(module: str) -> ast.Module | None:
         changed = Path(spec.origin).stat().st_mtime_ns
     except OSError:
         return None
-    return _parsed(spec.origin, changed)
+    return _parse_source(spec.origin, changed)
 
 
 @lru_cache(maxsize=256)
-def _parsed(path: str, changed: int) -> ast.Module | None:
+def _parse_source(path: str, changed: int) -> ast.Module | None:
     """Parse a file; `changed` invalidates the cache."""
     try:
         return ast.parse(read_outside_text(path, MAX_SOURCE_BYTES))
@@ -173,8 +177,7 @@ def _parsed(path: str, changed: int) -> ast.Module | None:
 
 
 def find_module(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Locate a module."""
-    # Without importing its parent packages, as `find_spec` would.
+    """Locate a module, without importing its parent packages as `importlib.util.find_spec` would."""
     root, *inner = module.split(".")
     try:
         spec = importlib.util.find_spec(root)
@@ -182,7 +185,7 @@ def find_module(module: str) -> importlib.machinery.ModuleSpec | None:
             if spec is None or spec.submodule_search_locations is None:
                 return None
             name = ".".join([root, *inner[:at]])
-            # Strings, as transformers adds Path objects once imported, in which nothing is found.
+            # Strings: transformers adds Path objects when it is imported, which PathFinder ignores.
             places = [str(place) for place in spec.submodule_search_locations]
             spec = importlib.machinery.PathFinder.find_spec(name, places)
     except (ImportError, ValueError, AttributeError, OSError):

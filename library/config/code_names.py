@@ -41,7 +41,7 @@ def code_options(config: type[RunConfig]) -> tuple[str, ...]:
 
 
 def is_listed(module: str) -> bool:
-    return any(module == one or module.startswith(f"{one}.") for one in OFFERED_MODULES)
+    return any(module == offered or module.startswith(f"{offered}.") for offered in OFFERED_MODULES)
 
 
 def may_look(module: str) -> bool:
@@ -54,16 +54,16 @@ def is_absent(name: str) -> bool:
 
 def unlisted(config: RunConfig) -> Mapping[str, str]:
     """Return names of unlisted code by the option that names it."""
-    given, known = option_values(config), options_of(type(config))
-    found: dict[str, str] = {}
+    values, options = option_values(config), options_of(type(config))
+    names_by_option: dict[str, str] = {}
     for option in code_options(type(config)):
-        names = sorted(config.compile.backends) if option == BACKEND else [str(given[option] or "")]
+        names = sorted(config.compile.backends) if option == BACKEND else [str(values[option] or "")]
         for name in names:
             # A class counts by its module; one without a module is PyTorch's.
             module = name if option in (*MODULES, BACKEND) else name.rpartition(".")[0]
-            if module and name not in known[option].choices and not is_listed(module):
-                found[option] = name
-    return found
+            if module and name not in options[option].choices and not is_listed(module):
+                names_by_option[option] = name
+    return names_by_option
 
 
 def why_not_class(module: str, name: str, option: str) -> Message | str:
@@ -76,14 +76,14 @@ def why_not_class(module: str, name: str, option: str) -> Message | str:
     defined = _names_in_module(module)
     if defined and name in defined.functions:
         return Message("{module}.{name} is a function and no class", module=module, name=name)
-    named = (
-        next((one for one in defined.classes | defined.others if one.lower() == name.lower()), name)
+    actual_name = (
+        next((candidate for candidate in defined.classes | defined.others if candidate.lower() == name.lower()), name)
         if defined
         else name
     )
-    if code_bases.derives(module, named, BASES[option]) is False:
-        return Message("{module}.{name} is no subclass of {base}", module=module, name=named, base=BASES[option])
-    if defined is None or defined.is_open or named in defined.classes | defined.others:
+    if code_bases.derives(module, actual_name, BASES[option]) is False:
+        return Message("{module}.{name} is no subclass of {base}", module=module, name=actual_name, base=BASES[option])
+    if defined is None or defined.is_open or actual_name in defined.classes | defined.others:
         return ""
     return Message("{module} has no {name}{hint}", module=module, name=name, hint=did_you_mean(name, defined.classes))
 
@@ -92,8 +92,8 @@ def why_not_network(module: str) -> Message | str:
     """Return why a module cannot create a network, "" if it can, from its file alone."""
     if why := why_not_module(module):
         return why
-    found = _names_in_module(module)
-    if found is None or CREATE in found.functions | found.others or found.is_open:
+    names = _names_in_module(module)
+    if names is None or CREATE in names.functions | names.others or names.is_open:
         return ""
     return Message("{module} has no create_network", module=module)
 
@@ -112,15 +112,17 @@ class _Names:
     """The names that a module defines, from its source."""
 
     def __init__(self, body: list[ast.stmt]) -> None:
-        self.classes = {one.name for one in body if isinstance(one, ast.ClassDef)}
-        self.functions = {one.name for one in body if isinstance(one, ast.FunctionDef)}
-        imported = [alias for one in body if isinstance(one, ast.Import | ast.ImportFrom) for alias in one.names]
+        self.classes = {statement.name for statement in body if isinstance(statement, ast.ClassDef)}
+        self.functions = {statement.name for statement in body if isinstance(statement, ast.FunctionDef)}
+        imports = [statement for statement in body if isinstance(statement, ast.Import | ast.ImportFrom)]
+        imported = [alias for statement in imports for alias in statement.names]
         self.others = {(alias.asname or alias.name).partition(".")[0] for alias in imported}
-        made = [target for one in body if isinstance(one, ast.Assign) for target in one.targets]
-        self.others |= {target.id for target in made if isinstance(target, ast.Name)}
+        targets = [target for statement in body if isinstance(statement, ast.Assign) for target in statement.targets]
+        self.others |= {target.id for target in targets if isinstance(target, ast.Name)}
         # Other statements may define names, too, which cannot be known without running them.
         plain = ast.ClassDef | ast.FunctionDef | ast.Import | ast.ImportFrom | ast.Expr | ast.Assign | ast.AnnAssign
-        self.is_open = any(not isinstance(one, plain) for one in body) or "__getattr__" in self.functions
+        has_other_statements = any(not isinstance(statement, plain) for statement in body)
+        self.is_open = has_other_statements or "__getattr__" in self.functions
         self.is_open = self.is_open or any(alias.name == "*" for alias in imported)
 
 

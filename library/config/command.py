@@ -51,13 +51,13 @@ class Launch:
     extra_accelerate_launch_args: tuple[str, ...] = opt((), "more arguments for accelerate launch", advanced=True)
 
 
-def training_command(config_path: str | Path, script: str, **how: Any) -> list[str]:
+def training_command(config_path: str | Path, script: str, **options: Any) -> list[str]:
     """Return the arguments that train with a config file: this Python, `accelerate launch`, the script, the file.
 
-    `how` sets fields of Launch; None keeps the default. Raises ConfigError for invalid values.
+    `options` sets fields of Launch; None keeps the default. Raises ConfigError for invalid values.
     """
-    launch = check_launch_options(how)
-    one = {
+    launch = check_launch_options(options)
+    values_by_flag = {
         "--num_processes": launch.num_processes,
         "--num_machines": launch.num_machines,
         "--mixed_precision": launch.mixed_precision,
@@ -69,7 +69,7 @@ def training_command(config_path: str | Path, script: str, **how: Any) -> list[s
         "--num_cpu_threads_per_process": launch.num_cpu_threads_per_process,
     }
     arguments = [sys.executable, "-m", "accelerate.commands.launch"]
-    for flag, value in one.items():
+    for flag, value in values_by_flag.items():
         arguments += [] if value is None else [flag, str(value)]
     if "--use_fsdp" in launch.extra_accelerate_launch_args:
         pass  # this already means several processes, and accelerate rejects both flags
@@ -83,24 +83,24 @@ def training_command(config_path: str | Path, script: str, **how: Any) -> list[s
     return [*arguments, str(SCRIPTS / f"{script.removesuffix('.py')}.py"), "--config_file", str(config_path)]
 
 
-def check_launch_options(how: dict[str, Any]) -> Launch:
+def check_launch_options(values: dict[str, Any]) -> Launch:
     """Return checked launch options from values of any origin. Raises ConfigError with every problem."""
     problems: list[Problem] = []
-    launch = _launch(how, problems)
+    launch = _read_launch(values, problems)
     if problems:
         raise ConfigError(*problems)
     return launch
 
 
-def launch_problems(how: Mapping[str, Any]) -> list[Problem]:
+def launch_problems(values: Mapping[str, Any]) -> list[Problem]:
     """Return every problem of launch options."""
     problems: list[Problem] = []
-    _launch(how, problems)
+    _read_launch(values, problems)
     return problems
 
 
-def _launch(how: Mapping[str, Any], problems: list[Problem]) -> Launch:
-    section = read_section(Launch, Layer({k: v for k, v in how.items() if v is not None}), problems)
+def _read_launch(values: Mapping[str, Any], problems: list[Problem]) -> Launch:
+    section = read_section(Launch, Layer({k: v for k, v in values.items() if v is not None}), problems)
     launch = replace(Launch(), **section)
     if launch.cpu and launch.num_processes > 1:
         problems.append(
@@ -118,18 +118,19 @@ def _launch(how: Mapping[str, Any], problems: list[Problem]) -> Launch:
                 rank=launch.machine_rank,
             )
         )
-    problems += _extra(launch)
+    problems += _extra_argument_problems(launch)
     return launch
 
 
-def _extra(launch: Launch) -> Iterator[Problem]:
+def _extra_argument_problems(launch: Launch) -> Iterator[Problem]:
     """Return arguments that accelerate lacks, or that contradict the options of the same name."""
     arguments, flags = launch.extra_accelerate_launch_args, _launcher_flags()
     if arguments and not arguments[0].startswith("-"):
         yield Problem(EXTRA, ": {given} belongs to no option; write --option value", given=quoted(arguments[0]))
-    own = {field.name: getattr(launch, field.name) for field in fields(Launch)}
+    own_values = {field.name: getattr(launch, field.name) for field in fields(Launch)}
     for at, token in enumerate(arguments):
         name, equals, value = token.partition("=")
+        # accelerate accepts --gpu-ids for --gpu_ids.
         name = name.replace("-", "_").replace("__", "--", 1) if name.startswith("--") else name
         value = value if equals else "true" if name == "--cpu" else next(iter(arguments[at + 1 : at + 2]), "")
         if name in OTHER_SCRIPTS:
@@ -138,13 +139,13 @@ def _extra(launch: Launch) -> Iterator[Problem]:
             yield Problem(
                 EXTRA, ": accelerate launch has no option {name}{hint}", name=name, hint=did_you_mean(name, flags)
             )
-        elif (option := name.removeprefix("--")) in own and str(own[option]).lower() != value.lower():
+        elif (option := name.removeprefix("--")) in own_values and str(own_values[option]).lower() != value.lower():
             yield Problem(
                 EXTRA,
                 ": {name} says something else than {other} ({value}); set {other} instead",
                 name=name,
                 other=option_name(option),
-                value=own[option],
+                value=own_values[option],
             )
 
 

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-# Modes that record CUDA graphs -> the mode that compiles the same code without: the model is recorded
-# as a whole, and not block by block.
+# Modes that record CUDA graphs -> the mode that compiles the same code without recording: this trainer records the
+# model as a whole, where PyTorch's modes would record block by block.
 RECORDED_MODES: Mapping[str, Mode] = MappingProxyType(
     {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 )
@@ -20,15 +20,13 @@ TIMED_BY = ("compile_backend", "compile_mode", "compile_dynamic", "compile_block
 
 
 def is_usual(options: "Compile") -> bool:
-    """Whether inductor compiles in its default mode."""
     return options.compile_mode == "default" and options.compile_backend == "inductor"
 
 
 def tunes_kernels(options: "Compile") -> bool:
-    """Whether compiling times many kernels, which takes minutes."""
-    return options.compile_mode in TUNED_MODES
+    return options.compile_mode in TUNED_MODES  # timing kernels takes minutes
 
 
 def recorded_on_gpu_alone(options: "Compile") -> str:
-    """The option that asks for CUDA graphs and does nothing without a GPU, "" where none does."""
-    return "" if options.compile_mode == "max-autotune" else options.recorded_by  # which tunes kernels of a CPU, too
+    # max-autotune is left out, as it tunes kernels on a CPU, too.
+    return "" if options.compile_mode == "max-autotune" else options.recorded_by

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 def recording_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
-    """Options that move what a CUDA graph needs at fixed addresses, and those that switch recording on and off at once.
+    """Yield problems of options that move what a CUDA graph needs at fixed addresses, and of options that switch
+    recording both on and off.
 
-    For options that record (`Compile.records_graphs`).
+    Only for options that record (`Compile.records_graphs`).
     """
     yield from _moving_problems(options, run)
     if options.cuda_graphs == "false":
@@ -22,10 +23,10 @@ def recording_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
 
 
 def _moving_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
-    other = _unrecorded_mode(options)
-    option, what, fix = "compile_mode", f"= {options.compile_mode}", {"compile_mode": other}
+    alternative = _unrecorded_mode(options)
+    option, setting, fix = "compile_mode", f"= {options.compile_mode}", {"compile_mode": alternative}
     if options.compile and "cudagraphs" in options.backends:
-        option, what, other, fix = "", "the backend cudagraphs", "inductor", {}
+        option, setting, alternative, fix = "", "the backend cudagraphs", "inductor", {}
     elif options.cuda_graphs == "true" and options.compile and options.compile_mode == "max-autotune-no-cudagraphs":
         yield Problem(
             "cuda_graphs",
@@ -35,21 +36,21 @@ def _moving_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
             also="compile compile_mode",
         )
     elif options.cuda_graphs == "true":
-        option, what, other, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
-    facts: dict[str, Any] = {"what": Message(what), "other": other, "fix": fix, "topic": "compiling"}
-    named = "compile_mode compile_backend compile_blocks compile cuda_graphs"
+        option, setting, alternative, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
+    facts: dict[str, Any] = {"what": Message(setting), "other": alternative, "fix": fix, "topic": "compiling"}
+    related_options = "compile_mode compile_backend compile_blocks compile cuda_graphs"
     if run.memory.blocks_to_swap:
         yield Problem(
             option,
             "{what} needs weights that stay where they are, and blocks_to_swap moves them: use {other}",
-            also=f"{named} blocks_to_swap",
+            also=f"{related_options} blocks_to_swap",
             **facts,
         )
     if run.distributed.fsdp:
         yield Problem(
             option,
             "{what} needs weights that stay where they are, and fsdp gathers them for each block: use {other}",
-            also=f"{named} fsdp",
+            also=f"{related_options} fsdp",
             **facts,
         )
     if run.memory.cpu_offload_checkpointing:
@@ -57,7 +58,7 @@ def _moving_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
             option,
             "{what} needs inputs that stay where they are, and cpu_offload_checkpointing moves them: "
             "use {other}, or gradient_checkpointing",
-            also=f"{named} cpu_offload_checkpointing",
+            also=f"{related_options} cpu_offload_checkpointing",
             **facts,
         )
 
@@ -82,7 +83,7 @@ def _unrecording_problem(options: "Compile") -> Problem:
 
 
 def scope_problems(options: "Compile", run: RunConfig, by_kind: bool) -> Iterator[Problem]:
-    """What cannot be used with a scope other than blocks; `by_kind`: compile_from_step has steps of several kinds."""
+    """Yield options that exclude a scope other than blocks. `by_kind`: compile_from_step has steps of several kinds."""
     if options.compile_scope == "inner" and run.memory.checkpoint_keep_attention:
         yield _wide(
             "= inner cannot be used with checkpoint_keep_attention, which has to see the attention in the graph: "
@@ -116,7 +117,7 @@ def scope_problems(options: "Compile", run: RunConfig, by_kind: bool) -> Iterato
 
 
 def budget_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
-    """What cannot be used with an activation budget below 1."""
+    """Yield options that exclude an activation budget below 1."""
     if run.memory.checkpointing:
         yield _budget(
             "cannot be used with gradient_checkpointing, its offloading or blocks_to_swap, which all keep no "
@@ -138,7 +139,6 @@ def budget_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
 
 
 def _unrecorded_mode(options: "Compile") -> str:
-    """The mode that does the same without CUDA graphs."""
     return RECORDED_MODES.get(options.compile_mode, "max-autotune-no-cudagraphs")
 
 

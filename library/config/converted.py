@@ -11,7 +11,7 @@ SPLIT = 18  # blocks, as sd-scripts reads split_mode
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldBlocks:
-    """Former options for swapping blocks to host memory."""
+    """Former options for swapping blocks to CPU memory."""
 
     split_mode: bool = opt(False, "Load the double and the single blocks in turn.")
     double_blocks_to_swap: int | None = opt(None, "Keep this many double blocks in CPU memory.", min=0)
@@ -21,23 +21,26 @@ class OldBlocks:
 OLD_BLOCKS = section_options(OldBlocks)
 
 
-def convert_blocks_to_swap(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
+def convert_blocks_to_swap(old: JsonMapping, is_set: bool) -> tuple[JsonObject, list[Problem]]:
     """Convert checked values by old name to blocks_to_swap, if that must be set, with a remark.
 
-    `given`: blocks_to_swap is set already and wins, even if 0. Disabled old options give no remark. As in sd-scripts:
+    `is_set`: blocks_to_swap is set already and wins, even if 0. Disabled old options give no remark. As in sd-scripts:
     18 for split_mode, else all double blocks and half of the single ones.
     """
-    on = [name for name in OLD_BLOCKS if old.get(name)]
-    if not on:
+    enabled = [name for name in OLD_BLOCKS if old.get(name)]
+    if not enabled:
         return {}, []
-    names, many = together(map(option_name, on[1:])), len(on) > 1
-    if given:
-        template = "and {names} have no effect: {why}" if many else "has no effect: {why}"
-        return {}, [Problem(on[0], template, names=names, why=Message("blocks_to_swap is set, and counts alone"))]
+    names, several = together(map(option_name, enabled[1:])), len(enabled) > 1
+    if is_set:
+        template = "and {names} have no effect: {why}" if several else "has no effect: {why}"
+        return {}, [Problem(enabled[0], template, names=names, why=Message("blocks_to_swap is set, and counts alone"))]
+    # A single block has about half the weights of a double block.
     halves = (old.get("single_blocks_to_swap") or 0) // 2
     number = SPLIT if old.get("split_mode") else (old.get("double_blocks_to_swap") or 0) + halves
     if not number:
         why = Message("one single block is less than one of blocks_to_swap")
-        return {}, [Problem(on[0], "has no effect: {why}", why=why)]
-    template = "and {names} are read as blocks_to_swap = {number}" if many else "is read as blocks_to_swap = {number}"
-    return {"blocks_to_swap": number}, [Problem(on[0], template, names=names, number=number)]
+        return {}, [Problem(enabled[0], "has no effect: {why}", why=why)]
+    template = "is read as blocks_to_swap = {number}"
+    if several:
+        template = "and {names} are read as blocks_to_swap = {number}"
+    return {"blocks_to_swap": number}, [Problem(enabled[0], template, names=names, number=number)]

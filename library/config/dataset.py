@@ -71,13 +71,11 @@ class SubsetConfig:
     no_resize_control: bool = opt(False, "leave reference images as large as they are, up to control_resolution")
     custom_attributes: JsonObject | None = opt(None, "diff_output_preservation = true keeps the base model's answer")
 
-    trigger_phrase: str = ""  # from the run's metadata; replaces [trigger] in captions
+    trigger_phrase: str = ""  # the run's metadata_trigger_phrase; replaces [trigger] in captions
 
     @property
     def control_directories(self) -> tuple[str, ...]:
-        """The folders of its first, second, ... reference images; with a suffix, reference images lie among
-        the images.
-        """
+        """The folders of its first, second, ... reference images. With `control_suffix` they lie among the images."""
         first = self.control_directory or (self.image_dir if self.control_suffix else None)
         return (first, *self.more_control_directories) if first else ()
 
@@ -158,16 +156,16 @@ def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]
         try:
             return _datasets_of_file(config.data.dataset_config, config, problems), problems
         except ConfigError as error:  # about the whole file, so add the option's name
-            whole = [Problem("dataset_config", ": {problem}", problem=problem) for problem in error.problems]
-            return (), whole
-    bases = _at_each_size(_from_run(config))
-    template = _make(SubsetConfig, _from_run(config))
+            file_problems = [Problem("dataset_config", ": {problem}", problem=problem) for problem in error.problems]
+            return (), file_problems
+    bases = _at_each_size(_options_of_run(config))
+    template = _build_table(SubsetConfig, _options_of_run(config))
     folders = config.data.train_data_dir
     if config.data.in_json:
         single = replace(template, image_dir=folders, metadata_file=config.data.in_json)
         return tuple(replace(base, subsets=(single,)) for base in bases), []
-    known = {"template": template, "train_data_dir": folders, "reg_data_dir": config.data.reg_data_dir}
-    return tuple(replace(base, **known) for base in bases), []
+    run_values = {"template": template, "train_data_dir": folders, "reg_data_dir": config.data.reg_data_dir}
+    return tuple(replace(base, **run_values) for base in bases), []
 
 
 def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
@@ -175,8 +173,8 @@ def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Proble
 
     Raises ConfigError only if it cannot continue.
     """
-    found, name = read_tables(Path(path)), Path(path).name
-    if MUSUBI_DATASET_KEYS & {key for table in _tables_of_key(found, "datasets", name, []) for key in table}:
+    tables, name = read_tables(Path(path)), Path(path).name
+    if MUSUBI_DATASET_KEYS & {key for table in _tables_of_key(tables, "datasets", name, []) for key in table}:
         template = (
             "{name} is written for musubi-tuner: on the page, Load config rewrites it, and in a shell "
             "`kohya import {path}` does"
@@ -184,23 +182,31 @@ def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Proble
         raise ConfigError(template, name=name, path=path)
     problems += [
         _wrong(name, key, "is not known at the top; there are [general] and [[datasets]]")
-        for key in found
+        for key in tables
         if key not in ("general", "datasets")
     ]
-    behind = (_from_run(config), _read_table(found.get("general", {}), DATASET_KEYS, f"{name} [general]", problems))
+    base_layers = (
+        _options_of_run(config),
+        _read_table(tables.get("general", {}), DATASET_KEYS, f"{name} [general]", problems),
+    )
     datasets: list[DatasetConfig] = []
-    for i, table in enumerate(_tables_of_key(found, "datasets", name, problems), 1):
+    for i, table in enumerate(_tables_of_key(tables, "datasets", name, problems), 1):
         before = len(problems)
-        own = [
-            replace(one, table=i - 1) for one in _read_datasets_of_table(table, f"{name} dataset {i}", behind, problems)
+        table_datasets = [
+            replace(dataset, table=i - 1)
+            for dataset in _read_datasets_of_table(table, f"{name} dataset {i}", base_layers, problems)
         ]
-        datasets += own
+        datasets += table_datasets
         # A rule about an unreadable value would only repeat that it is wrong.
-        spoken = {option for problem in problems[before:] for option in problem.options}
-        if not table.get("subsets") and "subsets" not in spoken:  # otherwise each subset reports what it lacks
+        reported_options = {option for problem in problems[before:] for option in problem.options}
+        if not table.get("subsets") and "subsets" not in reported_options:  # a subset reports itself what it lacks
             problems.append(_wrong(f"{name} dataset {i}:", "", "it has no [[datasets.subsets]] table with images"))
-        broken = dict.fromkeys(p for one in own for p in _rules(one, f"{name} dataset {i}:", config))
-        problems += [problem for problem in broken if spoken.isdisjoint(problem.options)]
+        place = f"{name} dataset {i}:"
+        # The data sets of a table differ in their size only, so most problems are the same for each.
+        violations = dict.fromkeys(
+            problem for dataset in table_datasets for problem in _dataset_problems(dataset, place, config)
+        )
+        problems += [problem for problem in violations if reported_options.isdisjoint(problem.options)]
     if not datasets and not problems:
         problems.append(_wrong(name, "", "there is no [[datasets]] table"))
     return tuple(datasets)
@@ -212,31 +218,34 @@ def decided(config: RunConfig) -> list[str]:
         tables = read_tables(Path(config.data.dataset_config or ""))
     except ConfigError:  # reported elsewhere
         return []
-    general, every = tables.get("general"), _tables_of_key(tables, "datasets", "", [])
+    general, dataset_tables = tables.get("general"), _tables_of_key(tables, "datasets", "", [])
     shared = set(general if isinstance(general, Mapping) else ())
-    own = [{*table} | set.intersection(*map(set, _tables_of_key(table, "subsets", "", []) or [{}])) for table in every]
-    said = shared | set.intersection(*own or [set()])
-    names = {RUN_NAMES.get(key, key) for key in said & {*DATASET_KEYS, *SUBSET_KEYS}}
+    keys_of_datasets = [
+        {*table} | set.intersection(*map(set, _tables_of_key(table, "subsets", "", []) or [{}]))
+        for table in dataset_tables
+    ]
+    decided_keys = shared | set.intersection(*keys_of_datasets or [set()])
+    names = {RUN_NAMES.get(key, key) for key in decided_keys & {*DATASET_KEYS, *SUBSET_KEYS}}
     return [name for members in changed(config).values() for name in members if name in names]
 
 
-def _from_run(config: RunConfig) -> JsonObject:
+def _options_of_run(config: RunConfig) -> JsonObject:
     """Return the run's options about datasets and subsets, by the names used here."""
-    found: JsonObject = {}
+    values: JsonObject = {}
     parts = [getattr(config, name) for name in ("data", "captions", "validation") if hasattr(config, name)]
     for name in [*SUBSET_KEYS, *DATASET_KEYS]:
         for part in parts:
             if hasattr(part, RUN_NAMES.get(name, name)):
-                found[name] = getattr(part, RUN_NAMES.get(name, name))
+                values[name] = getattr(part, RUN_NAMES.get(name, name))
     trigger = config.metadata.metadata_trigger_phrase
-    return found | {
+    return values | {
         "resolution": config.data.sizes or None,
         "face_crop_aug_range": config.data.face_crop,
         "trigger_phrase": trigger,
     }
 
 
-def _make(cls: type, *layers: JsonMapping) -> Any:
+def _build_table(cls: type, *layers: JsonMapping) -> Any:
     """Build a table from layers: the last layer with a value wins."""
     names = {f.name for f in fields(cls)}
     return cls(**{k: v for layer in layers for k, v in layer.items() if k in names and v is not None})
@@ -244,11 +253,11 @@ def _make(cls: type, *layers: JsonMapping) -> Any:
 
 def _at_each_size(*layers: JsonMapping) -> list[DatasetConfig]:
     """Return a data set per size of the resolution that wins in these layers, the largest first."""
-    chosen = next((layer["resolution"] for layer in reversed(layers) if layer.get("resolution")), ())
-    base = _make(DatasetConfig, *layers, {"sizes": chosen})
-    # In some families the first size gets the keys that sd-scripts reads in a latents file; an earlier training at one
-    # size mostly used the largest.
-    return [replace(base, resolution=size) for size in sorted(chosen, key=math.prod, reverse=True) or (None,)]
+    sizes = next((layer["resolution"] for layer in reversed(layers) if layer.get("resolution")), ())
+    base = _build_table(DatasetConfig, *layers, {"sizes": sizes})
+    # The largest first: in some families the first size gets the keys that sd-scripts reads in a latents file, and an
+    # earlier training at one size mostly used the largest.
+    return [replace(base, resolution=size) for size in sorted(sizes, key=math.prod, reverse=True) or (None,)]
 
 
 def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
@@ -258,18 +267,18 @@ def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
 
 
 def _read_datasets_of_table(
-    table: JsonMapping, source: str, behind: Layers, problems: list[Problem]
+    table: JsonMapping, source: str, base_layers: Layers, problems: list[Problem]
 ) -> list[DatasetConfig]:
-    own = {k: v for k, v in table.items() if k != "subsets"}
-    for key in [k for k in own if closest(k, [*DATASET_KEYS, "subsets"]) == "subsets"]:
+    dataset_values = {k: v for k, v in table.items() if k != "subsets"}
+    for key in [k for k in dataset_values if closest(k, [*DATASET_KEYS, "subsets"]) == "subsets"]:
         hint = did_you_mean(key, ["subsets"])
         problems.append(_wrong(source, key, "is not a known key{hint}", hint=hint, also="subsets"))
-        del own[key]
-    layers = (*behind, _read_table(own, DATASET_KEYS, source, problems))
+        del dataset_values[key]
+    layers = (*base_layers, _read_table(dataset_values, DATASET_KEYS, source, problems))
     subsets: dict[str, SubsetConfig] = {}
     repeated: list[str] = []
     for i, inner in enumerate(_tables_of_key(table, "subsets", source, problems), 1):
-        subset = _make(SubsetConfig, *layers, _read_table(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
+        subset = _build_table(SubsetConfig, *layers, _read_table(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
         if not {"image_dir", "metadata_file"} & {closest(key, SUBSET_KEYS) for key in inner}:
             problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
         if not (place := subset.metadata_file or subset.image_dir):
@@ -278,24 +287,24 @@ def _read_datasets_of_table(
         key = os.path.normcase(os.path.realpath(place))
         repeated += [place] if key in subsets else []
         subsets.setdefault(key, subset)
-    own = {"subsets": tuple(subsets.values()), "repeated": tuple(repeated)}
-    return [replace(dataset, **own) for dataset in _at_each_size(*layers)]
+    members = {"subsets": tuple(subsets.values()), "repeated": tuple(repeated)}
+    return [replace(dataset, **members) for dataset in _at_each_size(*layers)]
 
 
-def _read_table(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
+def _read_table(table: Any, options: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
     """Parse the values of one table, with advice about keys of other levels."""
     if not isinstance(table, Mapping):
         problems.append(_wrong(source, "", "must be a table, got {table}", table=quoted(table)))
         return {}
-    home = {"[[datasets.subsets]]": SUBSET_KEYS, "[[datasets]] or [general]": DATASET_KEYS}
-    here = {}
+    keys_by_table = {"[[datasets.subsets]]": SUBSET_KEYS, "[[datasets]] or [general]": DATASET_KEYS}
+    accepted = {}
     for key, value in table.items():
-        elsewhere = [where for where, keys in home.items() if key in keys and key not in known]
+        elsewhere = [where for where, keys in keys_by_table.items() if key in keys and key not in options]
         if elsewhere:
             problems.append(_wrong(source, key, "belongs into {table}", table=elsewhere[0]))
         else:
-            here[key] = value
-    return read_section(known, Layer(here, source), problems)
+            accepted[key] = value
+    return read_section(options, Layer(accepted, source), problems)
 
 
 def _tables_of_key(table: JsonMapping, key: str, source: str, problems: list[Problem]) -> list[Any]:
@@ -319,12 +328,12 @@ def read_tables(path: Path) -> JsonObject:
     return json
 
 
-def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
-    """Yield violated rules among one dataset's values, and between them and the run's options."""
+def _dataset_problems(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
+    """Yield violations of rules among one data set's values, and between them and the run's options."""
     if not dataset.resolution:
         yield _wrong(source, "resolution", "is not set; 1024 is usual")
     if dataset.enable_bucket:
-        yield from _bucket_rules(dataset, source, config)
+        yield from _bucket_problems(dataset, source, config)
     if any(subset.control_directories for subset in dataset.subsets) and not config.control_images.most:
         facts = {"title": config.title}
         yield _wrong(source, "control_directory", "is for models with reference images; {title} takes none", **facts)
@@ -345,16 +354,16 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
         if subset.more_control_directories and not subset.control_directory:
             yield _wrong(place, "more_control_directories", "needs control_directory: name the first folder there")
-        yield from _clashes(subset, place, config)
+        yield from _subset_problems(subset, place, config)
 
 
-def _clashes(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Problem]:
+def _subset_problems(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Problem]:
     """Yield options of a subset that conflict with encoding once, or with reference images."""
     for name, template in clashes_with_cache(config).items() if config.cache.text else ():
         if getattr(subset, name):
             yield _wrong(place, name, template)
     clashes = [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
-    # They change the image, which would no longer match its control image.
+    # These change the image, which would no longer match its reference image.
     moved = ["color_aug", "random_crop", "face_crop_aug_range", *["flip_aug"] * config.control_images.captioned]
     clashes += [("control_directory", name) for name in moved if subset.control_directory]
     for cache, name in clashes:
@@ -362,7 +371,7 @@ def _clashes(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Pr
             yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)
 
 
-def _bucket_rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
+def _bucket_problems(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
     if dataset.bucket_reso_steps % config.grid:
         facts = {"grid": config.grid, "title": config.title, "also": "enable_bucket"}
         yield _wrong(source, "bucket_reso_steps", "must be a multiple of {grid} for {title}", **facts)

@@ -64,25 +64,25 @@ def lacks_memory(error: BaseException) -> bool:
 
 def check_cache_variables() -> None:
     """Raise ConfigError if the chosen cache folder cannot be created."""
-    if not (wanted := os.environ.get(CACHE)):
+    if not (folder := os.environ.get(CACHE)):
         return
     try:
-        Path(wanted).mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             "{variable}: {wanted} cannot be made ({why}), and PyTorch ends there; choose another folder, or unset it",
             variable=CACHE,
-            wanted=wanted,
+            wanted=folder,
             why=error.strerror,
         ) from error
 
 
 # Why: docs/decisions/2026-11-23-memory-without-holes.md
 def expand_segments() -> None:
-    """Enable expandable segments of PyTorch's GPU allocator, unless the user has settings for it. Call it before torch
-    loads.
+    """Enable expandable segments of PyTorch's GPU allocator, unless the user has settings for it. To be called before
+    torch is loaded, which reads the variable then.
     """
-    # Only on Linux: WSL drivers fail, and Windows lacks it.
+    # Only on Linux: Windows lacks it, and the drivers of WSL fail at it.
     in_wsl = "microsoft" in platform.release().lower()
     if sys.platform == "linux" and not in_wsl and not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
@@ -91,12 +91,12 @@ def expand_segments() -> None:
 @contextlib.contextmanager
 def without_network_settings() -> Iterator[None]:
     """Hide proxy and certificate variables within this context."""
-    # A package that creates a client on import would fail at a wrong one, even if the client is never used.
-    known = {name: os.environ.pop(name) for name in [*os.environ] if name.lower() in NETWORK_VARIABLES}
+    # A package that creates an HTTP client on import would fail at an invalid one, even if it never uses the client.
+    hidden = {name: os.environ.pop(name) for name in [*os.environ] if name.lower() in NETWORK_VARIABLES}
     try:
         yield
     finally:
-        os.environ.update(known)
+        os.environ.update(hidden)
 
 
 def process_count() -> int:
@@ -115,5 +115,5 @@ def first_process() -> bool:
 
 
 def forget_problems() -> None:
-    """Allow loading PyTorch in this process anyway, to check for other mistakes."""
+    # Lets this process load PyTorch anyway, to check for other mistakes.
     os.environ.pop(CACHE, None)

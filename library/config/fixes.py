@@ -11,14 +11,14 @@ from library.config.schema import defaults
 COMMON_ARGUMENTS = ("weight_decay", "betas", "eps")  # arguments with the same meaning in most optimizers
 
 
-def exclusive(config: RunConfig, first: str, *others: str) -> Problem:
+def exclusive(config: RunConfig, first: str, *conflicting: str) -> Problem:
     """Return the problem of mutually exclusive options; its fix switches the second off."""
     return Problem(
         first,
         "and {others} exclude each other: choose one",
-        others=together(others),
-        also=others,
-        fix=defaults(config, others[0]),
+        others=together(conflicting),
+        also=conflicting,
+        fix=defaults(config, conflicting[0]),
     )
 
 
@@ -30,8 +30,8 @@ def in_bf16(run: RunConfig) -> JsonObject:
 def bucket_limits(sizes: Iterable[tuple[int, int]], buckets: Any) -> JsonObject:
     """Return a fix with bucket limits around all sizes of a resolution, in multiples of 64."""
     sides = [side for size in sizes for side in size]
-    least, most = min(buckets.min_bucket_reso, *sides), max(buckets.max_bucket_reso, *sides)
-    return {"min_bucket_reso": least // 64 * 64 or 64, "max_bucket_reso": -(-most // 64) * 64}
+    shortest, longest = min(buckets.min_bucket_reso, *sides), max(buckets.max_bucket_reso, *sides)
+    return {"min_bucket_reso": shortest // 64 * 64 or 64, "max_bucket_reso": -(-longest // 64) * 64}
 
 
 def carried(arguments: Iterable[str]) -> tuple[str, ...]:
@@ -41,11 +41,11 @@ def carried(arguments: Iterable[str]) -> tuple[str, ...]:
 def other_optimizer(run: RunConfig, name: str, rate: float | None = None) -> JsonObject:
     """Return a fix with another optimizer and the arguments that it shares; `rate` applies to everything trained."""
     optim = run.optim
-    kept = carried(optim.optimizer_args)
-    found: JsonObject = {"optimizer_type": name}
-    found |= {"optimizer_args": kept} if kept != optim.optimizer_args else {}
-    found |= {old: False for old in ("use_8bit_adam", "use_lion_optimizer") if getattr(optim, old)}
+    shared_arguments = carried(optim.optimizer_args)
+    fix: JsonObject = {"optimizer_type": name}
+    fix |= {"optimizer_args": shared_arguments} if shared_arguments != optim.optimizer_args else {}
+    fix |= {old: False for old in ("use_8bit_adam", "use_lion_optimizer") if getattr(optim, old)}
     if rate:
-        own = [name for name in ("unet_lr", "text_encoder_lr") if getattr(optim, name, None)]
-        found |= {"learning_rate": rate, **defaults(run, *own)}
-    return found
+        part_rates = [name for name in ("unet_lr", "text_encoder_lr") if getattr(optim, name, None)]
+        fix |= {"learning_rate": rate, **defaults(run, *part_rates)}
+    return fix

@@ -15,10 +15,10 @@ def read_toml(path: str | Path) -> JsonObject:
 
     Raises ConfigError like `load_toml`, and for an option in two tables.
     """
-    twice: list[Problem] = []
-    tables = flatten_sections(load_toml(path), twice)
-    if twice:
-        raise ConfigError(*(problem.replaced(place=f"in {Path(path).name}: ") for problem in twice))
+    duplicates: list[Problem] = []
+    tables = flatten_sections(load_toml(path), duplicates)
+    if duplicates:
+        raise ConfigError(*(problem.replaced(place=f"in {Path(path).name}: ") for problem in duplicates))
     return tables
 
 

@@ -28,45 +28,46 @@ def is_file_id(name: str) -> bool:
 
 
 def repository_of(address: str) -> str:
-    """The owner/name that an address on the hub is of, "" for any other text."""
-    found = ON_THE_HUB.fullmatch(address)
-    return found[1] if found else ""
+    """Return the owner/name in an address on the hub, "" for any other text."""
+    match = ON_THE_HUB.fullmatch(address)
+    return match[1] if match else ""
 
 
 def about_address(option: str, text: str, takes: str | None = None) -> Problem | None:
-    """The problem of a web address in the place of a path, with what to give instead; None for anything else.
+    """Return the problem of a web address in place of a path, with what to write instead; None for anything else.
 
     `takes` is what the option may name on the hub: FILE, FOLDER, or "" for nothing; None: as NAMES_ON_THE_HUB says.
     """
-    found = WEB.match(text)
-    if not found:
+    match = WEB.match(text)
+    if not match:
         return None
-    takes, shown = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes, text[:MAX_ADDRESS_SHOWN]
-    if found[1].lower() == "file":
+    takes, shown_address = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes, text[:MAX_ADDRESS_SHOWN]
+    if match[1].lower() == "file":
         template = ": {address} is an address of a browser; write the path alone: /{path}"
-        return Problem(option, template, address=shown, path=found[2])
-    there = ON_THE_HUB.fullmatch(text)
-    repository, file = (there[1], (there[2] or "").strip("/")) if there else ("", "")
+        return Problem(option, template, address=shown_address, path=match[2])
+    hub_match = ON_THE_HUB.fullmatch(text)
+    repository, file = (hub_match[1], (hub_match[2] or "").strip("/")) if hub_match else ("", "")
     name = f"{repository}/{file}" if file else repository
     if repository and not file and takes == FOLDER:
         template = ": {address} is a web address; write {id} instead, and the model is fetched from Hugging Face"
-        return Problem(option, template, address=shown, id=name, fix={option: name})
+        return Problem(option, template, address=shown_address, id=name, fix={option: name})
     if repository and not file and takes == FILE:
-        return _about_repository(option, shown, repository)
+        return _about_repository(option, shown_address, repository)
     if is_file_id(name) and takes == FILE:
         template = ": {address} is a web address; write {id} instead, and the file is fetched from Hugging Face"
-        return Problem(option, template, address=shown, id=name)
+        return Problem(option, template, address=shown_address, id=name)
     if is_file_id(name):
         template = ": {address} is a web address, not a path; fetch it with {command}, and give the path of the file"
-        return Problem(option, template, address=shown, command=f"kohya models get {name}")
+        return Problem(option, template, address=shown_address, command=f"kohya models get {name}")
     template = (
         ": {address} is a web address, not a path; download it and give the path of the file or folder on this computer"
     )
-    return Problem(option, template, address=shown)
+    return Problem(option, template, address=shown_address)
 
 
 def about_absent(option: str, path: str, takes: str | None = None) -> Problem:
-    """The problem of a file that is not on this computer, with the form to write where it is on the hub."""
+    """Return the problem of a file that is not on this computer, with the way to get it from the hub, if it looks like
+    a name there."""
     if problem := about_address(option, path, takes):
         return problem
     takes = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes

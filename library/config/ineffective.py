@@ -13,21 +13,21 @@ from library.config.sections import AdapterRun, EmbeddingRun
 
 
 def remark(name: str, reason: MessageLike, **arguments: Any) -> Problem:
-    said = reason if isinstance(reason, Message) else Message(reason, **arguments)
-    return Problem(name, "has no effect here: {reason}", reason=said, code="ineffective")
+    message = reason if isinstance(reason, Message) else Message(reason, **arguments)
+    return Problem(name, "has no effect here: {reason}", reason=message, code="ineffective")
 
 
 # One table serves the form, the run's record, and a test that every option is read or listed here.
 # Why: docs/decisions/2026-11-20-one-table-of-ineffective-options.md
 # Such fields are greyed but usable, as a disabled field could not be corrected.
 # Why: docs/decisions/2026-11-20-ineffective-fields-stay-usable.md
-def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Problem]:
+def remarks(config: RunConfig, other_remarks: Iterable[MessageLike]) -> Iterator[Problem]:
     """Return a remark on each set option without effect, unless other remarks cover it."""
-    named = {name for one in others if isinstance(one, Problem) for name in one.options}
-    ineffective, known = ineffective_options(config), options_of(type(config))
+    covered = {name for other in other_remarks if isinstance(other, Problem) for name in other.options}
+    ineffective, options = ineffective_options(config), options_of(type(config))
     for name, value in option_values(config).items():
-        if name in ineffective and name not in named and value != known[name].default:
-            yield remark(name, ineffective[name]).replaced(fix={name: known[name].default})
+        if name in ineffective and name not in covered and value != options[name].default:
+            yield remark(name, ineffective[name]).replaced(fix={name: options[name].default})
 
 
 def ineffective_options(config: RunConfig) -> dict[str, Message]:
@@ -49,7 +49,7 @@ def _rules(config: RunConfig) -> Iterator[Rule]:
     yield from EMBEDDING_RULES if isinstance(config, EmbeddingRun) else ()
 
 
-def _scheduler(config: RunConfig, *names: str) -> bool:
+def _uses_scheduler(config: RunConfig, *names: str) -> bool:
     return bool(config.optim.lr_scheduler_type) or config.optim.lr_scheduler.split(":")[0] in names
 
 
@@ -64,7 +64,7 @@ def _has_no_dataset_file(config: RunConfig) -> bool:
     return not config.data.dataset_config
 
 
-def _tags(config: RunConfig) -> bool:
+def _splits_tags(config: RunConfig) -> bool:
     """Return whether captions are split into tags: shuffled, dropped or warmed up; a subset may enable that, too."""
     captions = config.captions
     return bool(
@@ -75,14 +75,14 @@ def _tags(config: RunConfig) -> bool:
     )
 
 
-def _rate(config: AdapterRun) -> bool:
+def _uses_shared_rate(config: AdapterRun) -> bool:
     """Return whether a part of the adapters uses learning_rate, because it has no rate of its own."""
     network, optim = config.network, config.optim
     image = optim.unet_lr is None and not network.network_train_text_encoder_only
     return image or (not optim.text_encoder_lr and not network.network_train_unet_only)
 
 
-def _by_epochs(config: RunConfig) -> bool:
+def _saves_by_epochs(config: RunConfig) -> bool:
     return bool(config.save.save_every_n_epochs or config.save.save_n_epoch_ratio)
 
 
@@ -112,10 +112,12 @@ SHARED: tuple[Rule, ...] = (
         lambda c: not c.data.bucket_no_upscale,
         "bucket_no_upscale cuts each image to its own size",
     ),
-    ("keep_tokens", _tags, "shuffle_caption and caption_tag_dropout_rate are off"),
+    ("keep_tokens", _splits_tags, "shuffle_caption and caption_tag_dropout_rate are off"),
     (
         "caption_separator",
-        lambda c: _tags(c) or c.captions.secondary_separator or c.captions.keep_tokens_separator or c.data.in_json,
+        lambda c: (
+            _splits_tags(c) or c.captions.secondary_separator or c.captions.keep_tokens_separator or c.data.in_json
+        ),
         "shuffle_caption and caption_tag_dropout_rate are off",
     ),
     ("token_warmup_min", lambda c: c.captions.token_warmup_step or c.data.dataset_config, "token_warmup_step is 0"),
@@ -153,26 +155,26 @@ SHARED: tuple[Rule, ...] = (
         "loss_type is neither huber nor smooth_l1",
     ),
     ("huber_scale", lambda c: c.loss.huber_schedule != "snr", "huber_schedule = snr has no factor"),
-    ("lr_scheduler_num_cycles", lambda c: _scheduler(c, *CYCLES), "lr_scheduler has no cycles"),
-    ("lr_scheduler_power", lambda c: _scheduler(c, "polynomial"), "lr_scheduler is not polynomial"),
-    ("lr_scheduler_timescale", lambda c: _scheduler(c, "inverse_sqrt"), "lr_scheduler is not inverse_sqrt"),
+    ("lr_scheduler_num_cycles", lambda c: _uses_scheduler(c, *CYCLES), "lr_scheduler has no cycles"),
+    ("lr_scheduler_power", lambda c: _uses_scheduler(c, "polynomial"), "lr_scheduler is not polynomial"),
+    ("lr_scheduler_timescale", lambda c: _uses_scheduler(c, "inverse_sqrt"), "lr_scheduler is not inverse_sqrt"),
     (
         "lr_scheduler_min_lr_ratio",
-        lambda c: _scheduler(c, "cosine_with_min_lr", "warmup_stable_decay"),
+        lambda c: _uses_scheduler(c, "cosine_with_min_lr", "warmup_stable_decay"),
         "lr_scheduler has no lowest rate",
     ),
     ("lr_warmup_steps", lambda c: not c.optim.without_schedule, "this optimizer follows no schedule"),
-    ("lr_decay_steps", lambda c: _scheduler(c, "warmup_stable_decay"), "lr_scheduler is not warmup_stable_decay"),
+    ("lr_decay_steps", lambda c: _uses_scheduler(c, "warmup_stable_decay"), "lr_scheduler is not warmup_stable_decay"),
     ("lr_scheduler", lambda c: not c.optim.lr_scheduler_type, "lr_scheduler_type names another"),
     ("ema_every_n_steps ema_device", lambda c: c.optim.ema_decay, "ema_decay is 0"),
     ("max_train_steps", lambda c: not c.steps.max_train_epochs, "max_train_epochs decides"),
     ("save_every_n_epochs", lambda c: not c.save.save_n_epoch_ratio, "save_n_epoch_ratio decides"),
     (
         "save_from_step",
-        lambda c: c.save.save_every_n_steps or _by_epochs(c),
+        lambda c: c.save.save_every_n_steps or _saves_by_epochs(c),
         "nothing is saved every N steps or epochs",
     ),
-    ("save_last_n_epochs save_last_n_epochs_state", _by_epochs, "save_every_n_epochs is not set"),
+    ("save_last_n_epochs save_last_n_epochs_state", _saves_by_epochs, "save_every_n_epochs is not set"),
     ("save_last_n_steps save_last_n_steps_state", lambda c: c.save.save_every_n_steps, "save_every_n_steps is not set"),
     ("save_last_n_epochs_state save_last_n_steps_state", lambda c: c.save.save_state, "save_state is off"),
     (
@@ -215,7 +217,7 @@ EMBEDDING_RULES: tuple[Rule, ...] = (
 ADAPTERS: tuple[Rule, ...] = (
     ("network_dim", lambda c: not c.network.dim_from_weights, "dim_from_weights takes the ranks from the file"),
     ("training_comment", lambda c: not c.network.no_metadata, "no_metadata is on"),
-    ("learning_rate", _rate, "unet_lr and text_encoder_lr decide"),
+    ("learning_rate", _uses_shared_rate, "unet_lr and text_encoder_lr decide"),
     ("text_encoder_lr", lambda c: not c.network.network_train_unet_only, "network_train_unet_only is on"),
     ("unet_lr", lambda c: not c.network.network_train_text_encoder_only, "network_train_text_encoder_only is on"),
     ("base_weights_multiplier", lambda c: c.network.base_weights, "base_weights is not set"),

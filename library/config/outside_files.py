@@ -46,7 +46,7 @@ _QUOTED = re.compile(
     r"#[^\n]*",
     re.S,
 )
-_NUMBER = 1 << 128
+_NUMBER = 1 << 128  # larger integers are refused before they are written as decimal digits, which takes quadratic time
 _AS_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
@@ -73,7 +73,7 @@ def open_outside(path: str | Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading. Raises ConfigError like `check_regular`, or if it is unreadable."""
     check_regular(path)
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced in between
                 raise ConfigError("{path} is a pipe or a device; name an ordinary file", path=path)
             yield file
@@ -81,37 +81,39 @@ def open_outside(path: str | Path) -> Iterator[BinaryIO]:
         raise ConfigError("{path} cannot be read: {why}", path=path, why=e.strerror or e) from None
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_without_waiting(path: str, flags: int) -> int:
+    # Opening a pipe would wait for its writer; Windows has neither such pipes nor the flag.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def read_bytes(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> bytes:
-    """Return the content of a regular file. Raises ConfigError for any other, and above `most` bytes."""
+def read_bytes(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> bytes:
+    """Return the content of a regular file. Raises ConfigError for any other, and above `max_bytes`."""
     with open_outside(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(most + 1) or b"" if size <= most else b""
-    if max(size, len(data)) > most:
-        raise _too_large(path, max(size, len(data)), most)
+        # One byte more than allowed shows that the file is larger, whatever its stat says.
+        data = file.read(max_bytes + 1) or b"" if size <= max_bytes else b""
+    if max(size, len(data)) > max_bytes:
+        raise _too_large(path, max(size, len(data)), max_bytes)
     return data
 
 
-def check_file_size(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> None:
-    """Raise ConfigError like `read_bytes`, for a file that a package's own parser will open."""
-    if (size := check_regular(path).st_size) > most:
-        raise _too_large(path, size, most)
+def check_file_size(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> None:
+    # For files that a package opens by itself; all others go through `read_bytes`.
+    if (size := check_regular(path).st_size) > max_bytes:
+        raise _too_large(path, size, max_bytes)
 
 
-def _too_large(path: str | Path, size: int, most: int) -> ConfigError:
+def _too_large(path: str | Path, size: int, max_bytes: int) -> ConfigError:
     template = "{path} has {size} bytes, and at most {most} are read: is this the right file?"
-    return ConfigError(template, path=path, size=f"{size:,}", most=f"{most:,}")
+    return ConfigError(template, path=path, size=f"{size:,}", most=f"{max_bytes:,}")
 
 
-def read_outside_text(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> str:
-    """Return the text of a file with "
-    " line ends. Raises ConfigError like `read_bytes`, or if it is no text.
+def read_outside_text(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
+    """Return the text of a file, with line ends as line feeds. Raises ConfigError like `read_bytes`, or if it is no
+    text.
     """
     try:
-        text = decode_text(read_bytes(path, most))
+        text = decode_text(read_bytes(path, max_bytes))
     except UnicodeError:
         raise ConfigError("{path} is not a text file in UTF-8: save it with that encoding", path=path) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -133,24 +135,22 @@ def decode_text(data: bytes) -> str:
 
 
 def load_toml(path: str | Path) -> JsonObject:
-    """Load a TOML file. Raises ConfigError if it is missing, not text, not TOML, or beyond a limit."""
     return parse_toml(read_outside_text(path), path)
 
 
-def load_json(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> Any:
-    """Load a JSON file. Raises ConfigError if it is missing, not JSON, beyond a limit, or has a duplicate key."""
-    return parse_json(read_outside_text(path, most), path)
+def load_json(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> Any:
+    return parse_json(read_outside_text(path, max_bytes), path)
 
 
-def table_of(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> JsonObject:
+def table_of(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> JsonObject:
     """Return the table of an auxiliary JSON file, such as the settings in a model's folder; empty if it is missing,
     beyond a limit, or no table.
     """
     try:
-        found = load_json(path, most)
+        table = load_json(path, max_bytes)
     except ConfigError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def load_yaml(path: str | Path) -> Any:
@@ -161,7 +161,7 @@ def parse_toml(text: str, path: str | Path) -> JsonObject:
     """Parse TOML text; `path` names it in messages. Raises ConfigError."""
     _refuse_long_keys(text, path)
     try:
-        found = tomllib.loads(text)
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         if Path(path).suffix.lower() in (".json", ".yaml", ".yml"):
             advice = "{path} is not a TOML file; convert it: kohya import {path} -o run.toml"
@@ -173,33 +173,33 @@ def parse_toml(text: str, path: str | Path) -> JsonObject:
         raise _too_deep(path) from None
     except ValueError as e:  # a number that Python rejects, or an invalid date
         raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint="") from None
-    return check_values(found, path)
+    return check_values(table, path)
 
 
 def parse_json(text: str | bytes, path: str | Path | Message) -> Any:
     """Parse JSON text; `path` names it in messages. Raises ConfigError."""
     try:
-        found = json.loads(text, object_pairs_hook=lambda pairs: once(pairs, path))
+        values = json.loads(text, object_pairs_hook=lambda pairs: once(pairs, path))
     except ConfigError:
         raise
     except RecursionError:
         raise _too_deep(path) from None
     except ValueError as e:
         raise ConfigError("{path} is not valid JSON: {why}", path=path, why=e) from None
-    return check_values(found, path)
+    return check_values(values, path)
 
 
 def parse_yaml(text: str, path: str | Path) -> Any:
     """Parse YAML text; `path` names it in messages. Raises ConfigError."""
     try:
-        single_data = _LimitedLoader(text, path).get_single_data()
+        values = _LimitedLoader(text, path).get_single_data()
     except ConfigError:
         raise
     except RecursionError:
         raise _too_deep(path) from None
     except (yaml.YAMLError, ValueError, OverflowError) as e:
         raise ConfigError("{path} is not valid YAML: {error}", path=path, error=" ".join(str(e).split())) from None
-    return check_values(_as_json(single_data), path)
+    return check_values(_as_json(values), path)
 
 
 def _as_json(value: Any) -> Any:
@@ -265,6 +265,7 @@ def check_values(values: Any, path: str | Path | Message) -> Any:
     """Return the values. Raises ConfigError if they are nested too deeply, a key or number is too long, or a text has a
     lone surrogate.
     """
+    # Level by level instead of recursively, as a hostile file could exhaust Python's stack.
     level, depth = [values], 0
     while level:
         if (depth := depth + 1) > MAX_TABLE_DEPTH:
@@ -272,13 +273,13 @@ def check_values(values: Any, path: str | Path | Message) -> Any:
         inner: list[Any] = []
         for value in level:
             if isinstance(value, str):
-                _refuse_half(value, path, _LONE)
+                _refuse_lone_surrogate(value, path, _LONE)
             elif isinstance(value, dict):
                 if any(isinstance(key, str) and len(key) > LONGEST_NAME for key in value):
                     raise ConfigError("{path} has a name of more than {most} characters", path=path, most=LONGEST_NAME)
                 inner += value.values()
                 for key in value:
-                    _refuse_half(key, path, _HALF) if isinstance(key, str) else None
+                    _refuse_lone_surrogate(key, path, _HALF) if isinstance(key, str) else None
             elif isinstance(value, list):
                 inner += value
             elif isinstance(value, int) and not -_NUMBER < value < _NUMBER:
@@ -287,7 +288,7 @@ def check_values(values: Any, path: str | Path | Message) -> Any:
     return values
 
 
-def _refuse_half(text: str, path: str | Path | Message, half: re.Pattern[str]) -> None:
+def _refuse_lone_surrogate(text: str, path: str | Path | Message, half: re.Pattern[str]) -> None:
     """Raise ConfigError for a lone surrogate, which no file can hold and no text encoder reads."""
     if not text.isascii() and (match := half.search(text)):
         template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"

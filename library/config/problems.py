@@ -40,13 +40,12 @@ PROBLEM_FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besid
 
 
 def printable_text(value: Any) -> str:
-    """A value as text that any file, terminal or browser takes: bytes of file names that are not UTF-8, which Python
-    keeps as surrogates, are shown as \\xe9."""
-    return SURROGATES.sub(_byte, str(value))
+    # Python keeps bytes of file names that are not UTF-8 as surrogates, which no file or browser takes: show \xe9.
+    return SURROGATES.sub(_escape_surrogate, str(value))
 
 
-def _byte(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape_surrogate(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
@@ -131,9 +130,9 @@ class Message:
         return self._with({}, self.template[:1].upper() + self.template[1:])
 
     def _with(self, arguments: "Mapping[str, str | Message]", template: str | None = None) -> "Message":
-        made = Message(self.template if template is None else template, **{**self.arguments, **arguments})
-        made._set(plural=self.plural)
-        return made
+        message = Message(self.template if template is None else template, **{**self.arguments, **arguments})
+        message._set(plural=self.plural)
+        return message
 
     def __reduce__(self) -> tuple[Any, ...]:
         return message_of_json, (self.as_json(),)
@@ -204,8 +203,8 @@ class Problem(Message):
     def replaced(self, **changes: Any) -> "Problem":
         """Return a copy with another option, place or fix."""
         facts = {name: getattr(self, name) for name in PROBLEM_FACTS}
-        given: dict[str, Any] = {"option": self.option, "template": self.template, **facts, **self.arguments}
-        return Problem(**given | changes)
+        arguments: dict[str, Any] = {"option": self.option, "template": self.template, **facts, **self.arguments}
+        return Problem(**arguments | changes)
 
     def as_json(self) -> JsonObject:
         facts = {name: getattr(self, name) for name in PROBLEM_FACTS}
@@ -235,25 +234,24 @@ def option_names(names: Iterable[str]) -> Message:
     return join_messages([*map(option_name, names)])
 
 
-def option_values(shown: Mapping[str, str]) -> Message:
-    """Options with their values as text: "a = 1, b = true"."""
+def option_values(values: Mapping[str, str]) -> Message:
+    """Return options with their values as a message: "a = 1, b = true"."""
     template = "{option} = {value}"
-    return join_messages([Message(template, option=option_name(name), value=value) for name, value in shown.items()])
+    return join_messages([Message(template, option=option_name(name), value=value) for name, value in values.items()])
 
 
 MessageLike = str | Message  # plain text from the user or another program, or a sentence of ours
 
 
 def counted(count: int, noun: str) -> Message:
-    """Return a number of things: 1 image, 2 images."""
     return ngettext(f"{{count}} {noun}", f"{{count}} {noun}s", count)
 
 
 def ngettext(template: str, plural: str, count: int, **arguments: Any) -> Message:
     """Return a sentence about a number of things, with a singular and a plural template, as in gettext."""
-    made = Message(template, count=f"{count:,}", **arguments)
-    made._set(plural=plural)
-    return made
+    message = Message(template, count=f"{count:,}", **arguments)
+    message._set(plural=plural)
+    return message
 
 
 def join_messages(texts: Sequence[MessageLike], between: str = ", ") -> Message:
@@ -262,7 +260,7 @@ def join_messages(texts: Sequence[MessageLike], between: str = ", ") -> Message:
 
 
 def either(names: Iterable[MessageLike]) -> MessageLike:
-    """Names as a choice of one: "a", "a or b", "a, b or c"."""
+    """Return names as a choice of one: "a", "a or b", "a, b or c"."""
     *first, last = [*names] or [""]
     return Message("{first} or {last}", first=join_messages(first), last=last) if first else last
 
@@ -283,7 +281,9 @@ def problem_from_json(sent: JsonMapping) -> Problem:
 
 
 def _arguments_from_json(sent: JsonMapping) -> JsonObject:
-    return {name: message_of_json(one) if isinstance(one, dict) else one for name, one in sent["arguments"].items()}
+    return {
+        name: message_of_json(value) if isinstance(value, dict) else value for name, value in sent["arguments"].items()
+    }
 
 
 def message_of_json(sent: JsonMapping) -> Message:
@@ -292,9 +292,9 @@ def message_of_json(sent: JsonMapping) -> Message:
         return problem_from_json(sent)
     if sent.get("isOption"):
         return OptionName(sent["template"])
-    made = Message(sent["template"], **_arguments_from_json(sent))
-    made._set(plural=sent.get("plural", ""))
-    return made
+    message = Message(sent["template"], **_arguments_from_json(sent))
+    message._set(plural=sent.get("plural", ""))
+    return message
 
 
 class ConfigError(ValueError):

@@ -49,7 +49,7 @@ def steps_or_share(value: Any) -> int | float:
 
 
 def resolution(value: Any) -> str:
-    """A resolution as text: 1024 or [1024, 1024] -> "1024" or "1024,1024"; several sizes -> "512;1024,768"."""
+    """Return a resolution as text: 1024 or [1024, 1024] -> "1024" or "1024,1024"; several sizes -> "512;1024,768"."""
     parse_resolution(value)  # raises for invalid combinations
     return ";".join(",".join(map(str, _parse_sides(part, OF_RESOLUTION))) for part in _size_parts(value))
 
@@ -66,8 +66,8 @@ def parse_resolution(value: Any) -> tuple[tuple[int, int], ...]:
     if len(parts) > MOST_SIZES:
         raise ConfigError("must be at most {most} sizes, got {count}", most=MOST_SIZES, count=len(parts))
     resolution = [(sides[0], sides[-1]) for sides in (_parse_sides(part, OF_RESOLUTION) for part in parts)]
-    if twice := next((size for size in resolution if resolution.count(size) > 1), None):
-        shown = ",".join(map(str, dict.fromkeys(twice)))
+    if duplicate := next((size for size in resolution if resolution.count(size) > 1), None):
+        shown = ",".join(map(str, dict.fromkeys(duplicate)))
         raise ConfigError("names the size {size} more than once: write each size once", size=shown)
     return tuple(resolution)
 
@@ -126,13 +126,13 @@ def parse_numbers(value: Any) -> str:
     return ",".join(map(str, parts))
 
 
-def _read_parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[Any]:
+def _read_parts(value: Any, read: Callable[[Any], Any], delimiter: str = ",") -> list[Any]:
     """Parse each part of a list or text; empty if one fails."""
     try:
         parts = (
             list(value)
             if isinstance(value, list | tuple)
-            else re.split(between, to_str(value).translate(WIDE_CHARACTERS).strip())
+            else re.split(delimiter, to_str(value).translate(WIDE_CHARACTERS).strip())
         )
         return [read(part) for part in parts]
     except ValueError:

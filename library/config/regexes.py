@@ -5,7 +5,7 @@ import re
 from library.config.problems import ConfigError
 from library.config.values import quoted
 
-MOST_REPEATS = 6  # n repeats may take (letters of a name)^n steps
+MAX_REPEATED_PARTS = 6  # n repeats may take (letters of a name)^n steps
 REPEATED = re.compile(r"[*+]|\{\d*(?:,\d*)?\}")
 ANY = re.compile(r"[*+?]|\{\d*(?:,\d*)?\}")
 PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|P=\w+|<?[=!]|>|[aiLmsux-]*:|[aiLmsux]+))?|.", re.S)
@@ -19,10 +19,11 @@ def refuse_endless(pattern: str) -> None:
 
 
 def _is_endless(text: str) -> bool:
-    """Return whether a repeated group repeats or alternates inside, or very many parts are repeated."""
-    groups, at, repeats = [False], 0, 0  # per open group, whether it can match in several ways
-    while match := PART.match(text, at):
-        part, at = match[0], match.end()
+    """Return whether a repeated group repeats or alternates inside, such as (a+)+, or very many parts are repeated."""
+    groups, position, repeats = [False], 0, 0  # per open group, whether it can match in several ways
+    # A scan of the pattern part by part: an escape, a class in brackets, an opening of a group, or one character.
+    while match := PART.match(text, position):
+        part, position = match[0], match.end()
         varies = False
         if part.startswith("("):
             groups.append(False)
@@ -32,11 +33,11 @@ def _is_endless(text: str) -> bool:
             continue
         if part == ")" and len(groups) > 1:
             varies = groups.pop()
-        repeated, any_number = REPEATED.match(text, at), ANY.match(text, at)
+        repeated, any_number = REPEATED.match(text, position), ANY.match(text, position)
         if repeated and varies:
             return True
         repeats += bool(repeated)
         groups[-1] = groups[-1] or varies or bool(any_number)
-        at = any_number.end() if any_number else at
-        at += text[at : at + 1] in ("?", "+") if any_number else 0
-    return repeats > MOST_REPEATS
+        position = any_number.end() if any_number else position
+        position += text[position : position + 1] in ("?", "+") if any_number else 0  # lazy and possessive: *?, *+
+    return repeats > MAX_REPEATED_PARTS

@@ -84,11 +84,10 @@ SECTIONS = (
 class RunConfig:
     """The config of a run: its sections, its facts, old names, and rules about its own options.
 
-    The sections are those that the configs of all families have; a family's own class adds options to them. Those of
-    adapter trainings only, `network` and `validation`, have a config that is an `AdapterRun`; `embedding` has one that
-    is an `EmbeddingRun`, `control` one that is a `ControlRun`.
+    The sections below are those of all families; a family's own class adds options to them. `network` and `validation`
+    exist only in an `AdapterRun`, `embedding` only in an `EmbeddingRun`, and `control` only in a `ControlRun`.
 
-    What a class says of `ineffective`, `aliases` and `foreign` options is added to what its bases say.
+    A class extends the tables `ineffective`, `aliases` and `foreign` of its bases.
     """
 
     if TYPE_CHECKING:  # fields of `sections.BaseRun`, whose module imports this one
@@ -148,82 +147,75 @@ class RunConfig:
     order: ClassVar[tuple[str, ...]] = SECTIONS
     family: ClassVar[str]  # the folder in library/families
     script: ClassVar[str]  # the file in sd-scripts/ without .py
-    title: ClassVar[str]  # what a person calls it
-    kind: ClassVar[str]  # what learns, in one word: presets are named after it
-    told_by: ClassVar[str] = ""  # an option, or the beginning of several, that tells a file of this kind from others
-    adapters: ClassVar[bool]  # what learns is small and has a file of its own, and the model stays as it is
-    can_be_left_out: ClassVar[bool] = False  # whether a pass can do without what learns, and the base model answers
-    usual_rate: ClassVar[str]  # a learning rate to begin with, as a person writes it
-    file_kind: ClassVar[tuple[str, str]]  # what modelspec calls such a file, and what it adds to the architecture
+    title: ClassVar[str]  # its name for people
+    kind: ClassVar[str]  # what is trained, in one word; presets are named after it
+    # An option, or the beginning of several, that only files of this kind have; "" for the kind of all other files.
+    recognised_by_option: ClassVar[str] = ""
+    adapters: ClassVar[bool]  # whether small weights beside a frozen model are trained, and saved in their own file
+    can_be_left_out: ClassVar[bool] = False  # whether a pass can leave the trained weights out, for the base model
+    usual_rate: ClassVar[str]  # a learning rate to begin with, as people write it
+    file_kind: ClassVar[tuple[str, str]]  # modelspec's name for such a file, and its suffix of the architecture
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
-    shifts_samples: ClassVar[bool] = False  # whether a prompt can say how far the sigmas of its sample are shifted
-    ineffective: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
-    ineffective_rules: ClassVar[
-        tuple[Rule, ...]
-    ] = ()  # the same for options of the family's own, as the others are set
+    shifts_samples: ClassVar[bool] = False  # whether a prompt can set the shift of its sample's sigmas
+    ineffective: ClassVar[Mapping[str, str]] = {}  # options of sd-scripts that do nothing here -> why
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = ()  # options that do nothing only in combination with others
 
-    # "option" or "option=value" that is declared but not honoured yet -> why, and what to do instead: a flag is never
-    # accepted and ignored.
+    # "option" or "option=value" that is declared but not implemented yet -> why, and what to do instead. No flag is
+    # accepted and silently ignored.
     pending: ClassVar[Mapping[str, str]] = {}
 
-    # An option -> a script that has it, or "": this room knows of no scripts, those who make one of it do.
+    # An option -> another script that has it, or "". The families set it, as this package does not know the scripts.
     script_with: ClassVar[Callable[[str], str]] = staticmethod(lambda option: "")
 
     aliases: ClassVar[Mapping[str, str]] = OPTION_ALIASES
     retired: ClassVar[Mapping[str, str]] = RETIRED
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
-    old: ClassVar[Mapping[str, Option]] = {}  # options that `convert` makes others of
+    old: ClassVar[Mapping[str, Option]] = {}  # former options, which `convert` turns into current ones
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for name in ("ineffective", "aliases", "foreign"):
-            said = [vars(base).get(name, {}) for base in reversed(cls.__mro__)]
-            setattr(cls, name, {option: why for known in said for option, why in known.items()})
+            inherited = [vars(base).get(name, {}) for base in reversed(cls.__mro__)]
+            setattr(cls, name, {option: why for reasons in inherited for option, why in reasons.items()})
 
     @property
     def control_images(self) -> ControlUse:
-        """What pictures the model is shown besides noise and words."""
         return ControlUse()
 
     @property
     def caption_change(self) -> CaptionChange:
-        """What is made of captions before a text encoder reads them."""
         return UNCHANGED
 
     @property
     def trains_whole_encoders(self) -> bool:
-        """Whether the weights of the text encoders are trained, and not adapters on them."""
-        return False
+        return False  # adapters on text encoders do not count
 
     @staticmethod
-    def convert(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
-        """Checked values of `old` options -> values of those that took their place, and what to tell the user.
-
-        `given` are the options that are set besides.
-        """
-        return converted.convert_blocks_to_swap(old, "blocks_to_swap" in given)
+    def convert(old: JsonMapping, set_options: Collection[str]) -> tuple[JsonObject, list[Problem]]:
+        # From checked values of `old` options to values of current ones, and notes for the user.
+        return converted.convert_blocks_to_swap(old, "blocks_to_swap" in set_options)
 
     def check(self) -> Iterator[Problem]:
-        """Refuse what this version cannot do yet, so that no flag is accepted and ignored."""
-        for name, value in self._touched():
+        """Reject what this version cannot do yet, so that no flag is accepted and silently ignored."""
+        for name, value in self._changed_options():
             if problem := self.refusal(name, value):
                 yield problem
 
     @classmethod
     def refusal(cls, name: str, value: Any) -> Problem | None:
-        """The problem of an option that differs from its default and cannot be used in this script yet."""
+        """Return the problem of a non-default option that cannot be used in this script yet."""
         reason = cls.pending.get(name) or cls.pending.get(f"{name}={value}", "")
         fix = {name: schema.options_of(cls)[name].default}
         return Problem(name, "does not work yet: {reason}", reason=Message(reason), fix=fix) if reason else None
 
     def notes(self) -> Iterator[Problem]:
-        """Say which options are set but do nothing in this kind of run."""
-        for name, _ in self._touched():
+        """Yield options that are set but do nothing in this kind of run."""
+        for name, _ in self._changed_options():
             if reason := self.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name):
                 fix = schema.defaults(self, name)
                 yield Problem(name, "has no effect here: {reason}", reason=Message(reason), fix=fix, code="ineffective")
 
-    def _touched(self) -> Iterator[tuple[str, Any]]:
+    def _changed_options(self) -> Iterator[tuple[str, Any]]:
         for members in schema.changed(self).values():
             yield from members.items()
 
@@ -231,11 +223,13 @@ class RunConfig:
 C = TypeVar("C", bound=type[RunConfig])
 
 
-def of_told_kind(names: Collection[str], configs: Mapping[str, C]) -> dict[str, C]:
+def configs_of_kind(names: Collection[str], configs: Mapping[str, C]) -> dict[str, C]:
     """Return the configs by script whose kind matches the option names of a file."""
-    told = {config.told_by: config.kind for config in configs.values() if config.told_by}
-    whole = next((config.kind for config in configs.values() if not config.told_by), "")
-    kind = next((kind for name, kind in told.items() if name in names), "") or next(
-        (kind for begin, kind in told.items() if any(name.startswith(begin) for name in names)), whole
+    kind_by_option = {
+        config.recognised_by_option: config.kind for config in configs.values() if config.recognised_by_option
+    }
+    default_kind = next((config.kind for config in configs.values() if not config.recognised_by_option), "")
+    kind = next((kind for name, kind in kind_by_option.items() if name in names), "") or next(
+        (kind for begin, kind in kind_by_option.items() if any(name.startswith(begin) for name in names)), default_kind
     )
     return {script: config for script, config in configs.items() if config.kind == kind}

@@ -42,14 +42,14 @@ def define_section(cls: type[S]) -> S:
 
 @functools.cache
 def options_of(config: type) -> Mapping[str, Option]:
-    """Every option of a config class by name, in the order of its sections (`order`) and of their declaration."""
-    found: dict[str, Option] = {}
+    """Return the options of a config class by name, in the order of its sections (`order`) and of their declaration."""
+    options: dict[str, Option] = {}
     for part in sorted(dataclasses.fields(config), key=lambda f: getattr(config, "order", (f.name,)).index(f.name)):
         for option in section_options(part.default_factory, part.name).values():  # type: ignore[arg-type]
-            if option.name in found:
-                raise TypeError(f"{option.name} is declared in both {found[option.name].section} and {part.name}")
-            found[option.name] = option
-    return types.MappingProxyType(found)
+            if option.name in options:
+                raise TypeError(f"{option.name} is declared in both {options[option.name].section} and {part.name}")
+            options[option.name] = option
+    return types.MappingProxyType(options)
 
 
 @functools.cache
@@ -82,12 +82,12 @@ def changed(config: Any, secrets: bool = False) -> dict[str, JsonObject]:
 
     Tokens and keys are left out unless `secrets` is set.
     """
-    out: dict[str, JsonObject] = {}
+    sections: dict[str, JsonObject] = {}
     for name, value in option_values(config).items():
         o = options_of(type(config))[name]
         if value != o.default and (secrets or o.kind != "secret"):
-            out.setdefault(o.section, {})[name] = value
-    return out
+            sections.setdefault(o.section, {})[name] = value
+    return sections
 
 
 def flatten_sections(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonObject:
@@ -95,23 +95,23 @@ def flatten_sections(sections: JsonMapping, problems: list[Problem] | None = Non
 
     An option in two tables is ambiguous: it is appended to `problems`, or raised as ConfigError without such a list.
     """
-    out: JsonObject = {}
+    flat: JsonObject = {}
     places: dict[str, MessageLike] = {}
-    found: list[Problem] = []
+    duplicates: list[Problem] = []
     for title, value in sections.items():
         for key, inner in (value if isinstance(value, Mapping) else {title: value}).items():
             place = f"[{title}]" if isinstance(value, Mapping) else Message("the part above all tables")
-            if key in out:
+            if key in flat:
                 template = "stands in {first} and in {second}: keep one of the two"
-                found.append(Problem(key, template, first=places[key], second=place))
-            out[key], places[key] = inner, place
+                duplicates.append(Problem(key, template, first=places[key], second=place))
+            flat[key], places[key] = inner, place
     if problems is not None:
-        problems += found
-    elif found:
-        raise ConfigError(*found)
-    return out
+        problems += duplicates
+    elif duplicates:
+        raise ConfigError(*duplicates)
+    return flat
 
 
 def defaults(config: Any, *names: str) -> JsonObject:
-    known = options_of(type(config))
-    return {name: known[name].default for name in names if name in known}
+    options = options_of(type(config))
+    return {name: options[name].default for name in names if name in options}

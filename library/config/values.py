@@ -28,12 +28,12 @@ TYPE_WORDS = {
     tuple: "two numbers",
 }
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-# Full-width characters of East Asian keyboards, and the typographic minus sign.
 CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, a module or a backend
 LONGEST_CODE = 200  # maximum characters of such a name
 MAX_WRONG = 10  # values of one option that are named as wrong; more are counted
 MAX_NUMBER = 10**12  # larger numbers have no meaning in a training, and are infinite in half precision
 LIMITS = "limits"  # problem code of a number beyond its limits
+# Full-width characters of East Asian keyboards, and the typographic minus sign.
 WIDE_CHARACTERS = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
 # Whitespace, and direction marks that Windows adds to paths copied from a dialog.
 AROUND = " \t\r\n\u00a0\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
@@ -68,15 +68,11 @@ class Option:
 
     @property
     def shown_with(self) -> Mapping[str, tuple[str, ...]]:
-        """Another option -> its values with which this one has an effect; empty: with all."""
-        return self.hints.get("shown_with", {})
+        return self.hints.get("shown_with", {})  # another option -> its values with which this one has an effect
 
     @property
     def kind(self) -> str:
-        """What the value stands for: "file", "files", "folder", "code", "secret", "text" (several lines), or "" for
-        itself.
-        """
-        return self.hints.get("kind", "")
+        return self.hints.get("kind", "")  # see `schema.opt`; "" for a plain value
 
     @property
     def expects(self) -> Message:
@@ -99,12 +95,12 @@ class Option:
         if value is None or (isinstance(value, str) and not value.strip() and not (value and self.type is str)):
             return self._unset()
         if self.many:
-            return self._several(self._items(value))
+            return self._read_several(self._split_items(value))
         if isinstance(value, list | tuple) and not self.hints.get("parse"):
             if len(value) != 1:
                 raise ConfigError("takes one value, got {count}: {value}", count=len(value), value=quoted(value))
             return self.read(value[0])
-        return self._one(value)
+        return self._read_one(value)
 
     def text(self, value: Any) -> str:
         """Return a value as one line of text that `read` parses back; "" if not set."""
@@ -126,27 +122,27 @@ class Option:
             Problem("", "needs {expects}; the default is {default}", expects=self.expects, default=default, fix=fix)
         )
 
-    def _several(self, items: list[Any]) -> tuple[Any, ...]:
-        """Each item as a value. Raises ConfigError with a problem for every one that is none."""
-        found, wrong = [], []
+    def _read_several(self, items: list[Any]) -> tuple[Any, ...]:
+        """Parse each item. Raises ConfigError with a problem for every invalid one."""
+        values, wrong = [], []
         for item in items:
             try:
-                found.append(self._one(item))
+                values.append(self._read_one(item))
             except ConfigError as e:
                 # A fix is one value, which would replace the right ones, too.
-                said = [problem.replaced(fix={}) if len(items) > 1 else problem for problem in e.problems]
-                wrong += [problem for problem in said if problem not in wrong[:MAX_WRONG]]
+                new_problems = [problem.replaced(fix={}) if len(items) > 1 else problem for problem in e.problems]
+                wrong += [problem for problem in new_problems if problem not in wrong[:MAX_WRONG]]
         if len(wrong) > MAX_WRONG:
             more = Problem("", ": and {count} more like these", count=len(wrong) - MAX_WRONG)
             raise ConfigError(*wrong[:MAX_WRONG], more)
         if wrong:
             raise ConfigError(*wrong)
-        return tuple(found)
+        return tuple(values)
 
-    def _items(self, value: Any) -> list[Any]:
+    def _split_items(self, value: Any) -> list[Any]:
         if isinstance(value, list | tuple):  # words of a command line may contain commas
             are_words = self.type in (int, float)
-            parts = (self._items(v) if are_words and isinstance(v, str) and v.strip() else [v] for v in value)
+            parts = (self._split_items(v) if are_words and isinstance(v, str) and v.strip() else [v] for v in value)
             return [item for part in parts for item in part]
         if not isinstance(value, str):
             return [value]
@@ -155,10 +151,10 @@ class Option:
             return split_words(value)
         value = value.translate(WIDE_CHARACTERS)
         if re.search(r"\d,0\d", value):  # otherwise "0,0001" would be the two numbers 0 and 1
-            raise self._refused(value, _pointed(value))
+            raise self._wrong_kind(value, _with_decimal_point(value))
         return split_words(value.replace(",", " "))
 
-    def _one(self, value: Any) -> Any:
+    def _read_one(self, value: Any) -> Any:
         if self.kind in ("file", "folder"):
             value = expand_home(value)
             if isinstance(value, str) and re.search(r"[\x00-\x1f]", value):  # "D:\train" of a TOML holds a tab
@@ -169,11 +165,11 @@ class Option:
         except ConfigError:
             raise
         except (TypeError, ValueError, OverflowError):
-            raise self._refused(value, _pointed(value) if self.type in (int, float) else "") from None
+            raise self._wrong_kind(value, _with_decimal_point(value) if self.type in (int, float) else "") from None
         if value is None:  # a `parse` may say that a value means "not set"
             return None
         if self.choices:
-            value = self._chosen(value)
+            value = self._match_choice(value)
         if self.kind == "code" and not (CODE.fullmatch(value := value.strip()) and len(value) <= LONGEST_CODE):
             raise ConfigError(
                 "must be a name, or several joined by dots as in module.Class, got {value}", value=quoted(value)
@@ -204,18 +200,21 @@ class Option:
             raise ConfigError("must be at most {ceiling}, got {value}", ceiling=f"{ceiling:,}", value=quoted(value))
         return value
 
-    def _chosen(self, value: Any) -> Any:
+    def _match_choice(self, value: Any) -> Any:
         value = value.strip() if isinstance(value, str) else value
         for choice in self.choices:
             if value == choice or (isinstance(value, str) and value.casefold() == str(choice).casefold()):
                 return choice
         if self.open:
             return value
-        raise self._refused(value, closest(str(value), map(str, self.choices)))
+        raise self._wrong_kind(value, closest(str(value), map(str, self.choices)))
 
-    def _refused(self, value: Any, meant: str = "") -> ConfigError:
-        """Return the error about a value of the wrong kind; `meant` is the probable intention."""
-        hint, fix = Message(" (did you mean {name}?)", name=meant) if meant else "", {self.name: meant} if meant else {}
+    def _wrong_kind(self, value: Any, suggestion: str = "") -> ConfigError:
+        """Return the error about a value of the wrong kind; `suggestion` is the probable intention."""
+        hint, fix = (
+            Message(" (did you mean {name}?)", name=suggestion) if suggestion else "",
+            {self.name: suggestion} if suggestion else {},
+        )
         return ConfigError(
             Problem(
                 "",
@@ -305,28 +304,28 @@ def quoted(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def closest(name: str, known: Any) -> str:
-    """Return the known name that an unknown one probably meant, or ""."""
-    names = {k.casefold(): k for k in known}
+def closest(name: str, candidates: Any) -> str:
+    """Return the candidate that an unknown name probably meant, or ""."""
+    names = {k.casefold(): k for k in candidates}
     close = difflib.get_close_matches(name.strip("-").replace("-", "_").casefold(), names, n=1, cutoff=0.6)
     return names[close[0]] if close else ""
 
 
-def did_you_mean(name: str, known: Any, shown: Callable[[str], MessageLike] = str) -> MessageLike:
-    """Return " (did you mean ...?)" if a known name is close, else ""; `shown` formats it."""
-    close = closest(name, known)
+def did_you_mean(name: str, candidates: Any, shown: Callable[[str], MessageLike] = str) -> MessageLike:
+    """Return " (did you mean ...?)" if a candidate is close, else ""; `shown` formats it."""
+    close = closest(name, candidates)
     return Message(" (did you mean {name}?)", name=shown(close)) if close else ""
 
 
-def _pointed(value: Any) -> str:
+def _with_decimal_point(value: Any) -> str:
     """Return a number with a decimal comma as probably meant, 0.5 for 0,5; "" if unclear."""
     if not isinstance(value, str) or "," not in value:
         return ""
     grouped = re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*", value)
-    other = value.strip().replace(",", "" if grouped else ".")
+    meant = value.strip().replace(",", "" if grouped else ".")
     with contextlib.suppress(ValueError):
-        parse_finite(other)
-        return other
+        parse_finite(meant)
+        return meant
     return ""
 
 
@@ -342,7 +341,7 @@ def split_words(text: str) -> list[str]:
 
 
 def join_words(items: Any) -> str:
-    """Join items into one line that `split` splits again."""
+    # `split_words` splits them again.
     return " ".join(_quoted(str(item)) for item in items)
 
 

@@ -18,7 +18,8 @@ from library.data.folders import UPRIGHT
 from library.data.pixels import extensions
 from library.data.threads import spread
 
-MOST_REPEATS = 10_000
+MAX_REPEATS = 10_000
+# Windows forbids these in names; images may move there later.
 UNFIT = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 CAPTION_SUFFIXES = (".txt", ".caption")
 # Names of caches of any model after that of the image: latents with their size or without, and text outputs.
@@ -29,9 +30,9 @@ CACHE = (
 
 
 def change_caption(collection: ImageCollection, name: str, text: str, expected: str | None) -> Picture:
-    """Write the caption of one image. `expected` is its current text as the caller last read it (None: no file).
+    """Write the caption of one image. `expected` is the text that the caller last read (None: no file).
 
-    Raises ConfigError when the file differs: another program wrote it meanwhile.
+    Raises ConfigError when the file differs, as another program has written it meanwhile.
     """
     picture = collection.find(name)
     changeable(collection, [picture])
@@ -43,7 +44,7 @@ def change_caption(collection: ImageCollection, name: str, text: str, expected: 
             )
         if picture.foreign:
             raise ConfigError("{name}: its caption is not text in UTF-8: save it with that encoding first", name=name)
-        if not (text == "" and picture.caption is None):
+        if not (text == "" and picture.caption is None):  # do not create an empty file
             with trash.Change(collection.root, f"Caption of {name}") as change:
                 change.write({Path(picture.caption_file): text})
             reread(collection, picture)
@@ -58,19 +59,21 @@ def restore_captions(collection: ImageCollection, change: str, names: Sequence[s
     changeable(collection)
     with trash.lock(collection.root.resolve()):
         files = (Path(collection.find(name).caption_file) for name in names)
-        wanted = {file.parent.resolve() / file.name for file in files}
-        changed = [
-            changed_text
-            for changed_text in trash.changed_texts(collection.root, change)
-            if changed_text.path in wanted and changed_text.now != changed_text.before
+        caption_files = {file.parent.resolve() / file.name for file in files}
+        altered = [
+            text_change
+            for text_change in trash.changed_texts(collection.root, change)
+            if text_change.path in caption_files and text_change.now != text_change.before
         ]
-        unchanged = [one for one in changed if one.now == one.after]
-        with trash.Change(collection.root, f"Put back {counted(len(unchanged), 'caption')}") as back:
-            back.write({one.path: one.before for one in unchanged if one.before is not None})
-            back.remove([one.path for one in unchanged if one.before is None])
+        restorable = [text_change for text_change in altered if text_change.now == text_change.after]
+        with trash.Change(collection.root, f"Put back {counted(len(restorable), 'caption')}") as restoration:
+            restoration.write(
+                {text_change.path: text_change.before for text_change in restorable if text_change.before is not None}
+            )
+            restoration.remove([text_change.path for text_change in restorable if text_change.before is None])
         for name in names:
             reread(collection, collection.find(name))
-    return len(unchanged), len(changed) - len(unchanged)
+    return len(restorable), len(altered) - len(restorable)
 
 
 def changeable(collection: ImageCollection, pictures: Sequence[Picture] = ()) -> None:
@@ -81,21 +84,21 @@ def changeable(collection: ImageCollection, pictures: Sequence[Picture] = ()) ->
 
 
 def preview(pictures: Sequence[Picture], edit: Edit) -> list[tuple[Picture, str]]:
-    """The captions that an edit would change, with the new text. Only adding creates missing captions."""
-    found, seen = [], set()
+    """Return the captions that an edit would change, with the new text. Only adding creates missing captions."""
+    edits, caption_files = [], set()
     for picture in pictures:
         if (
             picture.fixed
             or picture.foreign
             or (picture.caption is None and edit.action != "add")
-            or picture.caption_file in seen
+            or picture.caption_file in caption_files
         ):
             continue
-        seen.add(picture.caption_file)
+        caption_files.add(picture.caption_file)
         after = edit.apply(picture.caption or "")
         if after != (picture.caption or ""):
-            found.append((picture, after))
-    return found
+            edits.append((picture, after))
+    return edits
 
 
 def edit_tags(
@@ -104,6 +107,7 @@ def edit_tags(
     """Edit the tags of many captions at once. Returns how many captions changed."""
     changeable(collection)
     with trash.lock(collection.root.resolve()):
+        # Other programs may have written captions since the scan.
         spread(partial(reread, collection), list(pictures), report, Message("reading captions"))
         changed = preview(pictures, edit)
         with trash.Change(collection.root, _change_title(edit, len(changed))) as change:
@@ -117,61 +121,71 @@ def remove_images(collection: ImageCollection, names: Sequence[str]) -> int:
     """Move images, with their captions and caches, into the trash. Returns how many images."""
     pictures = [collection.find(name) for name in dict.fromkeys(names)]
     changeable(collection, pictures)
-    others = [p for p in collection.pictures if p.name not in {picture.name for picture in pictures}]
-    kept = {os.path.splitext(p.path)[0] for p in others}
-    alone = [p for p in pictures if os.path.splitext(p.path)[0] not in kept]
-    names_in = {folder: sorted(os.listdir(folder)) for folder in {Path(p.path).parent for p in alone}}
+    remaining = [p for p in collection.pictures if p.name not in {picture.name for picture in pictures}]
+    remaining_stems = {os.path.splitext(p.path)[0] for p in remaining}
+    unshared = [p for p in pictures if os.path.splitext(p.path)[0] not in remaining_stems]
+    names_in = {folder: sorted(os.listdir(folder)) for folder in {Path(p.path).parent for p in unshared}}
+    # Images of one stem share their caption and caches, which stay as long as one of the images does.
     files = [Path(p.path) for p in pictures]
-    read = {p.caption_file for p in others}  # the caption of an image may be written with decomposed letters
-    files += [Path(p.caption_file) for p in alone if p.caption_file not in read and os.path.isfile(p.caption_file)]
-    files += [f for p in alone for f in companions(Path(p.path), names_in[Path(p.path).parent])]
-    what = pictures[0].name if len(pictures) == 1 else counted(len(pictures), "image")
-    with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Removed {what}") as change:
+    # Compared by file, not by stem: a caption's name may be in decomposed Unicode, unlike its image's.
+    shared_captions = {p.caption_file for p in remaining}
+    files += [
+        Path(p.caption_file)
+        for p in unshared
+        if p.caption_file not in shared_captions and os.path.isfile(p.caption_file)
+    ]
+    files += [f for p in unshared for f in companions(Path(p.path), names_in[Path(p.path).parent])]
+    subject = pictures[0].name if len(pictures) == 1 else counted(len(pictures), "image")
+    with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Removed {subject}") as change:
         change.remove(dict.fromkeys(files))
-    collection.hold(others)
+    collection.hold(remaining)
     return len(pictures)
 
 
 def companions(image: Path, names: Sequence[str]) -> list[Path]:
-    """The files of a folder (its names, sorted) that belong to an image: its captions, and caches beside it."""
-    stem, known = image.stem, extensions()
+    """Return the captions and caches beside an image. `names`: all names in its folder, sorted."""
+    stem, image_endings = image.stem, extensions()
     cache = re.compile(re.escape(stem) + CACHE)
+    # Names are sorted, so those that begin with the stem are neighbours; a folder may have 100,000 files.
     near = list(takewhile(lambda name: name.startswith(stem), names[bisect_left(names, stem) :]))
     pairs = [os.path.splitext(name) for name in near]
-    others = tuple(f"{other}_" for other, ending in pairs if ending.lower() in known and other.startswith(f"{stem}_"))
+    longer_stems = tuple(
+        f"{other}_" for other, ending in pairs if ending.lower() in image_endings and other.startswith(f"{stem}_")
+    )
     # cat_2_flux_te.npz looks like a cache of cat.png, but belongs to cat_2.png if that exists.
-    mine = [name for name in near if cache.fullmatch(name) and not name.startswith(others)]
+    caches = [name for name in near if cache.fullmatch(name) and not name.startswith(longer_stems)]
     captions = [name for name in near if name in (stem + ending for ending in CAPTION_SUFFIXES)]
-    return [image.with_name(name) for name in sorted({*mine, *captions})]
+    return [image.with_name(name) for name in sorted({*caches, *captions})]
 
 
 def find_similar_groups(collection: ImageCollection, report: Report | None = None) -> None:
     """Find identical and similar images, and store their groups in the collection."""
-    # Several images of a training may be of one file.
+    # A training may use the same file in several sources; here it counts once.
     pictures = list({p.path: p for p in collection.pictures if not p.broken}.values())
-    at = {p.path: i for i, p in enumerate(pictures)}
-    same = [
-        [at[path] for path in group]
+    position_by_path = {p.path: i for i, p in enumerate(pictures)}
+    identical = [
+        [position_by_path[path] for path in group]
         for group in similar_images.same_bytes([(p.path, p.num_bytes) for p in pictures], report)
     ]
-    content = {i: number for number, group in enumerate(same) for i in group}
+    content = {i: number for number, group in enumerate(identical) for i in group}
     groups = similar_images.near(
         spread(similar_images.looks, [p.path for p in pictures], report, Message("comparing images"))
     )
     # Images too plain for a perceptual hash are in no such group, but may be identical.
-    groups += [group for group in same if not any(i in members for members in groups for i in group)]
+    groups += [group for group in identical if not any(i in members for members in groups for i in group)]
     collection.doubles, collection.double_groups, collection.compared = {}, [], True
     for group in groups:
         collection.doubles |= {pictures[i].name: len(collection.double_groups) for i in group}
+        # Images without a copy get a negative number of their own.
         is_same = len({content.get(i, -1 - i) for i in group}) == 1
         collection.double_groups.append({"how": "the same" if is_same else "alike", "count": len(group)})
 
 
 def folder_name(repeats: int, words: str) -> str:
-    """The name of a folder of images: <repeats>_<words>. Raises ConfigError for an invalid name."""
+    """Return the name of a folder of images: <repeats>_<words>. Raises ConfigError for an invalid name."""
     words = words.strip()
-    if not 1 <= repeats <= MOST_REPEATS:
-        raise ConfigError("repeats is {repeats}: use 1 to {most}", repeats=repeats, most=MOST_REPEATS)
+    if not 1 <= repeats <= MAX_REPEATS:
+        raise ConfigError("repeats is {repeats}: use 1 to {most}", repeats=repeats, most=MAX_REPEATS)
     if not words or UNFIT.search(words) or words.endswith((".", " ")) or not words.isprintable() or len(words) > 120:
         raise ConfigError("words: write what the folder shows, such as 'zorb cat'; not / \\ : * ? \" < > |")
     return f"{repeats}_{words}"
@@ -196,8 +210,8 @@ def gather(collection: ImageCollection, repeats: int, words: str) -> str:
     """Move the images directly in the opened folder, with their captions, into <repeats>_<words>. Returns that name."""
     changeable(collection)
     name = folder_name(repeats, words)
-    here = folders.list_folder(collection.root)
-    images = [collection.root / image for image in here.images]
+    listing = folders.list_folder(collection.root)
+    images = [collection.root / image for image in listing.images]
     if not images:
         raise ConfigError("no images lie directly in {root}: there is nothing to move", root=collection.root)
     names = sorted(os.listdir(collection.root))
@@ -232,10 +246,10 @@ def bring(collection: ImageCollection, source: Path, repeats: int, words: str, r
 
 
 def _change_title(edit: Edit, count: int) -> str:
-    what = {
+    action_text = {
         "add": f"Added {edit.put!r} to",
         "remove": f"Removed {edit.find!r} from",
         "replace_tag": f"Replaced {edit.find!r} by {edit.put!r} in",
         "replace_text": f"Replaced {edit.find!r} by {edit.put!r} in",
     }[edit.action]
-    return f"{what} {counted(count, 'caption')}"
+    return f"{action_text} {counted(count, 'caption')}"

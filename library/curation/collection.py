@@ -16,7 +16,7 @@ from library.data.length import training_length
 May = Callable[[str], bool]  # whether the target of a path may be read
 
 MAX_BUCKET_SIDE = 16384  # pixels of a side; no model generates that many
-MOST_SEEN = 10_000_000  # images of an epoch; more is a mistake in a folder's name
+MAX_IMAGES_PER_EPOCH = 10_000_000  # images of an epoch; more is a mistake in a folder's name
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Picture:
 
     @property
     def larger(self) -> float:
-        """The factor by which it is enlarged."""
+        """The factor by which the trainer enlarges it; below 1, by which it shrinks it."""
         if self.fit is None or not min(self.size):
             return 1.0
         return max(self.fit.resized[0] / self.size[0], self.fit.resized[1] / self.size[1])
@@ -107,7 +107,7 @@ class ImageCollection:
         return bucket_rules(datasets.load_datasets(self.config)[0])
 
     def find(self, name: str) -> Picture:
-        """An image by its name. Raises ConfigError for an unknown name."""
+        """Return an image by its name. Raises ConfigError for an unknown name."""
         try:
             return self.known[name]
         except KeyError:
@@ -117,34 +117,35 @@ class ImageCollection:
         self.pictures, self.known = pictures, {picture.name: picture for picture in pictures}
 
     def count(self) -> JsonObject:
-        """Images, repeats, buckets and steps of a training, as the trainer counts them."""
+        """Count images, repeats, buckets and steps of a training, as the trainer does."""
         images = self._images()
-        if (seen := sum(image.repeats for image in images.items)) > MOST_SEEN:
-            raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")
+        if (images_per_epoch := sum(image.repeats for image in images.items)) > MAX_IMAGES_PER_EPOCH:
+            raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{images_per_epoch:,}")
         counts = summarise_images(images, self.world)
-        long = training_length(self.config.steps, counts["batches_per_epoch"])
+        length = training_length(self.config.steps, counts["batches_per_epoch"])
         sizes = sorted({dataset.batch_size for dataset in images.datasets})
         return {
             **counts,
-            "steps_per_epoch": long.per_epoch,
-            "steps": long.total,
-            "epochs": long.epochs,
+            "steps_per_epoch": length.per_epoch,
+            "steps": length.total,
+            "epochs": length.epochs,
             "batch": " or ".join(map(str, sizes)),
             "world": self.world,
         }
 
     def _images(self) -> ImageSet:
-        """The images of a training without the damaged ones."""
+        """Return the images of a training, without the damaged ones."""
         if self.found is None:
-            made = datasets.load_datasets(self.config)  # one at each size
+            datasets_by_size = datasets.load_datasets(self.config)  # one for each resolution
             used = [picture for picture in self.pictures if picture.used and picture.fit is not None]
             items = [
                 Image(p.path, p.size, p.words, p.repeats, base.template, position, fit)
-                for position, base in enumerate(made)
+                for position, base in enumerate(datasets_by_size)
                 for p in used
+                # The scan has already fitted the first resolution.
                 if (fit := bucket_rules(base).fit(p.size) if position else p.fit)
             ]
-            return ImageSet(items, tuple(replace(base, subsets=()) for base in made))
+            return ImageSet(items, tuple(replace(base, subsets=()) for base in datasets_by_size))
         broken = {p.path for p in self.pictures if p.broken}
         return replace(self.found, items=[image for image in self.found.items if image.path not in broken])
 

@@ -1,7 +1,7 @@
 """Read a dataset file (TOML or JSON) as tables of a form, and write them back; the rest of the file is preserved.
 
-A table is texts by option; inherited options are "". Comments, order, spaces
-and keys that the form does not show are kept.
+A table holds texts by option; inherited options are "". Comments, order, spaces, and keys that the form does not show
+are preserved.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class DatasetTable:
 
 
 def read_dataset_tables(path: Path) -> list[DatasetTable]:
-    """The data sets of a file. Raises ConfigError where it cannot be read as tables."""
+    """Read the data sets of a file. Raises ConfigError when it cannot be read as tables."""
     return [
         DatasetTable(
             _field_texts(table, OF_DATASET),
@@ -89,49 +89,53 @@ def read_dataset_tables(path: Path) -> list[DatasetTable]:
             ],
             at,
         )
-        for at, table in enumerate(_inner_tables(_without_comments(path), "datasets", path))
+        for at, table in enumerate(_inner_tables(_load_any_tables(path), "datasets", path))
     ]
 
 
 def tables_of_datasets(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
-    return [DatasetTable({}, [FolderTable(_of_names(subset)) for subset in dataset.subsets]) for dataset in datasets]
+    """Return the tables of data sets that are in no file, with only the options that tell their folders apart."""
+    return [
+        DatasetTable({}, [FolderTable(_subset_texts(subset)) for subset in dataset.subsets]) for dataset in datasets
+    ]
 
 
-def _of_names(subset: SubsetConfig) -> dict[str, str]:
+def _subset_texts(subset: SubsetConfig) -> dict[str, str]:
     texts = {name: getattr(subset, name) for name in ("image_dir", "metadata_file", "num_repeats", "class_tokens")}
     texts["is_reg"] = subset.is_reg or None
     return {name: SUBSET_KEYS[name].text(value) for name, value in texts.items() if value is not None}
 
 
 def inherited(config: DatasetConfig | SubsetConfig, texts: Mapping[str, str]) -> dict[str, str]:
-    """The inherited values of a table, by option."""
-    shown = OF_DATASET if isinstance(config, DatasetConfig) else OF_FOLDER
-    values = {name: getattr(config, name) for name in shown if not texts.get(name)}
+    """Return the inherited values of a table, by option."""
+    names = OF_DATASET if isinstance(config, DatasetConfig) else OF_FOLDER
+    values = {name: getattr(config, name) for name in names if not texts.get(name)}
     if isinstance(config, DatasetConfig) and "resolution" in values:
         values["resolution"] = config.sizes  # this data set may be one of several sizes
     return {name: _field_text(name, value) for name, value in values.items()}
 
 
-def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
-    """The text of a file with these data sets, based on the existing file if there is one.
+def written(path: Path, tables: Sequence[DatasetTable]) -> str:
+    """Return the text of a file with these data sets, based on the existing file if there is one.
 
     Raises ConfigError with each invalid value, and for a file whose format cannot be preserved.
     """
-    expected = _without_comments(path) if path.exists() else {}
+    expected = _load_any_tables(path) if path.exists() else {}
     problems: list[Problem] = []
-    _change(expected, wanted, dict, problems)
+    _apply_tables(expected, tables, dict, problems)
     if problems:
         raise ConfigError(*problems)
     if path.suffix.lower() == ".json":
         return json.dumps(expected, indent=2, ensure_ascii=False) + "\n"
     text = read_outside_text(path) if path.exists() else COMMENT
     is_windows = path.exists() and b"\r\n" in path.read_bytes()
+    # The edited text must parse to what was requested; otherwise the file is left alone.
     try:
-        made = _dataset_toml(text, wanted)
-        good = tomllib.loads(made) == expected
+        toml_text = _dataset_toml(text, tables)
+        is_preserved = tomllib.loads(toml_text) == expected
     except (TOMLKitError, tomllib.TOMLDecodeError, TypeError, AttributeError, KeyError, IndexError, ValueError):
-        good, made = False, ""
-    if not good:
+        is_preserved, toml_text = False, ""
+    if not is_preserved:
         raise ConfigError(
             Problem(
                 "dataset_config",
@@ -139,51 +143,54 @@ def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
                 path=path,
             )
         )
-    return made.replace("\n", "\r\n") if is_windows else made
+    return toml_text.replace("\n", "\r\n") if is_windows else toml_text
 
 
-def _dataset_toml(text: str, wanted: Sequence[DatasetTable]) -> str:
-    """A TOML file with these data sets. Tables are added and removed as text, and tomlkit changes values: it attributes
-    the comments above a table to the previous table, and would remove them with that."""
-    with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):  # tables within one line
-        rearranged = _rearranged(text, wanted)
-        there = [len(table.get("subsets", [])) for table in tomllib.loads(rearranged).get("datasets", [])]
-        if there == [len(one.folders) for one in wanted]:
-            text, wanted = (
+def _dataset_toml(text: str, tables: Sequence[DatasetTable]) -> str:
+    """Return a TOML file with these data sets.
+
+    Tables are added and removed as text; only values are changed by tomlkit, which attributes the comments above a
+    table to the previous table, and would remove them with it."""
+    with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):  # inline tables; tomlkit changes these
+        rearranged = _rearrange_tables(text, tables)
+        subset_counts = [len(table.get("subsets", [])) for table in tomllib.loads(rearranged).get("datasets", [])]
+        if subset_counts == [len(table.folders) for table in tables]:
+            text, tables = (
                 rearranged,
                 [
-                    replace(one, at=at, folders=[replace(folder, at=i) for i, folder in enumerate(one.folders)])
-                    for at, one in enumerate(wanted)
+                    replace(table, at=at, folders=[replace(folder, at=i) for i, folder in enumerate(table.folders)])
+                    for at, table in enumerate(tables)
                 ],
             )
     document = tomlkit.parse(text)
-    _change(document, wanted, tomlkit.table, [])
+    _apply_tables(document, tables, tomlkit.table, [])
     return tomlkit.dumps(document)
 
 
-def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
-    """The text with the wanted tables and their new options; comments belong to the table below them."""
-    tables = tomllib.loads(text).get("datasets", [])
-    before, *others = _split_blocks(text)
+def _rearrange_tables(text: str, new_tables: Sequence[DatasetTable]) -> str:
+    """Return the text with the new tables and options, without removed tables. Comments belong to the table below
+    them."""
+    old_tables = tomllib.loads(text).get("datasets", [])
+    before, *blocks = _split_blocks(text)
     parts, at, folder, ends = [before], -1, -1, {-1: 0}  # ends: the last block of each data set
-    for block in others:
+    for block in blocks:
         name = HEADER.search(block)
         kind = name["name"].replace(" ", "") if name else ""
         if kind == "datasets":
             at, folder = at + 1, -1
         elif kind == "datasets.subsets":
             folder += 1
-        table = next((one for one in wanted if one.at == at), None)
+        table = next((candidate for candidate in new_tables if candidate.at == at), None)
         inner = next((inner for inner in table.folders if inner.at == folder), None) if table else None
         if kind == "datasets" and table:
-            block = _longer(block, _new_option_lines(table.texts, OF_DATASET, tables[at]))
+            block = _extend_block(block, _new_option_lines(table.texts, OF_DATASET, old_tables[at]))
         elif kind == "datasets.subsets" and inner:
-            block = _longer(block, _new_option_lines(inner.texts, OF_FOLDER, tables[at]["subsets"][folder]))
+            block = _extend_block(block, _new_option_lines(inner.texts, OF_FOLDER, old_tables[at]["subsets"][folder]))
         if not kind.startswith("datasets") or (table and (inner or folder < 0)):
             parts.append(block)
         if kind.startswith("datasets"):
             ends[at] = len(parts) - 1
-    for table in reversed(wanted):
+    for table in reversed(new_tables):
         last = max(ends.values()) if table.at is None else ends[table.at]
         added = [
             line
@@ -193,28 +200,29 @@ def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
         ]
         if table.at is None:
             added = ["", "[[datasets]]", *_new_option_lines(table.texts, OF_DATASET, {}), *added]
-        parts[last] = _longer(parts[last], added)
+        parts[last] = _extend_block(parts[last], added)
     return "".join(parts)
 
 
-def _new_option_lines(texts: Mapping[str, str], names: Sequence[str], there: JsonMapping) -> list[str]:
-    new = {name: text.strip() for name in names if name not in there and (text := texts.get(name, "")).strip()}
+def _new_option_lines(texts: Mapping[str, str], names: Sequence[str], table: JsonMapping) -> list[str]:
+    new = {name: text.strip() for name in names if name not in table and (text := texts.get(name, "")).strip()}
     return [f"{name} = {toml_value(_literal(name, KNOWN[name].read(text)))}" for name, text in new.items()]
 
 
-def _longer(block: str, lines: Sequence[str]) -> str:
-    """A block with more lines after its last one that is not blank or a comment, indented like that one."""
-    there = block.splitlines()
-    ends = (n for n in range(len(there), 0, -1) if there[n - 1].strip() and there[n - 1].strip()[0] != "#")
-    end = next(ends, len(there))
-    last = there[end - 1] if end else ""
-    margin = "" if last.strip()[:1] in "]#" else last[: len(last) - len(last.lstrip())]
+def _extend_block(block: str, lines: Sequence[str]) -> str:
+    """Add lines to a block, after its last line that is neither blank nor a comment, and indented like it."""
+    old_lines = block.splitlines()
+    ends = (n for n in range(len(old_lines), 0, -1) if old_lines[n - 1].strip() and old_lines[n - 1].strip()[0] != "#")
+    end = next(ends, len(old_lines))
+    last_line = old_lines[end - 1] if end else ""
+    # A header or the end of a multi-line array says nothing about the indentation of options.
+    margin = "" if last_line.strip()[:1] in "]#" else last_line[: len(last_line) - len(last_line.lstrip())]
     new = (margin + line if line else "" for line in lines)
-    return "".join(f"{line}\n" for line in (*there[:end], *new, *there[end:]))
+    return "".join(f"{line}\n" for line in (*old_lines[:end], *new, *old_lines[end:]))
 
 
 def _split_blocks(text: str) -> list[str]:
-    """The text before the first table, then each table with the comments directly above it."""
+    """Split into the text before the first table, and each table with the comments directly above it."""
     lines = text.splitlines(keepends=True)
     starts = [0]
     for at, line in enumerate(lines):
@@ -226,7 +234,7 @@ def _split_blocks(text: str) -> list[str]:
     return ["".join(lines[a:b]) for a, b in pairwise([*starts, len(lines)])]
 
 
-def _without_comments(path: Path) -> JsonObject:
+def _load_any_tables(path: Path) -> JsonObject:
     tables = load_json(path) if path.suffix.lower() == ".json" else load_toml(path)
     if not isinstance(tables, dict):
         raise ConfigError(Problem("dataset_config", ": {path} holds no tables", path=path))
@@ -235,7 +243,7 @@ def _without_comments(path: Path) -> JsonObject:
 
 def _inner_tables(table: JsonMapping, key: str, path: Path) -> list[JsonObject]:
     tables = table.get(key, [])
-    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+    if not isinstance(tables, list) or not all(isinstance(inner, dict) for inner in tables):
         raise ConfigError(Problem("dataset_config", ": {key} in {path} are no tables", key=key, path=path))
     return tables
 
@@ -245,8 +253,7 @@ def _field_texts(table: JsonMapping, names: Sequence[str]) -> dict[str, str]:
 
 
 def _field_text(name: str, value: Any) -> str:
-    """Return a value as text of its field."""
-    # Even an invalid one, so that it can be corrected.
+    """Return a value as the text of its field; also an invalid one, so that it can be corrected."""
     if name == "resolution" and value:
         with contextlib.suppress(ConfigError):
             return ";".join(",".join(map(str, dict.fromkeys(size))) for size in parse_resolution(value))
@@ -255,51 +262,57 @@ def _field_text(name: str, value: Any) -> str:
     return KNOWN[name].text(value)
 
 
-def _change(
-    document: MutableMapping[str, Any], wanted: Sequence[DatasetTable], make: Callable[[], Any], problems: list[Problem]
+def _apply_tables(
+    document: MutableMapping[str, Any], tables: Sequence[DatasetTable], make: Callable[[], Any], problems: list[Problem]
 ) -> None:
     """Replace the tables of a document by the wanted ones; `make` returns an empty table of its type."""
-    datasets = _sync(document, "datasets", wanted, make)
-    for number, (table, new_table) in enumerate(zip(datasets, wanted, strict=True), start=1):
+    datasets = _sync_tables(document, "datasets", tables, make)
+    for number, (table, new_table) in enumerate(zip(datasets, tables, strict=True), start=1):
         place = f"in data set {number}: "
-        _put(table, new_table.texts, OF_DATASET, place, problems)
-        for inner, folder in zip(_sync(table, "subsets", new_table.folders, make), new_table.folders, strict=True):
+        _write_options(table, new_table.texts, OF_DATASET, place, problems)
+        for inner, folder in zip(
+            _sync_tables(table, "subsets", new_table.folders, make), new_table.folders, strict=True
+        ):
             name = folder.texts.get("image_dir") or folder.texts.get("metadata_file") or ""
-            _put(inner, folder.texts, OF_FOLDER, f"{place}{name} ", problems)
+            _write_options(inner, folder.texts, OF_FOLDER, f"{place}{name} ", problems)
 
 
-def _sync(
-    holder: MutableMapping[str, Any], key: str, wanted: Sequence[DatasetTable | FolderTable], make: Callable[[], Any]
+def _sync_tables(
+    holder: MutableMapping[str, Any],
+    key: str,
+    new_tables: Sequence[DatasetTable | FolderTable],
+    make: Callable[[], Any],
 ) -> Any:
-    """The list of tables of a key, without the removed ones and with new ones at its end."""
+    """Return the list of tables under a key, after deleting removed tables and appending empty ones for new tables."""
     is_toml = make is tomlkit.table
     if key not in holder:
         holder[key] = tomlkit.aot() if is_toml else []
     tables = holder[key]
-    kept = [one.at for one in wanted if one.at is not None]
-    if kept != sorted(set(kept)) or kept[-1:] > [len(tables) - 1]:
+    kept_positions = [table.at for table in new_tables if table.at is not None]
+    # A position twice, out of order or beyond the end cannot come from the form.
+    if kept_positions != sorted(set(kept_positions)) or kept_positions[-1:] > [len(tables) - 1]:
         raise ConfigError("this is not what the page sends: load it again")
     for at in reversed(range(len(tables))):
-        if at not in kept:
+        if at not in kept_positions:
             del tables[at]
-    for _ in range(len(wanted) - len(kept)):
+    for _ in range(len(new_tables) - len(kept_positions)):
         tables.append(make() if isinstance(tables, AoT) or not is_toml else tomlkit.inline_table())
     return tables
 
 
-def _put(
+def _write_options(
     table: MutableMapping[str, Any], texts: Mapping[str, str], names: Sequence[str], place: str, problems: list[Problem]
 ) -> None:
     """Write the options that differ, and remove those that are empty."""
     for name in names:
-        before, now = _field_text(name, table[name]) if name in table else "", texts.get(name, "").strip()
-        if now == before.strip():
+        before, text = _field_text(name, table[name]) if name in table else "", texts.get(name, "").strip()
+        if text == before.strip():
             continue
-        if not now:
+        if not text:
             del table[name]
             continue
         try:
-            value = KNOWN[name].read(now)
+            value = KNOWN[name].read(text)
         except ConfigError as error:
             problems += [problem.replaced(option=name, place=place) for problem in error.problems]
             continue
@@ -307,8 +320,8 @@ def _put(
 
 
 def _literal(name: str, value: Any) -> Any:
-    """A value as in a file: a square resolution is one number, several sizes are a text, and Windows paths need no
-    escapes."""
+    """Return a value as it is written to a file: a square resolution as one number, several sizes as text, Windows
+    paths in single quotes, which need no escapes."""
     if name == "resolution" and len(value) > 1:
         return _field_text(name, value)
     if name == "resolution":

@@ -12,7 +12,7 @@ from library.data.survey import Survey
 
 
 def found(config: RunConfig) -> tuple[DatasetConfig, list[Problem]]:
-    """The data set of a training without a dataset file, with its folders, and their problems.
+    """Return the data set of a training without a dataset file, with its folders, and their problems.
 
     No image is opened.
     """
@@ -30,17 +30,17 @@ def count_images(folder: Path) -> int:
 
 
 def read_folder_name(table: FolderTable) -> list[FolderTable]:
-    """An added folder with the options from its name; a parent of folders named <repeats>_<words> becomes these."""
+    """Return an added folder with the options from its name; a parent of <repeats>_<words> folders becomes these."""
     folder = Path(table.texts.get("image_dir", ""))
     if table.at is not None or table.texts.get("num_repeats") or not folder.is_dir():
         return [table]
     concepts = folders.concepts(folder)
-    if not concepts and (own := folders.concept(folder)) and 0 < own.repeats < folders.MANY_REPEATS:
-        concepts = [own]
+    if not concepts and (concept := folders.concept(folder)) and 0 < concept.repeats < folders.MANY_REPEATS:
+        concepts = [concept]
     return [
         FolderTable(
-            {**table.texts, "image_dir": str(each.folder), "num_repeats": str(each.repeats)}
-            | ({"class_tokens": each.words} if each.words else {})
+            {**table.texts, "image_dir": str(found_concept.folder), "num_repeats": str(found_concept.repeats)}
+            | ({"class_tokens": found_concept.words} if found_concept.words else {})
         )
-        for each in concepts
+        for found_concept in concepts
     ] or [table]

@@ -16,29 +16,32 @@ from library.files import RESERVED, clear_errors
 
 CAPTION_SUFFIXES = (".txt", ".caption")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "AVIF", "JXL")  # that may be decoded, whatever the extension
-LARGEST_IMAGE, LARGEST_CAPTION = 256_000_000, 1_000_000  # bytes
-MOST_PIXELS = 120_000_000
-LONGEST_STEM = 120  # bytes of a name: caches and temporary files append to it
+MAX_IMAGE_BYTES, MAX_CAPTION_BYTES = 256_000_000, 1_000_000  # bytes
+MAX_PIXELS = 120_000_000
+MAX_STEM_BYTES = 120  # bytes of a name: caches and temporary files append to it
 
 
 def safe_name(sent: str) -> str:
-    """A name that is valid on every file system, from an uploaded one: no folders, special characters or devices."""
+    """Return an uploaded name in a form valid on every file system: without folders, special characters or devices."""
+    # Names from macOS may have decomposed letters (NFD), which other systems take for another name.
     last = re.split(r"[\\/]", unicodedata.normalize("NFC", sent))[-1]
     plain = "".join("_" if sign in '<>:"|?*' else sign for sign in last if unicodedata.category(sign)[0] != "C")
     stem, suffix = os.path.splitext(" ".join(plain.split()))
-    stem = stem.strip(" .").encode()[:LONGEST_STEM].decode(errors="ignore").rstrip(" .") or "image"
+    stem = stem.strip(" .").encode()[:MAX_STEM_BYTES].decode(errors="ignore").rstrip(" .") or "image"
     return ("_" if RESERVED.fullmatch(stem) else "") + stem + suffix.lower()
 
 
 def refuse_file(name: str, num_bytes: int) -> Message | None:
-    """Why a file of this name and length is rejected, or None."""
+    """Return why a file of this name and length is rejected, or None."""
     suffix = os.path.splitext(name)[1]
-    known = sorted(extensions())
-    if suffix not in known and suffix not in CAPTION_SUFFIXES:
-        return Message("is neither an image ({known}) nor a caption (.txt)", known=", ".join(known))
-    most = LARGEST_CAPTION if suffix in CAPTION_SUFFIXES else LARGEST_IMAGE
-    if not 0 < num_bytes <= most:
-        return Message("is empty") if num_bytes <= 0 else Message("has more than {most} MB", most=most // 1_000_000)
+    image_endings = sorted(extensions())
+    if suffix not in image_endings and suffix not in CAPTION_SUFFIXES:
+        return Message("is neither an image ({known}) nor a caption (.txt)", known=", ".join(image_endings))
+    max_bytes = MAX_CAPTION_BYTES if suffix in CAPTION_SUFFIXES else MAX_IMAGE_BYTES
+    if not 0 < num_bytes <= max_bytes:
+        return (
+            Message("is empty") if num_bytes <= 0 else Message("has more than {most} MB", most=max_bytes // 1_000_000)
+        )
     return None
 
 
@@ -53,24 +56,26 @@ def check_content(path: Path, name: str) -> None:
             raise ConfigError("{name} is not a caption: it holds control characters", name=name)
         return
     try:
-        Image.init()
-        with Image.open(path, formats=[one for one in FORMATS if one in Image.OPEN]) as image:
+        Image.init()  # fills Image.OPEN, which lists the decoders of this installation
+        with Image.open(
+            path, formats=[image_format for image_format in FORMATS if image_format in Image.OPEN]
+        ) as image:
             pixels = image.width * image.height
     except Exception:  # decoders raise anything
         raise ConfigError("{name} is not an image that can be read", name=name) from None
-    if pixels > MOST_PIXELS:
+    if pixels > MAX_PIXELS:
         raise ConfigError(
             "{name} has {pixels} megapixels: make it smaller, {most} are enough",
             name=name,
             pixels=pixels // 1_000_000,
-            most=MOST_PIXELS // 1_000_000,
+            most=MAX_PIXELS // 1_000_000,
         )
     if why := check_file(str(path)):
         raise ConfigError("{name} is not an image that can be read: {why}", name=name, why=why)
 
 
 def checksum(path: Path, num_bytes: int) -> int:
-    """The CRC-32 of the first bytes of a file, to tell files apart; not secure against forgery."""
+    """Return the CRC-32 of the first `num_bytes` bytes of a file, to tell files apart; not secure against forgery."""
     crc = 0
     with open(path, "rb") as file:
         while num_bytes > 0 and (piece := file.read(min(num_bytes, 1 << 20))):
@@ -79,33 +84,35 @@ def checksum(path: Path, num_bytes: int) -> int:
 
 
 def free_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:
-    """Names -> unused names: cat.png and cat.txt stay a pair, and become cat_2.png and cat_2.txt.
+    """Map names to unused names: cat.png and cat.txt stay a pair, and become cat_2.png and cat_2.txt.
 
-    An image takes no name under which it would share the caption of another image. `taken` is in lower case.
+    An image gets no name under which it would share another image's caption. `taken` is in lower case.
     """
-    images, used, found = extensions(), set(taken), {}
+    image_endings, used, new_names = extensions(), set(taken), {}
     pairs: dict[str, list[str]] = {}
     for name in names:
         pairs.setdefault(os.path.splitext(name)[0].lower(), []).append(name)
     for members in pairs.values():
         suffixes = [os.path.splitext(name)[1] for name in members]
-        reserved = {*suffixes, *(images if not images.isdisjoint(suffixes) else ())}
+        reserved = {*suffixes, *(image_endings if not image_endings.isdisjoint(suffixes) else ())}
         stems = numbered_stems(os.path.splitext(members[0])[0])
-        stem = next(one for one in stems if used.isdisjoint(f"{one}{suffix}".lower() for suffix in reserved))
+        stem = next(
+            candidate for candidate in stems if used.isdisjoint(f"{candidate}{suffix}".lower() for suffix in reserved)
+        )
         used |= {f"{stem}{suffix}".lower() for suffix in suffixes}
-        found |= {name: stem + suffix for name, suffix in zip(members, suffixes, strict=True)}
-    return found
+        new_names |= {name: stem + suffix for name, suffix in zip(members, suffixes, strict=True)}
+    return new_names
 
 
 def numbered_stems(stem: str) -> Iterator[str]:
-    """A stem, then the stem with suffixes 2, 3, ..."""
+    """Yield a stem, then the stem with the suffixes 2, 3, ..."""
     yield stem
     for number in range(2, 1_000_000):
         yield f"{stem}_{number}"
 
 
 def put(source: Path, folder: Path, name: str) -> Path:
-    """Move a complete file to its name in a folder, or a numbered one where that has been taken meanwhile.
+    """Move a complete file to its name in a folder, or to a numbered name if that has been taken meanwhile.
 
     Nothing is overwritten: the system creates the name atomically, and refuses an existing one.
     """

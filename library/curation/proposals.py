@@ -16,11 +16,11 @@ class Proposal(NamedTuple):
     height: int
 
 
-def proposals(config: RunConfig, most: int) -> list[Proposal]:
-    """Return up to `most` random captions of the images that a config names. Raises ConfigError without any."""
+def proposals(config: RunConfig, limit: int) -> list[Proposal]:
+    """Return up to `limit` random captions of the images that a config names. Raises ConfigError without any."""
     survey = finding.survey_data(config, keep=False)
     captioned = [image for image in survey.images.items if image.caption.strip() and not image.is_reg]
     if not captioned:
         raise ConfigError(*survey.problems or ["The images have no captions: write them in the tab Data set first."])
-    chosen = random.sample(captioned, min(most, len(captioned)))
+    chosen = random.sample(captioned, min(limit, len(captioned)))
     return [Proposal(" ".join(image.caption.split()), *image.fit.bucket) for image in chosen]

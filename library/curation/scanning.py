@@ -44,8 +44,9 @@ def scan_collection(
 
 def examine_pictures(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
     """Read the files of images: size, whether they can be decoded, and their captions."""
-    whole = len(pictures) <= MAX_WHOLE_IMAGES
-    facts = spread(partial(_picture_facts, collection, whole), pictures, report, Message("scanning images"))
+    # Checking whole files finds wrong bits in PNG and WebP, but takes too long for very many images.
+    reads_whole = len(pictures) <= MAX_WHOLE_IMAGES
+    facts = spread(partial(_picture_facts, collection, reads_whole), pictures, report, Message("scanning images"))
     for picture, (size, broken, turn) in zip(pictures, facts, strict=True):
         picture.size = turned_size(size, turn) if collection.config.data.exif_rotation else size
         picture.broken, picture.turned = broken, turn != 1
@@ -64,7 +65,7 @@ def reread(collection: ImageCollection, picture: Picture) -> None:
     if not picture.caption_file:
         return
     picture.caption, picture.foreign = None, False
-    if not _safe(collection, picture.caption_file):
+    if not _may_read(collection, picture.caption_file):
         picture.foreign, picture.caption = True, ""
         return
     try:
@@ -78,21 +79,21 @@ def reread(collection: ImageCollection, picture: Picture) -> None:
 
 
 def _scan_folders(collection: ImageCollection) -> None:
-    here = folders.list_folder(collection.root)
-    inner = [(name, found) for name in here.folders if (found := _list_inner(collection, name)) is not None]
+    root_listing = folders.list_folder(collection.root)
+    inner = [(name, listing) for name in root_listing.folders if (listing := _list_inner(collection, name)) is not None]
     has_concepts = any(folders.concept(collection.root / name) for name, _ in inner)
-    flat, own = folders.has_flat_images(collection.root), folders.concept(collection.root)
+    flat, root_concept = folders.has_flat_images(collection.root), folders.concept(collection.root)
     why = "" if flat or not has_concepts else "images directly in the folder are not used beside <repeats>_<words>"
-    given = collection.config.data.dataset_repeats
-    repeats, words = (own.repeats, own.words) if own and not flat else (given, "")
-    _take(collection, here, ImageFolder("", repeats, words, 0, why))
+    repeats_setting = collection.config.data.dataset_repeats
+    repeats, words = (root_concept.repeats, root_concept.words) if root_concept and not flat else (repeats_setting, "")
+    _add_folder(collection, root_listing, ImageFolder("", repeats, words, 0, why))
     for name, listing in inner:
         concept = folders.concept(collection.root / name)
         reason = "" if concept else "its name does not begin with a number of repeats"
         if concept and not concept.repeats:
             reason = "it has 0 repeats"
         place = ImageFolder(name, concept.repeats if concept else 1, concept.words if concept else "", 0, reason)
-        _take(collection, listing, place)
+        _add_folder(collection, listing, place)
         deeper = [folder for folder in listing.folders if folders.list_folder(collection.root / name / folder).images]
         if deeper:
             collection.notes.append(
@@ -104,17 +105,20 @@ def _scan_folders(collection: ImageCollection) -> None:
             )
     if flat:
         collection.notes.append(
-            Message("Times each image is seen per epoch: {given}. Repeats in the settings says how often.", given=given)
+            Message(
+                "Times each image is seen per epoch: {given}. Repeats in the settings says how often.",
+                given=repeats_setting,
+            )
         )
-    elif own and not has_concepts and here.images:
+    elif root_concept and not has_concepts and root_listing.images:
         collection.notes.append(
             Message("As the image folder of a training, name the folder above: {parent}", parent=collection.root.parent)
         )
 
 
 def _list_inner(collection: ImageCollection, name: str) -> Listing | None:
-    """A folder in the opened one, or None when it may not be read."""
-    if not _safe(collection, os.path.join(collection.root, name)):
+    """List a folder in the opened one. None when it may not or cannot be read."""
+    if not _may_read(collection, os.path.join(collection.root, name)):
         return None
     try:
         return folders.list_folder(collection.root / name)
@@ -123,15 +127,15 @@ def _list_inner(collection: ImageCollection, name: str) -> Listing | None:
         return None
 
 
-def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> None:
+def _add_folder(collection: ImageCollection, listing: Listing, place: ImageFolder) -> None:
     ending = collection.config.captions.caption_extension
     start = f"{place.folder}/" if place.folder else ""
-    bare: list[str] = []
+    uncaptioned: list[str] = []
     for name, file in listing.images.items():
-        wanted = os.path.splitext(name)[0] + ending
-        found = listing.find(wanted)
-        bare += [] if found else [name]
-        caption_file = listing.path(found or wanted)
+        caption_name = os.path.splitext(name)[0] + ending
+        existing_name = listing.find(caption_name)
+        uncaptioned += [] if existing_name else [name]
+        caption_file = listing.path(existing_name or caption_name)
         picture = Picture(listing.path(name), start + name, place.folder, file.num_bytes, file.modified, caption_file)
         picture.repeats, picture.unused = place.repeats, place.unused
         collection.pictures.append(picture)
@@ -154,40 +158,47 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
     stems = {os.path.splitext(name)[0] for name in listing.images}
     parts = (os.path.splitext(name) for name in listing.names)
     endings = Counter(end for stem, end in parts if stem in stems)
-    odd, is_masked = odd_files(listing, bare), collection.config.data.masked_loss
+    odd_names, is_masked = odd_files(listing, uncaptioned), collection.config.data.masked_loss
+    # Captions with another extension than the training reads: one message, instead of one for each kind of odd file.
     for other in OTHER_ENDINGS:
         if other != ending and endings[other] and not endings[ending]:
-            odd = [name for name in odd if not name.endswith(other)]
-            many = counted(endings[other], f"{other} file")
+            odd_names = [name for name in odd_names if not name.endswith(other)]
+            count_text = counted(endings[other], f"{other} file")
             where = place.folder or "The folder"
             template = "{where} has {many}, which are not read: set the caption files' ending to {other}."
-            collection.notes.append(Message(template, where=where, many=many, other=other))
-    collection.notes += [*about_odd_files(listing, odd, ending), *folder_problems.about_labels(listing, is_masked)]
+            collection.notes.append(Message(template, where=where, many=count_text, other=other))
+    collection.notes += [
+        *about_odd_files(listing, odd_names, ending),
+        *folder_problems.about_labels(listing, is_masked),
+    ]
 
 
 def sharing(collection: ImageCollection) -> list[MessageLike]:
-    """Names of images that share a caption file, such as a.png and a.jpg."""
+    """Return a message that names the images which share a caption file, such as a.png and a.jpg; none without any."""
     shared = Counter(picture.caption_file for picture in collection.pictures)
-    twice = [os.path.basename(path) for path, count in shared.items() if count > 1]
-    return [Message("Images of one name share a caption file: {names}.", names=folders.some(twice))] if twice else []
+    shared_names = [os.path.basename(path) for path, count in shared.items() if count > 1]
+    if not shared_names:
+        return []
+    return [Message("Images of one name share a caption file: {names}.", names=folders.some(shared_names))]
 
 
-def _safe(collection: ImageCollection, path: str) -> bool:
+def _may_read(collection: ImageCollection, path: str) -> bool:
     return not os.path.islink(path) or collection.may(path)
 
 
-def _picture_facts(collection: ImageCollection, whole: bool, picture: Picture) -> tuple[Size, str, int]:
-    if not _safe(collection, picture.path):
+def _picture_facts(collection: ImageCollection, reads_whole: bool, picture: Picture) -> tuple[Size, str, int]:
+    if not _may_read(collection, picture.path):
         return (0, 0), "it is a link that leads out of the folders of this page", 1
     if picture.broken:
         return (0, 0), picture.broken, 1
-    return _remembered_facts(picture.path, picture.modified, picture.num_bytes, whole)
+    return _remembered_facts(picture.path, picture.modified, picture.num_bytes, reads_whole)
 
 
 @lru_cache(maxsize=1 << 17)
-def _remembered_facts(path: str, modified: int, num_bytes: int, whole: bool) -> tuple[Size, str, int]:
-    """Size as stored, why it cannot be decoded, and its EXIF orientation; time and length are cache keys."""
+def _remembered_facts(path: str, modified: int, num_bytes: int, reads_whole: bool) -> tuple[Size, str, int]:
+    """Return the size as stored, why the image cannot be decoded, and its EXIF orientation. Time and length are cache
+    keys."""
     size = header_size(path, modified, num_bytes)
     if min(size) < 1:
         return size, "this is no image that can be read", 1
-    return size, check_file(path, whole), orientation(path)
+    return size, check_file(path, reads_whole), orientation(path)

@@ -9,7 +9,7 @@ from library.curation.collection import ImageCollection, Picture
 from library.data import captions
 from library.data.preflight import MUCH_CUT
 
-MUCH_LARGER = 1.5
+MUCH_LARGER = 1.5  # enlargement above which an image is listed as upscaled
 Test = Callable[[ImageCollection, Picture], bool]
 PICTURE_KINDS: dict[str, tuple[str, Test]] = {
     "all": ("All images", lambda a, p: True),
@@ -31,32 +31,33 @@ PICTURE_KINDS: dict[str, tuple[str, Test]] = {
 def select_pictures(
     collection: ImageCollection, kind: str, words: str = "", folder: str | None = None, trigger: str = ""
 ) -> list[Picture]:
-    """The images of a kind, of a folder, whose name or caption has these words; `trigger`: for those without it."""
+    """Select the images of a kind, in a folder (None: in all), whose name or caption contains `words`. The kind
+    "trigger" selects images without the trigger word."""
     if kind not in PICTURE_KINDS and kind != "trigger":
         raise ConfigError("show is {kind}: use one of {kinds}", kind=repr(kind), kinds=", ".join(PICTURE_KINDS))
-    has = tags.trigger(trigger) if trigger.strip() else None
+    has_trigger = tags.trigger(trigger) if trigger.strip() else None
     test: Test = (
         PICTURE_KINDS[kind][1]
         if kind in PICTURE_KINDS
-        else lambda a, p: has is not None and p.role != "reg" and not has(p.words)
+        else lambda a, p: has_trigger is not None and p.role != "reg" and not has_trigger(p.words)
     )
-    wanted = words.casefold().strip()
-    found = [
+    search_text = words.casefold().strip()
+    pictures = [
         p
         for p in collection.pictures
         if (folder is None or p.folder == folder)
-        and (not wanted or wanted in p.name.casefold() or wanted in (p.caption or "").casefold())
+        and (not search_text or search_text in p.name.casefold() or search_text in (p.caption or "").casefold())
         and test(collection, p)
     ]
-    return sorted(found, key=lambda p: (collection.doubles[p.name], p.name)) if kind == "double" else found
+    return sorted(pictures, key=lambda p: (collection.doubles[p.name], p.name)) if kind == "double" else pictures
 
 
 def count_kinds(collection: ImageCollection, trigger: str = "") -> dict[str, int]:
-    """The number of images of each kind."""
+    """Return the number of images of each kind."""
     kinds = {
         kind: sum(map(partial(test, collection), collection.pictures)) for kind, (_, test) in PICTURE_KINDS.items()
     }
     if trigger.strip():
-        has = tags.trigger(trigger)
-        kinds["trigger"] = sum(p.role != "reg" and not has(p.words) for p in collection.pictures)
+        has_trigger = tags.trigger(trigger)
+        kinds["trigger"] = sum(p.role != "reg" and not has_trigger(p.words) for p in collection.pictures)
     return kinds

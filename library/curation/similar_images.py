@@ -16,11 +16,12 @@ Hash = tuple[int, int]
 # Why: docs/decisions/2026-11-20-similar-images.md
 NEAR = 10  # of 128 bits may differ; noise and rescaling change fewer, another image about 64
 MIN_SPREAD = 2.0  # spread of grey levels below which a hash is meaningless
-ROWS = 512
+ROWS = 512  # hashes compared with all others at once; more would take too much memory
 
 
 def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -> list[list[str]]:
-    """Groups of files with the same content, from (path, length in bytes). Only files of equal length are read."""
+    """Return groups of files with the same content, from (path, length in bytes). Only files of equal length are
+    read."""
     by_length: defaultdict[int, list[str]] = defaultdict(list)
     for path, length in files:
         by_length[length].append(path)
@@ -40,7 +41,8 @@ def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -
 # imagehash computes the same bits, but would add scipy and PyWavelets.
 # Why: docs/decisions/2026-11-22-no-imagehash.md
 def looks(path: str) -> Hash | None:
-    """A difference hash of 128 bits: whether the image gets brighter to the right, and downwards, in 8 x 8 places.
+    """Return a difference hash of 128 bits: whether the image gets brighter to the right, and downwards, in 8 x 8
+    places.
 
     None when it cannot be read, or is too plain for a meaningful hash.
     """
@@ -57,26 +59,28 @@ def looks(path: str) -> Hash | None:
     return _number_of_bits(right), _number_of_bits(down)
 
 
-def near(hashes: Sequence[Hash | None], most: int = NEAR) -> list[list[int]]:
-    """Groups of positions of similar images, connected directly or through others."""
-    known = [at for at, one in enumerate(hashes) if one is not None]
-    bits = np.array([hashes[at] for at in known], dtype=np.uint64).reshape(-1, 2)
-    parent = list(range(len(known)))
+def near(hashes: Sequence[Hash | None], max_bits: int = NEAR) -> list[list[int]]:
+    """Return groups of positions of similar images, connected directly or through others. At most `max_bits` of two
+    hashes differ."""
+    positions = [at for at, image_hash in enumerate(hashes) if image_hash is not None]
+    bits = np.array([hashes[at] for at in positions], dtype=np.uint64).reshape(-1, 2)
+    parent = list(range(len(positions)))
 
+    # Union-find: `parent` leads from each image to the representative of its group.
     def find(at: int) -> int:
         while parent[at] != at:
-            parent[at] = parent[parent[at]]
+            parent[at] = parent[parent[at]]  # path halving keeps the chains short
             at = parent[at]
         return at
 
-    for start in range(0, len(known), ROWS):
+    for start in range(0, len(positions), ROWS):
         rows = bits[start : start + ROWS]
-        apart = np.bitwise_count(rows[:, None, :] ^ bits[None, :, :]).sum(axis=2, dtype=np.uint16)
-        for row, other in zip(*np.nonzero(apart <= most), strict=True):
+        distances = np.bitwise_count(rows[:, None, :] ^ bits[None, :, :]).sum(axis=2, dtype=np.uint16)
+        for row, other in zip(*np.nonzero(distances <= max_bits), strict=True):
             if start + row < other:
                 parent[find(int(other))] = find(int(start + row))
     groups: defaultdict[int, list[int]] = defaultdict(list)
-    for at, position in enumerate(known):
+    for at, position in enumerate(positions):
         groups[find(at)].append(position)
     return [group for group in groups.values() if len(group) > 1]
 

@@ -19,7 +19,7 @@ from library.data.survey import Survey
 
 LEFT_OVER = Message("there are more than needed")
 HELD_OUT = Message("the same file or a copy of it is held out for validation")
-TOLD_ELSEWHERE = "its caption is in {file}: change it there, and open its folder to change the image"
+CAPTION_ELSEWHERE = "its caption is in {file}: change it there, and open its folder to change the image"
 ELSEWHERE = "it lies outside of the opened folder: open {folder} to change it"
 
 
@@ -61,22 +61,22 @@ def scan_sources(
 
 def guard(config: RunConfig, may: May) -> None:
     """Raise ConfigError when a config names a path that may not be read."""
-    named: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for dataset in datasets.load_datasets(config):
         for subset in dataset.subsets:
-            second = (subset.conditioning_data_dir, *subset.control_directories)
-            named |= dict.fromkeys(p for p in (subset.image_dir, subset.metadata_file, *second) if p)
-            _check_allowed(named, may)
+            second_folders = (subset.conditioning_data_dir, *subset.control_directories)
+            paths |= dict.fromkeys(p for p in (subset.image_dir, subset.metadata_file, *second_folders) if p)
+            _check_allowed(paths, may)
             if subset.metadata_file:
                 entries = metadata.read_metadata_file(subset.metadata_file, subset.image_dir)
-                named |= dict.fromkeys(
+                paths |= dict.fromkeys(
                     os.path.dirname(path) for entry in entries for path in (entry.path, *entry.controls)
                 )
-    _check_allowed(named, may)
+    _check_allowed(paths, may)
 
 
-def _check_allowed(named: dict[str, None], may: May) -> None:
-    if outside := [path for path in named if not may(path)]:
+def _check_allowed(paths: dict[str, None], may: May) -> None:
+    if outside := [path for path in paths if not may(path)]:
         raise ConfigError(
             "{some}: outside of the folders of this page; start it with --root FOLDER", some=some(outside)
         )
@@ -86,30 +86,30 @@ def _check_allowed(named: dict[str, None], may: May) -> None:
 
 
 class _Places:
-    """The sources of images, each with a short name of its own."""
+    """The sources of images, each with a short, unique name for the page."""
 
-    def __init__(self, collection: ImageCollection, found: Survey) -> None:
-        self.collection, self.found = collection, found
-        self.known: dict[tuple[int, str], ImageFolder] = {}
-        every = [(i, s) for i, dataset in enumerate(found.images.datasets) for s in dataset.subsets]
+    def __init__(self, collection: ImageCollection, survey: Survey) -> None:
+        self.collection, self.survey = collection, survey
+        self.by_source: dict[tuple[int, str], ImageFolder] = {}
+        subsets = [(i, s) for i, dataset in enumerate(survey.images.datasets) for s in dataset.subsets]
         self.shared = Counter(
-            source_of_subset(subset) for subset in {id(subset): subset for _, subset in every}.values()
+            source_of_subset(subset) for subset in {id(subset): subset for _, subset in subsets}.values()
         )
-        self.made: dict[int, ImageFolder] = {}  # by id of the subset, which may be trained at several sizes
-        self.own = {place.path: place for place in collection.places}
-        for position, subset in every:
+        self.by_subset: dict[int, ImageFolder] = {}  # by id of the subset, which may be trained at several sizes
+        self.opened = {place.path: place for place in collection.places}
+        for position, subset in subsets:
             self._make(position, subset)
 
     def of(self, image: Image) -> ImageFolder:
-        return self.known[image.dataset, source_of_subset(image.subset)]
+        return self.by_source[image.dataset, source_of_subset(image.subset)]
 
     def _make(self, position: int, subset: SubsetConfig) -> None:
         path = source_of_subset(subset)
-        if path in self.own:
-            self.known[position, path] = self.own[path]
+        if path in self.opened:
+            self.by_source[position, path] = self.opened[path]
             return
-        if id(subset) in self.made:
-            self.known[position, path] = self.made[id(subset)]
+        if id(subset) in self.by_subset:
+            self.by_source[position, path] = self.by_subset[id(subset)]
             return
         name = path
         if subset.is_reg:  # <folder>/<repeats>_<words>
@@ -117,10 +117,10 @@ class _Places:
         elif subset.metadata_file:
             name = Path(path).name
         if self.shared[path] > 1:
-            name += f" · {' × '.join(map(str, self.found.images.datasets[position].resolution or ()))}"
+            name += f" · {' × '.join(map(str, self.survey.images.datasets[position].resolution or ()))}"
         if any(place.folder == name for place in self.collection.places):
             name = f"{path} (data set {position + 1})"
-        template = TOLD_ELSEWHERE if subset.metadata_file else ELSEWHERE
+        template = CAPTION_ELSEWHERE if subset.metadata_file else ELSEWHERE
         words = Message(template, file=Path(path).name, folder=path)
         place = ImageFolder(
             name,
@@ -133,7 +133,7 @@ class _Places:
         )
         if not subset.num_repeats:
             place.unused = Message("it has 0 repeats")
-        self.known[position, path] = self.made[id(subset)] = place
+        self.by_source[position, path] = self.by_subset[id(subset)] = place
         self.collection.places.append(place)
 
 
@@ -143,44 +143,45 @@ def source_of_subset(subset: SubsetConfig) -> str:
 
 def _add_images(collection: ImageCollection, survey: Survey, report: Report | None) -> None:
     """Add the trainer's images to a collection, except those that it already has."""
-    places, own = _Places(collection, survey), {picture.path: picture for picture in collection.pictures}
+    places, opened_pictures = _Places(collection, survey), {picture.path: picture for picture in collection.pictures}
     added: list[Picture] = []
     learned: set[tuple[str, int]] = set()
     for image in survey.images.items:
         mark = image.path, survey.images.datasets[image.dataset].table
-        if image.path not in own and mark not in learned:  # else it is there at another size
+        if image.path not in opened_pictures and mark not in learned:  # else it is there at another size
             added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
         learned.add(mark)
     for image in survey.images.validation.items if survey.images.validation else ():
         mark = image.path, survey.images.datasets[image.dataset].table
         if mark in learned:
             continue  # in both parts, as in a state of an earlier version: it counts as one for training
-        if image.path in own:
-            own[image.path].role, own[image.path].repeats = "held", 1
+        if image.path in opened_pictures:
+            opened_pictures[image.path].role, opened_pictures[image.path].repeats = "held", 1
         else:
             added.append(_picture_of_image(survey, places.of(image), image, "held"))
         learned.add(mark)
     for image in survey.copies:
         added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
         added[-1].unused = HELD_OUT
-    added += _left_out(survey, places, {*own, *(picture.path for picture in added)})
-    there = [picture for picture in added if picture.modified]  # of the others there may be only latents
-    fits = [picture.size for picture in there]
-    scanning.examine_pictures(collection, there, report)
-    for picture, size in zip(there, fits, strict=True):
-        picture.size = picture.size if picture.broken or not min(size) else size  # a metadata file takes precedence
+    added += _unused_pictures(survey, places, {*opened_pictures, *(picture.path for picture in added)})
+    existing = [picture for picture in added if picture.modified]  # of the others only cached latents may exist
+    survey_sizes = [picture.size for picture in existing]
+    scanning.examine_pictures(collection, existing, report)
+    for picture, size in zip(existing, survey_sizes, strict=True):
+        # A size in a metadata file takes precedence over the file's own.
+        picture.size = picture.size if picture.broken or not min(size) else size
         if picture.fit is None and not picture.broken and not picture.unused:
             picture.unused = Message("the training leaves it out")
-    many = Counter(picture.folder for picture in added)
+    image_counts = Counter(picture.folder for picture in added)
     for place in collection.places:
-        place.images += many[place.folder]
+        place.images += image_counts[place.folder]
     collection.places = [place for place in collection.places if place.images]
     collection.hold([*collection.pictures, *added])
 
 
 def _picture_of_image(survey: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
     has_metadata = bool(image.subset.metadata_file)
-    picture = _bare(survey, place, image.path, image.subset)
+    picture = _unscanned_picture(survey, place, image.path, image.subset)
     picture.repeats, picture.size, picture.fit, picture.role = image.repeats, image.size, image.fit, role
     if has_metadata:
         picture.caption = image.caption
@@ -189,8 +190,8 @@ def _picture_of_image(survey: Survey, place: ImageFolder, image: Image, role: st
     return picture
 
 
-def _bare(survey: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -> Picture:
-    """An image of which only the file is known."""
+def _unscanned_picture(survey: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -> Picture:
+    """Return an image with what its file and its source say, not yet scanned."""
     folder, name = os.path.split(path)
     file = survey.files(folder).images.get(name)
     inner = name
@@ -205,21 +206,21 @@ def _bare(survey: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -
     return picture
 
 
-def _left_out(survey: Survey, places: _Places, seen: set[str]) -> list[Picture]:
-    """Images in the trainer's sources that are not used: surplus, damaged, or not in the metadata file."""
-    spare, pictures = set(survey.unused), []
+def _unused_pictures(survey: Survey, places: _Places, listed_paths: set[str]) -> list[Picture]:
+    """Return images in the trainer's sources that are not used: surplus, damaged, or not in the metadata file."""
+    surplus, pictures = set(survey.unused), []
     for position, dataset in enumerate(survey.images.datasets):
         for subset in dataset.subsets:
-            place = places.known[position, source_of_subset(subset)]
-            if not subset.image_dir or place.path in places.own:
+            place = places.by_source[position, source_of_subset(subset)]
+            if not subset.image_dir or place.path in places.opened:
                 continue
-            here: Listing = survey.files(subset.image_dir)
-            for path in (here.path(name) for name in here.images if here.path(name) not in seen):
-                picture = _bare(survey, place, path, subset)
-                if path in spare:
+            listing: Listing = survey.files(subset.image_dir)
+            for path in (listing.path(name) for name in listing.images if listing.path(name) not in listed_paths):
+                picture = _unscanned_picture(survey, place, path, subset)
+                if path in surplus:
                     picture.unused = LEFT_OVER
                 elif subset.metadata_file:
                     picture.unused = Message("{file} does not list it", file=Path(subset.metadata_file).name)
                 pictures.append(picture)
-            seen |= {picture.path for picture in pictures}
+            listed_paths |= {picture.path for picture in pictures}
     return pictures

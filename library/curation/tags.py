@@ -34,9 +34,10 @@ class Edit:
             )
 
     def apply(self, caption: str) -> str:
-        """A caption after the edit, line by line; lines without a change are preserved exactly."""
+        """Return a caption after the edit, line by line; lines without a change are preserved exactly."""
         if self.action == "replace_text":
             flags = 0 if self.match_case else re.IGNORECASE
+            # A function, since a text would be read as a template: "\1" in it as a group.
             return re.sub(re.escape(self.find), lambda _: self.put, caption, flags=flags)
         if not caption.strip() and self.action == "add":
             return self._joined(split_tags(self.put, self.separator))
@@ -51,25 +52,25 @@ class Edit:
         return line if new == old else self._joined(new) + line[len(bare) :]
 
     def _added(self, old: list[str]) -> list[str]:
-        there = set(map(self._key, old))
-        fresh = [tag for tag in split_tags(self.put, self.separator) if self._key(tag) not in there]
-        return [*old, *fresh] if self.at_end else [*fresh, *old]
+        present = set(map(self._key, old))
+        new_tags = [tag for tag in split_tags(self.put, self.separator) if self._key(tag) not in present]
+        return [*old, *new_tags] if self.at_end else [*new_tags, *old]
 
     def _removed(self, old: list[str]) -> list[str]:
         gone = set(map(self._key, split_tags(self.find, self.separator)))
         return [tag for tag in old if self._key(tag) not in gone]
 
     def _replaced(self, old: list[str]) -> list[str]:
-        """The new tags replace the first of the old ones; a tag that exists already is not duplicated."""
+        """Put the new tags in place of the first of the old ones; a tag that exists already is not duplicated."""
         gone = set(map(self._key, split_tags(self.find, self.separator)))
         if gone.isdisjoint(map(self._key, old)):
             return old
-        new, there = [], {self._key(tag) for tag in old} - gone
-        fresh = [tag for tag in split_tags(self.put, self.separator) if self._key(tag) not in there]
+        new, present = [], {self._key(tag) for tag in old} - gone
+        new_tags = [tag for tag in split_tags(self.put, self.separator) if self._key(tag) not in present]
         for tag in old:
             if self._key(tag) in gone:
-                new += fresh
-                fresh = []
+                new += new_tags
+                new_tags = []
             else:
                 new.append(tag)
         return new
@@ -87,25 +88,26 @@ def split_tags(text: str, separator: str = ",") -> list[str]:
 
 
 def tag_key(tag: str) -> str:
-    """The same for all spellings of a tag: upper and lower case, underscores and spaces."""
+    # Taggers write underscores where people write spaces.
     return tag.strip().replace("_", " ").casefold()
 
 
 def frequencies(captions: Iterable[str], separator: str = ",", prefix: str = "") -> list[tuple[str, int]]:
-    """The number of captions with each tag, the most frequent first. Case is ignored."""
+    """Count the captions with each tag, the most frequent first. Case is ignored; the first spelling is returned."""
     counted: Counter[str] = Counter()
-    shown: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for caption in captions:
-        found = [tag for line in caption.splitlines() for tag in split_tags(line, separator)]
-        counted.update({tag.casefold() for tag in found})
-        for tag in found:
-            shown.setdefault(tag.casefold(), tag)
-    wanted = prefix.casefold()
+        tags = [tag for line in caption.splitlines() for tag in split_tags(line, separator)]
+        counted.update({tag.casefold() for tag in tags})
+        for tag in tags:
+            spellings.setdefault(tag.casefold(), tag)
+    search_text = prefix.casefold()
     ranked = sorted(counted.items(), key=lambda pair: (-pair[1], pair[0]))
-    return [(shown[key], count) for key, count in ranked if wanted in key]
+    return [(spellings[key], count) for key, count in ranked if search_text in key]
 
 
 def trigger(word: str) -> Callable[[str], bool]:
-    """A test whether a caption has the trigger word, as a whole word; case is ignored."""
+    """Return a test whether a caption has the trigger word, as a whole word; case is ignored."""
+    # \b would fail at a trigger word that begins or ends with a sign, such as <cat>.
     pattern = re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE)
     return lambda caption: pattern.search(caption) is not None

@@ -37,45 +37,45 @@ def thumb(path: str | Path, side: int = SIDES[0], upright: bool = False) -> byte
     if side not in SIDES:
         raise ConfigError("side is {side}: use one of {sides}", side=side, sides=", ".join(map(str, SIDES)))
     try:
-        about = os.stat(path)
+        status = os.stat(path)
     except OSError:
         raise ConfigError("{path} is not there", path=path) from None
     turn = orientation.orientation(path) if upright else orientation.UPRIGHT
     turned = f"|{turn}" if turn != orientation.UPRIGHT else ""
-    known = f"{os.path.abspath(path)}|{about.st_mtime_ns}|{about.st_size}|{side}{turned}".encode(
+    key = f"{os.path.abspath(path)}|{status.st_mtime_ns}|{status.st_size}|{side}{turned}".encode(
         "utf-8", "surrogateescape"
     )
-    name = hashlib.blake2b(known, digest_size=16).hexdigest()
-    kept = thumbnail_folder() / name[:2] / f"{name}.webp"
+    name = hashlib.blake2b(key, digest_size=16).hexdigest()
+    cached_file = thumbnail_folder() / name[:2] / f"{name}.webp"
     try:
-        return kept.read_bytes()
+        return cached_file.read_bytes()
     except OSError:
         pass
-    made = _thumbnail(path, side, upright)
+    thumbnail = _thumbnail(path, side, upright)
     with contextlib.suppress(ConfigError, OSError):  # a full or read-only disk: it is not cached
-        write_atomic(kept, made)
+        write_atomic(cached_file, thumbnail)
     if time.time() - _pruned[0] > DAY:
         _pruned[0] = time.time()
         threading.Thread(target=prune_thumbnails, name="thumbnails", daemon=True).start()
-    return made
+    return thumbnail
 
 
 def open_image(path: str | Path) -> Image.Image:
-    """An image after checks of its header and size. Raises ConfigError otherwise."""
-    extensions()
+    """Open an image after checks of its header and size. Raises ConfigError when they fail."""
+    extensions()  # registers the decoders of AVIF and JPEG XL
     try:
-        with_limit = Image.open(path)
+        image = Image.open(path)
     except Exception as error:  # decoders' exceptions have no common class
         raise ConfigError("{path} cannot be read as an image: {kind}", path=path, kind=type(error).__name__) from error
-    if with_limit.width * with_limit.height > PIXELS:
-        with_limit.close()
+    if image.width * image.height > PIXELS:
+        image.close()
         raise ConfigError(
             "{path} has {width} x {height} pixels, too many to be shown",
             path=path,
-            width=with_limit.width,
-            height=with_limit.height,
+            width=image.width,
+            height=image.height,
         )
-    return with_limit
+    return image
 
 
 def prune_thumbnails(limit: int = LIMIT) -> int:
@@ -83,28 +83,30 @@ def prune_thumbnails(limit: int = LIMIT) -> int:
     files = []
     for path in thumbnail_folder().glob("*/*.webp"):
         try:
-            about = path.stat()
-            files.append((about.st_mtime, about.st_size, path))
+            status = path.stat()
+            files.append((status.st_mtime, status.st_size, path))
         except OSError:
             continue
-    left = sum(size for _, size, _ in files)
+    total_bytes = sum(size for _, size, _ in files)
     for _, size, path in sorted(files):
-        if left <= limit:
+        if total_bytes <= limit:
             break
         path.unlink(missing_ok=True)
-        left -= size
-    return left
+        total_bytes -= size
+    return total_bytes
 
 
 def _thumbnail(path: str | Path, side: int, upright: bool) -> bytes:
     with _at_once, open_image(path) as image:
         try:
             image.draft("RGB", (side, side))  # JPEG is decoded at down to an eighth of its size where that is enough
-            shown = orientation.upright(image) if upright else image
-            small = shown.convert("RGBA" if "A" in shown.getbands() or "transparency" in shown.info else "RGB")
-            small.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+            oriented = orientation.upright(image) if upright else image
+            thumbnail = oriented.convert(
+                "RGBA" if "A" in oriented.getbands() or "transparency" in oriented.info else "RGB"
+            )
+            thumbnail.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         except Exception as error:
             raise ConfigError("{path} cannot be decoded: {kind}", path=path, kind=type(error).__name__) from error
     out = io.BytesIO()
-    small.save(out, "WEBP", quality=82, method=2)
+    thumbnail.save(out, "WEBP", quality=82, method=2)
     return out.getvalue()

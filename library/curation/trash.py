@@ -87,12 +87,12 @@ class Change:
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         if kind is not None and not self.keep:
-            _take_back(self.root, self.folder)
+            _undo_journal(self.root, self.folder)
             self._note(UNDONE)
         elif self.count:
             self._note(DONE)
         else:
-            shutil.rmtree(self.folder, ignore_errors=True)  # it is empty, as nothing was changed
+            shutil.rmtree(self.folder, ignore_errors=True)  # nothing was changed, so nothing has to be kept
 
     def write(self, texts: Mapping[Path, str], report: Report | None = None) -> int:
         """Write text files, each atomically. Returns how many differ from their previous content."""
@@ -166,33 +166,33 @@ class Change:
             os.fsync(file.fileno())
 
     def _note(self, state: str) -> None:
-        about = {"title": self.title, "when": self.when, "state": state, "count": self.count, **process.identity()}
-        write_atomic(self.folder / ABOUT, json.dumps(about, indent=1))
+        facts = {"title": self.title, "when": self.when, "state": state, "count": self.count, **process.identity()}
+        write_atomic(self.folder / ABOUT, json.dumps(facts, indent=1))
 
 
 def history(root: str | Path) -> list[PastChange]:
-    return [past for past in _all(Path(root).resolve()) if past.state != UNDONE][:MAX_CHANGES_SHOWN]
+    return [past for past in _past_changes(Path(root).resolve()) if past.state != UNDONE][:MAX_CHANGES_SHOWN]
 
 
 def undo(root: str | Path, report: Report | None = None) -> Undone:
     """Undo the last change. Raises ConfigError when there is none, or when it is still in progress."""
     root = Path(root).resolve()
     with lock(root):
-        last = next((past for past in _all(root) if past.state != UNDONE), None)
+        last = next((past for past in _past_changes(root) if past.state != UNDONE), None)
         if last is None:
             raise ConfigError("there is nothing to undo")
-        about = _read_change_facts(last.folder)
-        if last.state == OPEN and process.alive(about):
+        facts = _read_change_facts(last.folder)
+        if last.state == OPEN and process.alive(facts):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=repr(last.title))
-        count, left = _take_back(root, last.folder, report)
-        write_atomic(last.folder / ABOUT, json.dumps({**about, "state": UNDONE}, indent=1))
-        return Undone(last.title, count, tuple(left))
+        count, altered = _undo_journal(root, last.folder, report)
+        write_atomic(last.folder / ABOUT, json.dumps({**facts, "state": UNDONE}, indent=1))
+        return Undone(last.title, count, tuple(altered))
 
 
 def changed_texts(root: str | Path, change: str) -> list[TextChange]:
-    """The text files that a change wrote, by its id. Raises ConfigError when there is no such change."""
+    """Return the text files that a change wrote, by its id. Raises ConfigError when there is no such change."""
     root = Path(root).resolve()
-    past = next((past for past in _all(root) if past.id == change), None)
+    past = next((past for past in _past_changes(root) if past.id == change), None)
     if past is None:
         raise ConfigError("this change is not there any more: open the folder again")
     changes: dict[Path, tuple[str | None, str]] = {}
@@ -219,13 +219,13 @@ def _trash(root: Path) -> Path:
     return trash
 
 
-def _all(root: Path) -> Iterator[PastChange]:
-    """Every change, the last one first."""
+def _past_changes(root: Path) -> Iterator[PastChange]:
+    """Yield all changes, the last one first."""
     for day in sorted(_folders_below(_trash(root)), reverse=True):
         for folder in sorted(_folders_below(day), reverse=True):
-            if about := _read_change_facts(folder):
-                count = about.get("count") or sum(1 for _ in _journal_lines(folder))
-                yield PastChange(folder, str(about.get("title")), float(about["when"]), str(about.get("state")), count)
+            if facts := _read_change_facts(folder):
+                count = facts.get("count") or sum(1 for _ in _journal_lines(folder))
+                yield PastChange(folder, str(facts.get("title")), float(facts["when"]), str(facts.get("state")), count)
 
 
 def _folders_below(place: Path) -> list[Path]:
@@ -237,44 +237,48 @@ def _folders_below(place: Path) -> list[Path]:
 
 def _read_change_facts(folder: Path) -> JsonObject:
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        return about if isinstance(about, dict) and isinstance(about.get("when"), int | float) else {}
+        facts = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        return facts if isinstance(facts, dict) and isinstance(facts.get("when"), int | float) else {}
     except (OSError, ValueError):
         return {}
 
 
 def _journal_lines(folder: Path) -> Iterator[JsonObject]:
-    """The lines of the journal. An incomplete last line is skipped: its step was not started."""
+    """Yield the lines of the journal. An incomplete last line is skipped: its step was not started."""
     try:
         text = (folder / JOURNAL).read_text(encoding="ascii", errors="replace")
     except OSError:
         return
     for line in text.splitlines():
         try:
-            found = json.loads(line)
+            step = json.loads(line)
         except ValueError:
             return
-        if isinstance(found, dict):
-            yield found
+        if isinstance(step, dict):
+            yield step
 
 
 # ---- undoing
 
 
-def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[int, list[str]]:
-    """Undo a journal from its end. Returns the number of undone steps, and the files altered since. Idempotent."""
+def _undo_journal(root: Path, folder: Path, report: Report | None = None) -> tuple[int, list[str]]:
+    """Undo a journal from its end. Return the number of undone steps, and the files altered since. Idempotent, so that
+    it can continue after a crash."""
     lines = list(_journal_lines(folder))[::-1]
-    step = partial(_take_back_one, root, folder)
+    step = partial(_undo_step, root, folder)
     only_texts = all("write" in line for line in lines) and len({str(line["write"]) for line in lines}) == len(lines)
     # Texts of different files do not depend on each other; moves do.
-    done = spread(step, lines, report, Message("undoing")) if only_texts else list(map(step, lines))
-    left = [str(next(iter(line.values()), "")) for line, one in zip(lines, done, strict=True) if one is None]
+    outcomes = spread(step, lines, report, Message("undoing")) if only_texts else list(map(step, lines))
+    altered = [
+        str(next(iter(line.values()), "")) for line, outcome in zip(lines, outcomes, strict=True) if outcome is None
+    ]
     _remove_empty(root, lines)
-    _sweep(root, lines)
-    return sum(map(bool, done)), left
+    _remove_temporary_files(root, lines)
+    return sum(map(bool, outcomes)), altered
 
 
-def _take_back_one(root: Path, folder: Path, line: JsonObject) -> bool | None:
+# The journal is written before its steps, so after a crash some of them were never done.
+def _undo_step(root: Path, folder: Path, line: JsonObject) -> bool | None:
     """Undo one step. True: undone; False: it had not been done; None: the file was altered since."""
     kind = next(iter(line), "")
     try:
@@ -298,13 +302,13 @@ def _unwrite(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | N
 
 
 def _unmove(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
-    there = _inside(root, _validated_path(root, line.get("to")), own=folder)
-    if not os.path.lexists(there):
+    kept_file = _inside(root, _validated_path(root, line.get("to")), trash_folder=folder)
+    if not os.path.lexists(kept_file):
         return False if os.path.lexists(path) else None
     if os.path.lexists(path):
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.rename(there, path)
+    os.rename(kept_file, path)
     return True
 
 
@@ -335,8 +339,8 @@ def _remove_empty(root: Path, lines: Iterable[JsonMapping]) -> None:
             place = place.parent
 
 
-def _sweep(root: Path, lines: Iterable[JsonMapping]) -> None:
-    """Remove temporary files of a killed process beside the files of a change."""
+def _remove_temporary_files(root: Path, lines: Iterable[JsonMapping]) -> None:
+    """Remove temporary files that a killed process has left beside the files of a change."""
     names: dict[Path, set[str]] = {}
     for line in lines:
         try:
@@ -344,12 +348,12 @@ def _sweep(root: Path, lines: Iterable[JsonMapping]) -> None:
             names.setdefault(path.parent, set()).add(path.name)
         except ConfigError:
             continue
-    for folder, own in names.items():
-        clean_up(folder, own.__contains__)
+    for folder, file_names in names.items():
+        clean_up(folder, file_names.__contains__)
 
 
 def _validated_path(root: Path, name: Any) -> Path:
-    """A path of a journal, validated: a folder from elsewhere may contain a malicious journal."""
+    """Return a path of a journal after checks: a data folder from elsewhere may contain a malicious journal."""
     pure = PurePosixPath(name) if isinstance(name, str) else PurePosixPath("/")
     foreign = os.name == "nt" and any(sign in str(name) for sign in "\\:")
     if pure.is_absolute() or ".." in pure.parts or foreign or not pure.parts:
@@ -357,17 +361,20 @@ def _validated_path(root: Path, name: Any) -> Path:
     return root / pure
 
 
-def _inside(root: Path, path: Path, own: Path | None = None) -> Path:
-    """A path whose folder, with links resolved, is in the data folder, and not in the trash except in `own`."""
+def _inside(root: Path, path: Path, trash_folder: Path | None = None) -> Path:
+    """Return a path whose folder, with links resolved, is in the data folder, and in the trash only below
+    `trash_folder`.
+
+    Raises ConfigError for others."""
     real = path.parent.resolve() / path.name
     outside = not real.is_relative_to(root) or real == root or path.name == ".."
-    if outside or (FOLDER in real.relative_to(root).parts and not (own and real.is_relative_to(own))):
+    if outside or (FOLDER in real.relative_to(root).parts and not (trash_folder and real.is_relative_to(trash_folder))):
         raise ConfigError("{path} is not inside of {root}: nothing was changed", path=path, root=root)
     return real
 
 
 def _read_text_of(path: Path) -> str | None:
-    """The text of a file, with other bytes than UTF-8 as surrogate escapes. None: there is no file."""
+    """Return the text of a file, with bytes that are not UTF-8 as surrogate escapes. None: there is no file."""
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:

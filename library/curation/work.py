@@ -40,8 +40,8 @@ class BackgroundTask:
         except OSError as error:
             self.error = f"{error.filename or 'A file'}: {error.strerror or error}"
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            self.error = Message("This should not have happened ({error}).", error=what)
+            description = f"{type(error).__name__}: {error}"
+            self.error = Message("This should not have happened ({error}).", error=description)
             raise
 
     def _report(self, phase: Message, done: int, total: int) -> None:

@@ -55,12 +55,13 @@ def advice_sentence(facts: MachineFacts) -> Message:
         how = Message("with compile") if facts.compiles else Message("without compile")
         template = "without a GPU only tiny models can be trained, {how}; rent or add an NVIDIA GPU of 8 GB or more"
         return Message(template, how=how)
-    known = fitting_presets(facts).items()
-    ready = [
-        Message("{model} LoRA: preset {name}", model=families.facts_of(one).title, name=name) for one, name in known
+    presets = fitting_presets(facts).items()
+    sentences = [
+        Message("{model} LoRA: preset {name}", model=families.facts_of(family).title, name=name)
+        for family, name in presets
     ]
-    if not ready:
-        ready.append(Message("no preset fits into so little memory; 8 GB are the least"))
+    if not sentences:
+        sentences.append(Message("no preset fits into so little memory; 8 GB are the least"))
     if facts.fp8:
-        ready.append(Message("fp8 works, which speeds up a frozen base"))
-    return join_messages([format_changes(advised_for_machine(facts)), *ready], "; ")
+        sentences.append(Message("fp8 works, which speeds up a frozen base"))
+    return join_messages([format_changes(advised_for_machine(facts)), *sentences], "; ")

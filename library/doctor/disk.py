@@ -20,11 +20,11 @@ def check_disk() -> MachineFinding:
     if free < LEAST_SPACE:
         template = "{size} GB free in {folder}: nothing can be saved; free some space"
         return bad("disk", Message(template, size=f"{free:.2f}", folder=Path.cwd()), free_gb=round(free, 2))
-    known = {"size": f"{free:.0f}", "folder": Path.cwd()}
+    values = {"size": f"{free:.0f}", "folder": Path.cwd()}
     if free < FREE_SPACE:
         template = "{size} GB free in {folder}; checkpoints and caches soon need more"
-        return hint("disk", Message(template, **known), free_gb=round(free, 1))
-    return ok("disk", Message("{size} GB free in {folder}", **known), free_gb=round(free, 1))
+        return hint("disk", Message(template, **values), free_gb=round(free, 1))
+    return ok("disk", Message("{size} GB free in {folder}", **values), free_gb=round(free, 1))
 
 
 def check_folders() -> MachineFinding:
@@ -34,7 +34,7 @@ def check_folders() -> MachineFinding:
         place = Path(path)
         while not place.exists():
             place = place.parent
-        if why := _unwritable(place):
+        if why := _why_unwritable(place):
             template = "{path} cannot be written ({why}); change its owner, or the place it is in"
             return bad("folders", Message(template, path=path, why=why), **where)
     return ok("folders", Message("models in {models}, compiled code in {compiled}, runs in {runs}", **where), **where)
@@ -50,7 +50,7 @@ def compiled_code() -> MachineFinding:
     return ok("cache", Message(template, size=f"{size / 1e9:.2f}", folder=root), folder=str(root), bytes=size)
 
 
-def _unwritable(folder: Path) -> str:
+def _why_unwritable(folder: Path) -> str:
     """Return why no file can be written in a folder, "" if one can."""
     # Really write one, as a full disk has permission but no space.
     try:

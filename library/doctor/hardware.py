@@ -46,19 +46,19 @@ def gpu() -> MachineFinding:
         return hint("gpu", Message("none found; training runs on the CPU, which is too slow for full-size models"))
     devices = []
     for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
+        properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
         devices.append(
             {
-                "name": about.name,
+                "name": properties.name,
                 "memory_gb": round(total / 2**30, 1),
                 "free_gb": round(free / 2**30, 1),
-                "capability": f"{about.major}.{about.minor}",
+                "capability": f"{properties.major}.{properties.minor}",
                 "bf16": torch.cuda.is_bf16_supported(including_emulation=False) if index == 0 else None,
             }
         )
     template = "{name}, {memory_gb} GB ({free_gb} free), capability {capability}"
-    return ok("gpu", join_messages([Message(template, **about) for about in devices], "; "), devices=devices)
+    return ok("gpu", join_messages([Message(template, **device) for device in devices], "; "), devices=devices)
 
 
 def driver() -> MachineFinding:
@@ -79,9 +79,9 @@ def compiler() -> MachineFinding:
     except Exception:
         template = "no C++ compiler found; --compile on the CPU needs one: {how}"
         return hint("compiler", Message(template, how=how_to_get_compiler()))
-    asked = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
-    shown = asked.stdout.splitlines()  # in the system's language and encoding
-    return ok("compiler", shown[0] if shown else str(path), path=str(path))
+    completed = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    lines = completed.stdout.splitlines()  # in the system's language and encoding
+    return ok("compiler", lines[0] if lines else str(path), path=str(path))
 
 
 def how_to_get_compiler() -> MessageLike:
@@ -104,22 +104,22 @@ def compile_gpu() -> MachineFinding:
 def compile_on(device: str) -> MachineFinding:
     """Compile with inductor, forward and backward."""
     # A real compilation is what a training with --compile will do on this device.
-    if reason := _hindered(device):
+    if reason := _compile_obstacle(device):
         text = Message("does not work on {device}: {reason}", device=device, reason=reason)
         return hint("compile", text, device=device, works=False)
 
     def tiny(x: torch.Tensor) -> torch.Tensor:
         return (torch.nn.functional.silu(x) @ x.T).sin().mean()
 
-    given = torch.randn(32, 32, device=device, requires_grad=True)
+    sample = torch.randn(32, 32, device=device, requires_grad=True)
     began, stats = time.perf_counter(), torch_private.compile_counters("stats")
     graphs = stats["unique_graphs"]
     try:
-        plain, compiled = tiny(given), torch.compile(tiny, backend="inductor", fullgraph=True)(given)
-        (wanted,), (got,) = torch.autograd.grad(plain, given), torch.autograd.grad(compiled, given)
-        if not (torch.allclose(plain, compiled, atol=1e-4) and torch.allclose(wanted, got, atol=1e-4)):
+        plain, compiled = tiny(sample), torch.compile(tiny, backend="inductor", fullgraph=True)(sample)
+        (expected_grad,), (compiled_grad,) = torch.autograd.grad(plain, sample), torch.autograd.grad(compiled, sample)
+        if not (torch.allclose(plain, compiled, atol=1e-4) and torch.allclose(expected_grad, compiled_grad, atol=1e-4)):
             raise RuntimeError("the compiled function computes something else")
-        if stats["unique_graphs"] == graphs:
+        if stats["unique_graphs"] == graphs:  # PyTorch may fall back to running the function uncompiled
             raise RuntimeError("it was run, and not compiled")
     except Exception as error:
         template = "does not work on {device}: {reason}; train without --compile"
@@ -131,31 +131,31 @@ def compile_on(device: str) -> MachineFinding:
     return ok("compile", text, device=device, works=True, seconds=round(seconds, 2))
 
 
-def _hindered(device: str) -> MessageLike:
+def _compile_obstacle(device: str) -> MessageLike:
     """Return a known obstacle to compiling, "" if there is none."""
     if off := next((name for name in SWITCHED_OFF if os.environ.get(name, "0") not in ("", "0")), ""):
         return Message("{name} in the environment switches it off; unset it", name=off)
-    usual = Compile()
+    default_options = Compile()
     try:
         cache.use_cache(None, torch.device(device))
-        found = [
+        obstacles = [
             problem.about if problem.option else problem
-            for problem in find_compile_problems(usual, torch.device(device))
+            for problem in find_compile_problems(default_options, torch.device(device))
         ]
     except ConfigError as error:
         return error.said
-    return found[0] if found else ""
+    return obstacles[0] if obstacles else ""
 
 
 def check_attention() -> MachineFinding:
     """Report which attention kernels work, and how fast each is in training."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = kernels.time_attention(device)
+    timings = kernels.time_attention(device)
     extras = kernels.attention_packages()
-    data: JsonObject = {"device": device, "works": list(found), "packages": extras}
+    data: JsonObject = {"device": device, "works": list(timings), "packages": extras}
     if device == "cpu":
         return ok("attention", "", **data)
-    data["ms"] = milliseconds = {name: round(ms, 3) for name, ms in found.items() if ms != float("inf")}
+    data["ms"] = milliseconds = {name: round(ms, 3) for name, ms in timings.items() if ms != float("inf")}
     if not milliseconds:
         return hint("attention", Message("only the plain kernel works, which is slow and takes much memory"), **data)
     times = ", ".join(f"{name} {ms} ms" for name, ms in milliseconds.items())

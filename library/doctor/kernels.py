@@ -20,7 +20,7 @@ def time_attention(device: str) -> dict[str, float]:
     fastest first.
     """
 
-    def both() -> None:
+    def forward_and_backward() -> None:
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
         torch.autograd.grad(out.float().sum(), (q, k, v))
 
@@ -34,11 +34,11 @@ def time_attention(device: str) -> dict[str, float]:
         try:
             with warnings.catch_warnings(action="ignore"), sdpa_kernel(getattr(SDPBackend, backend)):
                 milliseconds[name] = timing.measure_call(
-                    both, torch.device(device), timing.TimingPlan(steps=5, warmup=1)
+                    forward_and_backward, torch.device(device), timing.TimingPlan(steps=5, warmup=1)
                 ).p50
         except (RuntimeError, AttributeError):
             continue
-    if device == "cuda":
+    if device == "cuda":  # sorted last, and left out of the times that are shown
         milliseconds["math"] = float("inf")
     return dict(sorted(milliseconds.items(), key=lambda kernel: kernel[1]))
 
@@ -52,11 +52,11 @@ def fp8_works() -> bool:
     a, b = (torch.randn(64, 64, device="cuda") for _ in range(2))
     (x, by_row), (y, by_column) = _in_8_bits(a), _in_8_bits(b)
     try:
-        got = torch_private.scaled_mm(x, y.t(), by_row, by_column.t())
+        product = torch_private.scaled_mm(x, y.t(), by_row, by_column.t())
     except (RuntimeError, AttributeError, ValueError):
         return False
-    wanted = (x.float() * by_row) @ (y.float() * by_column).t()
-    return bool(torch.allclose(got.float(), wanted, rtol=0.05, atol=0.5))
+    expected = (x.float() * by_row) @ (y.float() * by_column).t()
+    return bool(torch.allclose(product.float(), expected, rtol=0.05, atol=0.5))
 
 
 def _in_8_bits(x: Any) -> tuple[Any, Any]:

@@ -34,18 +34,18 @@ def main(argv: list[str] | None = None) -> int:
     parser = Arguments("kohya doctor", description="Check this machine: GPU, PyTorch, packages, compiling.")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     findings: list[MachineFinding] = []
     with join_work("doctor") as work:
-        for finding in examine_machine(quick=asked.quick):
+        for finding in examine_machine(quick=arguments.quick):
             findings.append(finding)
-            if not asked.json:
+            if not arguments.json:
                 print(finding_line(finding), flush=True)
             work.phase(Message(finding.topic), len(findings))
             work.store({"kind": "doctor", "finished": False, **findings_as_json(findings)})
         work.store({"kind": "doctor", "finished": True, **findings_as_json(findings)})
     healthy = findings_as_json(findings)["healthy"]
-    if asked.json:
+    if arguments.json:
         print(json.dumps(findings_as_json(findings), indent=1, default=str))
     else:
         print("\n" + closing_line(findings))
@@ -76,7 +76,7 @@ def finding_line(finding: MachineFinding) -> str:
 def examine_machine(quick: bool = False) -> Iterator[MachineFinding]:
     """Yield all findings in reading order."""
     # A generator, since loading torch takes seconds.
-    found: list[MachineFinding] = []
+    reported: list[MachineFinding] = []
 
     def findings(checks: Iterable[Callable[[], MachineFinding]]) -> Iterator[MachineFinding]:
         for check in checks:
@@ -89,7 +89,7 @@ def examine_machine(quick: bool = False) -> Iterator[MachineFinding]:
                     check.__name__.removeprefix("check_").replace("_", " "), f"{type(error).__name__}: {error}"
                 )
             if finding.text:
-                found.append(finding)
+                reported.append(finding)
                 yield finding
 
     yield from findings([system, check_packages, foreign_library, check_environment, network])
@@ -105,7 +105,7 @@ def examine_machine(quick: bool = False) -> Iterator[MachineFinding]:
     yield from findings([] if quick else [hardware.compile_cpu, hardware.compile_gpu])
     yield from findings([hardware.check_attention, hardware.tf32, hardware.check_fp8])
     yield from findings(
-        [disk.check_disk, disk.check_folders, disk.compiled_code, home_page, lambda: suggest_settings(found)]
+        [disk.check_disk, disk.check_folders, disk.compiled_code, home_page, lambda: suggest_settings(reported)]
     )
 
 
@@ -131,19 +131,19 @@ def check_packages() -> MachineFinding:
             "packages", Message("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **versions
         )
     locked = locked_versions()
-    other = [
+    different = [
         Message("{name} {version} (tested: {locked})", name=name, version=version, locked=locked[name])
         for name, version in versions.items()
         if version and name in locked and version.split("+")[0] != locked[name]
     ]
-    if other:
+    if different:
         template = "not the tested versions: {versions}; ./setup.sh install sets them"
-        return hint("packages", Message(template, versions=join_messages(other)), **versions)
+        return hint("packages", Message(template, versions=join_messages(different)), **versions)
     return ok("packages", text, **versions)
 
 
 def installed_version(name: str) -> str | None:
-    """The version of an installed package, or None."""
+    """Return the version of an installed package, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -153,21 +153,21 @@ def installed_version(name: str) -> str | None:
 # Other trainers also install a package called `library`, which would shadow ours in a shared environment.
 # Why: docs/decisions/2026-11-20-one-environment-in-the-projects-folder.md
 def foreign_library() -> MachineFinding:
-    """Another project's `library` package would be imported in place of ours, or ours in place of its."""
-    found = list(installation.foreign())
-    return bad("packages", join_messages(found, "; ")) if found else ok("packages", "")
+    """Report another project's `library` package, which would be imported in place of ours, or ours in place of it."""
+    clashes = list(installation.foreign())
+    return bad("packages", join_messages(clashes, "; ")) if clashes else ok("packages", "")
 
 
 def check_environment() -> MachineFinding:
     """Report a cache folder in the environment that cannot be created."""
     # PyTorch exits at it on import.
-    wanted = os.environ.get(surroundings.CACHE)
+    cache_folder = os.environ.get(surroundings.CACHE)
     try:
         surroundings.check_cache_variables()
     except ConfigError as error:
         del os.environ[surroundings.CACHE]  # continue the other checks without it
-        return bad("environment", error.said, folder=wanted)
-    return ok("environment", "", folder=wanted)
+        return bad("environment", error.said, folder=cache_folder)
+    return ok("environment", "", folder=cache_folder)
 
 
 def network() -> MachineFinding:
@@ -175,40 +175,40 @@ def network() -> MachineFinding:
     # Their values may contain passwords, so only names are shown.
     import httpx  # used by huggingface_hub for downloads
 
-    given = {
+    variables = {
         name: value for name, value in os.environ.items() if name.lower() in surroundings.NETWORK_VARIABLES and value
     }
-    wrong: list[Message] = []
-    for name, value in given.items():
+    invalid: list[Message] = []
+    for name, value in variables.items():
         with surroundings.without_network_settings():
             os.environ[name] = value
             try:
                 httpx.Client().close()
             except Exception as error:  # each invalid value raises a different error
-                wrong.append(
+                invalid.append(
                     Message("{name} ({why})", name=name, why=f"{type(error).__name__}: {error}".replace(value, ""))
                 )
             finally:
                 del os.environ[name]
-    if not wrong:
+    if not invalid:
         return ok("network", "")
     template = "models cannot be downloaded nor results uploaded with {variables}; correct what is wrong, or unset it"
-    return hint("network", Message(template, variables=join_messages(wrong)), variables=list(given))
+    return hint("network", Message(template, variables=join_messages(invalid)), variables=list(variables))
 
 
 def suggest_settings(findings: list[MachineFinding]) -> MachineFinding:
     """Recommend settings for this machine, based on the other findings."""
-    said = {finding.topic: finding.data for finding in findings}
-    first: JsonMapping = next(iter(said.get("gpu", {}).get("devices") or ()), {})
+    data_by_topic = {finding.topic: finding.data for finding in findings}
+    first_gpu: JsonMapping = next(iter(data_by_topic.get("gpu", {}).get("devices") or ()), {})
     compiles = {f.data.get("device"): bool(f.data.get("works")) for f in findings if f.topic == "compile"}
-    major, minor = map(int, first.get("capability", "0.0").split("."))
+    major, minor = map(int, first_gpu.get("capability", "0.0").split("."))
     facts = advice.MachineFacts(
-        memory_gb=first.get("memory_gb", 0.0),
+        memory_gb=first_gpu.get("memory_gb", 0.0),
         capability=(major, minor),
-        bf16=bool(first.get("bf16")),
-        fp8=bool(said.get("fp8", {}).get("works")),
+        bf16=bool(first_gpu.get("bf16")),
+        fp8=bool(data_by_topic.get("fp8", {}).get("works")),
         # Untested in a quick look; compiling falls back by itself if it fails.
-        compiles=compiles.get("cuda" if first else "cpu", not compiles),
+        compiles=compiles.get("cuda" if first_gpu else "cpu", not compiles),
     )
     data = {"options": advice.advised_for_machine(facts), "presets": advice.fitting_presets(facts)}
     return ok("settings", advice.advice_sentence(facts), **data)

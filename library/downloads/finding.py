@@ -32,68 +32,75 @@ class FoundModel:
 
 
 def find_models(folders: Iterable[Path], deepest: int = MAX_FOLDER_DEPTH) -> list[FoundModel]:
-    """The models in these folders that a training can use, in the order of their paths, down to `deepest` levels.
+    """Return the models in these folders that a training can use, sorted by path, down to `deepest` levels.
 
     Only headers are read. Damaged files, single shards, and files beyond the limits above are skipped.
     """
-    found = {}
+    models = {}
     for path in _candidates(folders, deepest):
         try:
-            state = path.stat()
-            model = _looked(path, state.st_mtime_ns, state.st_size)
+            status = path.stat()
+            model = _recognise_model(path, status.st_mtime_ns, status.st_size)
         except (ConfigError, OSError):
             continue
         if model:
-            found.setdefault(path.resolve(), model)
-    return sorted(found.values(), key=lambda model: str(model.path).lower())
+            models.setdefault(path.resolve(), model)
+    return sorted(models.values(), key=lambda model: str(model.path).lower())
 
 
-def _candidates(folders: Iterable[Path], deepest: int) -> Iterator[Path]:
+def _candidates(folders: Iterable[Path], max_depth: int) -> Iterator[Path]:
     """Checkpoints and folders of diffusers; links to folders are not followed, hidden folders are skipped."""
-    end, left = time.monotonic() + SEARCH_TIMEOUT, MAX_CHECKED_FILES
+    deadline, remaining_files = time.monotonic() + SEARCH_TIMEOUT, MAX_CHECKED_FILES
     for top in dict.fromkeys(folders):
-        for folder, inside, files in os.walk(top):
-            here = Path(folder)
-            deep = len(here.relative_to(top).parts)
-            inside[:] = sorted(name for name in inside if not name.startswith(".")) if deep < deepest else []
-            if not set(recognition.INDEXES).isdisjoint(files):
-                inside[:] = []
-                yield here
+        for folder, subfolders, files in os.walk(top):
+            folder_path = Path(folder)
+            depth = len(folder_path.relative_to(top).parts)
+            # Assigned in place, as os.walk descends into what is left in the list.
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith(".")) if depth < max_depth else []
+            if not set(recognition.INDEXES).isdisjoint(
+                files
+            ):  # a diffusers model; its parts are no models of their own
+                subfolders[:] = []
+                yield folder_path
                 continue
             for name in sorted(files):
                 if name.endswith(".safetensors") and name[0] != "." and not SHARD.search(Path(name).stem):
-                    left -= 1
-                    yield here / name
-            if left < 0 or time.monotonic() > end:
+                    remaining_files -= 1
+                    yield folder_path / name
+            if remaining_files < 0 or time.monotonic() > deadline:
                 return
 
 
 @lru_cache(maxsize=4096)
-def _looked(path: Path, changed: int, size: int) -> FoundModel | None:
-    """The model in a file, if a training can use it. `changed` (modification time) is part of the key of the cache."""
-    about = recognition.recognise_file(path)
-    uses = {about.family: (MODEL_OPTION,)} if about.family else {}
-    if path.is_file() and not about.family:
+def _recognise_model(path: Path, changed: int, size: int) -> FoundModel | None:
+    """Return the model in a file, if a training can use it. `changed` and `size` are cache keys, so that a replaced
+    file is read again."""
+    recognised = recognition.recognise_file(path)
+    uses = {recognised.family: (MODEL_OPTION,)} if recognised.family else {}
+    if path.is_file() and not recognised.family:
         shapes = weights.header(path)
-        every = {
+        options_by_family = {
             facts.name: tuple(o for o, fits in facts.part_options.items() if fits(shapes))
             for facts in families.all_families()
         }
-        uses = {family: options for family, options in every.items() if options}
-    total = size if path.is_file() else sum(one.stat().st_size for one in path.rglob("*.safetensors"))
-    return FoundModel(path, total, about.words, uses, recognition.proposed_options(path, about)) if uses else None
+        uses = {family: options for family, options in options_by_family.items() if options}
+    total = size if path.is_file() else sum(file.stat().st_size for file in path.rglob("*.safetensors"))
+    if not uses:
+        return None
+    return FoundModel(path, total, recognised.words, uses, recognition.proposed_options(path, recognised))
 
 
 def usual_folders(roots: Iterable[Path]) -> list[Path]:
-    """Usual locations of models: folders called models at or one level below each root, and the cache of the hub."""
-    found = []
+    """Return the usual locations of models: folders called `models` up to two levels below each root, and the hub's
+    cache."""
+    folders = []
     for root in roots:
         if root.name in ("hub", "models"):
-            found.append(root)
+            folders.append(root)
         try:
-            inside = sorted(entry.path for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+            subfolders = sorted(entry.path for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
         except OSError:
             continue
-        found += [Path(one) for one in inside if os.path.basename(one) == "models"]
-        found += [path for one in inside if (path := Path(one, "models")).is_dir()]
-    return list(dict.fromkeys(found))
+        folders += [Path(subfolder) for subfolder in subfolders if os.path.basename(subfolder) == "models"]
+        folders += [path for subfolder in subfolders if (path := Path(subfolder, "models")).is_dir()]
+    return list(dict.fromkeys(folders))

@@ -71,24 +71,26 @@ def repository(name: str, endings: Sequence[str] = (WEIGHTS_SUFFIX,)) -> Reposit
     fails."""
     if not is_repository(name):
         raise ConfigError("{name} is not the name of a repository: write owner/name", name=name[:120])
-    _guard()
-    api, own = huggingface_hub.HfApi(endpoint=constants.ENDPOINT), token() or False
+    _restrict_hosts()
+    # False: send no token; with None, huggingface_hub would look for one in its own files.
+    api, hub_token = huggingface_hub.HfApi(endpoint=constants.ENDPOINT), token() or False
     try:
-        about = hub.answered(lambda: api.model_info(name, token=own, timeout=hub.HUB_TIMEOUT, files_metadata=True))
-        closed = bool(about.gated) and hub.answered(lambda: _is_closed(api, name, own))
+        info = hub.answered(lambda: api.model_info(name, token=hub_token, timeout=hub.HUB_TIMEOUT, files_metadata=True))
+        closed = bool(info.gated) and hub.answered(lambda: _is_closed(api, name, hub_token))
     except Exception as e:  # of the network or the hub, from several libraries
         raise ConfigError(request_failure(name, e)) from e
-    found = {}
-    for file in about.siblings or ():
+    files = {}
+    for file in info.siblings or ():
         sha256 = file.lfs.sha256 if file.lfs else ""
-        if file.rfilename.endswith(tuple(endings)) and isinstance(file.size, int) and about.sha:
-            found[file.rfilename] = RemoteFile(name, file.rfilename, file.size, sha256, about.sha)
-    return Repository(name, found, closed)
+        # Without a size and a commit the download could neither be checked nor resumed.
+        if file.rfilename.endswith(tuple(endings)) and isinstance(file.size, int) and info.sha:
+            files[file.rfilename] = RemoteFile(name, file.rfilename, file.size, sha256, info.sha)
+    return Repository(name, files, closed)
 
 
-def _is_closed(api: huggingface_hub.HfApi, name: str, own: str | bool) -> bool:
+def _is_closed(api: huggingface_hub.HfApi, name: str, hub_token: str | bool) -> bool:
     try:
-        api.auth_check(name, token=own)
+        api.auth_check(name, token=hub_token)
     except errors.GatedRepoError:
         return True
     return False
@@ -116,7 +118,7 @@ def licence(name: str) -> Message:
 
 
 def target_path(folder: Path, file: RemoteFile, endings: Sequence[str] = (WEIGHTS_SUFFIX,)) -> Path:
-    """The target of a file: FOLDER/REPOSITORY/NAME. Raises ConfigError for unsafe names."""
+    """Return the target of a file: FOLDER/REPOSITORY/NAME. Raises ConfigError for unsafe names."""
     parts = (file.repository.rpartition("/")[2], file.name)
     for part in parts:
         if not SAFE_NAME.fullmatch(part) or RESERVED.fullmatch(part):
@@ -133,12 +135,12 @@ def target_path(folder: Path, file: RemoteFile, endings: Sequence[str] = (WEIGHT
 
 
 def unfinished(path: Path, file: RemoteFile) -> Path:
-    """The partial download of a file, which is different for each version of the file."""
+    # The hash is part of the name, so that a newer version of the file never continues an older download.
     return path.with_name(f".{path.stem}.{(file.sha256 or file.commit)[:12]}.part")
 
 
 def still_needed(path: Path, file: RemoteFile) -> int:
-    """The remaining bytes of a download."""
+    """Return the remaining bytes of a download."""
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size == file.size:
             return 0
@@ -147,12 +149,12 @@ def still_needed(path: Path, file: RemoteFile) -> int:
 
 
 def download_file(file: RemoteFile, path: Path, report: Report) -> Path:
-    """Download a file, or resume that, to a path from `place`. Returns the path.
+    """Download a file, or resume its download, to a path from `target_path`. Returns the path.
 
     Raises ConfigError when the download fails, the disk is full, another process downloads the same file, its size or
     hash is wrong, or another file has its name. A partial download is kept for resuming, unless it is wrong.
     """
-    _guard()
+    _restrict_hosts()
     lock = registry.data_folder() / "downloads" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.lock"
     with locking.hold_lock(lock, 0.5) as mine:
         if not mine:
@@ -164,22 +166,22 @@ def download_file(file: RemoteFile, path: Path, report: Report) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             _download_rest(part, file, report)
             try:
-                _check(part, path, file, report)
+                _verify_download(part, path, file, report)
             except ConfigError:
                 part.unlink(missing_ok=True)
                 raise
-            return write_atomic(path, part.replace)
+            return write_atomic(path, part.replace)  # flushes the renamed file before it gets its final name
 
 
 def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
     """Download the remaining bytes of a file."""
     done = part.stat().st_size if part.exists() else 0
-    if done > file.size:
+    if done > file.size:  # not a part of this file
         part.unlink()
         done = 0
     need_space(part, file.size - done)
     address = f"{constants.ENDPOINT}/{file.repository}/resolve/{file.commit}/{quote(file.path)}"
-    own = token()
+    hub_token = token()
 
     class ByteCount:
         """Reports the progress of huggingface_hub, in place of its progress bar."""
@@ -202,7 +204,7 @@ def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
             """Nothing to close."""
 
     bar: Any = ByteCount
-    headers = {"authorization": f"Bearer {own}"} if own else {}
+    headers = {"authorization": f"Bearer {hub_token}"} if hub_token else {}
     with part.open("ab") as out:
         try:
             http_get(address, out, resume_size=done, headers=headers, expected_size=file.size, tqdm_class=bar)
@@ -218,7 +220,7 @@ def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
             raise ConfigError(template, name=file.name, reason=reason) from e
 
 
-def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
+def _verify_download(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
     """Raise ConfigError unless a file has the stated size and hash, and can be read without executing code."""
     size = part.stat().st_size
     if size != file.size or (file.sha256 and _sha256(part, file, report) != file.sha256):
@@ -232,57 +234,62 @@ def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
 
 
 def _existing_file(path: Path, file: RemoteFile, report: Report) -> Path:
-    """The path of an existing file, if it is the same one."""
+    """Return the path of an existing file. Raises ConfigError if it is another file."""
     if path.stat().st_size != file.size or (file.sha256 and _sha256(path, file, report) != file.sha256):
         raise ConfigError("{path} exists and is another file: choose another folder, or move it away", path=path)
     return path
 
 
 def _sha256(path: Path, file: RemoteFile, report: Report) -> str:
-    found, done = hashlib.sha256(), 0
+    digest, done = hashlib.sha256(), 0
     with path.open("rb") as content:
         while block := content.read(HASH_BLOCK_BYTES):
-            found.update(block)
+            digest.update(block)
             done += len(block)
             report(Message("checking {file}", file=file.name), done, file.size)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
-def _guard() -> None:
+def _restrict_hosts() -> None:
     """Refuse requests of this process to other hosts than the hub's, including redirects."""
     with _guarded:
         session = huggingface_hub.get_session()
         if _refuse_other_host in session.event_hooks["request"]:
             return
-        kind, usual = type(session), session.event_hooks["request"]
-        make = lambda: kind(event_hooks={"request": [*usual, _refuse_other_host]}, follow_redirects=True, timeout=None)  # noqa: E731
-        huggingface_hub.set_client_factory(make)
+        kind, existing_hooks = type(session), session.event_hooks["request"]
+
+        def make_client() -> Any:
+            hooks = {"request": [*existing_hooks, _refuse_other_host]}
+            return kind(event_hooks=hooks, follow_redirects=True, timeout=None)
+
+        huggingface_hub.set_client_factory(make_client)
 
 
 def _refuse_other_host(request: Any) -> None:
     """Raise ConfigError for a request to another host than the hub's. Plain HTTP is allowed only to its own address."""
-    own = urlsplit(constants.ENDPOINT)
+    endpoint = urlsplit(constants.ENDPOINT)
     host, scheme = request.url.host, request.url.scheme
-    if (scheme, host, request.url.port) == (own.scheme, own.hostname, own.port):
+    if (scheme, host, request.url.port) == (endpoint.scheme, endpoint.hostname, endpoint.port):
         return
-    if scheme != "https" or not any(host == known or host.endswith(f".{known}") for known in HOSTS):
+    if scheme != "https" or not any(host == domain or host.endswith(f".{domain}") for domain in HOSTS):
         raise ConfigError(
             "The hub has redirected to {host}, which is no address of Hugging Face: it was not followed", host=host
         )
 
 
 def remote_files(names: Iterable[str]) -> list[RemoteFile]:
-    """Files by `owner/name/path`, in their current versions. Raises ConfigError, also for gated repositories."""
-    wanted = [(f"{owner}/{name}", path) for owner, name, path in (f"{text}//".split("/", 2) for text in names)]
-    known = {name: repository(name) for name in dict.fromkeys(name for name, _ in wanted)}
+    """Look up files by `owner/name/path`, in their current versions. Raises ConfigError, also for gated
+    repositories."""
+    requested = [(f"{owner}/{name}", path) for owner, name, path in (f"{text}//".split("/", 2) for text in names)]
+    repositories = {name: repository(name) for name in dict.fromkeys(name for name, _ in requested)}
     files = []
-    for name, path in ((name, path.rstrip("/")) for name, path in wanted):
-        if known[name].closed:
+    for name, path in ((name, path.rstrip("/")) for name, path in requested):
+        if repositories[name].closed:
             raise ConfigError(licence(name))
-        if path not in known[name].files:
-            there = ", ".join(sorted(known[name].files)[:8]) or "no .safetensors file"
+        if path not in repositories[name].files:
+            available = ", ".join(sorted(repositories[name].files)[:8]) or "no .safetensors file"
             raise ConfigError(
-                "{repository} has no file {path}; it has {there}", repository=name, path=path, there=there
+                "{repository} has no file {path}; it has {there}", repository=name, path=path, there=available
             )
-        files.append(known[name].files[path])
+        files.append(repositories[name].files[path])
     return files

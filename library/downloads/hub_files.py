@@ -22,15 +22,15 @@ def default_folder() -> Path:
 
 
 def find_hub_file(name: str) -> Path | None:
-    """The file on this computer: in the folder of downloads, or in the cache of huggingface_hub. None if it is in
-    neither."""
+    """Return the file on this computer: in the folder of downloads, or in the cache of huggingface_hub. None if it is
+    in neither."""
     match = ID.match(name)
     if not is_file_id(name) or not match:
         return None
     repository, path = match[0], name[match.end() + 1 :]
-    own = default_folder() / repository.rpartition("/")[2] / path.rpartition("/")[2]
-    if own.is_file():
-        return own
+    downloaded = default_folder() / repository.rpartition("/")[2] / path.rpartition("/")[2]
+    if downloaded.is_file():
+        return downloaded
     cached = huggingface_hub.try_to_load_from_cache(repository, path)
     return Path(cached) if isinstance(cached, str) else None
 

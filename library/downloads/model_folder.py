@@ -24,14 +24,15 @@ class FolderFiles:
     endings: tuple[str, ...]
     weights: tuple[str, ...]
 
-    def chosen(self, found: Sequence[hub.RemoteFile]) -> list[hub.RemoteFile]:
-        """The selected files of a repository; none when it has no matching weights."""
-        top = [file for file in found if "/" not in file.path]
+    def chosen(self, files: Sequence[hub.RemoteFile]) -> list[hub.RemoteFile]:
+        """Select the files to download; none when the repository has no matching weights."""
+        top = [file for file in files if "/" not in file.path]
         for pattern in self.weights:
             if weights := [file for file in top if re.fullmatch(pattern, file.name)]:
+                # Weights under other names are left out: the same ones in another precision, or of another framework.
                 ending = weights[0].name[weights[0].name.rindex(".") :]
-                rest = [f for f in top if not f.name.endswith(ending) and f.size <= TEXT_LIMIT]
-                return [*rest, *weights]
+                other_files = [f for f in top if not f.name.endswith(ending) and f.size <= TEXT_LIMIT]
+                return [*other_files, *weights]
         return []
 
 
@@ -46,7 +47,7 @@ def is_repository(text: str) -> bool:
 
 
 def find_model_folder(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
-    """The folder of a model: a local path, or one below `into` that is downloaded once by its id.
+    """Return the folder of a model: a local path, or one below `into`, downloaded once by its id.
 
     Raises ConfigError when the hub does not have it, it needs code or other weights, or the disk is full.
     """
@@ -56,28 +57,28 @@ def find_model_folder(text: str, kind: FolderFiles, into: Path, report: Report) 
     if _is_complete(folder, text):
         return folder
     report(Message("asking the hub"), 0, 1)
-    found = hub.repository(text, kind.endings)
-    if found.closed:
+    repository = hub.repository(text, kind.endings)
+    if repository.closed:
         raise ConfigError(hub.licence(text))
-    files = kind.chosen(list(found.files.values()))
+    files = kind.chosen(list(repository.files.values()))
     if not files:
         names = either([re.sub(r"\\(.)", r"\1", pattern).replace("d+", "N") for pattern in kind.weights])
         raise ConfigError(
             "{name} has no {names}: other weights may hold code and are not downloaded", name=text, names=names
         )
-    places = [hub.target_path(into, file, kind.endings) for file in files]
-    need_space(into, sum(hub.still_needed(path, file) for path, file in zip(places, files, strict=True)))
-    for path, file in zip(places, files, strict=True):
+    targets = [hub.target_path(into, file, kind.endings) for file in files]
+    need_space(into, sum(hub.still_needed(path, file) for path, file in zip(targets, files, strict=True)))
+    for path, file in zip(targets, files, strict=True):
         hub.download_file(file, path, report)
-    said = {"repository": text, "commit": files[0].commit, "files": {file.name: file.size for file in files}}
-    write_atomic(folder / COMPLETE, json.dumps(said, indent=1))
+    marker = {"repository": text, "commit": files[0].commit, "files": {file.name: file.size for file in files}}
+    write_atomic(folder / COMPLETE, json.dumps(marker, indent=1))
     return folder
 
 
 def _is_complete(folder: Path, name: str) -> bool:
     try:
-        said = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
-        sizes = said["files"].items() if said["repository"] == name else ()
+        marker = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
+        sizes = marker["files"].items() if marker["repository"] == name else ()
         return bool(sizes) and all((folder / file).stat().st_size == size for file, size in sizes)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return False

@@ -19,42 +19,46 @@ GB = 1e9
 
 def main(argv: list[str]) -> int:
     """List or download models. Returns the exit code 0. Raises ConfigError."""
-    asked = build_download_parser().parse_args(argv)
-    if asked.way == "list":
-        folders = asked.folders or finding.usual_folders([default_folder(), Path.home(), Path.cwd(), hub_cache()])
+    arguments = build_download_parser().parse_args(argv)
+    if arguments.way == "list":
+        folders = arguments.folders or finding.usual_folders([default_folder(), Path.home(), Path.cwd(), hub_cache()])
         print(
             "\n".join(
                 f"{model.size / GB:8.2f} GB  {model.words:<34} {model.path}" for model in finding.find_models(folders)
             )
             or "no models found: name folders, or download one with kohya models get"
         )
-    elif not asked.models:
+    elif not arguments.models:
         print(
             "\n".join(
                 download_line(family.title, model) for family in families.all_families() for model in family.hub_models
             )
         )
     else:
-        _download([file for name in asked.models for file in files_of_title(name)], asked.into)
+        _download([file for name in arguments.models for file in files_of_title(name)], arguments.into)
     return EXIT_DONE
 
 
 def build_download_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
-    """The options, from which the page makes its requests."""
+    """Return the parser of the options, from which the page also builds its requests."""
     parser = kind("kohya models", description="Find models on this computer, or download them from Hugging Face.")
     ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "models on this computer, by what their files hold"
-    one = ways.add_parser("list", help=text, description=text)
-    one.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help="folders to search; else the usual ones")
+    list_parser = ways.add_parser("list", help=text, description=text)
+    list_parser.add_argument(
+        "folders", type=Path, nargs="*", metavar="FOLDER", help="folders to search; else the usual ones"
+    )
     text = "download models from Hugging Face; without names, what can be downloaded"
-    one = ways.add_parser("get", help=text, description=text)
-    one.add_argument(
+    get_parser = ways.add_parser("get", help=text, description=text)
+    get_parser.add_argument(
         "models",
         nargs="*",
         metavar="MODEL",
         help="a title from the list, with text encoders and VAE, or owner/name/file",
     )
-    one.add_argument("--into", type=Path, default=default_folder(), metavar="FOLDER", help="where files are kept")
+    get_parser.add_argument(
+        "--into", type=Path, default=default_folder(), metavar="FOLDER", help="where files are kept"
+    )
     return parser
 
 
@@ -75,7 +79,7 @@ def files_of_title(name: str) -> list[str]:
             if model.title.lower() == name.strip().lower():
                 return [f"{file.repository}/{file.path}" for file in model.files]
     if name.count("/") < 2:
-        titles = ", ".join(model.title for known in families.all_families() for model in known.hub_models)
+        titles = ", ".join(model.title for facts in families.all_families() for model in facts.hub_models)
         raise ConfigError(
             "{name} is no known model: write owner/name/file.safetensors, or one of {titles}", name=name, titles=titles
         )
@@ -87,21 +91,21 @@ def _download(names: list[str], folder: Path) -> None:
     with join_work("models") as work:
         work.phase(Message("asking the hub"))
         files = hub.remote_files(dict.fromkeys(names))
-        places = [hub.target_path(folder, file) for file in files]
-        need_space(folder, sum(hub.still_needed(path, file) for path, file in zip(places, files, strict=True)))
-        done: list[str] = []
-        shown = -1
+        targets = [hub.target_path(folder, file) for file in files]
+        need_space(folder, sum(hub.still_needed(path, file) for path, file in zip(targets, files, strict=True)))
+        downloaded: list[str] = []
+        shown_percent = -1
 
-        def report(what: Message, now: int, total: int) -> None:
-            nonlocal shown
-            work.phase(what, now, total)
+        def report(message: Message, now: int, total: int) -> None:
+            nonlocal shown_percent
+            work.phase(message, now, total)
             percent = now * 100 // max(1, total)
-            if not work.folder and percent != shown:
-                shown = percent
-                print(f"\r{what} {now / GB:.2f} / {total / GB:.2f} GB", end="", flush=True)
+            if not work.folder and percent != shown_percent:
+                shown_percent = percent
+                print(f"\r{message} {now / GB:.2f} / {total / GB:.2f} GB", end="", flush=True)
 
-        for path, file in zip(places, files, strict=True):
+        for path, file in zip(targets, files, strict=True):
             hub.download_file(file, path, report)
-            done.append(str(path))
-            work.store({"files": done})
+            downloaded.append(str(path))
+            work.store({"files": downloaded})
             print(f"{chr(13) if not work.folder else ''}{path}")

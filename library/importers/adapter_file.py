@@ -13,12 +13,12 @@ from library.config.reading import resolution
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     ONLY,
+    describe,
     equal,
     equivalent_optimizer,
+    ignore_rest,
     load_tables,
     optimizer_args,
-    rest,
-    said_of,
     say_nearest,
     set_by,
     tables_of_list,
@@ -39,15 +39,15 @@ OF_IMAGES = (
 
 
 def load_header(path: Path) -> JsonObject:
-    """The header of a .safetensors file. Raises ConfigError for another file, and where it has no metadata."""
+    """Read the header of a .safetensors file. Raises ConfigError for another file, or one without metadata."""
     with open_outside(path) as file:
         size = int.from_bytes(file.read(8), "little")
         text = file.read(size) if 2 <= size <= MAX_HEADER_BYTES else b""
     if len(text) < max(size, 2):
         raise ConfigError("{path} is not a safetensors file", path=path)
     header = parse_json(text, path)
-    found = header.get(METADATA) if isinstance(header, dict) else None
-    if not isinstance(found, dict) or not any(key.startswith("ss_") for key in found):
+    metadata = header.get(METADATA) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict) or not any(key.startswith("ss_") for key in metadata):
         raise ConfigError(
             "{path} does not say how it was trained: it has no metadata of a training (ss_...)", path=path
         )
@@ -55,7 +55,7 @@ def load_header(path: Path) -> JsonObject:
 
 
 def with_header(text: str) -> bytes:
-    """The beginning of a .safetensors file with this header, of which a browser sends no more."""
+    """Return the beginning of a .safetensors file with this header; a browser sends only the header."""
     header = text.encode()
     return len(header).to_bytes(8, "little") + header
 
@@ -65,10 +65,10 @@ def recognises(settings: JsonMapping) -> bool:
 
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key of the metadata -> our values and its outcome. Raises ConfigError for unsupported models."""
+    """Convert every key of the metadata to our values and an outcome. Raises ConfigError for unsupported models."""
     facts = {key: value for key, value in settings[METADATA].items()}
     version = _base_model_version(facts)
-    family = script.partition("_train")[0] or _family(facts, version)
+    family = script.partition("_train")[0] or _find_stored_family(facts, version)
     builder = ImportBuilder(
         {key: _parse_stored_value(value) for key, value in facts.items()}, script or f"{family}_train_network", TRAINER
     )
@@ -78,7 +78,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         _import_stored_optimizer,
         _import_stored_length,
         _import_stored_images,
-        _modelspec,
+        _import_modelspec,
     ):
         part(builder)
     _import_stored_kind(builder, version)
@@ -97,31 +97,33 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
             builder.empty(key)
         else:
             builder.rename(key, METADATA_TABLES["renamed"].get(option, option))
-    rest(builder, METADATA_TABLES["ignored"])
+    ignore_rest(builder, METADATA_TABLES["ignored"])
     return builder
 
 
 def _parse_stored_value(text: Any) -> Any:
-    """The value that a text of the metadata stands for; numbers stay texts, which options read."""
+    # Metadata holds only texts. Numbers stay texts, which options can read.
     return {"None": None, "True": True, "False": False, "null": None}.get(text, text) if isinstance(text, str) else text
 
 
 def _base_model_version(facts: JsonMapping) -> str:
-    """ss_base_model_version, or what modelspec.architecture says of it; "" where neither is there."""
+    """Return ss_base_model_version, or its equivalent of modelspec.architecture; "" without either."""
     if version := str(facts.get("ss_base_model_version") or "").casefold():
         return version
-    said = str(facts.get("modelspec.architecture") or "").casefold()
-    return next((version for start, version in METADATA_TABLES["architectures"].items() if said.startswith(start)), "")
+    architecture = str(facts.get("modelspec.architecture") or "").casefold()
+    return next(
+        (version for start, version in METADATA_TABLES["architectures"].items() if architecture.startswith(start)), ""
+    )
 
 
-def _family(facts: JsonMapping, version: str) -> str:
+def _find_stored_family(facts: JsonMapping, version: str) -> str:
     family = next((family for start, family in METADATA_TABLES["versions"].items() if version.startswith(start)), "")
     if not family:
         if not version:
             template = "this LoRA does not say which model it was trained on ({key}); name the training with --script"
             raise ConfigError(template, key="ss_base_model_version")
-        others = METADATA_TABLES["other_versions"].items()
-        model = next((title for start, title in others if version.startswith(start)), version)
+        unsupported_versions = METADATA_TABLES["other_versions"].items()
+        model = next((title for start, title in unsupported_versions if version.startswith(start)), version)
         raise ConfigError(
             "this LoRA was trained on {model}, which is not trained here; {advice}", model=model, advice=ONLY
         )
@@ -129,7 +131,7 @@ def _family(facts: JsonMapping, version: str) -> str:
 
 
 def _import_stored_kind(builder: ImportBuilder, version: str) -> None:
-    """Which of the models with the same files it is."""
+    """Choose among models whose files look the same."""
     values: JsonObject = {}
     if builder.family == "flux" and (kind := version.removeprefix("flux_")) in ("kontext", "fill", "chroma"):
         values["model_type"] = kind
@@ -137,8 +139,8 @@ def _import_stored_kind(builder: ImportBuilder, version: str) -> None:
         name = version.removeprefix("flux_2_").replace("_", "-")
         values["model_version"] = name if name == "dev" else name.replace("klein-", "klein-base-")
     elif builder.family == "qwen_image" and "edit" in version:
-        values["model_version"] = _edit(str(builder.get("modelspec.architecture") or ""))
-    chosen = join_messages([builder.script, *([said_of(values)] if values else [])])
+        values["model_version"] = _edit_version(str(builder.get("modelspec.architecture") or ""))
+    chosen = join_messages([builder.script, *([describe(values)] if values else [])])
     set_by(builder, "ss_base_model_version", Message("chooses the script: {script}", script=chosen), values)
     builder.explain("is part of ss_base_model_version", "modelspec.architecture")
     if builder.values.get("model_type") == "chroma":
@@ -146,7 +148,7 @@ def _import_stored_kind(builder: ImportBuilder, version: str) -> None:
         builder.keys |= dict.fromkeys(("apply_t5_attn_mask", "guidance_scale"), "ss_base_model_version")
 
 
-def _edit(architecture: str) -> str:
+def _edit_version(architecture: str) -> str:
     number = re.search(r"2509|2511", architecture)
     return f"edit-{number[0]}" if number else "edit"
 
@@ -167,11 +169,11 @@ def _import_stored_model(builder: ImportBuilder) -> None:
 
 def _import_stored_network(builder: ImportBuilder) -> None:
     module = str(builder.get("ss_network_module") or "")
-    arguments = _table(builder.get("ss_network_args"))
-    given = optimizer_args({key: value for key, value in arguments.items() if key != "dropout"})
-    values: JsonObject = {"network_args": given} if given else {}
+    arguments = _parse_stored_table(builder.get("ss_network_args"))
+    network_args = optimizer_args({key: value for key, value in arguments.items() if key != "dropout"})
+    values: JsonObject = {"network_args": network_args} if network_args else {}
     if values:
-        builder.change("ss_network_args", said_of(values), values)
+        builder.change("ss_network_args", describe(values), values)
     else:
         builder.empty("ss_network_args")
     if module in OLD_MODULES:
@@ -187,26 +189,26 @@ def _import_stored_network(builder: ImportBuilder) -> None:
         builder.rename("ss_text_encoder_lr", "text_encoder_lr", numbers) if numbers else None
 
 
-def _table(text: Any) -> JsonObject:
-    """A table that is written as JSON; an empty one for anything else."""
+def _parse_stored_table(text: Any) -> JsonObject:
+    """Parse a table that is written as JSON; return an empty one for anything else."""
     try:
-        found = parse_json(text, "metadata") if isinstance(text, str) else text
+        table = parse_json(text, "metadata") if isinstance(text, str) else text
     except ConfigError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def _import_stored_optimizer(builder: ImportBuilder) -> None:
-    """The class of the optimizer, and its arguments in parentheses."""
-    said = str(builder.get("ss_optimizer") or "")
-    if not said:
+    """Import the optimizer, which is stored as its class with arguments in parentheses."""
+    stored = str(builder.get("ss_optimizer") or "")
+    if not stored:
         return
-    path, _, inside = said.partition("(")
+    path, _, inside = stored.partition("(")
     name, why = equivalent_optimizer(path.rpartition(".")[2])
     settings = re.findall(r"(\w+)=(\([^)]*\)|\[[^\]]*\]|[^,()]+)", inside)
     arguments = [f"{key}={value.strip('()[] ').replace(' ', '')}" for key, value in settings]
     values: JsonObject = {"optimizer_type": name} | ({"optimizer_args": arguments} if arguments else {})
-    builder.change("ss_optimizer", why or equal(path, said_of(values)), values)
+    builder.change("ss_optimizer", why or equal(path, describe(values)), values)
     schedule = str(builder.get("ss_lr_scheduler") or "")
     if "." in schedule:
         builder.rename("ss_lr_scheduler", "lr_scheduler_type")
@@ -220,7 +222,7 @@ def _import_stored_length(builder: ImportBuilder) -> None:
 
 
 def _import_stored_images(builder: ImportBuilder) -> None:
-    """How images were read; their folders are named without the path to them."""
+    """Import how images were read. Their folders are stored without a path, so the user must choose them."""
     listed = builder.get("ss_datasets")
     try:
         sets = parse_json(listed, "metadata") if isinstance(listed, str) else []
@@ -230,24 +232,24 @@ def _import_stored_images(builder: ImportBuilder) -> None:
     if sets:
         first = sets[0]
         subsets = tables_of_list(first.get("subsets"), "subsets", builder.notes)
-        about = {**(subsets[0] if subsets else {}), **first}
-        values: JsonObject = {name: about[name] for name in OF_IMAGES if not is_empty(about.get(name))}
+        options = {**(subsets[0] if subsets else {}), **first}
+        values: JsonObject = {name: options[name] for name in OF_IMAGES if not is_empty(options.get(name))}
         if isinstance(size := values.get("resolution"), list):
             values["resolution"] = ",".join(map(str, size))
-        if len(sets) > 1 and all(one.get("subsets") == first.get("subsets") for one in sets):
+        if len(sets) > 1 and all(dataset.get("subsets") == first.get("subsets") for dataset in sets):
             with contextlib.suppress(ConfigError):  # the same images at several sizes
-                values["resolution"] = resolution([one.get("resolution") for one in sets])
+                values["resolution"] = resolution([dataset.get("resolution") for dataset in sets])
                 sets = [first]
-        if count := to_number(about.get("batch_size_per_device")):
+        if count := to_number(options.get("batch_size_per_device")):
             values["train_batch_size"] = int(count)
-        builder.change("ss_datasets", said_of(values), values)
+        builder.change("ss_datasets", describe(values), values)
         if len(sets) > 1:
             builder.notes.append(Message("only the first of {count} data sets is read", count=len(sets)))
     if size := builder.get("ss_resolution"):
         sides = re.findall(r"\d+", str(size))
         builder.rename("ss_resolution", "resolution", ",".join(sides)) if sides else None
     for key in ("ss_dataset_dirs", "ss_reg_dataset_dirs"):
-        if folders := _table(builder.get(key)):
+        if folders := _parse_stored_table(builder.get(key)):
             template = "its folders were {names}: choose them in {option}"
             option = "train_data_dir" if key == "ss_dataset_dirs" else "reg_data_dir"
             builder.ignore(key, Message(template, names=", ".join(folders), option=option_name(option)))
@@ -255,26 +257,26 @@ def _import_stored_images(builder: ImportBuilder) -> None:
             builder.change(key, "it names no folder")
 
 
-def _modelspec(builder: ImportBuilder) -> None:
+def _import_modelspec(builder: ImportBuilder) -> None:
     for name, option in METADATA_TABLES["modelspec"].items():
         if builder.get(f"modelspec.{name}") is not None:
             builder.rename(f"modelspec.{name}", option)
     kind = str(builder.get("modelspec.prediction_type") or "")
     values = {"v_parameterization": True} if kind == "v" else {}
-    builder.explain(said_of(values) or nearest_prediction(kind), "modelspec.prediction_type")
+    builder.explain(describe(values) or nearest_prediction(kind), "modelspec.prediction_type")
     if values:
-        builder.change("modelspec.prediction_type", said_of(values), values)
+        builder.change("modelspec.prediction_type", describe(values), values)
     if match := re.fullmatch(r"(\d+),(\d+)", str(builder.get("modelspec.timestep_range") or "")):
         values = {"min_timestep": int(match[1]), "max_timestep": int(match[2])}
-        builder.change("modelspec.timestep_range", said_of(values), values)
+        builder.change("modelspec.timestep_range", describe(values), values)
     for key, option in (("modelspec.encoder_layer", "clip_skip"), ("modelspec.resolution", "resolution")):
         if key in builder.source:
             builder.explain(Message("is {option} here", option=option_name(option)), key)
             builder.values.setdefault(option, str(builder.source[key]).replace("x", ","))
             builder.keys.setdefault(option, key)
     if "modelspec.is_negative_embedding" in builder.source:
-        on = is_on(builder.get("modelspec.is_negative_embedding"))
-        builder.rename("modelspec.is_negative_embedding", "metadata_is_negative_embedding", on)
+        is_negative = is_on(builder.get("modelspec.is_negative_embedding"))
+        builder.rename("modelspec.is_negative_embedding", "metadata_is_negative_embedding", is_negative)
 
 
 def nearest_prediction(kind: str) -> Message:

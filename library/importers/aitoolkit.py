@@ -13,16 +13,16 @@ from library.importers.shared import (
     chooses_chroma,
     chooses_edit,
     chooses_version,
+    describe,
     equal,
     flatten_tables,
+    ignore_rest,
     import_keys,
     is_hub_name,
     load_tables,
     merged_from_hub,
     own_name,
     precision,
-    rest,
-    said_of,
     say_nearest,
 )
 
@@ -38,7 +38,8 @@ def recognises(settings: JsonMapping) -> bool:
 
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key of the first process -> our values and its outcome. Raises ConfigError for unsupported models."""
+    """Convert every key of the first process to our values and an outcome. Raises ConfigError for unsupported
+    models."""
     inner = settings["config"]
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):
         raise ConfigError("config.process is empty: there is no training in this file")
@@ -65,8 +66,8 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         part(builder)
     if len(inner["process"]) > 1:
         builder.notes.append(Message("only the first of {count} processes is read", count=len(inner["process"])))
-    _other_ways(builder)
-    rest(builder, AITOOLKIT_TABLES["ignored"])
+    _report_other_losses(builder)
+    ignore_rest(builder, AITOOLKIT_TABLES["ignored"])
     if "chroma" in _identifying_strings(flat) and builder.family == "flux":
         chooses_chroma(builder, "model.arch" if builder.get("model.arch") else "model.is_flux")
     return builder
@@ -80,24 +81,26 @@ def _refuse_process(process: JsonMapping, job: str) -> None:
     """Raise ConfigError, naming the process, if it trains neither a LoRA nor a whole model."""
     kind = str(process.get("type") or "")
     adapter = process.get("adapter")
-    jobs, others = AITOOLKIT_TABLES["other_jobs"], AITOOLKIT_TABLES["other_processes"]
-    what = jobs.get(job, "")
+    jobs, unsupported = AITOOLKIT_TABLES["other_jobs"], AITOOLKIT_TABLES["other_processes"]
+    description = jobs.get(job, "")
     if kind not in TRAINERS:
-        what = what or others.get(kind, "") or Message("a process of the type {kind}", kind=kind or "(none)")
+        description = (
+            description or unsupported.get(kind, "") or Message("a process of the type {kind}", kind=kind or "(none)")
+        )
     elif isinstance(adapter, Mapping) and adapter:
         template = "an adapter of the type {kind} (images as prompts or control images)"
-        what = Message(template, kind=adapter.get("type") or "(none)")
+        description = Message(template, kind=adapter.get("type") or "(none)")
     elif isinstance(process.get("embedding"), Mapping):
-        what = others["textual_inversion_trainer"]
+        description = unsupported["textual_inversion_trainer"]
     elif isinstance(process.get("slider"), Mapping):
-        what = others["slider"]
-    if what:
+        description = unsupported["slider"]
+    if description:
         verb = "makes" if job in jobs else "trains"
         raise ConfigError(
             "this file of {trainer} {verb} {what}, which is not done here: use {trainer} for it; {advice}",
             trainer=TRAINER,
             verb=verb,
-            what=what,
+            what=description,
             advice=ONLY,
         )
 
@@ -106,11 +109,11 @@ def _aitoolkit_script(flat: JsonMapping) -> str:
     arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
-    known = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image", "zimage": "zimage"}
-    known |= {"anima": "anima"}
-    known |= dict.fromkeys(("flux2", "flux2_klein_4b", "flux2_klein_9b"), "flux_2")
-    known |= dict.fromkeys(("qwen_image_edit", "qwen_image_edit_plus"), "qwen_image")
-    family = known.get(arch, "flux" if arch in AITOOLKIT_TABLES["model_types"] else "")
+    families = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image", "zimage": "zimage"}
+    families |= {"anima": "anima"}
+    families |= dict.fromkeys(("flux2", "flux2_klein_4b", "flux2_klein_9b"), "flux_2")
+    families |= dict.fromkeys(("qwen_image_edit", "qwen_image_edit_plus"), "qwen_image")
+    family = families.get(arch, "flux" if arch in AITOOLKIT_TABLES["model_types"] else "")
     if not arch:
         family = next((f for key, f in switches.items() if is_on(flat.get(key))), "")
     if family == "flux" and "flux.2" in name.casefold():
@@ -127,8 +130,9 @@ def _aitoolkit_script(flat: JsonMapping) -> str:
     return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
 
 
-def _other_ways(builder: ImportBuilder) -> None:
-    """Warn of loss switches without an equivalent: what they train is something else, so the user must decide."""
+def _report_other_losses(builder: ImportBuilder) -> None:
+    """Report loss switches without an equivalent as problems: without them the training differs, so the user must
+    decide."""
     for switch, keys in AITOOLKIT_TABLES["other_ways"].items():
         if is_on(builder.get(switch)):
             for key in (switch, *keys):
@@ -145,7 +149,7 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
     words = f"{str(builder.get('model.arch')).casefold()} {own_name(builder.get('model.name_or_path'))}"
     kind = next((kind for word, kind in AITOOLKIT_TABLES["model_types"].items() if word in words), "")
     relative = {"model_type": kind} if kind and builder.family == "flux" else {}
-    chosen = join_messages([builder.script, *([said_of(relative)] if relative else [])])
+    chosen = join_messages([builder.script, *([describe(relative)] if relative else [])])
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if builder.get(key):
             builder.change(key, Message("chooses the script: {script}", script=chosen), relative)
@@ -156,14 +160,14 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
         kind = str(builder.get("model.qtype") or "qfloat8").casefold().partition("|")[0]
         encoders = is_on(builder.get("model.quantize_te")) or "model.quantize_te" not in builder.source
         name = "int8_base" if "int" in kind and "8" in kind else "fp8_base" if encoders else "fp8_base_unet"
-        same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8")
-        said = equal(kind, name) if same else say_nearest(kind, name)
-        builder.change("model.quantize", said, {name: True})
+        is_same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8")
+        text = equal(kind, name) if is_same else say_nearest(kind, name)
+        builder.change("model.quantize", text, {name: True})
     elif quantized:
         builder.ignore("model.quantize", "weights that learn have at least 16 bits")
-    said = "is part of model.quantize" if quantized else "nothing is quantized"
-    builder.explain(said, "model.quantize_te", "model.qtype", "model.qtype_te")
-    _networks_beside(builder)
+    text = "is part of model.quantize" if quantized else "nothing is quantized"
+    builder.explain(text, "model.quantize_te", "model.qtype", "model.qtype_te")
+    _import_extra_networks(builder)
     if path := builder.get("model.assistant_lora_path"):
         if str(path).endswith(".safetensors") and not is_hub_name(str(path)):
             builder.rename("model.assistant_lora_path", "base_weights", [str(path)])
@@ -173,43 +177,45 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
         share = builder.number("model.layer_offloading_transformer_percent")
         blocks, most = BLOCK_COUNTS[builder.family]
         blocks = min(most, max(1, round((1.0 if share is None else share) * blocks)))
-        builder.change("model.layer_offloading", said_of({"blocks_to_swap": blocks}), {"blocks_to_swap": blocks})
+        builder.change("model.layer_offloading", describe({"blocks_to_swap": blocks}), {"blocks_to_swap": blocks})
         if share is not None:
             builder.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")
 
 
-def _networks_beside(builder: ImportBuilder) -> None:
-    """A second model that provides text encoders and VAE, where the trained one has only its transformer."""
+def _import_extra_networks(builder: ImportBuilder) -> None:
+    """Import a second model that provides text encoders and VAE beside a transformer."""
     key = "model.extras_name_or_path"
-    if not (other := builder.get(key)) or other == builder.get("model.name_or_path"):
+    if not (extras_path := builder.get(key)) or extras_path == builder.get("model.name_or_path"):
         builder.explain("it is the model itself", key)
         return
     unread = {"clip_l"} if "chroma" in _identifying_strings(builder.source) else set()  # which Chroma does not have
     options = (option for option in PART_OPTIONS.get(builder.family, ()) if option not in {*builder.values, *unread})
-    beside = dict.fromkeys(options, other)
-    builder.change(key, Message("the networks beside the transformer: {names}", names=option_names(beside)), beside)
+    parts = dict.fromkeys(options, extras_path)
+    builder.change(key, Message("the networks beside the transformer: {names}", names=option_names(parts)), parts)
 
 
 def _import_aitoolkit_output(builder: ImportBuilder) -> None:
     folder, name = builder.get("training_folder"), builder.get("name")
     if folder:
         path = f"{str(folder).rstrip('/')}/{name}" if name else str(folder)
-        builder.change("training_folder", said_of({"output_dir": path}), {"output_dir": path})
+        builder.change("training_folder", describe({"output_dir": path}), {"output_dir": path})
     builder.rename("save.dtype", "save_precision", precision(builder.get("save.dtype"), "float"))
-    keep, every = builder.number("save.max_step_saves_to_keep"), builder.number("save.save_every")
-    if keep and every:
-        steps = int(keep * every)
+    kept_saves, interval = builder.number("save.max_step_saves_to_keep"), builder.number("save.save_every")
+    if kept_saves and interval:
+        steps = int(kept_saves * interval)
         builder.change(
-            "save.max_step_saves_to_keep", said_of({"save_last_n_steps": steps}), {"save_last_n_steps": steps}
+            "save.max_step_saves_to_keep", describe({"save_last_n_steps": steps}), {"save_last_n_steps": steps}
         )
     if str(builder.get("save.save_format")) == "diffusers" and builder.script == "sdxl_train":
         builder.rename("save.save_format", "save_model_as", "diffusers_safetensors")
     if is_on(builder.get("save.push_to_hub")) and builder.get("save.hf_repo_id"):
         builder.change("save.push_to_hub", "huggingface_repo_id says so")
         builder.rename("save.hf_repo_id", "huggingface_repo_id")
-        seen = "private" if is_on(builder.get("save.hf_private")) else "public"
+        visibility = "private" if is_on(builder.get("save.hf_private")) else "public"
         builder.change(
-            "save.hf_private", said_of({"huggingface_repo_visibility": seen}), {"huggingface_repo_visibility": seen}
+            "save.hf_private",
+            describe({"huggingface_repo_visibility": visibility}),
+            {"huggingface_repo_visibility": visibility},
         )
     if is_on(builder.get("logging.use_wandb")):
         builder.change("logging.use_wandb", "log_with = wandb", {"log_with": "wandb"})

@@ -10,15 +10,15 @@ from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, 
 from library.importers.shared import (
     ENCODED_ONCE,
     dataset_toml,
+    describe,
+    describe_datasets,
+    describe_prompts,
     guidance,
     guidance_flag,
     joined_sizes,
     load_tables,
-    said_of,
     tables_of_list,
     texts_of_list,
-    told_datasets,
-    told_prompts,
 )
 
 DATASET_TABLES = load_tables("aitoolkit")["datasets"]
@@ -37,20 +37,20 @@ def is_dataset(settings: JsonMapping) -> bool:
 
 
 def convert_dataset(settings: JsonMapping) -> tuple[str, list[MessageLike]]:
-    """Data sets of ai-toolkit -> the text of a dataset file, and a sentence for each key that was left out."""
-    left: list[MessageLike] = []
-    listed = _with_folders(settings.get("datasets"), left)
+    """Convert data sets of ai-toolkit to the text of a dataset file, and a sentence for each key that was left out."""
+    left_out: list[MessageLike] = []
+    listed = _with_folders(settings.get("datasets"), left_out)
     if not listed:
         raise ConfigError("no data set in this file has a folder_path")
     text, notes = _aitoolkit_dataset_file(listed, WholeTraining(settings.get("trigger_word")))
-    return text, [*left, *notes]
+    return text, [*left_out, *notes]
 
 
 def _with_folders(value: JsonValue, notes: list[MessageLike]) -> list[JsonMapping]:
     """Return the data sets that name a folder; the others are reported."""
     listed = tables_of_list(value, "datasets", notes)
-    for number, one in enumerate(listed, 1):
-        if is_empty(one.get("folder_path") or one.get("dataset_path")):
+    for number, table in enumerate(listed, 1):
+        if is_empty(table.get("folder_path") or table.get("dataset_path")):
             notes.append(
                 Message(
                     "data set {name} is left out: {reason}",
@@ -58,7 +58,7 @@ def _with_folders(value: JsonValue, notes: list[MessageLike]) -> list[JsonMappin
                     reason=Message("it names no folder ({key})", key="folder_path"),
                 )
             )
-    return [one for one in listed if not is_empty(one.get("folder_path") or one.get("dataset_path"))]
+    return [table for table in listed if not is_empty(table.get("folder_path") or table.get("dataset_path"))]
 
 
 @dataclass(frozen=True)
@@ -71,26 +71,26 @@ class WholeTraining:
     references: JsonMapping = field(default_factory=dict)  # options of a subset that has reference images
 
 
-def _aitoolkit_dataset_file(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[MessageLike]]:
-    """The dataset file, and the sentences."""
+def _aitoolkit_dataset_file(tables: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[MessageLike]]:
+    """Return the text of a dataset file, and a sentence for each key that was left out."""
     sets, notes = [], []
-    for table in found:
-        own: JsonObject = {"resolution": _resolution(table.get("resolution") or 512)}
+    for table in tables:
+        options: JsonObject = {"resolution": _convert_resolution(table.get("resolution") or 512)}
         step = whole.step or table.get("bucket_tolerance")
         for option, value in (("batch_size", table.get("batch_size")), ("bucket_reso_steps", step)):
             if (count := to_number(value)) and count >= 1:
-                own[option] = int(count)
+                options[option] = int(count)
         if not is_on(table.get("buckets", True)):
-            own["enable_bucket"] = False
+            options["enable_bucket"] = False
         subset = {
             option: value for option, value in _aitoolkit_subset(table, whole).items() if option not in whole.without
         }
-        sets.append((own, [subset]))
-        left = sorted(table.keys() - set(DATASET_TABLES["known"]))
-        left += ["mask_min_value"] if "mask_min_value" in table and not is_empty(table.get("mask_path")) else []
-        reasons = dict.fromkeys(left, NOT_HERE) | ({"num_frames": VIDEOS} if "num_frames" in table else {})
-        not_had = (key for option, key in DATASET_TABLES["subset"].items() if option in whole.without)
-        reasons |= {key: ENCODED_ONCE for key in not_had if key in table}
+        sets.append((options, [subset]))
+        ignored_keys = sorted(table.keys() - set(DATASET_TABLES["known"]))
+        ignored_keys += ["mask_min_value"] if "mask_min_value" in table and not is_empty(table.get("mask_path")) else []
+        reasons = dict.fromkeys(ignored_keys, NOT_HERE) | ({"num_frames": VIDEOS} if "num_frames" in table else {})
+        unsupported_keys = (key for option, key in DATASET_TABLES["subset"].items() if option in whole.without)
+        reasons |= {key: ENCODED_ONCE for key in unsupported_keys if key in table}
         for key, reason in reasons.items():
             if table[key] is True or (not is_empty(table[key]) and table[key] not in (False, 0, 1)):
                 place = Message("datasets of {folder}", folder=table.get("folder_path") or table.get("dataset_path"))
@@ -99,8 +99,8 @@ def _aitoolkit_dataset_file(found: list[JsonMapping], whole: WholeTraining) -> t
     return dataset_toml(general, sets), notes
 
 
-def _resolution(value: JsonValue) -> JsonValue:
-    """Each number of a list is the side of a square, and each image is trained at each of them, as here."""
+def _convert_resolution(value: JsonValue) -> JsonValue:
+    """Convert a list of sides: each is a square, and each image is trained at all of them, as here."""
     sides = [int(side) for side in map(to_number, value if isinstance(value, list) else [value]) if side and side > 0]
     return joined_sizes([(side, side) for side in sides]) if sides else value
 
@@ -120,38 +120,40 @@ def _import_aitoolkit_datasets(builder: ImportBuilder) -> None:
     text, notes = _aitoolkit_dataset_file(listed, WholeTraining(word, step, without, _reference_sizes(builder)))
     builder.texts["dataset_config"] = text
     builder.notes += notes
-    builder.change("datasets", told_datasets(text), settings)
+    builder.change("datasets", describe_datasets(text), settings)
     if word:
-        said = "stands before every caption and in the metadata; ai-toolkit puts it only where it is not there yet"
-        builder.change("trigger_word", said, {"metadata_trigger_phrase": word})
+        explanation = (
+            "stands before every caption and in the metadata; ai-toolkit puts it only where it is not there yet"
+        )
+        builder.change("trigger_word", explanation, {"metadata_trigger_phrase": word})
 
 
 def _reference_sizes(builder: ImportBuilder) -> JsonObject:
-    """Options for the size of reference images, where ai-toolkit does not scale them to the image's size."""
+    """Return options for the size of reference images, unless ai-toolkit scales them to the image's size."""
     key = "model.model_kwargs.match_target_res"
     kind = str(builder.get("model.arch")).casefold().partition(":")[0]
-    found: JsonObject = DATASET_TABLES["references"].get(kind, {})
+    options: JsonObject = DATASET_TABLES["references"].get(kind, {})
     if is_on(builder.source.get(key)):
         builder.change(key, "reference images get the size of the image that they belong to")
         return {}
-    return found
+    return options
 
 
-def _aitoolkit_run_options(found: list[JsonMapping]) -> JsonObject:
-    """Keys of the data sets that are options of the whole training here."""
-    on_disk = any(is_on(d.get("cache_latents_to_disk")) for d in found)
+def _aitoolkit_run_options(tables: list[JsonMapping]) -> JsonObject:
+    """Return options of the whole training that are keys of data sets there."""
+    on_disk = any(is_on(d.get("cache_latents_to_disk")) for d in tables)
     values: JsonObject = {
-        "cache_latents": on_disk or any(is_on(d.get("cache_latents")) for d in found),
+        "cache_latents": on_disk or any(is_on(d.get("cache_latents")) for d in tables),
         "cache_latents_to_disk": on_disk,
     }
-    if any(is_on(d.get("cache_text_embeddings")) for d in found):
+    if any(is_on(d.get("cache_text_embeddings")) for d in tables):
         values["cache_text_encoder_outputs"] = True
-    if any(not is_empty(d.get("mask_path")) for d in found):
+    if any(not is_empty(d.get("mask_path")) for d in tables):
         values["masked_loss"] = True
     return values
 
 
-def _ending(table: JsonMapping) -> str:
+def _caption_extension(table: JsonMapping) -> str:
     ending = str(table.get("caption_type") or table.get("caption_ext") or "txt")
     return ending if ending.startswith(".") else f".{ending}"
 
@@ -161,16 +163,16 @@ def _aitoolkit_subset(table: JsonMapping, whole: WholeTraining) -> JsonObject:
     subset = {
         "image_dir": table.get("folder_path") or table.get("dataset_path"),
         **{option: table.get(key) for option, key in DATASET_TABLES["subset"].items()},
-        "caption_extension": _ending(table),
+        "caption_extension": _caption_extension(table),
         "caption_prefix": f"{word}, " if word else None,
     }
-    if folders := _references(table):
+    if folders := _reference_folders(table):
         subset |= {"control_directory": folders[0], "more_control_directories": folders[1:], **whole.references}
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _references(table: JsonMapping) -> list[JsonValue]:
-    """The folders of reference images of a data set."""
+def _reference_folders(table: JsonMapping) -> list[JsonValue]:
+    """Return the folders of a data set's reference images."""
     first = table.get("control_path")
     listed = [*(first if isinstance(first, list) else [first]), *(table.get(f"control_path_{i}") for i in (1, 2, 3))]
     return [folder for folder in listed if not is_empty(folder)]
@@ -198,40 +200,40 @@ def _import_aitoolkit_samples(builder: ImportBuilder) -> None:
         if builder.get(f"sample.{name}") is not None:
             builder.change(f"sample.{name}", Message("stands in the prompt file as {flag}", flag=flag))
     if builder.family == "zimage":
-        said = "stands in the prompt file as --l, less 1: the scale of this model is 0 without a negative prompt"
-        builder.explain(said, "sample.guidance_scale")
+        text = "stands in the prompt file as --l, less 1: the scale of this model is 0 without a negative prompt"
+        builder.explain(text, "sample.guidance_scale")
     lines = []
-    for sample in map(_parsed, prompts):
-        own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
-        own["guidance_scale"] = guidance(builder, own["guidance_scale"])
-        given = [f"{flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, "")]
-        shown = (sample.get(key) for key in REFERENCE_KEYS)
-        given += [f"--ci {path}" for path in shown if not is_empty(path)]
-        lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *given]))
+    for sample in map(_split_prompt_options, prompts):
+        options = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
+        options["guidance_scale"] = guidance(builder, options["guidance_scale"])
+        words = [f"{flag} {options[name]}" for name, flag in flags.items() if options[name] not in (None, False, "")]
+        references = (sample.get(key) for key in REFERENCE_KEYS)
+        words += [f"--ci {path}" for path in references if not is_empty(path)]
+        lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *words]))
     builder.texts["sample_prompts"] = "\n".join(lines) + "\n"
-    builder.explain(told_prompts(len(lines)), "sample.prompts", "sample.samples")
-    every = int(builder.number("sample.sample_every") or 100)
-    builder.assume("sample.sample_every", every)
-    builder.rename("sample.sample_every", "sample_every_n_steps", every)
-    first = not is_on(builder.get("train.skip_first_sample"))
+    builder.explain(describe_prompts(len(lines)), "sample.prompts", "sample.samples")
+    interval = int(builder.number("sample.sample_every") or 100)
+    builder.assume("sample.sample_every", interval)
+    builder.rename("sample.sample_every", "sample_every_n_steps", interval)
+    at_start = not is_on(builder.get("train.skip_first_sample"))
     builder.change(
-        "train.skip_first_sample", said_of({"sample_at_first": str(first).lower()}), {"sample_at_first": first}
+        "train.skip_first_sample", describe({"sample_at_first": str(at_start).lower()}), {"sample_at_first": at_start}
     )
     if "sample.walk_seed" in builder.source:
         builder.ignore("sample.walk_seed", "each prompt of the file has a seed of its own: change --d there")
 
 
-def _parsed(sample: JsonMapping) -> JsonObject:
-    """A sample with the options of its prompt as keys."""
+def _split_prompt_options(sample: JsonMapping) -> JsonObject:
+    """Return a sample with the options inside of its prompt as keys."""
     words, *flags = re.split(r"\s--(?=[A-Za-z])", f" {sample['prompt']}")
-    own: JsonObject = {}
+    options: JsonObject = {}
     for flag in flags:
         name, _, value = flag.partition(" ")
         if name in IN_PROMPTS or name in REFERENCE_KEYS:
-            own[IN_PROMPTS.get(name, name)] = value.strip()
+            options[IN_PROMPTS.get(name, name)] = value.strip()
         else:
             words += f" --{flag}"
-    return {**sample, **own, "prompt": words}
+    return {**sample, **options, "prompt": words}
 
 
 DATA_IMPORTS = (_import_aitoolkit_datasets, _import_aitoolkit_samples)

@@ -4,12 +4,12 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message, counted, join_messages, option_name
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
+    describe,
     equal,
     equivalent_optimizer,
     load_tables,
     optimizer_args,
     precision,
-    said_of,
     say_nearest,
     simplify_name,
 )
@@ -37,7 +37,7 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
             builder.rename(key, option)
         elif key in builder.source:
             builder.change(key, Message("another key says {option}", option=option_name(option)))
-    arguments = _convolutions(builder)
+    arguments = _convolution_arguments(builder)
     if kind in ("lokr", "locon", "loha", "dora"):
         algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
         if kind == "lokr":
@@ -48,17 +48,19 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
         builder.change("network.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
         builder.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
     else:
-        said = "LoRA" if kind == "lora" else say_nearest(kind, "LoRA")
-        builder.change("network.type", said, {"network_args": arguments} if arguments else {})
+        text = "LoRA" if kind == "lora" else say_nearest(kind, "LoRA")
+        builder.change("network.type", text, {"network_args": arguments} if arguments else {})
     for key in builder.left():
         if key.startswith("network.network_kwargs."):
-            own = "preset" if "network_module" in builder.values else CHOOSING.get(builder.family, CHOOSING[""])
-            builder.ignore(key, Message("chosen layers are said by network_args ({names})", names=own))
+            is_lycoris = "network_module" in builder.values
+            argument_names = "preset" if is_lycoris else CHOOSING.get(builder.family, CHOOSING[""])
+            builder.ignore(key, Message("chosen layers are said by network_args ({names})", names=argument_names))
     builder.explain("adapters are in the blocks of the model", "network.transformer_only")
 
 
-def _convolutions(builder: ImportBuilder) -> list[str]:
-    """conv_dim and conv_alpha, which defaults to conv_dim."""
+def _convolution_arguments(builder: ImportBuilder) -> list[str]:
+    """Return the arguments conv_dim and conv_alpha; without network.conv_alpha, ai-toolkit uses network.conv for
+    both."""
     arguments = []
     if builder.family != "sdxl":
         builder.explain("this model's blocks have no convolutions", "network.conv", "network.conv_alpha")
@@ -78,48 +80,48 @@ def _convolutions(builder: ImportBuilder) -> list[str]:
 
 
 def _import_aitoolkit_length(builder: ImportBuilder) -> None:
-    """Steps; ai-toolkit's older gradient accumulation counts each batch as a step."""
+    """Import the number of steps. ai-toolkit's older gradient accumulation counts each batch as a step."""
     steps, batches = int(builder.number("train.steps") or 1000), int(builder.number("train.gradient_accumulation") or 1)
-    old = int(builder.number("train.gradient_accumulation_steps") or 1)
-    said, key = said_of({"max_train_steps": steps}), "train.gradient_accumulation"
-    if old > 1 and batches <= 1:
-        steps, batches, key = max(1, steps // old), old, "train.gradient_accumulation_steps"
+    old_accumulation = int(builder.number("train.gradient_accumulation_steps") or 1)
+    text, key = describe({"max_train_steps": steps}), "train.gradient_accumulation"
+    if old_accumulation > 1 and batches <= 1:
+        steps, batches, key = max(1, steps // old_accumulation), old_accumulation, "train.gradient_accumulation_steps"
         template = "max_train_steps = {steps}: {trainer} counts each of the {count} batches of a step"
-        said = Message(template, steps=steps, trainer=TRAINER_NAME, count=old)
-    elif old < 0:
+        text = Message(template, steps=steps, trainer=TRAINER_NAME, count=old_accumulation)
+    elif old_accumulation < 0:
         builder.ignore("train.gradient_accumulation_steps", "gradients are not added up over a whole epoch here")
-    builder.change("train.steps", said, {"max_train_steps": steps})
+    builder.change("train.steps", text, {"max_train_steps": steps})
     if key in builder.source:
         count = max(1, batches)
-        builder.change(key, said_of({"gradient_accumulation_steps": count}), {"gradient_accumulation_steps": count})
+        builder.change(key, describe({"gradient_accumulation_steps": count}), {"gradient_accumulation_steps": count})
     builder.empty("train.gradient_accumulation", "train.gradient_accumulation_steps")
 
 
 def _import_aitoolkit_optimizer(builder: ImportBuilder) -> None:
-    wanted = builder.get("train.optimizer")
-    name, near = equivalent_optimizer(wanted)
-    builder.change("train.optimizer", near or equal(wanted, name), {"optimizer_type": name})
+    their_name = builder.get("train.optimizer")
+    name, near = equivalent_optimizer(their_name)
+    builder.change("train.optimizer", near or equal(their_name, name), {"optimizer_type": name})
     optimizer_keys = {key: value for key, value in builder.source.items() if key.startswith("train.optimizer_params.")}
-    given = {key.rpartition(".")[2]: value for key, value in optimizer_keys.items()}
+    settings = {key.rpartition(".")[2]: value for key, value in optimizer_keys.items()}
     if near:
         for key in optimizer_keys:
-            builder.ignore(key, Message("it is for {name}, which is not offered here", name=wanted))
-        given = {}
+            builder.ignore(key, Message("it is for {name}, which is not offered here", name=their_name))
+        settings = {}
     word = simplify_name(name)
     if word == "adafactor":
-        given = {"relative_step": False, "scale_parameter": False, "warmup_init": False} | given
+        settings = {"relative_step": False, "scale_parameter": False, "warmup_init": False} | settings
     elif word in ("adam", "adamw", "adamw8bit", "prodigy", "dadaptadam", "dadaptlion") or "Adam8bit" in name:
-        given = {"eps": 1e-6} | given
-    if arguments := optimizer_args(given):
+        settings = {"eps": 1e-6} | settings
+    if arguments := optimizer_args(settings):
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "train.optimizer"
     for key in optimizer_keys.keys() - builder.outcomes.keys():
         builder.change(key, "becomes one of optimizer_args")
     rate = builder.number("train.lr")
     if (word.startswith("dadapt") or word == "prodigy") and rate is not None and rate < 0.1:
-        said = Message(
+        text = Message(
             "{rate} is 1.0 with {name}, as {trainer} does it", rate=f"{rate:g}", name=name, trainer=TRAINER_NAME
         )
-        builder.change("train.lr", said, {"learning_rate": 1.0})
+        builder.change("train.lr", text, {"learning_rate": 1.0})
 
 
 def _import_aitoolkit_schedule(builder: ImportBuilder) -> None:
@@ -127,7 +129,7 @@ def _import_aitoolkit_schedule(builder: ImportBuilder) -> None:
     steps = builder.number("train.steps") or 1000
     period = builder.number("train.lr_scheduler_params.total_iters") or steps
     values: JsonObject = {"lr_scheduler": name}
-    said = said_of({"lr_scheduler": name})
+    text = describe({"lr_scheduler": name})
     if name == "constant_with_warmup":
         values["lr_warmup_steps"] = int(builder.number("train.lr_scheduler_params.num_warmup_steps") or 1000)
     elif name == "cosine_with_restarts":
@@ -135,24 +137,24 @@ def _import_aitoolkit_schedule(builder: ImportBuilder) -> None:
     elif name == "linear":  # PyTorch's LinearLR rises from a third of the rate to the full rate
         values = {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": int(period)}
         template = "{trainer}'s linear rises over {steps}; the nearest is {nearest}"
-        said = Message(
+        text = Message(
             template, trainer=TRAINER_NAME, steps=counted(int(period), "step"), nearest="constant_with_warmup"
         )
     elif name == "step":
-        values, said = {"lr_scheduler": "constant"}, say_nearest("step", "constant")
+        values, text = {"lr_scheduler": "constant"}, say_nearest("step", "constant")
     elif warmup := builder.number("train.lr_scheduler_params.num_warmup_steps"):
         values["lr_warmup_steps"] = int(warmup)
-    builder.change("train.lr_scheduler", said, values)
+    builder.change("train.lr_scheduler", text, values)
     for key in builder.left():
         if key.startswith("train.lr_scheduler_params"):
             builder.change(key, "is part of lr_scheduler")
 
 
-def _training(builder: ImportBuilder) -> None:
+def _import_trained_parts(builder: ImportBuilder) -> None:
     dtype = precision(builder.get("train.dtype"))
-    half = {} if builder.adapters or dtype == "no" else {f"full_{dtype}": True}
-    said = join_messages([said_of({"mixed_precision": dtype}), *map(option_name, half)])
-    builder.change("train.dtype", said, {"mixed_precision": dtype, **half})
+    full_precision = {} if builder.adapters or dtype == "no" else {f"full_{dtype}": True}
+    text = join_messages([describe({"mixed_precision": dtype}), *map(option_name, full_precision)])
+    builder.change("train.dtype", text, {"mixed_precision": dtype, **full_precision})
     encoders = is_on(builder.get("train.train_text_encoder"))
     key = "train.train_text_encoder"
     if builder.adapters and not encoders:
@@ -172,16 +174,16 @@ def _training(builder: ImportBuilder) -> None:
 
 
 def _import_aitoolkit_rates(builder: ImportBuilder, encoders: bool) -> None:
-    """The learning rates of the parts, and which parts are trained."""
+    """Import the parts' learning rates, and which parts are trained."""
     rate = builder.number("train.text_encoder_lr")
     if rate is not None and encoders and builder.adapters:
         builder.rename("train.text_encoder_lr", "text_encoder_lr", [rate])
     elif rate is not None and encoders and builder.script == "sdxl_train":
         values = {"learning_rate_te1": rate, "learning_rate_te2": rate}
         builder.change("train.text_encoder_lr", f"learning_rate_te1 = learning_rate_te2 = {rate:g}", values)
-    own = builder.number("train.unet_lr")
-    if own is not None:
-        builder.rename("train.unet_lr", "unet_lr" if builder.adapters else "learning_rate", own)
+    unet_rate = builder.number("train.unet_lr")
+    if unet_rate is not None:
+        builder.rename("train.unet_lr", "unet_lr" if builder.adapters else "learning_rate", unet_rate)
     if not is_on(builder.get("train.train_unet")):
         only = {"network_train_text_encoder_only": True} if builder.adapters and encoders else {}
         builder.change(
@@ -191,8 +193,9 @@ def _import_aitoolkit_rates(builder: ImportBuilder, encoders: bool) -> None:
         builder.explain("the image model learns", "train.train_unet")
 
 
-def _range(builder: ImportBuilder) -> None:
-    """The timesteps that are trained; of flow matching they are counted from the noisiest, in the order of a draw."""
+def _import_timestep_range(builder: ImportBuilder) -> None:
+    """Import the range of trained timesteps. For flow matching, ai-toolkit counts positions from the noisiest
+    timestep."""
     keys = "train.min_denoising_steps", "train.max_denoising_steps"
     first, last = (builder.number(key) for key in keys)
     if builder.family == "sdxl":
@@ -207,10 +210,10 @@ def _range(builder: ImportBuilder) -> None:
             continue
         if linear:
             value = 1000 - int(number)
-            said = Message(
+            text = Message(
                 "counted from the noisiest timestep there: {option} = {value}", option=option_name(option), value=value
             )
-            builder.change(key, said, {option: value})
+            builder.change(key, text, {option: value})
         else:
             template = (
                 "a place among 1000 drawn timesteps there, the noisiest first; {option} limits the timestep itself"
@@ -219,18 +222,18 @@ def _range(builder: ImportBuilder) -> None:
 
 
 def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
-    _range(builder)
+    _import_timestep_range(builder)
     kind = str(builder.get("train.loss_type"))
     loss = LOSSES.get(kind)
-    said = "loss_type = l2" if kind == "mse" else say_nearest(kind, "loss_type = l2")
-    said = equal(kind, said_of({"loss_type": loss["loss_type"]})) if loss else said
-    builder.change("train.loss_type", said, loss or {})
+    text = "loss_type = l2" if kind == "mse" else say_nearest(kind, "loss_type = l2")
+    text = equal(kind, describe({"loss_type": loss["loss_type"]})) if loss else text
+    builder.change("train.loss_type", text, loss or {})
     if (gamma := builder.number("train.snr_gamma")) and "min_snr_gamma" not in builder.values:
-        builder.ignore("train.snr_gamma", say_nearest("snr_gamma", said_of({"min_snr_gamma": f"{gamma:g}"})))
+        builder.ignore("train.snr_gamma", say_nearest("snr_gamma", describe({"min_snr_gamma": f"{gamma:g}"})))
     if str(builder.get("train.content_or_style") or "balanced") != "balanced":
         chosen = "min_timestep, max_timestep" if builder.family == "sdxl" else "timestep_sampling"
-        said = Message("all timesteps count alike; {names} choose others", names=chosen)
-        builder.ignore("train.content_or_style", said)
+        text = Message("all timesteps count alike; {names} choose others", names=chosen)
+        builder.ignore("train.content_or_style", text)
     else:
         builder.explain("balanced: all timesteps count alike", "train.content_or_style")
     key = "train.timestep_type"
@@ -244,11 +247,11 @@ def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
     values: JsonObject = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
     guided = builder.family == "flux" and not is_on(builder.get("train.bypass_guidance_embedding"))
     values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if guided else {})
-    own = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(builder.family, "flux_")
-    values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", own)
-    said = said_of(values)
-    said = said if kind in ("sigmoid", "linear") else say_nearest(kind, said)
-    builder.change(key, said, values)
+    prefix = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(builder.family, "flux_")
+    values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", prefix)
+    text = describe(values)
+    text = text if kind in ("sigmoid", "linear") else say_nearest(kind, text)
+    builder.change(key, text, values)
     builder.explain("is part of timestep_sampling", "train.linear_timesteps")
 
 
@@ -257,6 +260,6 @@ LEARNING_IMPORTS = (
     _import_aitoolkit_length,
     _import_aitoolkit_optimizer,
     _import_aitoolkit_schedule,
-    _training,
+    _import_trained_parts,
     _import_aitoolkit_noise,
 )

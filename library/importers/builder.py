@@ -50,7 +50,6 @@ class ImportBuilder:
         return None if is_empty(value) else value
 
     def number(self, key: str) -> float | None:
-        """The value of a key as a number; None where it is none."""
         return to_number(self.source.get(key))
 
     def keep(self, key: str, value: Any = None) -> None:
@@ -64,7 +63,7 @@ class ImportBuilder:
         self._set(key, KeyOutcome(key, "changed", text), values or {})
 
     def explain(self, text: MessageLike, *keys: str) -> None:
-        """Record that the keys are covered by what another one sets. Those that are not in `source` are skipped."""
+        """Record that another key's values cover these keys; those not in `source` are skipped."""
         for key in keys:
             if key in self.source:
                 self.change(key, text)
@@ -74,9 +73,9 @@ class ImportBuilder:
             self.source, self.absent = {**self.source, key: value}, self.absent | {key}
 
     def ignore(self, key: str, reason: MessageLike) -> None:
-        """Record that the key has no equivalent; not reported where it is off or empty."""
-        off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
-        self.outcomes[key] = KeyOutcome(key, "empty") if off else KeyOutcome(key, "ignored", reason)
+        """Record that the key has no equivalent; one that is off or empty is not reported."""
+        is_off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
+        self.outcomes[key] = KeyOutcome(key, "empty") if is_off else KeyOutcome(key, "ignored", reason)
 
     def empty(self, *keys: str) -> None:
         """Record that the keys set nothing."""
@@ -98,112 +97,117 @@ class ImportBuilder:
 
 def settle_values(builder: ImportBuilder, configs: Configs) -> Imported:
     """Check each value against the options of the script; invalid ones become ignored, with the reason."""
-    config, read = configs[builder.script], {}
+    config, accepted = configs[builder.script], {}
     for name, value in builder.values.items():
         key = builder.keys[name]
-        if name == key and name not in understood(config) and not _of_another(name, configs):
-            builder.outcomes[key] = _unknown_key(config, name, value, builder.values)
+        if name == key and name not in understood(config) and not _is_option_elsewhere(name, configs):
+            builder.outcomes[key] = _unknown_key_outcome(config, name, value, builder.values)
             continue
         try:
-            read[name] = _accepted(config, name, value, configs)
-            if why := "" if builder.keeps_ineffective else _ineffective(config, name, read[name]):
-                read.pop(name)
+            accepted[name] = _read_value(config, name, value, configs)
+            if why := "" if builder.keeps_ineffective else _why_ineffective(config, name, accepted[name]):
+                accepted.pop(name)
                 raise ConfigError("without effect: {why}", why=why)
         except ConfigError as reason:
-            named = name == key or any(problem.option == name for problem in reason.problems)
-            text = reason.said if named else Message("{key}: {text}", key=name, text=reason.said)
+            is_named = name == key or any(problem.option == name for problem in reason.problems)
+            text = reason.said if is_named else Message("{key}: {text}", key=name, text=reason.said)
             builder.outcomes[key] = KeyOutcome(key, "empty") if value is False else KeyOutcome(key, "ignored", text)
-    _drop_shares(builder, read)
+    _drop_shares(builder, accepted)
     notes, problems = list(builder.notes), list(builder.problems)
     try:
-        made = build_config(config, read, notes=notes)
+        built = build_config(config, accepted, notes=notes)
     except ConfigError as error:
-        made, problems = draft(config, read), [*problems, *error.problems]
+        built, problems = draft(config, accepted), [*problems, *error.problems]
     texts = {name: text for name, text in builder.texts.items() if name in options_of(config)}
-    result = Imported(builder.trainer, made, (), (), (), texts, builder.guess)
-    said = _without_effect(builder, result.with_files(dict.fromkeys(texts, "beside the config")).config)
-    notes = [note for note in notes if not (isinstance(note, Problem) and note.code and note.option in said)]
-    outcomes = _outcomes(builder, config, read)
-    problems = [*_mostly_unknown(builder.trainer, outcomes), *_other_module(config, read, configs), *problems]
+    result = Imported(builder.trainer, built, (), (), (), texts, builder.guess)
+    idle_options = _mark_ineffective(builder, result.with_files(dict.fromkeys(texts, "beside the config")).config)
+    notes = [note for note in notes if not (isinstance(note, Problem) and note.code and note.option in idle_options)]
+    outcomes = _reported_outcomes(builder, config, accepted)
+    problems = [
+        *_mostly_unknown_problems(builder.trainer, outcomes),
+        *_foreign_module_problems(config, accepted, configs),
+        *problems,
+    ]
     return replace(result, outcomes=outcomes, notes=tuple(notes), problems=tuple(problems))
 
 
-def _drop_shares(builder: ImportBuilder, read: JsonObject) -> None:
-    """Drop strengths of base weights if there are no base weights."""
-    # Pages of other programs always write them.
-    if "base_weights_multiplier" in read and not read.get("base_weights"):
-        del read["base_weights_multiplier"]
+def _drop_shares(builder: ImportBuilder, values: JsonObject) -> None:
+    """Drop strengths of base weights if there are no base weights; other programs' pages always write them."""
+    if "base_weights_multiplier" in values and not values.get("base_weights"):
+        del values["base_weights_multiplier"]
         builder.ignore(builder.keys["base_weights_multiplier"], "base_weights is not set")
 
 
-def _of_another(name: str, configs: Configs) -> bool:
+def _is_option_elsewhere(name: str, configs: Configs) -> bool:
     return any(name in options_of(other) for other in configs.values())
 
 
-def _unknown_key(config: type[RunConfig], name: str, value: Any, settings: JsonMapping) -> KeyOutcome:
-    """The outcome of a key that is no option anywhere, with the option that was probably meant."""
+def _unknown_key_outcome(config: type[RunConfig], name: str, value: Any, settings: JsonMapping) -> KeyOutcome:
+    """Return the outcome of a key that is no option anywhere, with the option that was probably meant."""
     options = options_of(config)
-    hint, meant = did_you_mean(name, understood(config), option_name), closest(name, options)
+    hint, suggestion = did_you_mean(name, understood(config), option_name), closest(name, options)
     fix: JsonObject = {}
-    if meant and meant not in settings:
+    if suggestion and suggestion not in settings:
         with contextlib.suppress(ConfigError):
-            fix = {meant: options[meant].read(value)}
+            fix = {suggestion: options[suggestion].read(value)}
     return KeyOutcome(name, "unknown", hint, fix)
 
 
-def _without_effect(builder: ImportBuilder, config: RunConfig) -> set[str]:
-    """Turn the outcome of each key whose options have no effect in this training into that; returns these options."""
-    idle, known, said = ineffective_options(config), options_of(type(config)), set[str]()
+def _mark_ineffective(builder: ImportBuilder, config: RunConfig) -> set[str]:
+    """Mark keys whose options have no effect in this training as ineffective; return these options."""
+    idle, options, marked = ineffective_options(config), options_of(type(config)), set[str]()
     for key, outcome in builder.outcomes.items():
-        names = [name for name, its_key in builder.keys.items() if its_key == key and name in known]
-        is_idle = all(name in idle and _option_value(config, name) != known[name].default for name in names)
+        names = [name for name, its_key in builder.keys.items() if its_key == key and name in options]
+        is_idle = all(name in idle and _option_value(config, name) != options[name].default for name in names)
         if outcome.kind in ("kept", "renamed") and names and is_idle:
             builder.outcomes[key] = replace(outcome, kind="ineffective", text=idle[names[0]])
-            said.update(names)
-    return said
+            marked.update(names)
+    return marked
 
 
 def _option_value(config: RunConfig, name: str) -> Any:
     return getattr(getattr(config, options_of(type(config))[name].section), name)
 
 
-def _other_module(config: type[RunConfig], read: JsonMapping, configs: Configs) -> Iterator[Problem]:
-    """The problem of a network module that only other families have: the file contradicts itself."""
-    module, own = read.get("network_module"), _modules(config)
-    others = [other.title.removesuffix(" LoRA") for other in configs.values() if module in _modules(other)]
-    if module and own and module not in own and others:
+def _foreign_module_problems(config: type[RunConfig], values: JsonMapping, configs: Configs) -> Iterator[Problem]:
+    """Yield the problem of a network module that only other families have: the file contradicts itself."""
+    module, own_modules = values.get("network_module"), _network_modules(config)
+    other_titles = [
+        other.title.removesuffix(" LoRA") for other in configs.values() if module in _network_modules(other)
+    ]
+    if module and own_modules and module not in own_modules and other_titles:
         yield Problem(
             "network_module",
             "{module} is for {others}; for {title} write {own} or leave it empty",
             module=module,
-            others=together([*dict.fromkeys(others)]),
+            others=together([*dict.fromkeys(other_titles)]),
             title=config.title,
-            own=own[0],
+            own=own_modules[0],
             fix={"network_module": None},
         )
 
 
-def _modules(config: type[RunConfig]) -> tuple[str, ...]:
+def _network_modules(config: type[RunConfig]) -> tuple[str, ...]:
     option = options_of(config).get("network_module")
     return option.choices if option else ()
 
 
-def _mostly_unknown(trainer: str, outcomes: tuple[KeyOutcome, ...]) -> Iterator[Problem]:
+def _mostly_unknown_problems(trainer: str, outcomes: tuple[KeyOutcome, ...]) -> Iterator[Problem]:
     """Return the problem of a file mostly of unknown keys, probably from an unrecognised program."""
     in_file = [outcome for outcome in outcomes if outcome.kind != "default"]
-    known = sum(outcome.kind != "unknown" for outcome in in_file)
-    if 2 * known < len(in_file):
+    known_count = sum(outcome.kind != "unknown" for outcome in in_file)
+    if 2 * known_count < len(in_file):
         template = "only {known} of {count} keys are known here: look whether this is a file of {trainer} at all"
-        yield Problem("", template, known=known, count=len(in_file), trainer=trainer)
+        yield Problem("", template, known=known_count, count=len(in_file), trainer=trainer)
 
 
-def _outcomes(builder: ImportBuilder, config: type[RunConfig], read: JsonMapping) -> tuple[KeyOutcome, ...]:
-    """The outcomes under the names in the file; of the trainer's defaults only those that differ from ours."""
-    known, outcomes = options_of(config), []
+def _reported_outcomes(builder: ImportBuilder, config: type[RunConfig], values: JsonMapping) -> tuple[KeyOutcome, ...]:
+    """Return the outcomes by the names in the file, and those of the other trainer's defaults that differ from ours."""
+    options, outcomes = options_of(config), []
     differing: dict[str, dict[str, str]] = {}
     for name, key in builder.keys.items():
-        if name in read and read[name] != known[name].default:
-            differing.setdefault(key, {})[name] = known[name].text(read[name])
+        if name in values and values[name] != options[name].default:
+            differing.setdefault(key, {})[name] = options[name].text(values[name])
     for key in [*builder.source, *(k for k in builder.outcomes if k not in builder.source)]:
         outcome = builder.outcomes[key]
         if key in builder.absent and key in differing:
@@ -213,11 +217,11 @@ def _outcomes(builder: ImportBuilder, config: type[RunConfig], read: JsonMapping
     return tuple(outcomes)
 
 
-def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:
-    """The value of an option in its type. Raises ConfigError with the reason when it cannot be set."""
+def _read_value(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:
+    """Parse the value of an option. Raises ConfigError with the reason when it cannot be set."""
     option: Option | None = options_of(config).get(name)
     if option is None:
-        raise ConfigError(_unknown(config, name, configs))
+        raise ConfigError(_why_unknown(config, name, configs))
     if option.kind == "secret":
         raise ConfigError(SECRET)
     try:
@@ -233,22 +237,22 @@ def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) 
     return result
 
 
-def _ineffective(config: type[RunConfig], name: str, value: Any) -> str:
-    """Why an option has no effect in this kind of training; "" where it has one, or is not set."""
+def _why_ineffective(config: type[RunConfig], name: str, value: Any) -> str:
+    """Return why an option has no effect in this kind of training; "" if it has one, or is not set."""
     is_set = value != options_of(config)[name].default
     return config.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name, "") if is_set else ""
 
 
-def _unknown(config: type[RunConfig], name: str, configs: Configs) -> MessageLike:
-    """Why a name is no option of this kind of training."""
+def _why_unknown(config: type[RunConfig], name: str, configs: Configs) -> MessageLike:
+    """Return why a name is no option of this kind of training."""
     reasons = {**config.retired, **config.foreign}
     if name in reasons:
         return reasons[name]
-    others = [other for other in configs.values() if name in options_of(other)]
-    others.sort(key=lambda other: other.family != config.family)
-    if others and all(other.family != config.family for other in others):
-        return Message("it is for {title}", title=others[0].title.split()[0])
-    return Message("it is for {title} only", title=others[0].title) if others else NOT_HERE
+    having = [other for other in configs.values() if name in options_of(other)]
+    having.sort(key=lambda other: other.family != config.family)
+    if having and all(other.family != config.family for other in having):
+        return Message("it is for {title}", title=having[0].title.split()[0])
+    return Message("it is for {title} only", title=having[0].title) if having else NOT_HERE
 
 
 def is_empty(value: Any) -> bool:
@@ -260,7 +264,7 @@ def is_on(value: JsonValue) -> bool:
 
 
 def to_number(value: Any) -> float | None:
-    """A finite number, which may be text; None for anything else."""
+    """Parse a finite number, which may be text; None for anything else."""
     try:
         return parse_finite(value)
     except (ValueError, OverflowError):

@@ -14,13 +14,13 @@ from library.importers.shared import (
     chooses_chroma,
     chooses_edit,
     chooses_version,
+    describe,
     flatten_tables,
+    ignore_rest,
     import_keys,
     load_tables,
     own_name,
     precision,
-    rest,
-    said_of,
     say_nearest,
     set_by,
     tables_of_list,
@@ -42,18 +42,18 @@ def recognises(settings: JsonMapping) -> bool:
 
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
+    """Convert every key to our values and an outcome. Raises ConfigError for unsupported models."""
     data = settings.get("dataset")
     flat = flatten_tables({**settings, "dataset": "" if isinstance(data, Mapping) else data})
     builder = ImportBuilder(flat, script or _pipe_script(settings), TRAINER)
     import_keys(builder, PIPE_TABLES["renamed"])
     for part in (_import_pipe_model, _import_pipe_precision, _import_pipe_memory, _import_pipe_caches):
         part(builder)
-    _text_adapter(builder)
+    _import_text_adapter(builder)
     for part in diffusion_pipe_learning.LEARNING_IMPORTS:
         part(builder)
     diffusion_pipe_data.read_data_file(builder, data)
-    rest(builder, PIPE_TABLES["ignored"])
+    ignore_rest(builder, PIPE_TABLES["ignored"])
     if flat.get("model.type") == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model.type")
     return builder
@@ -76,23 +76,25 @@ def _pipe_script(settings: JsonMapping) -> str:
 
 
 def _import_pipe_model(builder: ImportBuilder) -> None:
-    """The files of the model, and which of the models with the same files it is."""
-    given = [key for key in TRANSFORMERS if builder.get(key)]
-    words = " ".join(own_name(builder.get(key)) for key in given)
+    """Import the files of the model, and choose among models whose files look the same."""
+    model_keys = [key for key in TRANSFORMERS if builder.get(key)]
+    words = " ".join(own_name(builder.get(key)) for key in model_keys)
     kind = {"model_type": "kontext"} if "kontext" in words and builder.family == "flux" else {}
-    chosen = join_messages([builder.script, *([said_of(kind)] if kind else [])])
+    chosen = join_messages([builder.script, *([describe(kind)] if kind else [])])
     builder.change("model.type", Message("chooses the script: {script}", script=chosen), kind)
     chooses_version(builder, "model.type", words)
     chooses_edit(builder, "model.type", words)
-    if given:
-        builder.rename(given[0], "pretrained_model_name_or_path")
+    if model_keys:
+        builder.rename(model_keys[0], "pretrained_model_name_or_path")
     _import_pipe_parts(builder)
-    beside = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
-    beside = [option for option in beside if builder.source.get("model.type") != "chroma" or option != "clip_l"]
-    for key in given[1:]:
-        if key == "model.diffusers_path" and beside:
-            said = Message("the networks beside the transformer: {names}", names=option_names(beside))
-            builder.change(key, said, dict.fromkeys(beside, builder.get(key)))
+    part_options = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
+    part_options = [
+        option for option in part_options if builder.source.get("model.type") != "chroma" or option != "clip_l"
+    ]
+    for key in model_keys[1:]:
+        if key == "model.diffusers_path" and part_options:
+            text = Message("the networks beside the transformer: {names}", names=option_names(part_options))
+            builder.change(key, text, dict.fromkeys(part_options, builder.get(key)))
         else:
             builder.ignore(
                 key, Message("another key says {option}", option=option_name("pretrained_model_name_or_path"))
@@ -100,7 +102,7 @@ def _import_pipe_model(builder: ImportBuilder) -> None:
 
 
 def _import_pipe_parts(builder: ImportBuilder) -> None:
-    """VAE and text encoder in files of their own, and adapters that are merged before the training."""
+    """Import separate files of VAE and text encoder, and adapters that are merged before the training."""
     options = PART_OPTIONS.get(builder.family, ())
     for key in VAES:
         if builder.get(key):
@@ -109,8 +111,8 @@ def _import_pipe_parts(builder: ImportBuilder) -> None:
     for key in ENCODERS if encoder else ():
         value = builder.get(key)
         listed = tables_of_list(value, key, builder.notes) if isinstance(value, list) else []
-        named = [one.get("path") or one.get("paths") for one in listed]
-        path = named[0] if named else value
+        paths = [encoder_table.get("path") or encoder_table.get("paths") for encoder_table in listed]
+        path = paths[0] if paths else value
         if isinstance(path, str) and path:
             builder.rename(key, encoder, path)
     merged = builder.get("model.merge_adapters")
@@ -118,9 +120,9 @@ def _import_pipe_parts(builder: ImportBuilder) -> None:
         paths = texts_of_list(merged, "model.merge_adapters", builder.notes)
         builder.rename("model.merge_adapters", "base_weights", paths)
     if fused := tables_of_list(builder.get("adapter.fuse_adapters"), "adapter.fuse_adapters", builder.notes):
-        weights = [one.get("weight", 1.0) for one in fused]
-        values: JsonObject = {"base_weights": [str(one.get("path")) for one in fused]}
-        builder.change("adapter.fuse_adapters", said_of(values), values | {"base_weights_multiplier": weights})
+        weights = [adapter.get("weight", 1.0) for adapter in fused]
+        values: JsonObject = {"base_weights": [str(adapter.get("path")) for adapter in fused]}
+        builder.change("adapter.fuse_adapters", describe(values), values | {"base_weights_multiplier": weights})
 
 
 def _import_pipe_precision(builder: ImportBuilder) -> None:
@@ -128,7 +130,7 @@ def _import_pipe_precision(builder: ImportBuilder) -> None:
     values: JsonObject = {"mixed_precision": half}
     if not builder.adapters and half != "no":
         values[f"full_{half}"] = True
-    set_by(builder, "model.dtype", said_of(values), values)
+    set_by(builder, "model.dtype", describe(values), values)
     if builder.get("save_dtype"):
         builder.rename("save_dtype", "save_precision", precision(builder.get("save_dtype"), "float"))
     for key in ("model.transformer_dtype", "model.diffusion_model_dtype"):
@@ -136,15 +138,15 @@ def _import_pipe_precision(builder: ImportBuilder) -> None:
         if not kind or not builder.adapters:
             builder.ignore(key, "weights that learn have at least 16 bits")
         elif kind.startswith("float8"):
-            builder.change(key, said_of({"fp8_base_unet": True}), {"fp8_base_unet": True})
+            builder.change(key, describe({"fp8_base_unet": True}), {"fp8_base_unet": True})
         elif kind == "nf4":
             builder.change(key, say_nearest(kind, "fp8_base_unet"), {"fp8_base_unet": True})
         else:
             builder.ignore(key, "frozen weights are kept in mixed_precision")
 
 
-def _text_adapter(builder: ImportBuilder) -> None:
-    """Anima's adapter between text encoder and model, which gets adapters unless its rate is 0."""
+def _import_text_adapter(builder: ImportBuilder) -> None:
+    """Import the rate of Anima's module between text encoder and model, which gets adapters unless its rate is 0."""
     key = "model.llm_adapter_lr"
     if builder.family != "anima" or not builder.adapters:
         return
@@ -161,13 +163,13 @@ def _import_pipe_memory(builder: ImportBuilder) -> None:
         most = BLOCK_COUNTS[builder.family][1]
         builder.change(
             "blocks_to_swap",
-            said_of({"blocks_to_swap": min(int(count), most)}),
+            describe({"blocks_to_swap": min(int(count), most)}),
             {"blocks_to_swap": min(int(count), most)},
         )
     key = "activation_checkpointing"
     if str(builder.get(key)) == "unsloth":
         values = {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}
-        builder.change(key, said_of(values), values)
+        builder.change(key, describe(values), values)
     elif key in builder.source:
         builder.rename(key, "gradient_checkpointing", is_on(builder.get(key)))
     if is_on(builder.get("monitoring.enable_wandb")):
@@ -185,10 +187,10 @@ def _import_pipe_caches(builder: ImportBuilder) -> None:
     trained.
     """
     values: JsonObject = {"cache_latents": True, "cache_latents_to_disk": True}
-    set_by(builder, "cache_latents", said_of(values), values)
+    set_by(builder, "cache_latents", describe(values), values)
     if builder.family == "sdxl":
         if not builder.adapters:
-            set_by(builder, "train_text_encoder", said_of({"train_text_encoder": True}), {"train_text_encoder": True})
+            set_by(builder, "train_text_encoder", describe({"train_text_encoder": True}), {"train_text_encoder": True})
         return
     if builder.adapters:
         set_by(
@@ -200,6 +202,6 @@ def _import_pipe_caches(builder: ImportBuilder) -> None:
     key = "model.cache_text_embeddings"
     if key not in builder.source or is_on(builder.source[key]):
         cached = {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-        set_by(builder, key, said_of(cached), cached)
+        set_by(builder, key, describe(cached), cached)
     else:
-        builder.change(key, said_of({"cache_text_encoder_outputs": False}))
+        builder.change(key, describe({"cache_text_encoder_outputs": False}))

@@ -7,7 +7,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, counted, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import PREPARED, dataset_toml, load_tables, tables_of_list, told_datasets
+from library.importers.shared import PREPARED, dataset_toml, describe_datasets, load_tables, tables_of_list
 
 DATASET_TABLES = load_tables("diffusion_pipe")["datasets"]
 BUCKET_MULTIPLE = 32  # of buckets
@@ -18,12 +18,11 @@ def is_dataset(settings: JsonMapping) -> bool:
 
 
 def convert_dataset(settings: JsonMapping) -> tuple[str, list[MessageLike]]:
-    """A file of data sets -> the text of ours, and a sentence for each key that was left out."""
     return _pipe_dataset_file(settings, {})
 
 
 def read_data_file(builder: ImportBuilder, data: Any) -> None:
-    """The file of data sets, if it could be read, and the size of batches."""
+    """Import the file of data sets, if it could be read, and the size of batches."""
     sizes = _batch_sizes(builder)
     key = "dataset"
     if isinstance(data, Mapping) and is_dataset(data):
@@ -31,9 +30,9 @@ def read_data_file(builder: ImportBuilder, data: Any) -> None:
         builder.texts["dataset_config"] = text
         builder.notes += notes
         settings = _pipe_run_options(data)
-        if builder.family != "sdxl" and (count := _variants(data)) > 1:  # its captions are not encoded once
+        if builder.family != "sdxl" and (count := _count_variants(data)) > 1:  # its captions are not encoded once
             settings["cached_caption_variants"] = count
-        builder.change(key, told_datasets(text), settings)
+        builder.change(key, describe_datasets(text), settings)
     elif builder.get(key):
         builder.ignore(
             key, "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
@@ -41,32 +40,33 @@ def read_data_file(builder: ImportBuilder, data: Any) -> None:
 
 
 def _pipe_run_options(data: JsonMapping) -> JsonObject:
-    masked = any(not is_empty(one.get("mask_path")) for one in tables_of_list(data.get("directory")))
+    masked = any(not is_empty(table.get("mask_path")) for table in tables_of_list(data.get("directory")))
     return {"masked_loss": True} if masked else {}
 
 
-def _variants(data: JsonMapping) -> int:
-    """In how many orders of its tags each caption is encoded: the most of all folders, the written one included."""
-    every = [{**data, **one} for one in tables_of_list(data.get("directory"))]
-    counts = [int(to_number(one.get("cache_shuffle_num")) or is_on(one.get("shuffle_tags"))) for one in every]
+def _count_variants(data: JsonMapping) -> int:
+    """Return in how many orders of its tags each caption is encoded, at most over all folders, the written order
+    included."""
+    tables = [{**data, **table} for table in tables_of_list(data.get("directory"))]
+    counts = [int(to_number(table.get("cache_shuffle_num")) or is_on(table.get("shuffle_tags"))) for table in tables]
     return 1 + max(counts, default=0)
 
 
 def _batch_sizes(builder: ImportBuilder) -> dict[int, int]:
-    """The size of batches by resolution; 0 stands for all."""
+    """Return the batch size by resolution; 0 stands for all others."""
     keys = ("image_micro_batch_size_per_gpu", "micro_batch_size_per_gpu")
-    used = next((key for key in keys if builder.get(key)), "")
-    value = builder.get(used) if used else None
+    key_in_use = next((key for key in keys if builder.get(key)), "")
+    value = builder.get(key_in_use) if key_in_use else None
     sizes: dict[int, int] = {}
     if isinstance(value, list):
         for pair in value:
             if isinstance(pair, list) and len(pair) == 2:
                 sizes[int(to_number(pair[0]) or 0)] = int(to_number(pair[1]) or 1)
         template = "{sizes} of batches by resolution: {place}"
-        builder.change(used, Message(template, sizes=counted(len(sizes), "size"), place=PREPARED))
-    elif used:
+        builder.change(key_in_use, Message(template, sizes=counted(len(sizes), "size"), place=PREPARED))
+    elif key_in_use:
         sizes[0] = max(1, int(to_number(value) or 1))
-        builder.rename(used, "train_batch_size", sizes[0])
+        builder.rename(key_in_use, "train_batch_size", sizes[0])
     for key in keys:
         if key in builder.left():
             builder.ignore(key, Message("another key says {option}", option=option_name("train_batch_size")))
@@ -77,38 +77,38 @@ def _pipe_dataset_file(settings: JsonMapping, batches: Mapping[int, int]) -> tup
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
     notes: list[MessageLike] = []
     for table in tables_of_list(settings.get("directory"), "directory", notes):
-        whole = {**{key: value for key, value in settings.items() if key != "directory"}, **table}
-        if is_empty(whole.get("path")):
+        folder_table = {**{key: value for key, value in settings.items() if key != "directory"}, **table}
+        if is_empty(folder_table.get("path")):
             reason = Message("it names no folder ({key})", key="path")
             notes.append(Message("data set {name} is left out: {reason}", name="directory", reason=reason))
             continue
-        _note(whole, notes)
-        for size in _sizes(whole.get("resolutions")):
-            own: JsonObject = {"resolution": size, **_pipe_buckets(whole, size)}
+        _note_ignored_keys(folder_table, notes)
+        for size in _parse_resolutions(folder_table.get("resolutions")):
+            options: JsonObject = {"resolution": size, **_pipe_buckets(folder_table, size)}
             if (count := batches.get(size[0], batches.get(0, 1))) > 1:
-                own["batch_size"] = count
-            sets.append((own, [_pipe_subset(whole)]))
+                options["batch_size"] = count
+            sets.append((options, [_pipe_subset(folder_table)]))
     if not sets:
         raise ConfigError("no data set in this file has a folder of images (path)")
     return dataset_toml({"caption_extension": ".txt"}, sets), notes
 
 
-def _sizes(value: JsonValue) -> list[list[int]]:
-    """Resolutions as widths and heights; each may be one side."""
-    found = []
+def _parse_resolutions(value: JsonValue) -> list[list[int]]:
+    """Return resolutions as [width, height]; a single number is a square."""
+    sizes = []
     for size in value if isinstance(value, list) and value else [512]:
         sides = [int(side) for side in map(to_number, size if isinstance(size, list) else [size]) if side and side > 0]
-        found += [[sides[0], sides[1] if len(sides) > 1 else sides[0]]] if sides else []
-    return found or [[512, 512]]
+        sizes += [[sides[0], sides[1] if len(sides) > 1 else sides[0]]] if sides else []
+    return sizes or [[512, 512]]
 
 
 def _pipe_buckets(table: JsonMapping, size: list[int]) -> JsonObject:
-    """Buckets between the narrowest and the widest shape, of the same area."""
+    """Return bucket options that admit its narrowest and widest aspect ratio at the same area."""
     if not is_on(table.get("enable_ar_bucket")):
         return {"enable_bucket": False}
-    least, most = (to_number(table.get(key)) for key in ("min_ar", "max_ar"))
+    min_ratio, max_ratio = (to_number(table.get(key)) for key in ("min_ar", "max_ar"))
     side = math.sqrt(size[0] * size[1])
-    widest = max(most or 2.0, 1 / (least or 0.5), 1.0)
+    widest = max(max_ratio or 2.0, 1 / (min_ratio or 0.5), 1.0)
     shortest = max(BUCKET_MULTIPLE, int(side / math.sqrt(widest) // BUCKET_MULTIPLE * BUCKET_MULTIPLE))
     longest = int(-(-side * math.sqrt(widest) // 64) * 64)
     return {"enable_bucket": True, "min_bucket_reso": min(256, shortest), "max_bucket_reso": longest}
@@ -129,8 +129,8 @@ def _pipe_subset(table: JsonMapping) -> JsonObject:
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _note(table: JsonMapping, notes: list[MessageLike]) -> None:
-    """A sentence for each key of a folder that has no equivalent."""
+def _note_ignored_keys(table: JsonMapping, notes: list[MessageLike]) -> None:
+    """Add a note for each key of a folder that has no equivalent."""
     place = Message("datasets of {folder}", folder=table["path"])
     repeats = to_number(table.get("num_repeats"))
     if repeats is not None and repeats != round(repeats):

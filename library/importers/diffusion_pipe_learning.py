@@ -5,11 +5,11 @@ from library.config.problems import Message
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     SIZE_SHIFTS,
+    describe,
     equal,
     equivalent_optimizer,
     load_tables,
     optimizer_args,
-    said_of,
     say_nearest,
     set_by,
     simplify_name,
@@ -39,58 +39,59 @@ def _import_pipe_network(builder: ImportBuilder) -> None:
         builder.explain("becomes one of network_args", "adapter.decompose_factor", "adapter.rank_dropout")
     else:
         builder.change("adapter.type", "LoRA" if kind == "lora" else say_nearest(kind, "LoRA"))
-    said = Message("{trainer} has alpha = rank", trainer=TRAINER_NAME)
-    set_by(builder, "adapter.alpha", said, {"network_alpha": rank})
+    text = Message("{trainer} has alpha = rank", trainer=TRAINER_NAME)
+    set_by(builder, "adapter.alpha", text, {"network_alpha": rank})
 
 
 def _import_pipe_optimizer(builder: ImportBuilder) -> None:
-    wanted = str(builder.get("optimizer.type") or "adamw")
-    near = PIPE_TABLES["optimizers"].get(simplify_name(wanted), "")
-    name, why = (near, say_nearest(wanted, near)) if near else equivalent_optimizer(wanted)
-    if not near and not why and name == wanted and "." not in name:
+    their_name = str(builder.get("optimizer.type") or "adamw")
+    near = PIPE_TABLES["optimizers"].get(simplify_name(their_name), "")
+    name, why = (near, say_nearest(their_name, near)) if near else equivalent_optimizer(their_name)
+    if not near and not why and name == their_name and "." not in name:
         name = f"pytorch_optimizer.{name}"  # where it looks up all others
-    builder.change("optimizer.type", why or equal(wanted, name), {"optimizer_type": name})
-    given = {key.partition(".")[2]: value for key, value in builder.source.items() if key.startswith("optimizer.")}
-    if (rate := to_number(given.get("lr"))) is not None:
+    builder.change("optimizer.type", why or equal(their_name, name), {"optimizer_type": name})
+    settings = {key.partition(".")[2]: value for key, value in builder.source.items() if key.startswith("optimizer.")}
+    if (rate := to_number(settings.get("lr"))) is not None:
         builder.rename("optimizer.lr", "learning_rate", rate)
-    if is_on(given.get("gradient_release")):
+    if is_on(settings.get("gradient_release")):
         builder.ignore(
             "optimizer.gradient_release", "fused_backward_pass is for Adafactor on whole models, without accumulation"
         )
-    if "beta2_half_life" in given:
+    if "beta2_half_life" in settings:
         builder.ignore("optimizer.beta2_half_life", "set the second of betas in optimizer_args")
-    own = {
+    arguments_left = {
         key: value
-        for key, value in given.items()
+        for key, value in settings.items()
         if key
         not in ("type", "lr", "gradient_release", "beta2_half_life", "stabilize", "cpu_offload", "quant_min_size")
     }
-    if why and wanted.casefold() in ("automagic", "genericoptim"):
-        own = {key: value for key, value in own.items() if key in ("weight_decay", "betas", "eps")}
-    if arguments := optimizer_args(own):
+    if why and their_name.casefold() in ("automagic", "genericoptim"):
+        shared = ("weight_decay", "betas", "eps")  # arguments that the nearest optimizer has, too
+        arguments_left = {key: value for key, value in arguments_left.items() if key in shared}
+    if arguments := optimizer_args(arguments_left):
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer.type"
-    builder.explain("becomes one of optimizer_args", *(f"optimizer.{key}" for key in own))
-    for key in given.keys() - own.keys():
+    builder.explain("becomes one of optimizer_args", *(f"optimizer.{key}" for key in arguments_left))
+    for key in settings.keys() - arguments_left.keys():
         if f"optimizer.{key}" in builder.left():
-            builder.ignore(f"optimizer.{key}", Message("it is for {name}, which is not offered here", name=wanted))
+            builder.ignore(f"optimizer.{key}", Message("it is for {name}, which is not offered here", name=their_name))
 
 
 def _import_pipe_rates(builder: ImportBuilder) -> None:
-    """SDXL's parts with rates of their own."""
+    """Import the separate rates of SDXL's parts."""
     if builder.family != "sdxl":
         return
     base = builder.number("optimizer.lr")
-    own = builder.number("model.unet_lr")
+    unet_rate = builder.number("model.unet_lr")
     first, second = (builder.number(f"model.text_encoder_{number}_lr") for number in (1, 2))
-    if own is not None:
-        builder.rename("model.unet_lr", "unet_lr" if builder.adapters else "learning_rate", own)
+    if unet_rate is not None:
+        builder.rename("model.unet_lr", "unet_lr" if builder.adapters else "learning_rate", unet_rate)
     if first is None and second is None:
         return
     rates = [base if rate is None else rate for rate in (first, second)]
     keys = [f"model.text_encoder_{number}_lr" for number in (1, 2)]
     if builder.adapters:
         for key in keys:
-            builder.explain(said_of({"text_encoder_lr": rates}), key)
+            builder.explain(describe({"text_encoder_lr": rates}), key)
         builder.values["text_encoder_lr"], builder.keys["text_encoder_lr"] = rates, keys[first is None]
     else:
         for number, (key, rate) in enumerate(zip(keys, rates, strict=True), 1):
@@ -103,7 +104,7 @@ def _import_pipe_schedule(builder: ImportBuilder) -> None:
     if fixed is not None:
         builder.change(
             "force_constant_lr",
-            said_of({"learning_rate": f"{fixed:g}", "lr_scheduler": "constant"}),
+            describe({"learning_rate": f"{fixed:g}", "lr_scheduler": "constant"}),
             {"learning_rate": fixed},
         )
         name, warmup = "constant", 0
@@ -111,35 +112,37 @@ def _import_pipe_schedule(builder: ImportBuilder) -> None:
     rate = builder.number("optimizer.lr")
     if name == "cosine" and rate and rate > 1e-6:
         values = {"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_min_lr_ratio": float(f"{1e-6 / rate:.4g}")}
-    set_by(builder, "lr_scheduler", said_of(values), values)
+    set_by(builder, "lr_scheduler", describe(values), values)
     if warmup:
         builder.rename("warmup_steps", "lr_warmup_steps", warmup)
     builder.empty("warmup_steps")
 
 
 def _import_pipe_length(builder: ImportBuilder) -> None:
-    """Epochs, or steps where the file ends the training by them; examples are counted in steps."""
+    """Import the length: epochs, or steps if the file ends the training by them. Intervals in examples become steps."""
     epochs, steps = builder.number("epochs"), builder.number("max_steps")
     if steps:
         builder.rename("max_steps", "max_train_steps", int(steps))
         builder.ignore("epochs", "max_steps ends the training; where so many epochs end before, set max_train_epochs")
     elif epochs:
         builder.rename("epochs", "max_train_epochs", int(epochs))
-    batch = _batch(builder) * int(builder.number("gradient_accumulation_steps") or 1)
+    batch = _images_per_step(builder) * int(builder.number("gradient_accumulation_steps") or 1)
     if examples := builder.number("save_every_n_examples"):
-        every = max(1, int(examples) // batch)
-        builder.change("save_every_n_examples", said_of({"save_every_n_steps": every}), {"save_every_n_steps": every})
+        interval = max(1, int(examples) // batch)
+        builder.change(
+            "save_every_n_examples", describe({"save_every_n_steps": interval}), {"save_every_n_steps": interval}
+        )
     if builder.number("checkpoint_every_n_epochs"):
         builder.ignore("checkpoint_every_n_epochs", "save_state saves a state with each file")
     if share := builder.number("uncond_fraction"):
         builder.rename("uncond_fraction", "caption_dropout_rate", share)
     if c := builder.number("pseudo_huber_c"):
         values = {"loss_type": "huber", "huber_schedule": "constant", "huber_c": c}
-        builder.change("pseudo_huber_c", said_of(values), values)
+        builder.change("pseudo_huber_c", describe(values), values)
 
 
-def _batch(builder: ImportBuilder) -> int:
-    """Images per step and GPU: one number, or the first of those by resolution."""
+def _images_per_step(builder: ImportBuilder) -> int:
+    """Return images per step and GPU: one number, or of a list by resolution the first one's."""
     value = builder.get("image_micro_batch_size_per_gpu") or builder.get("micro_batch_size_per_gpu") or 1
     while isinstance(value, list):
         value = value[-1] if value and not isinstance(value[-1], list) else (value or [1])[0]
@@ -167,8 +170,8 @@ def _import_pipe_timesteps(builder: ImportBuilder) -> None:
     if builder.family == "flux" and not is_on(builder.get("model.bypass_guidance_embedding")):
         scale = builder.number("model.guidance")
         values["guidance_scale"] = 1.0 if scale is None else scale
-    said = said_of(values)
-    set_by(builder, keys[0], said if is_same else say_nearest(method, said), values)
+    text = describe(values)
+    set_by(builder, keys[0], text if is_same else say_nearest(method, text), values)
     builder.explain("is part of how timesteps are drawn", *keys[1:], "model.guidance")
     for key in keys[1:]:
         if is_empty(builder.source.get(key)) or builder.source.get(key) is False:

@@ -11,11 +11,11 @@ from library.importers.shared import (
     ONLY,
     PREPARED,
     dataset_toml,
+    describe,
     equal,
     equivalent_optimizer,
     load_tables,
     optimizer_args,
-    said_of,
     say_nearest,
     set_by,
     tables_of_list,
@@ -30,7 +30,7 @@ REPLACED = "${replace}"  # in names and folders, for easy_name
 
 
 def recognises(settings: JsonMapping) -> bool:
-    """Whether this is a file of LoRA_Easy_Training_Scripts."""
+    """Return whether this is a file of LoRA_Easy_Training_Scripts."""
     return any(
         key.endswith("_args") and isinstance(value, Mapping) and not ARGUMENT_TABLES.isdisjoint(value)
         for key, value in settings.items()
@@ -38,8 +38,8 @@ def recognises(settings: JsonMapping) -> bool:
 
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key, under its own name -> our values and its outcome. Raises ConfigError for unsupported models."""
-    flat, general = _leaves(settings, "args"), _leaves(settings, "dataset_args")
+    """Convert every key, without its table, to our values and an outcome. Raises ConfigError for unsupported models."""
+    flat, general = _collect_options(settings, "args"), _collect_options(settings, "dataset_args")
     mode = settings.get("train_mode")
     mode = str(mode.get("train_mode") if isinstance(mode, Mapping) else mode or "lora").casefold()
     script = script or _easy_script(settings, flat, is_word=mode not in ("lora", "none"))
@@ -57,12 +57,12 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         elif is_empty(value):
             builder.empty(key)
         else:
-            builder.keep(key, _replaced(builder, value))
+            builder.keep(key, _fill_placeholder(builder, value))
     return builder
 
 
-def _leaves(settings: JsonMapping, part: str) -> JsonObject:
-    """The options of all tables; those that were typed into its page are tables with their value."""
+def _collect_options(settings: JsonMapping, part: str) -> JsonObject:
+    """Return the options of all tables. An option that was typed into its page is stored as a table with its value."""
     leaves: JsonObject = {}
     for table in settings.values():
         inner = table.get(part) if isinstance(table, Mapping) else None
@@ -85,7 +85,7 @@ def _easy_script(settings: JsonMapping, flat: JsonMapping, is_word: bool) -> str
     )
 
 
-def _replaced(builder: ImportBuilder, value: JsonValue) -> JsonValue:
+def _fill_placeholder(builder: ImportBuilder, value: JsonValue) -> JsonValue:
     name = str(builder.get("easy_name") or "")
     return value.replace(REPLACED, name) if isinstance(value, str) else value
 
@@ -93,23 +93,23 @@ def _replaced(builder: ImportBuilder, value: JsonValue) -> JsonValue:
 def _import_placeholder_names(builder: ImportBuilder) -> None:
     for key, value in builder.source.items():
         if isinstance(value, str) and REPLACED in value:
-            changed = _replaced(builder, value)
+            changed = _fill_placeholder(builder, value)
             builder.change(key, f"{key} = {changed}", {key: changed})
 
 
 def _import_easy_network(builder: ImportBuilder) -> None:
-    """The arguments of the adapter, which say of which kind it is."""
+    """Import the adapter: its arguments tell its kind."""
     if not builder.adapters:
         return
-    given = builder.get("network_args")
+    stored_args = builder.get("network_args")
     pairs = (
-        {EASY_TABLES["arguments"].get(key, key): value for key, value in given.items()}
-        if isinstance(given, Mapping)
+        {EASY_TABLES["arguments"].get(key, key): value for key, value in stored_args.items()}
+        if isinstance(stored_args, Mapping)
         else {}
     )
     arguments = optimizer_args({key: value for key, value in pairs.items() if value is not False})
-    if not isinstance(given, Mapping):
-        arguments = [str(one) for one in given] if isinstance(given, list) else []
+    if not isinstance(stored_args, Mapping):
+        arguments = [str(argument) for argument in stored_args] if isinstance(stored_args, list) else []
     usual = "networks.lora_flux" if builder.family == "flux" else "networks.lora"
     if "block_size" in pairs:
         arguments, module = ["algo=dylora", *arguments], "lycoris.kohya"
@@ -117,26 +117,26 @@ def _import_easy_network(builder: ImportBuilder) -> None:
         module = "lycoris.kohya" if any(argument.startswith("algo=") for argument in arguments) else usual
     if is_on(builder.get("fa")):
         module = "networks.lora_fa"
-        builder.explain(said_of({"network_module": module}), "fa")
-    builder.explain(said_of({"network_module": module}), "lora_fa")
+        builder.explain(describe({"network_module": module}), "fa")
+    builder.explain(describe({"network_module": module}), "lora_fa")
     values: JsonObject = {"network_module": module} | ({"network_args": arguments} if arguments else {})
-    shown = {name: " ".join(value) if isinstance(value, list) else value for name, value in values.items()}
-    set_by(builder, "network_args", said_of(shown), values)
+    texts = {name: " ".join(value) if isinstance(value, list) else value for name, value in values.items()}
+    set_by(builder, "network_args", describe(texts), values)
 
 
 def _import_easy_optimizer(builder: ImportBuilder) -> None:
-    wanted = str(builder.get("optimizer_type") or "")
-    if "." in wanted or wanted:
-        name, why = equivalent_optimizer(wanted.rpartition(".")[2])
-        builder.change("optimizer_type", why or equal(wanted, name), {"optimizer_type": name})
+    their_name = str(builder.get("optimizer_type") or "")
+    if "." in their_name or their_name:
+        name, why = equivalent_optimizer(their_name.rpartition(".")[2])
+        builder.change("optimizer_type", why or equal(their_name, name), {"optimizer_type": name})
     for key in ("optimizer_args", "lr_scheduler_args"):
-        if isinstance(given := builder.get(key), Mapping):
-            arguments = optimizer_args(given)
+        if isinstance(settings := builder.get(key), Mapping):
+            arguments = optimizer_args(settings)
             builder.change(key, f"{key} = {' '.join(arguments)}", {key: arguments})
     schedule = str(builder.get("lr_scheduler_type") or "")
     if near := EASY_TABLES["schedules"].get(schedule.rpartition(".")[2]):
         builder.change(
-            "lr_scheduler_type", say_nearest(schedule, said_of({"lr_scheduler": near})), {"lr_scheduler": near}
+            "lr_scheduler_type", say_nearest(schedule, describe({"lr_scheduler": near})), {"lr_scheduler": near}
         )
         builder.ignore("lr_scheduler", "lr_scheduler_type names another")
         builder.ignore("lr_scheduler_args", Message("it is for {name}, which is not offered here", name=schedule))
@@ -146,7 +146,7 @@ def _import_easy_optimizer(builder: ImportBuilder) -> None:
 
 
 def _import_easy_images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapping]) -> None:
-    """Options of the images, and the folders, which become a dataset file."""
+    """Convert the folders and their options to a dataset file."""
     listed = [subset for subset in subsets if not is_empty(subset.get("image_dir"))]
     if not listed:
         if (count := builder.number("batch_size")) is not None:
@@ -154,20 +154,20 @@ def _import_easy_images(builder: ImportBuilder, general: JsonMapping, subsets: l
         builder.empty("subsets")
         return
     sets = []
-    for one in listed:
+    for subset in listed:
         sets.append(
             {
-                key: _replaced(builder, value)
-                for key, value in one.items()
+                key: _fill_placeholder(builder, value)
+                for key, value in subset.items()
                 if key in SUBSET and not is_empty(value) and value is not False
             }
         )
-        for key in sorted(one.keys() - SUBSET - {"name"}):
-            if not is_empty(one[key]) and one[key] is not False:
-                place = Message("datasets of {folder}", folder=one["image_dir"])
+        for key in sorted(subset.keys() - SUBSET - {"name"}):
+            if not is_empty(subset[key]) and subset[key] is not False:
+                place = Message("datasets of {folder}", folder=subset["image_dir"])
                 line = Message("{place}: {key} is ignored: {reason}", place=place, key=key, reason=NOT_HERE)
                 builder.notes.append(line)
-    own = {key: value for key, value in general.items() if not is_empty(value)}
-    builder.texts["dataset_config"] = dataset_toml({}, [(own, sets)])
+    dataset_options = {key: value for key, value in general.items() if not is_empty(value)}
+    builder.texts["dataset_config"] = dataset_toml({}, [(dataset_options, sets)])
     builder.change("subsets", Message("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED))
-    builder.explain(PREPARED, *own)
+    builder.explain(PREPARED, *dataset_options)

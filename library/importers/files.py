@@ -1,4 +1,4 @@
-"""A file of any trainer -> a config: detect which trainer wrote it, and call its importer."""
+"""Convert a file of any trainer to a config: detect which trainer wrote it, and call its importer."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,6 +30,7 @@ from library.importers.named_files import MayRead, everything, with_named_files
 from library.importers.result import Imported
 from library.importers.shared import load_tables, tables_of_list
 
+# The first that recognises a file reads it, so an importer whose test also fits other programs' files comes later.
 IMPORTERS = (
     adapter_file,
     simpletuner,
@@ -51,11 +52,11 @@ SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors")
 def import_file(
     path: str | Path, configs: Configs, script: str = "", preferred: Sequence[str] = (), may_read: MayRead = everything
 ) -> Imported:
-    """A file of settings of any supported trainer -> a config and the outcomes of its keys.
+    """Convert a file of settings of any supported trainer to a config and the outcomes of its keys.
 
-    `configs`: config class by script; `script` overrides the one of the file; `preferred` are scripts to choose where
-    several fit, first come first; `may_read` says which of the files that it names may be read. Raises ConfigError for
-    any other file, and for an unsupported model.
+    `configs`: config class by script; `script` overrides the script that the file states; of `preferred` scripts the
+    first that fits is chosen if several fit; `may_read` tells which of the files that it names may be read. Raises
+    ConfigError for any other file, and for an unsupported model.
     """
     path = Path(path)
     file = parse_file(path)
@@ -91,7 +92,8 @@ def is_foreign_dataset(settings: JsonMapping) -> bool:
 
 
 def convert_foreign_dataset(settings: JsonMapping) -> tuple[str, list[MessageLike]]:
-    """Data sets of another trainer -> the text of a dataset file, and a sentence for each key that was left out."""
+    """Convert data sets of another trainer to the text of a dataset file, and a sentence for each key that was left
+    out."""
     kind = next(kind for kind in DATASETS if kind.is_dataset(settings))
     text, notes = kind.convert_dataset(settings)
     if DATASETS[kind].APPLIES_EXIF:
@@ -103,7 +105,7 @@ def convert_foreign_dataset(settings: JsonMapping) -> tuple[str, list[MessageLik
 def import_content(
     settings: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()
 ) -> Imported:
-    """`import_file` for the content of a file."""
+    """Convert the parsed content of a file like `import_file`."""
     if script and script not in configs:
         raise ConfigError(
             "{script} is not a kind of training{hint}; there are {configs}",
@@ -124,7 +126,7 @@ def import_content(
 
 
 def _refuse_programs(settings: JsonMapping) -> None:
-    """Raise ConfigError for a file of a program that is known by its keys and whose files are not read."""
+    """Raise ConfigError for a file of a program that is recognised by its keys, but not supported."""
     keys = {*settings, *(key for table in settings.values() if isinstance(table, Mapping) for key in table)}
     for program in load_tables("others")["program"]:
         if keys >= set(program["keys"]):
@@ -133,13 +135,13 @@ def _refuse_programs(settings: JsonMapping) -> None:
 
 
 def script_in_name(path: Path, configs: Configs) -> str:
-    """The script that a TOML file states in its file name or its first line, as our files do; else ""."""
+    """Return the script that a TOML file states in its first line, as our files do, or in its file name; else ""."""
     if path.suffix.lower() != ".toml":
         return ""
-    first = read_outside_text(path).partition("\n")[0]
-    said = re.findall(r"sd-scripts/(\w+)\.py", first) if first.startswith("#") else []
+    first_line = read_outside_text(path).partition("\n")[0]
+    named_scripts = re.findall(r"sd-scripts/(\w+)\.py", first_line) if first_line.startswith("#") else []
     in_name = [script for script in sorted(configs, key=len, reverse=True) if script in path.stem]
-    return next((script for script in [*said, *in_name] if script in configs), "")
+    return next((script for script in [*named_scripts, *in_name] if script in configs), "")
 
 
 def of_others(settings: JsonMapping) -> bool:
@@ -148,7 +150,7 @@ def of_others(settings: JsonMapping) -> bool:
 
 
 def parse_file(path: Path) -> JsonObject:
-    """The content of a JSON, TOML or YAML file as tables. Raises ConfigError when it cannot be parsed."""
+    """Parse a JSON, TOML or YAML file, or the header of a LoRA. Raises ConfigError when that fails."""
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return load_toml(path)
@@ -166,9 +168,9 @@ def parse_file(path: Path) -> JsonObject:
     return content
 
 
-def _refuse_list(found: list[Any], path: Path) -> None:
+def _refuse_list(entries: list[Any], path: Path) -> None:
     """Raise ConfigError for a list, which is only a part of a config of OneTrainer or ai-toolkit."""
-    first = next(iter(tables_of_list(found)), {})
+    first = next(iter(tables_of_list(entries)), {})
     if "folder_path" in first:
         raise ConfigError(
             "{path} is a data set file of ai-toolkit, not a training: put it under a key datasets", path=path
@@ -184,9 +186,13 @@ def _refuse_list(found: list[Any], path: Path) -> None:
 
 
 def compare_configs(first: Any, second: Any) -> list[tuple[str, str, str]]:
-    """The options that differ, as (name, first value, second value); "-" where a config has no such option."""
-    one, two = _option_texts(first), _option_texts(second)
-    return [(name, a, b) for name in {**one, **two} if (a := one.get(name, "-")) != (b := two.get(name, "-"))]
+    """Return the options that differ, as (name, first value, second value); "-" if a config has no such option."""
+    first_texts, second_texts = _option_texts(first), _option_texts(second)
+    return [
+        (name, a, b)
+        for name in {**first_texts, **second_texts}
+        if (a := first_texts.get(name, "-")) != (b := second_texts.get(name, "-"))
+    ]
 
 
 def _option_texts(config: RunConfig) -> dict[str, str]:

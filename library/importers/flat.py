@@ -7,7 +7,7 @@ from library.config import building, schema
 from library.config.converted import OLD_BLOCKS, convert_blocks_to_swap
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
-from library.config.run_config import RunConfig, of_told_kind
+from library.config.run_config import RunConfig, configs_of_kind
 from library.config.schema import options_of
 from library.config.values import did_you_mean
 from library.importers.builder import Configs, ImportBuilder, is_empty, is_on
@@ -21,24 +21,24 @@ SD_SCRIPTS_TABLES = load_tables("sd_scripts")
 def read_flat_file(
     flat: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()
 ) -> ImportBuilder:
-    """Every key of a flat file -> our values and its outcome. `preferred`: scripts to choose where several fit."""
+    """Convert every key of a flat file to our values and an outcome. `preferred`: scripts to choose if several fit."""
     flat = schema.flatten_sections(flat)
     _refuse_other_training(flat, configs, script)
     guess = ""
     if not script:
         script = find_best_script(flat, configs, preferred)
-        guess = _guess(flat, script, configs)
+        guess = _explain_guess(flat, script, configs)
     builder = ImportBuilder(flat, script, TRAINER, keeps_ineffective=True, guess=guess)
-    _other_algorithm(builder)
+    _note_lycoris_algorithm(builder)
     aliases = configs[builder.script].aliases
     for key, value in flat.items():
         if value is None or value == "":
             builder.empty(key)
         elif key == "torch_compile":
-            said = "is compile, which compiles block by block and leaves the saved names alone"
-            builder.change(key, said, {"compile": value})
+            text = "is compile, which compiles block by block and leaves the saved names alone"
+            builder.change(key, text, {"compile": value})
         elif key in OLD_BLOCKS and builder.family == "flux":
-            old_blocks(builder, OLD_BLOCKS, given=builder.get("blocks_to_swap") is not None)
+            convert_old_blocks(builder, OLD_BLOCKS, is_set=builder.get("blocks_to_swap") is not None)
         elif key in aliases:
             builder.rename(key, aliases[key])
         else:
@@ -46,18 +46,18 @@ def read_flat_file(
     return builder
 
 
-def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None:
-    """Map old keys to blocks_to_swap; `given`: the file has that option as well."""
+def convert_old_blocks(builder: ImportBuilder, keys: Iterable[str], is_set: bool) -> None:
+    """Convert old keys to blocks_to_swap; `is_set`: the file has that option as well."""
     unreadable: list[Problem] = []
-    here = {key: builder.source[key] for key in keys if builder.get(key) is not None}
-    old = building.read_section(OLD_BLOCKS, building.Layer(here), unreadable)
-    values, problems = convert_blocks_to_swap(old, given)
-    said = join_messages(problems, "; ")
-    for key in here:
+    settings = {key: builder.source[key] for key in keys if builder.get(key) is not None}
+    old = building.read_section(OLD_BLOCKS, building.Layer(settings), unreadable)
+    values, problems = convert_blocks_to_swap(old, is_set)
+    text = join_messages(problems, "; ")
+    for key in settings:
         if old.get(key) and values:
-            builder.change(key, said, values)
+            builder.change(key, text, values)
         else:
-            builder.ignore(key, said if key in old else join_messages(unreadable, "; "))
+            builder.ignore(key, text if key in old else join_messages(unreadable, "; "))
 
 
 def _refuse_other_training(settings: JsonMapping, configs: Configs, script: str) -> None:
@@ -66,7 +66,7 @@ def _refuse_other_training(settings: JsonMapping, configs: Configs, script: str)
     if (
         other := other
         or SD_SCRIPTS_TABLES["other_modules"].get(module_of(settings))
-        or ("" if script else _other_model(settings))
+        or ("" if script else _older_model(settings))
     ):
         raise ConfigError(
             "this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
@@ -83,12 +83,11 @@ def _refuse_other_training(settings: JsonMapping, configs: Configs, script: str)
 
 
 def module_of(settings: JsonMapping) -> str:
-    """The network module that a file names, "" where it names none."""
     return str(settings.get("network_module") or "")
 
 
-def _other_model(settings: JsonMapping) -> str:
-    """The model of a file that has the options of SDXL and is for an older one, by its switch or its model's name."""
+def _older_model(settings: JsonMapping) -> str:
+    """Return the older model that a file with SDXL's options is for, by its switch or its model's name; "" for none."""
     if is_on(settings.get("v2")):
         return "Stable Diffusion 2"
     name = own_name(settings.get("pretrained_model_name_or_path"))
@@ -98,10 +97,10 @@ def _other_model(settings: JsonMapping) -> str:
 def refuse_module(settings: JsonMapping, configs: Configs) -> None:
     """Raise ConfigError for a network module that no training here has."""
     module = module_of(settings)
-    known = _modules(configs)
+    known_modules = _known_network_modules(configs)
     if (
         module
-        and module not in known
+        and module not in known_modules
         and module not in SD_SCRIPTS_TABLES["algorithms"]
         and not module.startswith("lycoris.")
     ):
@@ -111,23 +110,23 @@ def refuse_module(settings: JsonMapping, configs: Configs) -> None:
                 "network_module",
                 "= {module} is not known here; there are {known}: {advice}",
                 module=module,
-                known=", ".join(known),
+                known=", ".join(known_modules),
                 advice=advice,
             )
         )
 
 
-def _modules(configs: Configs) -> list[str]:
-    """The network modules of all trainings."""
-    known = (
+def _known_network_modules(configs: Configs) -> list[str]:
+    """Return the network modules of all trainings."""
+    option_choices = (
         options_of(config)["network_module"].choices
         for config in configs.values()
         if "network_module" in options_of(config)
     )
-    return [*dict.fromkeys(module for choices in known for module in choices)]
+    return [*dict.fromkeys(module for choices in option_choices for module in choices)]
 
 
-def _other_algorithm(builder: ImportBuilder) -> None:
+def _note_lycoris_algorithm(builder: ImportBuilder) -> None:
     """Note that a module of sd-scripts is an algorithm of LyCORIS here."""
     module = module_of(builder.source)
     if algorithm := SD_SCRIPTS_TABLES["algorithms"].get(module):
@@ -138,10 +137,11 @@ def _other_algorithm(builder: ImportBuilder) -> None:
 
 
 def find_best_script(settings: JsonMapping, configs: Configs, preferred: Sequence[str] = ()) -> str:
-    """The script whose options include most of the keys, of those that have the network module. Where several fit,
-    it is the first of `preferred`. Raises ConfigError when that is ambiguous."""
-    having = {script: config for script, config in configs.items() if _has_module(config, module_of(settings))}
-    fit = {script: len(settings.keys() & options_of(config).keys()) for script, config in (having or configs).items()}
+    """Return the script whose options include most of the keys, among those that have the network module. If several
+    fit, the first of `preferred` wins. Raises ConfigError when it is ambiguous."""
+    with_module = {script: config for script, config in configs.items() if _has_module(config, module_of(settings))}
+    candidates = with_module or configs
+    fit = {script: len(settings.keys() & options_of(config).keys()) for script, config in candidates.items()}
     best = max(fit.values(), default=0)
     fitting = [script for script, count in fit.items() if count == best]
     if chosen := next((script for script in preferred if script in fitting), ""):
@@ -150,7 +150,7 @@ def find_best_script(settings: JsonMapping, configs: Configs, preferred: Sequenc
         # FLUX.1 needs options for its own files, so a file without any of them is for SDXL.
         fitting = [script for script in fitting if script.startswith("sdxl")] or fitting
     if len(fitting) > 1:
-        fitting = [*of_told_kind(settings, {script: configs[script] for script in fitting})] or fitting
+        fitting = [*configs_of_kind(settings, {script: configs[script] for script in fitting})] or fitting
     if len(fitting) > 1:
         raise ConfigError(
             "this file names no training script; choose it with --script: {fitting}", fitting=", ".join(fitting)
@@ -162,16 +162,16 @@ def _has_module(config: type[RunConfig], module: str) -> bool:
     return "network_module" in options_of(config) and module in options_of(config)["network_module"].choices
 
 
-def _guess(settings: JsonMapping, script: str, configs: Configs) -> MessageLike:
-    """That the script is a guess, and by what; "" where the network module belongs to one model alone."""
+def _explain_guess(settings: JsonMapping, script: str, configs: Configs) -> MessageLike:
+    """Return a sentence that the script is a guess, and why; "" if the network module belongs to one model alone."""
     module = module_of(settings)
     if (
         module not in SD_SCRIPTS_TABLES["shared_modules"]
         and sum(_has_module(config, module) for config in configs.values()) == 1
     ):
         return ""
-    known = len(settings.keys() & options_of(configs[script]).keys())
+    known_count = len(settings.keys() & options_of(configs[script]).keys())
     template = (
         "{script} ({title}) is a guess: the file names no script, and {known} of its {count} keys are options of it"
     )
-    return Message(template, script=script, title=configs[script].title, known=known, count=len(settings))
+    return Message(template, script=script, title=configs[script].title, known=known_count, count=len(settings))

@@ -54,25 +54,25 @@ ALL_FIELDS = {
 
 
 def read_lora_type(builder: ImportBuilder) -> None:
-    """LoRA_type and the fields that it uses -> network_module and network_args; the other fields are ignored."""
+    """Convert LoRA_type and the fields that it uses to network_module and network_args; ignore the other fields."""
     kind = str(builder.get("LoRA_type") or "Standard")
     kind = LORA_TYPE_ALIASES.get(kind, kind)
     adapter = ADAPTERS.get(kind)
     if adapter is None:
         builder.ignore("LoRA_type", "no adapter of this name is offered; LoRA is used")
         adapter = ADAPTERS["Standard"]
-    own = FAMILY_LORA_TYPES.get(builder.family, "Standard")
-    if adapter.module.startswith("networks.") and OF.get(adapter.module, "Standard") != own:  # LoRA for another model
-        adapter = ADAPTERS[own]
+    family_type = FAMILY_LORA_TYPES.get(builder.family, "Standard")
+    if adapter.module.startswith("networks.") and OF.get(adapter.module, "Standard") != family_type:
+        adapter = ADAPTERS[family_type]  # the LoRA_type is that of another model
     module = adapter.module
     algo = [f"algo={adapter.algo}"] if adapter.algo else []
     arguments = [*algo, *_adapter_arguments(builder, adapter, kind)]
-    _flux_extras(builder, kind, arguments)
+    _import_flux_fields(builder, kind, arguments)
     if "LoRA_type" in builder.source and "LoRA_type" not in builder.outcomes:
         args = {"network_args": arguments} if arguments else {}
-        said = f"{kind} -> network_module = {module}" + (f", network_args = {' '.join(arguments)}" if arguments else "")
-        said = Message("{what}: {why}", what=said, why=adapter.said) if adapter.said else said
-        builder.change("LoRA_type", said, {"network_module": module, **args})
+        text = f"{kind} -> network_module = {module}" + (f", network_args = {' '.join(arguments)}" if arguments else "")
+        text = Message("{what}: {why}", what=text, why=adapter.said) if adapter.said else text
+        builder.change("LoRA_type", text, {"network_module": module, **args})
     elif arguments:
         builder.values["network_args"], builder.keys["network_args"] = arguments, arguments[0].partition("=")[0]
     for key in builder.left():
@@ -81,7 +81,7 @@ def read_lora_type(builder: ImportBuilder) -> None:
 
 
 def _adapter_arguments(builder: ImportBuilder, adapter: AdapterType, kind: str) -> list[str]:
-    made = []
+    arguments = []
     for name in (*adapter.all_fields(), *LORA_PLUS):
         key = FIELDS.get(name, name)
         if key not in builder.source:
@@ -90,28 +90,29 @@ def _adapter_arguments(builder: ImportBuilder, adapter: AdapterType, kind: str) 
         if value is None or _is_silent(argument, value):
             builder.empty(key)
             continue
-        made.append(f"{argument}={str(value).replace(' ', '')}")
+        arguments.append(f"{argument}={str(value).replace(' ', '')}")
         builder.outcomes[key] = KeyOutcome(key, "renamed", f"network_args {argument}")
-    if kind in ("Kohya LoHa", "Kohya LoKr") and not any(a.startswith("conv_dim=") for a in made):
-        made.append("preset=attn-mlp")  # without a conv_dim these skip convolutions, unlike LyCORIS
-    return made
+    if kind in ("Kohya LoHa", "Kohya LoKr") and not any(a.startswith("conv_dim=") for a in arguments):
+        arguments.append("preset=attn-mlp")  # without a conv_dim these skip convolutions, unlike LyCORIS
+    return arguments
 
 
 def _is_silent(argument: str, value: JsonValue) -> bool:
-    """Whether a value is the adapter's default. Only iA3's switch is on by default."""
+    """Return whether a value is the adapter's default, so that it need not be written."""
+    # iA3's switch is on by default, so "off" must be written.
     if argument == "train_on_input":
         return False
     return to_number(value) == 0 or str(value).casefold() in ("false", str(SILENT.get(argument)))
 
 
-def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> None:
+def _import_flux_fields(builder: ImportBuilder, kind: str, arguments: list[str]) -> None:
     """Convert split_mode and GGPO, which have formats of their own."""
     if "split_mode" in builder.source and builder.family == "flux":
         if builder.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":
             arguments.append("train_blocks=single")
-            values, said = convert_blocks_to_swap({"split_mode": True}, given=bool(builder.number("blocks_to_swap")))
-            does = Message("network_args train_blocks=single, as kohya_ss does")
-            builder.change("split_mode", join_messages([does, *said], "; "), values)
+            values, notes = convert_blocks_to_swap({"split_mode": True}, is_set=bool(builder.number("blocks_to_swap")))
+            text = Message("network_args train_blocks=single, as kohya_ss does")
+            builder.change("split_mode", join_messages([text, *notes], "; "), values)
         else:
             builder.ignore("split_mode", "set blocks_to_swap instead")
     if builder.get("train_lora_ggpo") in (True, "True", "true", 1):
@@ -128,7 +129,8 @@ def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> Non
 
 
 def adapter_fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:
-    """network_module and network_args -> LoRA_type and its fields, and the arguments without a field."""
+    """Convert network_module and network_args to LoRA_type and its fields; return these and the arguments without a
+    field."""
     kind = _lora_type(module, arguments)
     fields: JsonObject = {"LoRA_type": kind}
     lost = []

@@ -60,11 +60,11 @@ def export(
     prompts: str = "",
     launch: JsonMapping | None = None,
 ) -> tuple[Fields, list[MessageLike]]:
-    """A config -> the fields of kohya_ss's page, and a sentence for each option without an equivalent.
+    """Convert a config to the fields of kohya_ss's page, and a sentence for each option without an equivalent.
 
-    With `base`, a file of kohya_ss for the same script, only the fields of options that differ from it are written, and
-    all its other keys stay as they are. `prompts` is the text of the file that sample_prompts names, and `launch`
-    the settings of the launcher; without it their fields are those of the base.
+    With `base`, a file of kohya_ss for the same script, only fields of options that differ from it are written, and all
+    its other keys stay. `prompts` is the text of the file that sample_prompts names, and `launch` the settings of the
+    launcher; without `launch` their fields are those of the base.
     """
     if config.family not in KOHYA_TABLES["renamed"]:
         raise ConfigError("kohya_ss does not train {title}: there are no fields for it", title=config.title)
@@ -73,27 +73,29 @@ def export(
             "{title} is not written for kohya_ss: save it as TOML, which sd-scripts reads too", title=config.title
         )
     tab = _export_tab(config, base)
-    made, lost = _fields(config, tab, prompts)
+    fields_by_option, lost = _export_fields(config, tab, prompts)
     set_options = set(option_values(config))
     typed = {
         name: v
         for name, v in flatten_sections(changed(config)).items()
-        if name in _options_without_field(tab) and name not in made
+        if name in _options_without_field(tab) and name not in fields_by_option
     }
     fields: Fields = dict(base or {})
     if base is None:
         fields |= _export_switches(config, tab)
     else:
-        set_options = _differing(config, settle_values(kohya_ss.read_config(base, config.script), configs), prompts)
-    for name in sorted(set_options & made.keys()):
-        fields |= made[name]
+        set_options = _changed_options(
+            config, settle_values(kohya_ss.read_config(base, config.script), configs), prompts
+        )
+    for name in sorted(set_options & fields_by_option.keys()):
+        fields |= fields_by_option[name]
     fields |= kohya_launch.launch_fields(launch, base or {}) if launch is not None else {}
-    _type(fields, set_options, typed, config)
+    _write_typed_flags(fields, set_options, typed, config)
     return dict(sorted(fields.items())), lost
 
 
-def _differing(config: RunConfig, before: Imported, prompts: str) -> set[str]:
-    """The options that differ from those of the base, and all that share fields with them."""
+def _changed_options(config: RunConfig, before: Imported, prompts: str) -> set[str]:
+    """Return the options that differ from those of the base, and all that share fields with them."""
     old, new = option_values(before.config), option_values(config)
     names = {name for name in new if old[name] != new[name]} - {"sample_prompts"}
     names |= {member for group in GROUPS for member in group if names & set(group)}
@@ -128,12 +130,12 @@ def _export_switches(config: RunConfig, tab: str) -> Fields:
     }
 
 
-def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[MessageLike]]:
-    """Option -> its fields, and sentences about options that no field can express."""
-    known, lost = options_of(type(config)), []
-    keys = _keys(config.family, tab)
-    made = {
-        name: {keys[name]: _export_value(known[name], keys[name], v)}
+def _export_fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[MessageLike]]:
+    """Return fields by option, and sentences about options that no field can express."""
+    options, lost = options_of(type(config)), []
+    keys = _field_names(config.family, tab)
+    fields_by_option = {
+        name: {keys[name]: _export_value(options[name], keys[name], v)}
         for name, v in option_values(config).items()
         if name in keys
     }
@@ -144,28 +146,28 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
         {"xformers": "sdpa"},
         {"optimizer": config.optim.optimizer},
         {"max_train_steps": config.steps.max_train_steps, "max_train_epochs": config.steps.max_train_epochs or 0},
-        _export_noise(config, made) if tab == "lora" else {},
+        _export_noise(config, fields_by_option) if tab == "lora" else {},
         _export_folders(config) if tab == "finetune" else {},
-        _template(config) if isinstance(config, EmbeddingRun) else {},
+        _export_template(config) if isinstance(config, EmbeddingRun) else {},
     ]
     for members, fields in zip(GROUPS, groups, strict=True):
         for name in members:
-            if fields and name in known:
-                made[name] = fields
+            if fields and name in options:
+                fields_by_option[name] = fields
     if isinstance(config, EmbeddingRun) and config.save.save_model_as != "safetensors":
-        made["save_model_as"] = {"save_model_as": "ckpt"}  # its name for pt
+        fields_by_option["save_model_as"] = {"save_model_as": "ckpt"}  # its name for pt
     if prompts:
-        made["sample_prompts"] = {"sample_prompts": prompts.rstrip("\n")}
+        fields_by_option["sample_prompts"] = {"sample_prompts": prompts.rstrip("\n")}
     if len(config.data.sizes) > 1:
-        said = "resolution: kohya_ss trains at one size, so only the largest of {sizes} is kept"
-        lost.append(Message(said, sizes=config.data.resolution))
-    unsupported = flatten_sections(changed(config)).keys() - made.keys() - _options_without_field(tab)
+        template = "resolution: kohya_ss trains at one size, so only the largest of {sizes} is kept"
+        lost.append(Message(template, sizes=config.data.resolution))
+    unsupported = flatten_sections(changed(config)).keys() - fields_by_option.keys() - _options_without_field(tab)
     lost += [Message("{name} has no field in kohya_ss; it is left out", name=name) for name in sorted(unsupported)]
-    return made, lost
+    return fields_by_option, lost
 
 
-def _keys(family: str, tab: str) -> dict[str, str]:
-    """Option -> its field of the page."""
+def _field_names(family: str, tab: str) -> dict[str, str]:
+    """Return the page's field by option."""
     keys = {name: name for name in SAME_NAMED_FIELDS - _options_without_field(tab)}
     keys |= {name: name for name in OF_WORDS} if tab == "textual-inversion" else {}
     for key, option in (KOHYA_TABLES["renamed"]["any"] | KOHYA_TABLES["renamed"][family]).items():
@@ -194,11 +196,12 @@ def _export_value(option: Any, key: str, value: Any) -> Any:
 def _export_adapter(config: AdapterRun, lost: list[MessageLike]) -> Fields:
     network = config.network
     arguments = dict(pair.split("=", 1) for pair in network.network_args if "=" in pair)
-    found, rest = kohya_adapters.adapter_fields(network.module, arguments)
-    lost += [Message("{name} has no field in kohya_ss; it is left out", name=f"network_args {pair}") for pair in rest]
-    # Fields that are no longer set are written empty, or the page keeps their previous values.
+    fields, unmapped = kohya_adapters.adapter_fields(network.module, arguments)
+    template = "{name} has no field in kohya_ss; it is left out"
+    lost += [Message(template, name=f"network_args {pair}") for pair in unmapped]
+    # Fields that are no longer set are written as empty, since the page would keep their previous values.
     nothing = dict.fromkeys(("conv_dim", "conv_alpha", *kohya_adapters.LORA_PLUS, *kohya_adapters.DROPOUTS), 0)
-    return nothing | {"split_mode": False} | found
+    return nothing | {"split_mode": False} | fields
 
 
 def _export_rates(config: RunConfig, tab: str) -> Fields:
@@ -215,8 +218,8 @@ def _export_rates(config: RunConfig, tab: str) -> Fields:
             fields |= {"unet_lr": 0}
     elif config.family == "sdxl" and config.kind == "finetune":
         learns = config.trains_whole_encoders
-        given = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
-        fields |= {key: (rate if value is None else value) * learns for key, value in given.items()}
+        encoder_rates = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
+        fields |= {key: (rate if value is None else value) * learns for key, value in encoder_rates.items()}
         fields |= {"train_text_encoder": learns} if tab == "finetune" else {}
     return fields
 
@@ -227,11 +230,11 @@ def _export_warmup(config: RunConfig) -> Fields:
     return {"lr_warmup": round(finite * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(finite)}
 
 
-def _export_noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
+def _export_noise(config: RunConfig, fields_by_option: Mapping[str, Fields]) -> Fields:
     noise = config.noise
     fields: Fields = {}
-    for name in GROUPS[6]:
-        fields |= made[name]
+    for name in GROUPS[6]:  # the options of noise
+        fields |= fields_by_option[name]
     return fields | {"noise_offset_type": "Multires" if noise.multires_noise_iterations else "Original"}
 
 
@@ -239,7 +242,7 @@ def _options_without_field(tab: str) -> frozenset[str]:
     return TYPED | frozenset(KOHYA_TABLES["no_field_of_textual_inversion"]) if tab == "textual-inversion" else TYPED
 
 
-def _template(config: EmbeddingRun) -> Fields:
+def _export_template(config: EmbeddingRun) -> Fields:
     chosen = (name for name, option in kohya_ss.TEMPLATES.items() if getattr(config.embedding, option))
     return {"template": next(chosen, "caption")}
 
@@ -253,18 +256,20 @@ def _export_folders(config: RunConfig) -> Fields:
     return fields
 
 
-def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
-    """Write the box for additional parameters: its flags that changed are replaced by fields or new values."""
+def _write_typed_flags(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
+    """Write the box for additional parameters: drop its flags that changed, and add those without a field."""
     options = options_of(type(config))
-    old = kohya_flags.flags(str(fields.get("additional_parameters") or ""))
-    kept = {name: items for name, items in old.items() if name not in names}
-    new = {name: _tokens(options[name], value) for name, value in typed.items() if name in names}
-    if kept != old or new:
-        tokens = [token for name, items in (kept | new).items() for token in (*[f"--{name}"] * bool(name), *items)]
+    old_flags = kohya_flags.flags(str(fields.get("additional_parameters") or ""))
+    unchanged = {name: items for name, items in old_flags.items() if name not in names}
+    new_flags = {name: _flag_words(options[name], value) for name, value in typed.items() if name in names}
+    if unchanged != old_flags or new_flags:
+        tokens = [
+            token for name, items in (unchanged | new_flags).items() for token in (*[f"--{name}"] * bool(name), *items)
+        ]
         fields["additional_parameters"] = join_words(tokens)
 
 
-def _tokens(option: Any, value: Any) -> list[str]:
+def _flag_words(option: Any, value: Any) -> list[str]:
     if option.type is bool:
         return []
     return [str(item) for item in value] if option.many else [option.text(value)]

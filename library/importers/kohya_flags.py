@@ -12,7 +12,7 @@ def read_typed_flags(builder: ImportBuilder) -> None:
         builder.empty("additional_parameters")
         return
     typed = flags(text)
-    alone = typed.pop("", [])
+    stray_words = typed.pop("", [])
     if "torch_compile" in typed:
         typed.pop("torch_compile")
         backend = builder.get("dynamo_backend")
@@ -23,12 +23,12 @@ def read_typed_flags(builder: ImportBuilder) -> None:
     if not values:
         builder.ignore("additional_parameters", "there is no --flag in it")
         return
-    if alone:
-        name = f"additional_parameters {' '.join(alone)}"
-        builder.source = {**builder.source, name: alone}
+    if stray_words:
+        name = f"additional_parameters {' '.join(stray_words)}"
+        builder.source = {**builder.source, name: stray_words}
         builder.ignore(name, "there is no --flag in it")
-    said = Message("its flags stand by themselves: {flags}", flags=", ".join(values))
-    builder.change("additional_parameters", said)
+    explanation = Message("its flags stand by themselves: {flags}", flags=", ".join(values))
+    builder.change("additional_parameters", explanation)
     for name, value in values.items():
         # Each flag has an outcome of its own, so that unknown ones are reported by name.
         builder.source = {**builder.source, f"additional_parameters --{name}": value}
@@ -37,11 +37,11 @@ def read_typed_flags(builder: ImportBuilder) -> None:
 
 def flags(text: str) -> dict[str, list[str]]:
     """Split `--seed 5 --network_args a=1 b=2` into flags with their values; under "" what precedes the first flag."""
-    found: dict[str, list[str]] = {}
+    values_by_flag: dict[str, list[str]] = {}
     for token in split_words(text):
         if token.startswith("--"):
-            name, given, value = token[2:].partition("=")
-            found[name] = [value] if given else []
+            name, equals, value = token[2:].partition("=")
+            values_by_flag[name] = [value] if equals else []
         else:
-            found.setdefault(next(reversed(found), ""), []).append(token)
-    return found
+            values_by_flag.setdefault(next(reversed(values_by_flag), ""), []).append(token)
+    return values_by_flag

@@ -15,11 +15,11 @@ PLACE = "on the page it stands in Several GPUs, and in a shell it goes to `kohya
 
 
 def read_launch_settings(settings: JsonMapping) -> JsonObject:
-    """The launcher's settings in a file of kohya_ss, as values of `Launch`; unreadable values count as not set."""
-    start, read = Launch(), {key: _launch_value(key, settings[key]) for key in KEYS if key in settings}
+    """Return the launcher's settings in a file of kohya_ss, as values of `Launch`; unreadable ones count as not set."""
+    defaults, values = Launch(), {key: _launch_value(key, settings[key]) for key in KEYS if key in settings}
     return {
-        key: getattr(start, key) if value is None or launch_problems({key: value}) else value
-        for key, value in read.items()
+        key: getattr(defaults, key) if value is None or launch_problems({key: value}) else value
+        for key, value in values.items()
     }
 
 
@@ -31,8 +31,8 @@ def record_launch_keys(builder: ImportBuilder, tab: str) -> None:
         value = _launch_value(key, builder.source[key])
         if value is None or value == getattr(Launch(), key):
             builder.empty(key)
-        elif wrong := launch_problems({key: value}):
-            builder.ignore(key, wrong[0])
+        elif problems := launch_problems({key: value}):
+            builder.ignore(key, problems[0])
         else:
             builder.change(key, Message("{value}: {place}", value=_join_tuple(value), place=PLACE))
     if is_on(builder.get("multi_gpu")):
@@ -41,23 +41,23 @@ def record_launch_keys(builder: ImportBuilder, tab: str) -> None:
 
 
 def launch_fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
-    """Values of `Launch` -> their fields, as far as they differ from those of `base`."""
-    start, before = Launch(), read_launch_settings(base)
+    """Convert values of `Launch` to their fields, as far as they differ from those of `base`."""
+    defaults, before = Launch(), read_launch_settings(base)
     fields: JsonObject = {}
     for key in KEYS:
-        now = _launch_value(key, chosen.get(key))
-        now = getattr(start, key) if now is None else now
-        if now == before.get(key, getattr(start, key)):
+        value = _launch_value(key, chosen.get(key))
+        value = getattr(defaults, key) if value is None else value
+        if value == before.get(key, getattr(defaults, key)):
             continue
         unset = THREADS if key == "num_cpu_threads_per_process" else 0 if key in WHOLE_NUMBER_KEYS else ""
-        fields[key] = unset if now is None else _join_tuple(now) if isinstance(now, tuple) else now
+        fields[key] = unset if value is None else _join_tuple(value) if isinstance(value, tuple) else value
     if "num_processes" in fields:
         fields["multi_gpu"] = fields["num_processes"] > 1
     return fields
 
 
 def _launch_value(key: str, value: Any) -> Any:
-    """The value of a key as of `Launch`; None where it is not set or invalid."""
+    """Convert the value of a key to that of `Launch`; None if it is not set or invalid."""
     if is_empty(value):
         return None
     if key in WHOLE_NUMBER_KEYS:

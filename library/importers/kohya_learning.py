@@ -2,11 +2,11 @@
 
 from library.config.problems import Message, option_values
 from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import said_of
+from library.importers.shared import describe
 
 
 def read_length(builder: ImportBuilder, tab: str) -> None:
-    """Epochs take precedence over steps; kohya_ss's own field for epochs applies where no steps are set."""
+    """Import the length: epochs win over steps, and kohya_ss's own field for epochs applies only without steps."""
     steps, epochs, epoch = (builder.number(k) for k in ("max_train_steps", "max_train_epochs", "epoch"))
     if epochs and epochs > 0:
         builder.keep("max_train_epochs", int(epochs))
@@ -19,29 +19,29 @@ def read_length(builder: ImportBuilder, tab: str) -> None:
             builder.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only where it is 0")
     else:
         count = max(1, int(epoch or 1))
-        said = "{count} is max_train_epochs: kohya_ss counts the images for it and computes steps"
+        text = "{count} is max_train_epochs: kohya_ss counts the images for it and computes steps"
         if builder.get("dataset_config"):
-            said = (
+            text = (
                 "{count} is max_train_epochs; kohya_ss itself would train 1600 steps with a dataset_config and no "
                 "max_train_steps"
             )
         key = "epoch" if "epoch" in builder.source else "max_train_steps"
-        builder.change(key, Message(said, count=count), {"max_train_epochs": count})
+        builder.change(key, Message(text, count=count), {"max_train_epochs": count})
     builder.empty("max_train_epochs", "max_train_steps")
     if tab == "finetune" and is_on(builder.get("flip_aug")) and (steps or 0) > 1 and not epochs:
         builder.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
 
 
 def read_warmup(builder: ImportBuilder, tab: str) -> None:
-    """Steps take precedence over the percentage, which becomes a share of all steps."""
+    """Import the warm-up: steps win over the percentage, which becomes a share of all steps."""
     percent, steps = builder.number("lr_warmup"), builder.number("lr_warmup_steps")
     total = builder.number("max_train_steps")
     schedule = str(builder.get("lr_scheduler_type") or builder.get("lr_scheduler") or "constant")
-    none = schedule.split(":")[0] in ("constant", "adafactor") or builder.get("lr_scheduler_type")
+    has_no_warmup = schedule.split(":")[0] in ("constant", "adafactor") or builder.get("lr_scheduler_type")
     used = "lr_warmup_steps" if steps else "lr_warmup"
-    if (percent or steps) and none:
+    if (percent or steps) and has_no_warmup:
         builder.change(
-            used, Message("{schedule} has no warm-up, so there is none", schedule=said_of({"lr_scheduler": schedule}))
+            used, Message("{schedule} has no warm-up, so there is none", schedule=describe({"lr_scheduler": schedule}))
         )
     elif steps and steps > 0:
         builder.keep("lr_warmup_steps", int(steps))
@@ -52,36 +52,36 @@ def read_warmup(builder: ImportBuilder, tab: str) -> None:
             share = int(total) if total else 0.9999
         elif tab == "lora" and builder.get("dataset_config") and total:
             share = round(percent * total / 100)
-        said = Message(
+        text = Message(
             "{percent} % of all steps is {option}",
             percent=f"{percent:g}",
             option=option_values({"lr_warmup_steps": str(share)}),
         )
-        builder.change("lr_warmup", said, {"lr_warmup_steps": share})
+        builder.change("lr_warmup", text, {"lr_warmup_steps": share})
     builder.empty("lr_warmup", "lr_warmup_steps")
 
 
 def read_rates(builder: ImportBuilder, tab: str) -> None:
-    """The learning rates of the parts; 0 means that a part is not trained."""
+    """Import the parts' learning rates; 0 means that a part is not trained."""
     if tab == "lora":
-        _adapter_rates(builder)
+        _import_adapter_rates(builder)
     rates = [builder.number(key) for key in ("learning_rate_te1", "learning_rate_te2")]
     if tab == "dreambooth" and builder.family == "sdxl" and any(rate is not None for rate in rates):
         learns = any((rate or 0) > 0 for rate in rates)
         for key, rate in zip(("learning_rate_te1", "learning_rate_te2"), rates, strict=True):
             if rate is not None:
                 template = "{rate}, and both rates are 0: train_text_encoder = false"
-                said = f"{rate:g}, train_text_encoder = true" if learns else Message(template, rate=f"{rate:g}")
-                builder.change(key, said, {key: rate, "train_text_encoder": learns})
+                text = f"{rate:g}, train_text_encoder = true" if learns else Message(template, rate=f"{rate:g}")
+                builder.change(key, text, {key: rate, "train_text_encoder": learns})
 
 
-def _adapter_rates(builder: ImportBuilder) -> None:
+def _import_adapter_rates(builder: ImportBuilder) -> None:
     unet, text, t5 = (builder.number(key) for key in ("unet_lr", "text_encoder_lr", "t5xxl_lr"))
     if unet:
         builder.keep("unet_lr")
     if text:
-        both = [text, t5] if t5 else [text]
-        builder.keep("text_encoder_lr", both)
+        rates = [text, t5] if t5 else [text]
+        builder.keep("text_encoder_lr", rates)
         if t5:
             builder.change("t5xxl_lr", Message("is the second of text_encoder_lr: {rates}", rates=f"{text:g} {t5:g}"))
     elif t5:
@@ -95,7 +95,7 @@ def _adapter_rates(builder: ImportBuilder) -> None:
 
 
 def read_noise(builder: ImportBuilder, tab: str) -> None:
-    """In a LoRA file one switch selects one of two kinds of noise."""
+    """Import the noise; in a LoRA file one switch selects one of two kinds."""
     kind = str(builder.get("noise_offset_type") or "Original")
     if tab == "lora":
         original = ["noise_offset", "noise_offset_random_strength", "adaptive_noise_scale"]
@@ -105,11 +105,11 @@ def read_noise(builder: ImportBuilder, tab: str) -> None:
                 if key == "multires_noise_discount" and not builder.number("multires_noise_iterations"):
                     builder.empty(key)
                 else:
-                    builder.ignore(key, said_of({"noise_offset_type": kind}))
+                    builder.ignore(key, describe({"noise_offset_type": kind}))
         builder.explain(Message("{kind}: only the settings of that noise are taken", kind=kind), "noise_offset_type")
     elif "noise_offset_type" in builder.source:
-        said = "it does nothing in this tab: noise_offset and multires_noise_* both count"
-        builder.ignore("noise_offset_type", said)
+        text = "it does nothing in this tab: noise_offset and multires_noise_* both count"
+        builder.ignore("noise_offset_type", text)
     if "noise_offset" not in builder.outcomes and not builder.number("noise_offset"):
         builder.empty("noise_offset")
         if "adaptive_noise_scale" in builder.source and "adaptive_noise_scale" not in builder.outcomes:

@@ -6,16 +6,13 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name, option_values
 from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch, kohya_learning
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ONLY, chooses_chroma, load_tables, said_of, say_nearest, set_by
+from library.importers.shared import ONLY, chooses_chroma, describe, load_tables, say_nearest, set_by
 
 TRAINER = "kohya_ss"
 APPLIES_EXIF = False  # as sd-scripts
 KOHYA_TABLES = load_tables("kohya_ss")
 TITLES = {"lora": "LoRA", "dreambooth": "DreamBooth", "finetune": "Finetune", "textual-inversion": "Textual Inversion"}
-SCRIPT_ENDINGS = {
-    "lora": "train_network",
-    "textual-inversion": "train_textual_inversion",
-}  # of scripts, where not "train"
+SCRIPT_ENDINGS = {"lora": "train_network", "textual-inversion": "train_textual_inversion"}  # others end in "train"
 DROPS_ZEROS = ("lora", "textual-inversion")
 TEMPLATES = {"object template": "use_object_template", "style template": "use_style_template"}
 FAMILY_SWITCHES = {
@@ -32,84 +29,84 @@ OF_OTHER_TABS = {key for tab in KOHYA_TABLES["other_tabs"] for key in tab["keys"
 TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
 
 
-def recognises(found: JsonMapping) -> bool:
-    """Whether this is a file of kohya_ss."""
-    telling = TELLING & found.keys()
-    beside = OF_OTHER_TABS & found.keys()  # which scripts have as flags, too
-    return len(telling) >= 2 or bool(telling and beside) or bool({"LoRA_type", *SWITCHES} & found.keys())
+def recognises(settings: JsonMapping) -> bool:
+    """Return whether this is a file of kohya_ss."""
+    own_keys = TELLING & settings.keys()
+    shared_keys = OF_OTHER_TABS & settings.keys()  # scripts have these as flags, too, so they do not suffice alone
+    return len(own_keys) >= 2 or bool(own_keys and shared_keys) or bool({"LoRA_type", *SWITCHES} & settings.keys())
 
 
-def tab_of(found: JsonMapping) -> str:
-    """The tab that wrote a file, inferred from its keys: a key of TITLES.
+def tab_of(settings: JsonMapping) -> str:
+    """Return the tab that wrote a file, inferred from its keys: a key of TITLES.
 
     Raises ConfigError for files of tabs that do not train.
     """
     for other in KOHYA_TABLES["other_tabs"]:
-        if found.keys() & set(other["keys"]):
+        if settings.keys() & set(other["keys"]):
             raise ConfigError(
                 "this file of {trainer} is for {what}, which is not trained here: use {trainer}; {advice}",
                 trainer=TRAINER,
                 what=other["title"],
                 advice=ONLY,
             )
-    if found.keys() & set(KOHYA_TABLES["only_textual_inversion"]):
+    if settings.keys() & set(KOHYA_TABLES["only_textual_inversion"]):
         return "textual-inversion"
-    if {"LoRA_type", "network_dim", "unet_lr"} & found.keys():
+    if {"LoRA_type", "network_dim", "unet_lr"} & settings.keys():
         return "lora"
-    if {"image_folder", "train_dir"} & found.keys():
+    if {"image_folder", "train_dir"} & settings.keys():
         return "finetune"
     finetune, dreambooth = (
-        len(found.keys() & set(KOHYA_TABLES[keys])) for keys in ("only_finetune", "only_dreambooth")
+        len(settings.keys() & set(KOHYA_TABLES[keys])) for keys in ("only_finetune", "only_dreambooth")
     )
     return "finetune" if finetune > dreambooth else "dreambooth"
 
 
-def tab_title(found: JsonMapping) -> str:
-    """The title of that tab on kohya_ss's page."""
-    return TITLES[tab_of(found)]
+def tab_title(settings: JsonMapping) -> str:
+    return TITLES[tab_of(settings)]
 
 
-def script_of_kohya_file(found: JsonMapping) -> str:
-    """The script that a file is for. Raises ConfigError for unsupported models."""
-    tab = tab_of(found)
+def script_of_kohya_file(settings: JsonMapping) -> str:
+    """Return the script that a file is for. Raises ConfigError for unsupported models."""
+    tab = tab_of(settings)
+    # If several boxes are ticked, kohya_ss takes the first in this order.
     order = ["sdxl", "flux", "SD3"] if tab == "lora" else ["sdxl", "SD3", "flux"]
     order.append("anima")
-    on = {model for switch, model in SWITCHES.items() if is_on(found.get(switch))}
-    on &= {"sdxl"} if tab == "textual-inversion" else on  # that tab has no other switches
-    family = next((model for model in [*order, *OTHER_SWITCHES.values()] if model in on), "")
-    if not family and str(found.get("LoRA_type", "")).startswith("Flux1"):
+    models = {model for switch, model in SWITCHES.items() if is_on(settings.get(switch))}
+    models &= {"sdxl"} if tab == "textual-inversion" else models  # that tab has no other switches
+    family = next((model for model in [*order, *OTHER_SWITCHES.values()] if model in models), "")
+    if not family and str(settings.get("LoRA_type", "")).startswith("Flux1"):
         family = "flux"
     if family not in TITLED:
-        title = family or ("Stable Diffusion 2" if is_on(found.get("v2")) else "Stable Diffusion 1.5")
-        none = "" if family or is_on(found.get("v2")) else " (no box for another model is ticked in it)"
+        title = family or ("Stable Diffusion 2" if is_on(settings.get("v2")) else "Stable Diffusion 1.5")
+        hint = "" if family or is_on(settings.get("v2")) else " (no box for another model is ticked in it)"
         raise ConfigError(
             "this file of {trainer} is for {title}{none}, which is not trained here: use {trainer}, or import it with "
             "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1",
             trainer=TRAINER,
             title=title,
-            none=none,
+            none=hint,
         )
     return f"{family}_{SCRIPT_ENDINGS.get(tab, 'train')}"
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key of a file -> our values and its outcome. `script` overrides the one of the file.
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
+    """Convert every key of a file to our values and an outcome. `script` overrides the one that the file is for.
 
     Missing keys have the initial values of kohya_ss's page, as when that page loads the file.
     """
-    tab = tab_of(found)
-    script = script or script_of_kohya_file(found)
-    starts = page_defaults(tab, script.partition("_")[0], found)
-    filled = {key: starts[key] if value is None and key in starts else value for key, value in found.items()}
+    tab = tab_of(settings)
+    script = script or script_of_kohya_file(settings)
+    starts = page_defaults(tab, script.partition("_")[0], settings)
+    filled = {key: starts[key] if value is None and key in starts else value for key, value in settings.items()}
     builder = ImportBuilder(
-        {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys())
+        {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - settings.keys())
     )
     for part in TAB_IMPORTS:
         part(builder, tab)
     for key in builder.left():
         if key != "additional_parameters":
             _import_key(builder, key, tab)
-    if str(found.get("model_type") or "").casefold() == "chroma" and builder.family == "flux":
+    if str(settings.get("model_type") or "").casefold() == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model_type")
         builder.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
         if builder.values.pop("clip_l", None):
@@ -118,18 +115,18 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
-    """The initial values of a tab of kohya_ss's page, for keys that a file does not have."""
+def page_defaults(tab: str, family: str, settings: JsonMapping) -> JsonObject:
+    """Return the initial values of a tab of kohya_ss's page, for keys that a file does not have."""
     values = KOHYA_TABLES["starts"]["any"] | KOHYA_TABLES["starts"][tab]
     if family != "sdxl":
         values.pop("train_text_encoder", None)
     elif tab == "dreambooth":  # older files without these fields have one rate for all parts
-        values |= dict.fromkeys(("learning_rate_te1", "learning_rate_te2"), found.get("learning_rate") or 1e-5)
-    if "optimizer" not in found:  # older files have a switch instead, which sets the optimizer
-        values["optimizer"] = None if "use_8bit_adam" in found else "AdamW"
-    if "max_train_steps" not in found and "epoch" not in found and "max_train_epochs" not in found:
+        values |= dict.fromkeys(("learning_rate_te1", "learning_rate_te2"), settings.get("learning_rate") or 1e-5)
+    if "optimizer" not in settings:  # older files have a switch instead, which sets the optimizer
+        values["optimizer"] = None if "use_8bit_adam" in settings else "AdamW"
+    if "max_train_steps" not in settings and "epoch" not in settings and "max_train_epochs" not in settings:
         values["max_train_steps"] = 1600
-    return {key: value for key, value in values.items() if found.get(key) is None and value is not None}
+    return {key: value for key, value in values.items() if settings.get(key) is None and value is not None}
 
 
 # ---- keys that are not simply an option
@@ -137,8 +134,8 @@ def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
 
 def _import_kohya_switches(builder: ImportBuilder, tab: str) -> None:
     for key in SWITCHES.keys() & builder.source.keys():
-        chosen = is_on(builder.get(key)) and SWITCHES[key] == builder.family
-        if chosen:
+        is_chosen = is_on(builder.get(key)) and SWITCHES[key] == builder.family
+        if is_chosen:
             builder.change(key, Message("chooses the script: {script}", script=builder.script))
         elif is_on(builder.get(key)):
             builder.ignore(key, Message("the script is {script}", script=builder.script))
@@ -146,7 +143,7 @@ def _import_kohya_switches(builder: ImportBuilder, tab: str) -> None:
             builder.empty(key)
 
 
-def _old_names(builder: ImportBuilder, tab: str) -> None:
+def _import_old_names(builder: ImportBuilder, tab: str) -> None:
     old = builder.source.get("use_8bit_adam")
     if "use_8bit_adam" in builder.source:
         if builder.get("optimizer"):
@@ -175,12 +172,12 @@ def _import_kohya_attention(builder: ImportBuilder, tab: str) -> None:
 
 def _import_kohya_precision(builder: ImportBuilder, tab: str) -> None:
     if str(builder.get("mixed_precision")).casefold() == "fp8":
-        said = "fp8 is not offered for computing; bf16 is used, and fp8_base saves memory"
-        builder.change("mixed_precision", said, {"mixed_precision": "bf16"})
+        text = "fp8 is not offered for computing; bf16 is used, and fp8_base saves memory"
+        builder.change("mixed_precision", text, {"mixed_precision": "bf16"})
 
 
 def _import_saved_format(builder: ImportBuilder, tab: str) -> None:
-    """The format of the saved file, and the prompts, which are text on kohya_ss's page and a file here."""
+    """Import the format of the saved file, and the prompts, which are text on kohya_ss's page and a file here."""
     kind = str(builder.get("save_model_as") or "")
     if kind == "same as source model":
         builder.empty("save_model_as")
@@ -197,7 +194,7 @@ def _import_saved_format(builder: ImportBuilder, tab: str) -> None:
 
 
 def _import_folders(builder: ImportBuilder, tab: str) -> None:
-    """The folders and files of a fine-tune."""
+    """Import the folders and files of a fine-tune."""
     if tab != "finetune":
         return
     if builder.get("image_folder"):
@@ -205,25 +202,25 @@ def _import_folders(builder: ImportBuilder, tab: str) -> None:
     set_by(builder, "enable_bucket", "on, as in every fine-tune of kohya_ss", {"enable_bucket": True})
     folder = str(builder.get("train_dir") or "")
     latents = str(builder.get("use_latent_files") or "Yes").casefold() == "yes"
-    used, other = ("latent_metadata_filename", "caption_metadata_filename")[:: 1 if latents else -1]
+    used_key, other_key = ("latent_metadata_filename", "caption_metadata_filename")[:: 1 if latents else -1]
     if folder:
-        name = str(builder.get(used) or ("meta_lat.json" if latents else "meta_cap.json"))
+        name = str(builder.get(used_key) or ("meta_lat.json" if latents else "meta_cap.json"))
         line = "\\" if "\\" in folder and "/" not in folder else "/"
         path = folder.rstrip("/\\") + line + name
         builder.change(
             "train_dir",
-            Message("with {key}: {option}", key=used, option=option_values({"in_json": str(path)})),
+            Message("with {key}: {option}", key=used_key, option=option_values({"in_json": str(path)})),
             {"in_json": path},
         )
-        builder.explain("is the file name of in_json", used)
-    builder.explain(Message("chooses {key} for in_json", key=used), "use_latent_files")
-    for key in (used, other):
+        builder.explain("is the file name of in_json", used_key)
+    builder.explain(Message("chooses {key} for in_json", key=used_key), "use_latent_files")
+    for key in (used_key, other_key):
         if key in builder.left():
-            builder.ignore(key, said_of({"in_json": used}) if key == other else "there is no train_dir")
+            builder.ignore(key, describe({"in_json": used_key}) if key == other_key else "there is no train_dir")
 
 
-def _word(builder: ImportBuilder, tab: str) -> None:
-    """The template that replaces captions, one field on kohya_ss's page."""
+def _import_template(builder: ImportBuilder, tab: str) -> None:
+    """Import the template that replaces captions."""
     if tab == "textual-inversion" and (option := TEMPLATES.get(str(builder.get("template")))):
         builder.change("template", Message("is {option} here", option=option_name(option)), {option: True})
     builder.empty("template")
@@ -235,8 +232,8 @@ def _import_kohya_adapter(builder: ImportBuilder, tab: str) -> None:
     if "split_mode" in builder.left():
         builder.ignore("split_mode", "set blocks_to_swap instead; kohya_ss never passes it on")
     if builder.family == "flux":
-        given = bool(builder.number("blocks_to_swap")) or "blocks_to_swap" in builder.values
-        flat.old_blocks(builder, ("double_blocks_to_swap", "single_blocks_to_swap"), given)
+        is_set = bool(builder.number("blocks_to_swap")) or "blocks_to_swap" in builder.values
+        flat.convert_old_blocks(builder, ("double_blocks_to_swap", "single_blocks_to_swap"), is_set)
 
 
 TAB_IMPORTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
@@ -244,13 +241,13 @@ TAB_IMPORTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
     kohya_learning.read_length,
     kohya_learning.read_warmup,
     kohya_learning.read_rates,
-    _old_names,
+    _import_old_names,
     _import_kohya_attention,
     kohya_learning.read_noise,
     _import_kohya_precision,
     _import_saved_format,
     _import_folders,
-    _word,
+    _import_template,
     _import_kohya_adapter,
     kohya_launch.record_launch_keys,
 )
@@ -260,7 +257,7 @@ TAB_IMPORTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
 
 
 def _import_key(builder: ImportBuilder, key: str, tab: str) -> None:
-    """A key that is an option, possibly under another name, or has no equivalent."""
+    """Import a key that is an option, possibly under another name, or has no equivalent."""
     value = builder.source[key]
     renamed = KOHYA_TABLES["renamed"][builder.family].get(key) or KOHYA_TABLES["renamed"]["any"].get(key)
     # Older versions of the page wrote False for empty fields of these.
@@ -284,7 +281,7 @@ def _import_key(builder: ImportBuilder, key: str, tab: str) -> None:
 
 
 def _why_meaningless(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
-    """Why a key has no meaning in this file, or ""."""
+    """Return why a key has no meaning in this file, or ""."""
     other = next((why for start, why in KOHYA_TABLES["other_models"].items() if key.startswith(start)), "")
     sd3 = "" if tab == "lora" else KOHYA_TABLES["sd3_in_full"].get(key, "")
     if reason := KOHYA_TABLES["ignored"].get(key) or sd3 or other:
@@ -295,6 +292,6 @@ def _why_meaningless(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
         return "kohya_ss never passes it on in this tab"
     if builder.family == "flux" and key in KOHYA_TABLES["never_for_flux"]:
         return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
-    others = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
-    owner = next((family for start, family in others.items() if key.startswith(start)), builder.family)
+    prefixes = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
+    owner = next((family for start, family in prefixes.items() if key.startswith(start)), builder.family)
     return "" if owner == builder.family else Message("it is for {title}", title=TITLED[owner])

@@ -8,7 +8,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_toml
 from library.config.problems import ConfigError, Message, option_name
 from library.importers.builder import ImportBuilder, is_empty, is_on
-from library.importers.shared import NO_MODEL, ONLY, equal, load_tables, said_of, set_by, told_prompts
+from library.importers.shared import NO_MODEL, ONLY, describe, describe_prompts, equal, load_tables, set_by
 
 TRAINER = "lora-scripts"
 APPLIES_EXIF = False  # as sd-scripts
@@ -28,19 +28,19 @@ PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
 
 def recognises(settings: JsonMapping) -> bool:
     """Return whether these are settings of lora-scripts, or of a file that it keeps beside a LoRA."""
-    about = settings.get("metadata")
+    metadata = settings.get("metadata")
     return "model_train_type" in settings or (
-        isinstance(about, Mapping) and "train_type" in about and "data" in settings
+        isinstance(metadata, Mapping) and "train_type" in metadata and "data" in settings
     )
 
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
-    flat = {**schema.flatten_sections(settings), **_typed_options(settings.get("ui_custom_params"))}
+    """Convert every key to our values and an outcome. Raises ConfigError for unsupported models."""
+    flat = {**schema.flatten_sections(settings), **_parse_typed_options(settings.get("ui_custom_params"))}
     builder = ImportBuilder(flat, script or _lora_scripts_script(flat), TRAINER, keeps_ineffective=True)
     key = "model_train_type" if "model_train_type" in flat else "train_type"
     builder.change(key, Message("chooses the script: {script}", script=builder.script))
-    for part in (_import_scripts_network, _import_scripts_optimizer, _import_scripts_prompts, _weights):
+    for part in (_import_scripts_network, _import_scripts_optimizer, _import_scripts_prompts, _import_base_weights):
         part(builder)
     if "ui_custom_params" in flat:
         builder.explain("its lines are options like the others", "ui_custom_params")
@@ -55,8 +55,8 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _typed_options(text: object) -> JsonObject:
-    """Options that were typed as TOML into its page; none where they cannot be read."""
+def _parse_typed_options(text: object) -> JsonObject:
+    """Return options that were typed as TOML into its page; none if they cannot be parsed."""
     with contextlib.suppress(ConfigError):
         return schema.flatten_sections(parse_toml(text, "ui_custom_params")) if isinstance(text, str) else {}
     return {}
@@ -79,7 +79,7 @@ def _lora_scripts_script(flat: JsonMapping) -> str:
 
 
 def _import_scripts_network(builder: ImportBuilder) -> None:
-    """The module, and the fields that are its arguments."""
+    """Import the module, and the fields that are its arguments."""
     if not builder.adapters:
         return
     module, arguments = str(builder.get("network_module") or ""), list[str]()
@@ -104,18 +104,18 @@ def _import_scripts_network(builder: ImportBuilder) -> None:
         arguments.append(f"{name}={value}".replace(" ", ""))
         builder.change(key, "becomes one of network_args")
     builder.explain("becomes one of network_args", "enable_block_weights")
-    own = builder.get("network_args_custom")
-    given = [*_list_or_lines(own), *_list_or_lines(builder.get("network_args"))]
-    names = {one.partition("=")[0].strip() for one in given}
-    arguments = [*(argument for argument in arguments if argument.partition("=")[0] not in names), *given]
+    typed_args = builder.get("network_args_custom")
+    explicit_args = [*_list_or_lines(typed_args), *_list_or_lines(builder.get("network_args"))]
+    names = {argument.partition("=")[0].strip() for argument in explicit_args}
+    arguments = [*(argument for argument in arguments if argument.partition("=")[0] not in names), *explicit_args]
     builder.explain("becomes one of network_args", "network_args_custom", "network_args")
     if arguments:
-        set_by(builder, "network_args", said_of({"network_args": " ".join(arguments)}), {"network_args": arguments})
+        set_by(builder, "network_args", describe({"network_args": " ".join(arguments)}), {"network_args": arguments})
 
 
 def _list_or_lines(value: object) -> list[str]:
-    found = value if isinstance(value, list) else str(value or "").splitlines()
-    return [str(one).strip() for one in found if str(one).strip()]
+    entries = value if isinstance(value, list) else str(value or "").splitlines()
+    return [str(entry).strip() for entry in entries if str(entry).strip()]
 
 
 def _import_scripts_optimizer(builder: ImportBuilder) -> None:
@@ -137,22 +137,22 @@ def _import_scripts_optimizer(builder: ImportBuilder) -> None:
 
 
 def _import_scripts_prompts(builder: ImportBuilder) -> None:
-    """A file of prompts, or the one prompt of its page."""
-    given, file = builder.get("positive_prompts"), str(builder.get("prompt_file") or "").strip()
-    off = "enable_preview" in builder.source and not is_on(builder.get("enable_preview"))
+    """Import a file of prompts, or the single prompt of its page."""
+    prompt, file = builder.get("positive_prompts"), str(builder.get("prompt_file") or "").strip()
+    is_off = "enable_preview" in builder.source and not is_on(builder.get("enable_preview"))
     keys = ("positive_prompts", "randomly_choice_prompt", "prompt_file", *FLAGS)
-    if off:
+    if is_off:
         builder.explain("enable_preview is off", "enable_preview", *keys, "sample_every_n_epochs", "sample_sampler")
         return
     if file:
         builder.rename("prompt_file", "sample_prompts", file)
-    elif given:
+    elif prompt:
         flags = {
             flag: builder.get(key) if builder.get(key) is not None else DEFAULTS.get(key) for key, flag in FLAGS.items()
         }
-        shown = " ".join(f"{flag} {value}" for flag, value in flags.items() if not is_empty(value))
-        builder.texts["sample_prompts"] = f"{' '.join(str(given).split())} {shown}\n"
-        builder.explain(told_prompts(1), "positive_prompts")
+        flag_text = " ".join(f"{flag} {value}" for flag, value in flags.items() if not is_empty(value))
+        builder.texts["sample_prompts"] = f"{' '.join(str(prompt).split())} {flag_text}\n"
+        builder.explain(describe_prompts(1), "positive_prompts")
     builder.explain(
         "prompts of previews have these settings",
         "enable_preview",
@@ -160,12 +160,13 @@ def _import_scripts_prompts(builder: ImportBuilder) -> None:
     )
 
 
-def _weights(builder: ImportBuilder) -> None:
+def _import_base_weights(builder: ImportBuilder) -> None:
     if not is_on(builder.get("enable_base_weight")):
         builder.explain("enable_base_weight is off", "enable_base_weight", "base_weights", "base_weights_multiplier")
         return
-    files, shares = _list_or_lines(builder.get("base_weights")), _list_or_lines(builder.get("base_weights_multiplier"))
+    files = _list_or_lines(builder.get("base_weights"))
+    multipliers = _list_or_lines(builder.get("base_weights_multiplier"))
     builder.explain(Message("is {option} here", option=option_name("base_weights")), "enable_base_weight")
     builder.keep("base_weights", files)
-    if shares:
-        builder.keep("base_weights_multiplier", shares)
+    if multipliers:
+        builder.keep("base_weights_multiplier", multipliers)

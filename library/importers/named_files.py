@@ -26,20 +26,20 @@ def with_named_files(settings: JsonObject, path: Path, may_read: MayRead = every
     """
     origin = Origin(path, may_read)
     if simpletuner.recognises(settings):
-        return _of_simpletuner(settings, origin)
+        return _with_simpletuner_files(settings, origin)
     if diffusion_pipe.recognises(settings):
-        data = _content_of_named(settings, "dataset", origin, ".toml")
+        data = _read_named_file(settings, "dataset", origin, ".toml")
         return {**settings, "dataset": data} if data and diffusion_pipe_data.is_dataset(data) else settings
     if onetrainer.recognises(settings):
-        wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
+        file_keys = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
         lists = {
-            target: _content_of_named(settings, key, origin, ".json")
-            for key, target in wanted
+            target: _read_named_file(settings, key, origin, ".json")
+            for key, target in file_keys
             if not settings.get(target)
         }
         return {**settings, **{target: data for target, data in lists.items() if isinstance(data, list)}}
     if musubi.recognises(settings):
-        data = _content_of_named(settings, "dataset_config", origin, ".toml")
+        data = _read_named_file(settings, "dataset_config", origin, ".toml")
         return {**settings, "dataset_config": data} if data and musubi.is_dataset(data) else settings
     return settings
 
@@ -52,21 +52,22 @@ class Origin:
     may_read: MayRead
 
 
-def _of_simpletuner(settings: JsonObject, origin: Origin) -> JsonObject:
-    """Its lists of data sets and prompts, and its settings of LyCORIS."""
-    read = dict(settings)
+def _with_simpletuner_files(settings: JsonObject, origin: Origin) -> JsonObject:
+    """Include its lists of data sets and prompts, and its settings of LyCORIS."""
+    filled = dict(settings)
     for key in ("data_backend_config", "user_prompt_library", "lycoris_config"):
         name = key if key in settings else f"--{key}"
-        data = _content_of_named(settings, name, origin, ".json")
+        data = _read_named_file(settings, name, origin, ".json")
         if isinstance(data, list if key == "data_backend_config" else dict):
-            read[name] = data
-    return read
+            filled[name] = data
+    return filled
 
 
-def _content_of_named(settings: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
-    """The content of the file that a key names, relative to here, its folder, or the one above; None if missing."""
-    name, here = str(settings.get(key) or ""), origin.path.parent
-    for file in (Path(name), here / name, here.parent / name) if name else ():
+def _read_named_file(settings: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
+    """Return the content of the file that a key names, relative to the working folder, the file's folder, or the one
+    above it; None if there is none."""
+    name, folder = str(settings.get(key) or ""), origin.path.parent
+    for file in (Path(name), folder / name, folder.parent / name) if name else ():
         if file.suffix.lower() == suffix and origin.may_read(file) and file.is_file():
             with contextlib.suppress(ConfigError):
                 return load_json(file) if suffix == ".json" else load_toml(file)

@@ -12,14 +12,14 @@ from library.importers.shared import (
     chooses_chroma,
     chooses_edit,
     chooses_version,
+    describe,
     equal,
     flatten_tables,
+    ignore_rest,
     import_keys,
     load_tables,
     own_name,
     precision,
-    rest,
-    said_of,
     split_path,
 )
 
@@ -41,32 +41,32 @@ def recognises(settings: JsonMapping) -> bool:
 
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
-    flat, names = today(flatten_tables(settings))
-    flat, names = _with_defaults(flat, names)
-    source, absent, notes = completed(flat)
+    """Convert every key to our values and an outcome. Raises ConfigError for unsupported models and methods."""
+    flat, names = use_current_keys(flatten_tables(settings))
+    flat, names = _fill_optimizer_defaults(flat, names)
+    source, absent, notes = fill_missing(flat)
     builder = ImportBuilder(
         source, _onetrainer_script(source, script), TRAINER, absent=absent, names=names, notes=notes
     )
     kind = ONETRAINER_TABLES["model_types"].get(str(source["model_type"]))
     builder.change("training_method", Message("chooses the script: {script}", script=builder.script))
-    said = said_of({"model_type": kind}) if kind else Message("chooses the script: {script}", script=builder.script)
-    builder.change("model_type", said, {"model_type": kind} if kind else {})
+    text = describe({"model_type": kind}) if kind else Message("chooses the script: {script}", script=builder.script)
+    builder.change("model_type", text, {"model_type": kind} if kind else {})
     names_given = " ".join(own_name(builder.get(key)) for key in ("transformer.model_name", "base_model_name"))
     for chooses in (chooses_version, chooses_edit):
         chooses(builder, "model_type", names_given)
     if is_on(builder.get("masked_training")) and kind != "fill":
-        said = "masked_loss = true; <name>-masklabel.png beside <name> is its mask, as there"
-        builder.change("masked_training", said, {"masked_loss": True})
+        text = "masked_loss = true; <name>-masklabel.png beside <name> is its mask, as there"
+        builder.change("masked_training", text, {"masked_loss": True})
         if is_on(builder.get("normalize_masked_area_loss")):
             builder.keep("normalize_masked_area_loss")
     import_keys(builder, ONETRAINER_TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
-    _own_transformer(builder)
+    _import_transformer(builder)
     _import_onetrainer_output(builder)
     for part in (*onetrainer_model.MODEL_IMPORTS, *onetrainer_learning.LEARNING_IMPORTS, *onetrainer_data.DATA_IMPORTS):
         part(builder)
     unet = {} if builder.family == "sdxl" else {"unet.": "it is no part of this model"}
-    rest(builder, ONETRAINER_TABLES["ignored"] | unet)
+    ignore_rest(builder, ONETRAINER_TABLES["ignored"] | unet)
     if source["model_type"] == "CHROMA_1" and builder.family == "flux":
         chooses_chroma(builder, "model_type")
     return builder
@@ -95,8 +95,8 @@ def _onetrainer_script(source: JsonMapping, script: str) -> str:
     return script or (f"{family}_train_network" if method == "LORA" else f"{family}_train")
 
 
-def _own_transformer(builder: ImportBuilder) -> None:
-    """A separate transformer; the base model then provides the other networks."""
+def _import_transformer(builder: ImportBuilder) -> None:
+    """Import a separate transformer; the base model then provides the other networks."""
     key, base = "transformer.model_name", builder.get("base_model_name")
     options = PART_OPTIONS.get(builder.family, ())
     if not builder.get(key) or not options:
@@ -111,13 +111,13 @@ def _own_transformer(builder: ImportBuilder) -> None:
         )
     if str(builder.source["model_type"]) == "CHROMA_1":
         options = [option for option in options if option != "clip_l"]
-    beside = {option: base for option in options if base and option not in builder.values}
-    builder.change(key, said_of({"pretrained_model_name_or_path": name}), {"pretrained_model_name_or_path": name})
-    if beside:
+    parts = {option: base for option in options if base and option not in builder.values}
+    builder.change(key, describe({"pretrained_model_name_or_path": name}), {"pretrained_model_name_or_path": name})
+    if parts:
         builder.change(
             "base_model_name",
-            Message("the networks beside the transformer: {names}", names=option_names(beside)),
-            beside,
+            Message("the networks beside the transformer: {names}", names=option_names(parts)),
+            parts,
         )
 
 
@@ -125,21 +125,21 @@ def _import_onetrainer_output(builder: ImportBuilder) -> None:
     if path := builder.get("output_model_destination"):
         folder, name = split_path(str(path))
         values = {"output_dir": folder, "output_name": name} if builder.given("output_model_destination") else {}
-        said = said_of({"output_dir": folder, "output_name": name})
-        builder.change("output_model_destination", said, values)
+        text = describe({"output_dir": folder, "output_name": name})
+        builder.change("output_model_destination", text, values)
     import_keys(builder, {"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
     kind = str(builder.get("output_model_format") or "")
     if kind and not builder.adapters and builder.family == "sdxl":
         ours = {"DIFFUSERS": "diffusers_safetensors", "CKPT": "ckpt"}.get(kind, "safetensors")
-        builder.change("output_model_format", equal(kind, said_of({"save_model_as": ours})), {"save_model_as": ours})
+        builder.change("output_model_format", equal(kind, describe({"save_model_as": ours})), {"save_model_as": ours})
     elif kind:
         builder.change(
             "output_model_format", Message("{kind}: saved as a .safetensors file with sd-scripts' names", kind=kind)
         )
 
 
-def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
-    """A file's keys, with dots, under their current names, and {current name: old name} of those that were renamed."""
+def use_current_keys(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
+    """Return a file's dotted keys by their current names, and the old names by current name of those renamed."""
     current: JsonObject = {}
     names: dict[str, str] = {}
     for key, value in flat.items():
@@ -157,18 +157,18 @@ def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     return current, names
 
 
-def _with_defaults(settings: JsonObject, names: dict[str, str]) -> tuple[JsonObject, dict[str, str]]:
+def _fill_optimizer_defaults(settings: JsonObject, names: dict[str, str]) -> tuple[JsonObject, dict[str, str]]:
     """Fill the optimizer's missing settings from the file's optimizer_defaults."""
     # Presets name only the optimizer.
     start = f"optimizer_defaults.{settings.get('optimizer.optimizer')}."
-    kept = {key: f"optimizer.{key.removeprefix(start)}" for key in settings if key.startswith(start)}
-    missing = {key: own for key, own in kept.items() if own not in settings}
+    current_keys = {key: f"optimizer.{key.removeprefix(start)}" for key in settings if key.startswith(start)}
+    missing = {key: current_key for key, current_key in current_keys.items() if current_key not in settings}
     filled = {missing.get(key, key): value for key, value in settings.items()}
-    return filled, {**names, **{own: key for key, own in missing.items()}}
+    return filled, {**names, **{current_key: key for key, current_key in missing.items()}}
 
 
-def completed(settings: JsonMapping) -> tuple[JsonObject, frozenset[str], list[MessageLike]]:
-    """The settings with OneTrainer's defaults where they are missing or invalid; the keys of the missing ones; and a
+def fill_missing(settings: JsonMapping) -> tuple[JsonObject, frozenset[str], list[MessageLike]]:
+    """Return the settings, with OneTrainer's defaults for missing and invalid ones; the keys of the missing ones; and a
     sentence for each invalid one."""
     filled, notes = dict(settings), []
     for key, default in ONETRAINER_TABLES["defaults"].items():

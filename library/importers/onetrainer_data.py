@@ -9,15 +9,15 @@ from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     PREPARED,
     dataset_toml,
+    describe,
+    describe_prompts,
     guidance,
     guidance_flag,
     joined_sizes,
-    said_of,
     say_nearest,
     small_buckets,
     table_in,
     tables_of_list,
-    told_prompts,
 )
 
 MOST_FACTOR = 20  # by which repeats are multiplied to be whole
@@ -26,19 +26,19 @@ NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform"
 
 
 def _import_onetrainer_timesteps(builder: ImportBuilder) -> None:
-    """The distribution of timesteps."""
+    """Import the distribution of timesteps."""
     weight, bias = builder.number("noising_weight") or 0.0, builder.number("noising_bias") or 0.0
     kind = str(builder.get("timestep_distribution") or ("SIGMOID" if weight else "UNIFORM"))
     keys = ("timestep_distribution", "noising_weight", "noising_bias", "timestep_shift", "dynamic_timestep_shifting")
     if builder.family == "sdxl":
         for key in keys:
-            off = builder.source.get(key) in (None, "UNIFORM", 1, 1.0)
-            builder.empty(key) if off else builder.ignore(key, "SDXL is trained with all timesteps alike here")
+            is_default = builder.source.get(key) in (None, "UNIFORM", 1, 1.0)
+            builder.empty(key) if is_default else builder.ignore(key, "SDXL is trained with all timesteps alike here")
         return
     shift, dynamic = builder.number("timestep_shift") or 1.0, is_on(builder.get("dynamic_timestep_shifting"))
     if dynamic:
-        shift = round(_dynamic(builder), 4)
-    values, is_same = _sampling(kind, weight, bias, shift, dynamic)
+        shift = round(_dynamic_shift(builder), 4)
+    values, is_same = _distribution_options(kind, weight, bias, shift, dynamic)
     if values["timestep_sampling"] in ("shift", "sigma"):
         values |= {"discrete_flow_shift": shift}
     guidance = builder.number("transformer.guidance_scale")
@@ -50,15 +50,17 @@ def _import_onetrainer_timesteps(builder: ImportBuilder) -> None:
         values["timestep_sampling"] = {"qwen_image": "qwen_shift", "flux_2": "flux2_shift"}.get(
             builder.family, "flux_shift"
         )
-    said = said_of(values)
+    explanation = describe(values)
     key = "timestep_distribution"
     builder.assume(key, kind)
-    builder.change(key, said if is_same else say_nearest(kind, said), values)
+    builder.change(key, explanation if is_same else say_nearest(kind, explanation), values)
     builder.explain("is part of how timesteps are drawn", *keys[1:], "transformer.guidance_scale")
 
 
-def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool) -> tuple[JsonObject, bool]:
-    """The options of a distribution, and whether it is exactly equal, and not only the nearest."""
+def _distribution_options(
+    kind: str, weight: float, bias: float, shift: float, dynamic: bool
+) -> tuple[JsonObject, bool]:
+    """Return the options of a distribution, and whether they give exactly the same one, not only the nearest."""
     values: JsonObject = {"model_prediction_type": "raw", "weighting_scheme": "none"}
     if kind == "LOGIT_NORMAL" and not bias:
         sampling = "flux_shift" if dynamic else "sigmoid" if shift == 1 else "shift"
@@ -75,15 +77,15 @@ def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool
     return values | {"timestep_sampling": "sigma"}, True
 
 
-def _dynamic(builder: ImportBuilder) -> float:
-    """The shift of FLUX.1's scheduler for images of the largest size."""
-    width, height = max(_sizes(builder), key=lambda size: size[0] * size[1], default=(1024, 1024))
-    tokens = width * height / 256
+def _dynamic_shift(builder: ImportBuilder) -> float:
+    """Return the shift of FLUX.1's scheduler for images of the largest size."""
+    width, height = max(_parse_onetrainer_sizes(builder), key=lambda size: size[0] * size[1], default=(1024, 1024))
+    tokens = width * height / 256  # a token is 16 x 16 pixels
     return math.exp(0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256))
 
 
-def _sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
-    """The resolutions: "512,1024" are two, "1024x768" is one exact size."""
+def _parse_onetrainer_sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
+    """Parse resolutions: "512,1024" are two squares, "1024x768" is one exact size."""
     sizes = []
     for text in str(builder.get("resolution") or "").split(","):
         sides = [int(side) for part in text.casefold().split("x") if (side := to_number(part)) and side > 0]
@@ -93,13 +95,13 @@ def _sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
 
 
 def _import_onetrainer_images(builder: ImportBuilder) -> None:
-    """Concepts, which become a dataset file."""
-    sizes = _sizes(builder)
-    exact = any(one != two for one, two in sizes)
+    """Convert concepts to a dataset file."""
+    sizes = _parse_onetrainer_sizes(builder)
+    exact = any(width != height for width, height in sizes)
     buckets = is_on(builder.get("aspect_ratio_bucketing")) and not exact
     listed = tables_of_list(builder.get("concepts"), "concepts", builder.notes)
-    for number, one in enumerate(listed, 1):
-        if is_empty(one.get("path")) and one.get("enabled", True):
+    for number, concept in enumerate(listed, 1):
+        if is_empty(concept.get("path")) and concept.get("enabled", True):
             reason = Message("it names no folder ({key})", key="path")
             builder.notes.append(Message("data set {name} is left out: {reason}", name=number, reason=reason))
     concepts = [c for c in listed if c.get("path") and c.get("enabled", True)]
@@ -111,17 +113,17 @@ def _import_onetrainer_images(builder: ImportBuilder) -> None:
         builder.ignore("concept_file_name", missing)
     if sizes:
         text = resolution(joined_sizes(sizes))
-        said: MessageLike = text
+        explanation: MessageLike = text
         if len(sizes) > 1:
-            said = Message(
+            explanation = Message(
                 "{sizes}: each image is trained at each size, where OneTrainer draws one each time", sizes=text
             )
         limits = small_buckets(text) if buckets else {}
-        builder.change("resolution", said, {} if concepts else {"resolution": text} | limits)
+        builder.change("resolution", explanation, {} if concepts else {"resolution": text} | limits)
     values: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
-    said = said_of({"enable_bucket": str(buckets).lower()})
-    builder.change("aspect_ratio_bucketing", said, {} if concepts else values)  # a dataset file has its own
-    _caching(builder, concepts)
+    explanation = describe({"enable_bucket": str(buckets).lower()})
+    builder.change("aspect_ratio_bucketing", explanation, {} if concepts else values)  # a dataset file has its own
+    _import_onetrainer_caching(builder, concepts)
 
 
 def _import_concepts(
@@ -129,42 +131,43 @@ def _import_concepts(
 ) -> None:
     general: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
-    used = []
+    included = []
     for concept in concepts:
         if concept.get("validation_concept") or str(concept.get("type")) == "VALIDATION":
             template = "concept {path} is left out: validation_split holds images back here"
             builder.notes.append(Message(template, path=concept["path"]))
         else:
-            used.append(concept)
-    own = {id(c): _override(c) for c in used}
-    repeats = {id(c): count for c, count in zip(used, _whole_repeats(builder, used), strict=True)}
-    shared = [_onetrainer_subset(builder, c, repeats[id(c)]) for c in used if not own[id(c)]]
+            included.append(concept)
+    own_sizes = {id(c): _overridden_sizes(c) for c in included}
+    repeats = {id(c): count for c, count in zip(included, _whole_repeats(builder, included), strict=True)}
+    shared = [_onetrainer_subset(builder, c, repeats[id(c)]) for c in included if not own_sizes[id(c)]]
     sets += [({"resolution": joined_sizes(sizes)}, shared)] if shared else []
     sets += [
-        ({"resolution": joined_sizes(own[id(c)])}, [_onetrainer_subset(builder, c, repeats[id(c)])])
-        for c in used
-        if own[id(c)]
+        ({"resolution": joined_sizes(own_sizes[id(c)])}, [_onetrainer_subset(builder, c, repeats[id(c)])])
+        for c in included
+        if own_sizes[id(c)]
     ]
     if sets:
         builder.texts["dataset_config"] = dataset_toml(general, sets)
-    builder.change("concepts", Message("{folders}: {place}", folders=counted(len(used), "folder"), place=PREPARED))
+    builder.change("concepts", Message("{folders}: {place}", folders=counted(len(included), "folder"), place=PREPARED))
 
 
-def _override(concept: JsonMapping) -> list[tuple[int, int]]:
+def _overridden_sizes(concept: JsonMapping) -> list[tuple[int, int]]:
     image = dict(*tables_of_list([concept.get("image")]))
     if not is_on(image.get("enable_resolution_override")):
         return []
-    return _sizes(ImportBuilder({"resolution": image.get("resolution_override")}, "", ""))
+    return _parse_onetrainer_sizes(ImportBuilder({"resolution": image.get("resolution_override")}, "", ""))
 
 
 def _whole_repeats(builder: ImportBuilder, concepts: list[JsonMapping]) -> list[int]:
-    """The repeats of concepts as whole numbers in the same ratio: 0.5 and 2.5 are 1 and 5, of half as many epochs."""
-    wanted = [to_number(concept.get("balancing", concept.get("repeats"))) for concept in concepts]
+    """Return the repeats of concepts as whole numbers in the same ratio: 0.5 and 2.5 become 1 and 5, with half as many
+    epochs."""
+    repeats = [to_number(concept.get("balancing", concept.get("repeats"))) for concept in concepts]
     by_count = [str(concept.get("balancing_strategy") or "REPEATS") == "SAMPLES" for concept in concepts]
-    wanted = [1.0 if not count or samples else count for count, samples in zip(wanted, by_count, strict=True)]
-    if all(count == round(count) and count >= 1 for count in wanted):
-        return [round(count) for count in wanted]
-    factor = next((factor for factor in range(1, MOST_FACTOR + 1) if _is_whole(wanted, factor)), 0)
+    repeats = [1.0 if not count or samples else count for count, samples in zip(repeats, by_count, strict=True)]
+    if all(count == round(count) and count >= 1 for count in repeats):
+        return [round(count) for count in repeats]
+    factor = next((factor for factor in range(1, MOST_FACTOR + 1) if _is_whole(repeats, factor)), 0)
     counts = {name: builder.values[name] for name in OF_EPOCHS if builder.values.get(name)}
     whole = (
         {name: number for name in counts if (number := to_number(counts[name])) and number % factor == 0}
@@ -176,18 +179,18 @@ def _whole_repeats(builder: ImportBuilder, concepts: list[JsonMapping]) -> list[
         template = "repeats of concepts are multiplied by {factor} to be whole, and epochs divided by it"
         builder.notes.append(Message(template, factor=factor))
     else:
-        factor = factor or max(1, min(MOST_FACTOR, round(1 / min(wanted))))
-        shown = ", ".join(f"{concept['path']}: {count:g}" for concept, count in zip(concepts, wanted, strict=True))
+        factor = factor or max(1, min(MOST_FACTOR, round(1 / min(repeats))))
+        shown = ", ".join(f"{concept['path']}: {count:g}" for concept, count in zip(concepts, repeats, strict=True))
         template = (
             "has whole numbers of repeats, and those of concepts are not whole: {repeats}; change num_repeats in the "
             "dataset file until the ratio is right, and max_train_epochs with it"
         )
         builder.problems.append(Problem("dataset_config", template, repeats=shown))
-    return [max(1, round(count * factor)) for count in wanted]
+    return [max(1, round(count * factor)) for count in repeats]
 
 
 def _is_whole(counts: list[float], factor: int) -> bool:
-    """Whether counts times a factor are whole numbers, but for a hundredth of each."""
+    """Return whether counts times a factor are whole numbers, to within 1 %."""
     return all(
         count * factor >= 0.99 and abs(count * factor - round(count * factor)) <= 0.01 * count * factor
         for count in counts
@@ -199,8 +202,8 @@ def _onetrainer_subset(builder: ImportBuilder, concept: JsonMapping, repeats: in
     text, image = (table_in(concept, part, place, builder.notes) for part in ("text", "image"))
     path, shuffles = concept["path"], is_on(text.get("enable_tag_shuffling"))
 
-    def note(said: Message) -> None:
-        builder.notes.append(Message("concept {path}: {text}", path=path, text=said))
+    def note(sentence: Message) -> None:
+        builder.notes.append(Message("concept {path}: {text}", path=path, text=sentence))
 
     subset = {
         "image_dir": path,
@@ -225,22 +228,22 @@ def _onetrainer_subset(builder: ImportBuilder, concept: JsonMapping, repeats: in
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
-    """OneTrainer's cache on disk includes the outputs of frozen text encoders."""
-    on = is_on(builder.get("latent_caching"))
-    values: JsonObject = {"cache_latents": on, "cache_latents_to_disk": on}
+def _import_onetrainer_caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
+    """Import caching: OneTrainer's cache on disk includes the outputs of frozen text encoders."""
+    is_cached = is_on(builder.get("latent_caching"))
+    values: JsonObject = {"cache_latents": is_cached, "cache_latents_to_disk": is_cached}
     learns = builder.values.get("train_text_encoder") or (
         builder.adapters and not builder.values.get("network_train_unet_only")
     )
     texts = [dict(*tables_of_list([concept.get("text")])) for concept in concepts]
     varied = any(is_on(t.get("enable_tag_shuffling")) or is_on(t.get("tag_dropout_enable")) for t in texts)
-    if on and not learns and not varied and not builder.values.get("caption_dropout_rate"):
+    if is_cached and not learns and not varied and not builder.values.get("caption_dropout_rate"):
         values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-    builder.change("latent_caching", said_of(values), values)
+    builder.change("latent_caching", describe(values), values)
 
 
 def _import_onetrainer_samples(builder: ImportBuilder) -> None:
-    """Prompts of the config, or of the file that it names, to a prompt file."""
+    """Convert prompts of the config, or of the file that it names, to a prompt file."""
     listed = tables_of_list(builder.get("samples"), "samples", builder.notes)
     enabled = [s for s in listed if s.get("enabled", True) and not is_empty(s.get("prompt"))]
     keys = ("sample_after", "sample_after_unit")
@@ -256,9 +259,9 @@ def _import_onetrainer_samples(builder: ImportBuilder) -> None:
         builder.texts["sample_prompts"] = (
             "\n".join(_onetrainer_prompt_line(builder, sample) for sample in enabled) + "\n"
         )
-        builder.change("samples", told_prompts(len(enabled)))
+        builder.change("samples", describe_prompts(len(enabled)))
         builder.empty("sample_definition_file_name")
-        _sample_interval(builder)
+        _import_sample_interval(builder)
     for key in (
         "sample_skip_first",
         "sample_image_format",
@@ -271,14 +274,14 @@ def _import_onetrainer_samples(builder: ImportBuilder) -> None:
             builder.ignore(key, "samples are .png files of the model that learns")
 
 
-def _sample_interval(builder: ImportBuilder) -> None:
+def _import_sample_interval(builder: ImportBuilder) -> None:
     unit, count = str(builder.get("sample_after_unit")), builder.number("sample_after")
     if unit in ("STEP", "EPOCH") and count:
         name = f"sample_every_n_{unit.casefold()}s"
-        builder.change("sample_after", said_of({name: int(count)}), {name: int(count)})
+        builder.change("sample_after", describe({name: int(count)}), {name: int(count)})
     elif unit not in ("NEVER", "ALWAYS"):
-        said = "samples are generated every N epochs or steps here, not by time; once per epoch is set"
-        builder.change("sample_after", said, {"sample_every_n_epochs": 1})
+        explanation = "samples are generated every N epochs or steps here, not by time; once per epoch is set"
+        builder.change("sample_after", explanation, {"sample_every_n_epochs": 1})
     builder.change("sample_after_unit", "is the unit of sample_after")
     builder.empty("sample_after")
 

@@ -6,7 +6,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message, option_name
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.onetrainer_model import ENCODER_KEYS, image_part
-from library.importers.shared import equal, equivalent_optimizer, load_tables, said_of, say_nearest, simplify_name
+from library.importers.shared import describe, equal, equivalent_optimizer, load_tables, say_nearest, simplify_name
 
 ONETRAINER_TABLES = load_tables("onetrainer")
 NO_BETAS = (
@@ -25,114 +25,118 @@ PAIRS = {"adafactor": ("eps={0},{1}", "1e-30", "0.001"), "came": ("eps1={0} eps2
 
 
 def _import_onetrainer_optimizer(builder: ImportBuilder) -> None:
-    wanted = builder.get("optimizer.optimizer")
-    name, near = equivalent_optimizer(wanted)
-    builder.change("optimizer.optimizer", near or equal(wanted, name), {"optimizer_type": name})
-    word = simplify_name(wanted)
+    their_name = builder.get("optimizer.optimizer")
+    name, near = equivalent_optimizer(their_name)
+    builder.change("optimizer.optimizer", near or equal(their_name, name), {"optimizer_type": name})
+    word = simplify_name(their_name)
     arguments: list[str] = []
-    used = [*_betas(builder, word, arguments), *_eps(builder, word, arguments)]
-    usual = ONETRAINER_TABLES["argument_defaults"].get(word, {})
-    for argument in dict.fromkeys(["weight_decay", *usual, *ONETRAINER_TABLES["arguments"].get(word, ())]):
+    used_keys = [*_append_betas(builder, word, arguments), *_append_eps(builder, word, arguments)]
+    defaults = ONETRAINER_TABLES["argument_defaults"].get(word, {})
+    for argument in dict.fromkeys(["weight_decay", *defaults, *ONETRAINER_TABLES["arguments"].get(word, ())]):
         key = f"optimizer.{argument}"
-        value = builder.get(key) if builder.get(key) is not None else usual.get(argument)
-        is_off = value is False and argument not in usual and argument != "decouple"
+        value = builder.get(key) if builder.get(key) is not None else defaults.get(argument)
+        is_off = value is False and argument not in defaults and argument != "decouple"
         if value is not None and str(value) != "inf" and not is_off:
             arguments.append(f"{argument}={value}".replace(" ", ""))
-            used.append(key)
+            used_keys.append(key)
     if word.startswith("schedulefree") and (steps := builder.number("learning_rate_warmup_steps")):
         arguments.append(f"warmup_steps={_batches_to_steps(builder, steps):g}")
     if arguments:
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer.optimizer"
-    builder.explain("becomes one of optimizer_args", *used)
+    builder.explain("becomes one of optimizer_args", *used_keys)
     if is_on(builder.get("optimizer.fused_back_pass")):
-        _fused(builder, name)
+        _import_fused_backward(builder, name)
 
 
-def _betas(builder: ImportBuilder, word: str, arguments: list[str]) -> list[str]:
-    """betas=... from beta1 and the others, where all are set or the missing one has a usual value."""
+def _append_betas(builder: ImportBuilder, word: str, arguments: list[str]) -> list[str]:
+    """Append betas=... from beta1 and the others; a missing one gets its usual value. Return the keys used."""
     count = 3 if word in ("came", "ademamix", "ademamix8bit", "dadaptadan") else 2
     keys = [f"optimizer.beta{i}" for i in (1, 2, 3)[:count]]
-    usual = {
+    default_betas = {
         "lion": (0.9, 0.99),
         "came": (0.9, 0.999, 0.9999),
         "dadaptadan": (0.98, 0.92, 0.99),
         "prodigyplusschedulefree": (0.9, 0.99),
     }.get(word, (0.9, 0.999, 0.9999))
-    given = [builder.number(key) for key in keys]
-    if word in NO_BETAS or (not any(value is not None for value in given) and word != "lion8bit"):
+    values = [builder.number(key) for key in keys]
+    if word in NO_BETAS or (not any(value is not None for value in values) and word != "lion8bit"):
         return []
-    betas = [default if value is None else value for value, default in zip(given, usual, strict=False)]
+    betas = [default if value is None else value for value, default in zip(values, default_betas, strict=False)]
     arguments.append("betas=" + ",".join(f"{beta:g}" for beta in betas))
     return keys
 
 
-def _eps(builder: ImportBuilder, word: str, arguments: list[str]) -> list[str]:
+def _append_eps(builder: ImportBuilder, word: str, arguments: list[str]) -> list[str]:
     values = [builder.get("optimizer.eps"), builder.get("optimizer.eps2")]
     if word in NO_EPS or values == [None, None]:
         return []
     if word in PAIRS:
-        text, *usual = PAIRS[word]
-        both = [default if value is None else value for value, default in zip(values, usual, strict=True)]
-        arguments += text.format(*both).split()
+        text, *default_eps = PAIRS[word]
+        pair = [default if value is None else value for value, default in zip(values, default_eps, strict=True)]
+        arguments += text.format(*pair).split()
         return ["optimizer.eps", "optimizer.eps2"]
     if values[0] is not None:
         arguments.append(f"eps={values[0]}")
     return ["optimizer.eps"]
 
 
-def _fused(builder: ImportBuilder, name: str) -> None:
+def _import_fused_backward(builder: ImportBuilder, name: str) -> None:
     key = "optimizer.fused_back_pass"
-    alone = (builder.number("gradient_accumulation_steps") or 1) <= 1
-    if name == "Adafactor" and not builder.adapters and alone:
+    has_no_accumulation = (builder.number("gradient_accumulation_steps") or 1) <= 1
+    if name == "Adafactor" and not builder.adapters and has_no_accumulation:
         builder.rename(key, "fused_backward_pass", True)
     else:
         builder.ignore(key, "fused_backward_pass is for Adafactor on whole models, without accumulation")
 
 
 def _batches_to_steps(builder: ImportBuilder, steps: float) -> float:
-    """Convert a warm-up in batches to optimizer steps; values up to 1 are a share in both."""
+    # OneTrainer counts a warm-up in batches; values up to 1 are a share in both trainers.
     return steps if steps <= 1 else max(1, int(steps // max(1, builder.number("gradient_accumulation_steps") or 1)))
 
 
 def _import_onetrainer_schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("learning_rate_scheduler"))
     warmup = builder.number("learning_rate_warmup_steps") or 0.0
-    chosen, why = ONETRAINER_TABLES["schedules"].get(name), ""
-    free = simplify_name(builder.get("optimizer.optimizer")).find("schedulefree") >= 0
+    our_schedule, why = ONETRAINER_TABLES["schedules"].get(name), ""
+    is_schedule_free = simplify_name(builder.get("optimizer.optimizer")).find("schedulefree") >= 0
     values: JsonObject = {}
-    if free:
-        chosen, warmup, why = "constant", 0.0, "the optimizer needs no schedule"
+    if is_schedule_free:
+        our_schedule, warmup, why = "constant", 0.0, "the optimizer needs no schedule"
     elif name == "CUSTOM" and builder.get("custom_learning_rate_scheduler"):
-        chosen, warmup = "constant", 0.0
+        our_schedule, warmup = "constant", 0.0
         builder.rename("custom_learning_rate_scheduler", "lr_scheduler_type")
     elif floor := builder.number("learning_rate_min_factor"):
         if name == "COSINE":
-            chosen, values = "cosine_with_min_lr", {"lr_scheduler_min_lr_ratio": floor}
-            builder.change("learning_rate_min_factor", said_of({"lr_scheduler_min_lr_ratio": f"{floor:g}"}))
+            our_schedule, values = "cosine_with_min_lr", {"lr_scheduler_min_lr_ratio": floor}
+            builder.change("learning_rate_min_factor", describe({"lr_scheduler_min_lr_ratio": f"{floor:g}"}))
         elif name != "CONSTANT":
             builder.ignore("learning_rate_min_factor", "only cosine_with_min_lr ends above 0 here")
-    if chosen == "constant" and warmup:
-        chosen = "constant_with_warmup"
-    said = equal(name, chosen) if chosen and name != "REX" else say_nearest(name, chosen := chosen or "constant")
-    said = Message("{what}: {why}", what=said, why=why) if why else said
-    builder.change("learning_rate_scheduler", said, {"lr_scheduler": chosen, **values})
-    if warmup and chosen != "adafactor":
+    if our_schedule == "constant" and warmup:
+        our_schedule = "constant_with_warmup"
+    explanation = (
+        equal(name, our_schedule)
+        if our_schedule and name != "REX"
+        else say_nearest(name, our_schedule := our_schedule or "constant")
+    )
+    explanation = Message("{what}: {why}", what=explanation, why=why) if why else explanation
+    builder.change("learning_rate_scheduler", explanation, {"lr_scheduler": our_schedule, **values})
+    if warmup and our_schedule != "adafactor":
         steps = _batches_to_steps(builder, warmup)
         # A share of 1 would mean one step.
         builder.rename("learning_rate_warmup_steps", "lr_warmup_steps", min(steps, 0.9999) if warmup <= 1 else steps)
     else:
         builder.change(
-            "learning_rate_warmup_steps", Message("{schedule} has no warm-up, so there is none", schedule=chosen)
+            "learning_rate_warmup_steps", Message("{schedule} has no warm-up, so there is none", schedule=our_schedule)
         )
     cycles = builder.number("learning_rate_cycles")
-    if chosen == "cosine_with_restarts" and cycles:
+    if our_schedule == "cosine_with_restarts" and cycles:
         builder.rename("learning_rate_cycles", "lr_scheduler_num_cycles", max(1, round(cycles)))
     else:
-        builder.ignore("learning_rate_cycles", Message("{schedule} has no cycles", schedule=chosen))
+        builder.ignore("learning_rate_cycles", Message("{schedule} has no cycles", schedule=our_schedule))
 
 
-def _factor(builder: ImportBuilder) -> float:
-    """The factor of learning_rate_scaler for all rates: the square root of what is accumulated in a step."""
+def _rate_factor(builder: ImportBuilder) -> float:
+    """Return the factor of learning_rate_scaler for all rates: the square root of the batches or images per step."""
     kind = str(builder.get("learning_rate_scaler"))
     batch = builder.number("batch_size") or 1 if "BATCH" in kind or "BOTH" in kind else 1
     parts = builder.number("gradient_accumulation_steps") or 1 if "GRADIENT" in kind or "BOTH" in kind else 1
@@ -146,47 +150,47 @@ def _factor(builder: ImportBuilder) -> float:
 
 
 def _import_onetrainer_rates(builder: ImportBuilder) -> None:
-    """The trained parts and their learning rates."""
-    factor, part = _factor(builder), image_part(builder)
+    """Import the trained parts and their learning rates."""
+    factor, part = _rate_factor(builder), image_part(builder)
 
     def rate(key: str) -> float | None:
         value = builder.number(key)
         return None if value is None else float(f"{value * factor:.6g}")
 
-    base, own = rate("learning_rate") or 0.0, rate(f"{part}.learning_rate")
+    base, unet_rate = rate("learning_rate") or 0.0, rate(f"{part}.learning_rate")
     is_chroma = builder.get("model_type") == "CHROMA_1"  # T5 is its only text encoder
     several = builder.family in ("sdxl", "flux") and not is_chroma
     learns = [is_on(builder.get(f"{name}.train")) and (several or name == ENCODER_KEYS[0]) for name in ENCODER_KEYS]
     rates = [(base if (r := rate(f"{n}.learning_rate")) is None else r) for n in ENCODER_KEYS]
-    rates = [r if on else 0.0 for r, on in zip(rates, learns, strict=True)]
+    rates = [r if is_trained else 0.0 for r, is_trained in zip(rates, learns, strict=True)]
     if builder.adapters:
-        builder.change("learning_rate", said_of({"learning_rate": f"{base:g}"}), {"learning_rate": base})
-        if own is not None:
-            builder.change(f"{part}.learning_rate", said_of({"unet_lr": f"{own:g}"}), {"unet_lr": own})
-        _encoder_adapters(builder, learns, rates if several else rates[:1], 0 if is_chroma else 1)
+        builder.change("learning_rate", describe({"learning_rate": f"{base:g}"}), {"learning_rate": base})
+        if unet_rate is not None:
+            builder.change(f"{part}.learning_rate", describe({"unet_lr": f"{unet_rate:g}"}), {"unet_lr": unet_rate})
+        _import_encoder_adapters(builder, learns, rates if several else rates[:1], 0 if is_chroma else 1)
     else:
-        rate_here = base if own is None else own
-        builder.change("learning_rate", said_of({"learning_rate": f"{rate_here:g}"}), {"learning_rate": rate_here})
+        rate_here = base if unet_rate is None else unet_rate
+        builder.change("learning_rate", describe({"learning_rate": f"{rate_here:g}"}), {"learning_rate": rate_here})
         _import_encoder_training(builder, learns, rates)
-    _frozen(builder, part, learns)
-    _stops(builder, learns)
+    _import_frozen_part(builder, part, learns)
+    _note_early_stops(builder, learns)
     for name in (part, *ENCODER_KEYS):
         for key in (f"{name}.train", f"{name}.learning_rate"):
             if key in builder.left() and builder.source[key] is not None:
                 builder.change(key, "is part of the learning rates")
 
 
-def _encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: list[float], t5: int) -> None:
-    """`t5`: the index of T5 among the text encoders of FLUX.1."""
+def _import_encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: list[float], t5: int) -> None:
+    """Import which text encoders get adapters. `t5`: the index of T5 among the text encoders of FLUX.1."""
     key = "text_encoder.train"
     if not any(learns):
         builder.change(key, "no text encoder learns: network_train_unet_only", {"network_train_unet_only": True})
         return
-    builder.change(key, said_of({"text_encoder_lr": rates}), {"text_encoder_lr": rates})
+    builder.change(key, describe({"text_encoder_lr": rates}), {"text_encoder_lr": rates})
     if builder.family == "flux" and learns[t5]:
         arguments = [*builder.values.get("network_args", ()), "train_t5xxl=True"]
-        said = "network_args train_t5xxl=True"
-        builder.change(f"{ENCODER_KEYS[t5]}.train", said, {"network_args": arguments})
+        explanation = "network_args train_t5xxl=True"
+        builder.change(f"{ENCODER_KEYS[t5]}.train", explanation, {"network_args": arguments})
 
 
 def _import_encoder_training(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
@@ -200,10 +204,10 @@ def _import_encoder_training(builder: ImportBuilder, learns: list[bool], rates: 
     values: JsonObject = {"train_text_encoder": any(learns)}
     if any(learns):
         values |= {"learning_rate_te1": rates[0], "learning_rate_te2": rates[1]}
-    builder.change("text_encoder.train", said_of({"train_text_encoder": str(any(learns)).lower()}), values)
+    builder.change("text_encoder.train", describe({"train_text_encoder": str(any(learns)).lower()}), values)
 
 
-def _frozen(builder: ImportBuilder, part: str, learns: list[bool]) -> None:
+def _import_frozen_part(builder: ImportBuilder, part: str, learns: list[bool]) -> None:
     key = f"{part}.train"
     if is_on(builder.get(key)):
         return
@@ -216,21 +220,21 @@ def _frozen(builder: ImportBuilder, part: str, learns: list[bool]) -> None:
         builder.notes.append(Message(template, key=key))
 
 
-def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
+def _note_early_stops(builder: ImportBuilder, learns: list[bool]) -> None:
     total = builder.number("epochs") or 0
-    for name, on in zip(ENCODER_KEYS, learns, strict=True):
+    for name, is_trained in zip(ENCODER_KEYS, learns, strict=True):
         key, unit = f"{name}.stop_training_after", str(builder.get(f"{name}.stop_training_after_unit") or "EPOCH")
         count = builder.number(key)
-        if on and unit != "NEVER" and count and not (unit == "EPOCH" and count >= total):
+        if is_trained and unit != "NEVER" and count and not (unit == "EPOCH" and count >= total):
             template = "{name}: OneTrainer stops after {count} {unit}; here it learns to the end"
             builder.notes.append(Message(template, name=name, count=f"{count:g}", unit=unit))
         builder.explain("parts learn to the end here", key, f"{key}_unit")
 
 
 def _import_onetrainer_steps(builder: ImportBuilder) -> None:
-    """Gradient clipping, EMA, and the half precision that they depend on."""
+    """Import gradient clipping and EMA."""
     clip = builder.number("clip_grad_norm")
-    builder.change("clip_grad_norm", said_of({"max_grad_norm": f"{clip or 0:g}"}), {"max_grad_norm": clip or 0.0})
+    builder.change("clip_grad_norm", describe({"max_grad_norm": f"{clip or 0:g}"}), {"max_grad_norm": clip or 0.0})
     mode = str(builder.get("ema") or "OFF").upper()
     keys = ("ema_decay", "ema_update_step_interval")
     if mode in ("GPU", "CPU"):
@@ -249,47 +253,52 @@ def _import_onetrainer_loss(builder: ImportBuilder) -> None:
     if gamma and not builder.given("loss_weight_fn"):
         builder.keep("min_snr_gamma", gamma)
     elif kind == "MIN_SNR_GAMMA":
-        builder.change("loss_weight_fn", said_of({"min_snr_gamma": f"{strength:g}"}), {"min_snr_gamma": strength})
+        builder.change("loss_weight_fn", describe({"min_snr_gamma": f"{strength:g}"}), {"min_snr_gamma": strength})
     elif kind == "DEBIASED_ESTIMATION":
         builder.change("loss_weight_fn", "debiased_estimation_loss", {"debiased_estimation_loss": True})
     elif kind not in ("CONSTANT", "SIGMA"):
         builder.ignore("loss_weight_fn", say_nearest(kind, "min_snr_gamma = 5"))
     elif kind == "SIGMA":
-        said = "timesteps are weighed as in sd3, which needs sigma_scaled predictions; all count the same"
-        builder.ignore("loss_weight_fn", said)
+        explanation = "timesteps are weighed as in sd3, which needs sigma_scaled predictions; all count the same"
+        builder.ignore("loss_weight_fn", explanation)
     builder.empty("loss_weight_fn", "loss_weight_strength", "min_snr_gamma")
     strengths = {key: builder.number(f"{key}_strength") or 0.0 for key in ("mse", "mae", "log_cosh", "huber")}
-    used = max(strengths, key=lambda key: strengths[key]) if any(strengths.values()) else "mse"
+    main_loss = max(strengths, key=lambda key: strengths[key]) if any(strengths.values()) else "mse"
     values: JsonObject = {
         "mse": {},
         "mae": {"loss_type": "l1"},
         "log_cosh": {"loss_type": "smooth_l1"},
         "huber": {"loss_type": "huber"},
-    }[used]
-    if used in ("huber", "log_cosh"):
-        values |= {"huber_schedule": "constant", "huber_c": builder.number("huber_delta") if used == "huber" else 1.0}
+    }[main_loss]
+    if main_loss in ("huber", "log_cosh"):
+        values |= {
+            "huber_schedule": "constant",
+            "huber_c": builder.number("huber_delta") if main_loss == "huber" else 1.0,
+        }
     count = sum(map(bool, strengths.values()))
-    said = said_of({"loss_type": values.get("loss_type", "l2")})
+    explanation = describe({"loss_type": values.get("loss_type", "l2")})
     for key in strengths:
-        if key != used:
+        if key != main_loss:
             builder.ignore(f"{key}_strength", "one loss is used here, the one with the largest strength")
     if count > 1:
-        said = Message("{option}, the largest of {count} that are mixed", option=said, count=count)
+        explanation = Message("{option}, the largest of {count} that are mixed", option=explanation, count=count)
     if values or count > 1:
-        builder.change(f"{used}_strength", said, values)
+        builder.change(f"{main_loss}_strength", explanation, values)
     builder.empty("mse_strength", "vb_loss_strength")
-    said = (
-        Message("is {option} here", option=option_name("huber_c")) if used == "huber" else Message("only huber has it")
+    explanation = (
+        Message("is {option} here", option=option_name("huber_c"))
+        if main_loss == "huber"
+        else Message("only huber has it")
     )
-    builder.explain(said, "huber_delta")
+    builder.explain(explanation, "huber_delta")
 
 
-def _intervals(builder: ImportBuilder) -> None:
-    """Intervals of saving, which are steps or epochs here, or minutes for states."""
+def _import_onetrainer_intervals(builder: ImportBuilder) -> None:
+    """Import intervals of saving, which are steps or epochs here, or minutes for states."""
     unit, count = str(builder.get("save_every_unit") or "NEVER"), builder.number("save_every")
     if unit in ("STEP", "EPOCH") and count:
         name = f"save_every_n_{unit.casefold()}s"
-        builder.change("save_every", said_of({name: int(count)}), {name: int(count)})
+        builder.change("save_every", describe({name: int(count)}), {name: int(count)})
         builder.explain("is the unit of save_every", "save_every_unit")
         if unit == "STEP" and (begin := builder.number("save_skip_first")):
             builder.change("save_skip_first", f"save_from_step = {int(begin)}", {"save_from_step": int(begin)})
@@ -300,9 +309,9 @@ def _intervals(builder: ImportBuilder) -> None:
     unit, count = str(builder.get("backup_after_unit")), builder.number("backup_after")
     minutes = {"SECOND": 1 / 60, "MINUTE": 1.0, "HOUR": 60.0}.get(unit)
     if minutes and count:
-        every = max(1, round(count * minutes))
-        said = said_of({"save_state_every_n_minutes": every})
-        builder.change("backup_after", said, {"save_state_every_n_minutes": every})
+        interval = max(1, round(count * minutes))
+        explanation = describe({"save_state_every_n_minutes": interval})
+        builder.change("backup_after", explanation, {"save_state_every_n_minutes": interval})
     elif unit in ("STEP", "EPOCH") and count:
         builder.ignore("backup_after", "save_state saves a state with each file")
     builder.empty("backup_after")
@@ -318,7 +327,7 @@ def _import_onetrainer_noise(builder: ImportBuilder) -> None:
     for key, option, off in (("min_noising_strength", "min_timestep", 0), ("max_noising_strength", "max_timestep", 1)):
         share = builder.number(key)
         if share is not None and share != off:
-            builder.change(key, said_of({option: round(share * 1000)}), {option: round(share * 1000)})
+            builder.change(key, describe({option: round(share * 1000)}), {option: round(share * 1000)})
         builder.empty(key)
 
 
@@ -328,6 +337,6 @@ LEARNING_IMPORTS = (
     _import_onetrainer_rates,
     _import_onetrainer_steps,
     _import_onetrainer_loss,
-    _intervals,
+    _import_onetrainer_intervals,
     _import_onetrainer_noise,
 )

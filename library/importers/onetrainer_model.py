@@ -3,7 +3,7 @@
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, join_messages, option_name, option_values
 from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import BLOCK_COUNTS, equal, load_tables, precision, said_of, say_nearest
+from library.importers.shared import BLOCK_COUNTS, describe, equal, load_tables, precision, say_nearest
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
@@ -15,71 +15,75 @@ def image_part(builder: ImportBuilder) -> str:
 
 
 def dtype(builder: ImportBuilder, part: str) -> str:
-    """The dtype of a part; in old files NONE means that of the whole model."""
-    own = str(builder.get(f"{part}.weight_dtype") or "NONE").upper()
-    if own == "NONE" or not builder.given(f"{part}.weight_dtype"):
-        return str(builder.get("weight_dtype") or own).upper().replace("NONE", "FLOAT_32")
-    return own
+    """Return the dtype of a part; in old files NONE means that of the whole model."""
+    part_dtype = str(builder.get(f"{part}.weight_dtype") or "NONE").upper()
+    if part_dtype == "NONE" or not builder.given(f"{part}.weight_dtype"):
+        return str(builder.get("weight_dtype") or part_dtype).upper().replace("NONE", "FLOAT_32")
+    return part_dtype
 
 
-def _formats(builder: ImportBuilder) -> None:
+def _import_onetrainer_dtypes(builder: ImportBuilder) -> None:
     """Convert train_dtype and the dtypes of the parts, which are one option here."""
     part = image_part(builder)
-    kept, used = dtype(builder, part), str(builder.get("train_dtype")).upper()
-    mixed, half = precision(used), precision(kept)
+    stored_dtype, compute_dtype = dtype(builder, part), str(builder.get("train_dtype")).upper()
+    mixed, half = precision(compute_dtype), precision(stored_dtype)
     values: JsonObject = {"mixed_precision": mixed}
-    said = said_of({"mixed_precision": mixed})
-    if used == "TFLOAT_32":
-        values, said = (
+    text = describe({"mixed_precision": mixed})
+    if compute_dtype == "TFLOAT_32":
+        values, text = (
             {"mixed_precision": "no", "cuda_allow_tf32": True},
-            said_of({"mixed_precision": "no", "cuda_allow_tf32": True}),
+            describe({"mixed_precision": "no", "cuda_allow_tf32": True}),
         )
     elif not builder.adapters and half in ("bf16", "fp16"):
-        both = "bf16" if "bf16" in (half, mixed) else "fp16"
-        values = {"mixed_precision": both, f"full_{both}": True}
+        shared_dtype = "bf16" if "bf16" in (half, mixed) else "fp16"
+        values = {"mixed_precision": shared_dtype, f"full_{shared_dtype}": True}
         template = "with weights in {format}: {options}, since both have one format here"
-        said = Message(template, format=kept, options=said_of({"mixed_precision": both, f"full_{both}": True}))
+        text = Message(
+            template,
+            format=stored_dtype,
+            options=describe({"mixed_precision": shared_dtype, f"full_{shared_dtype}": True}),
+        )
         if half != mixed:
             template = "OneTrainer computes in {used} with weights in {kept}; both are {ours} here"
-            builder.notes.append(Message(template, used=used, kept=kept, ours=both))
-    builder.change("train_dtype", said, values)
+            builder.notes.append(Message(template, used=compute_dtype, kept=stored_dtype, ours=shared_dtype))
+    builder.change("train_dtype", text, values)
     key = f"{part}.weight_dtype" if f"{part}.weight_dtype" in builder.source else "weight_dtype"
-    if kept in EIGHT and builder.adapters:
+    if stored_dtype in EIGHT and builder.adapters:
         encoders = [name for name in ENCODER_KEYS if dtype(builder, name) in EIGHT]
-        _eight_bits(builder, key, kept, bool(encoders))
+        _import_8_bit_base(builder, key, stored_dtype, bool(encoders))
     elif key in builder.source:
-        own = half if half in ("bf16", "fp16") else "float32"
-        what = Message("weights that learn are kept in {format}", format=own)
-        builder.change(key, "frozen weights are kept in mixed_precision" if builder.adapters else what)
-    _other_formats(builder)
+        trained_dtype = half if half in ("bf16", "fp16") else "float32"
+        trained_text = Message("weights that learn are kept in {format}", format=trained_dtype)
+        builder.change(key, "frozen weights are kept in mixed_precision" if builder.adapters else trained_text)
+    _import_other_dtypes(builder)
 
 
-def _eight_bits(builder: ImportBuilder, key: str, kept: str, encoders: bool) -> None:
-    ours = {"int8_base": True} if EIGHT[kept] == "int8" else {"fp8_base" if encoders else "fp8_base_unet": True}
+def _import_8_bit_base(builder: ImportBuilder, key: str, stored_dtype: str, encoders: bool) -> None:
+    ours = {"int8_base": True} if EIGHT[stored_dtype] == "int8" else {"fp8_base" if encoders else "fp8_base_unet": True}
     name = next(iter(ours))
-    if kept in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
+    if stored_dtype in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
         ours["fp8_compute"] = True
-    is_same = kept in SAME or "W8A8" in kept
-    builder.change(key, ", ".join(ours) if is_same else say_nearest(kept, ", ".join(ours)), ours)
+    is_same = stored_dtype in SAME or "W8A8" in stored_dtype
+    builder.change(key, ", ".join(ours) if is_same else say_nearest(stored_dtype, ", ".join(ours)), ours)
     if builder.values["mixed_precision"] == "no":
         builder.values["mixed_precision"] = "bf16"
         builder.notes.append(Message("mixed_precision is bf16 instead of float32, which {name} needs", name=name))
 
 
-def _other_formats(builder: ImportBuilder) -> None:
+def _import_other_dtypes(builder: ImportBuilder) -> None:
     for name in ENCODER_KEYS:
         if builder.get(f"{name}.weight_dtype"):
-            said = "text encoders have the format of fp8_base where that is set, else mixed_precision"
-            builder.change(f"{name}.weight_dtype", said)
+            text = "text encoders have the format of fp8_base where that is set, else mixed_precision"
+            builder.change(f"{name}.weight_dtype", text)
     full = dtype(builder, "vae") in ("FLOAT_32", "TFLOAT_32")
     key = "vae.weight_dtype"
     if builder.family in ("qwen_image", "zimage", "anima"):
         builder.ignore(key, "the VAE is in mixed_precision, and in float32 instead of fp16")
     elif builder.family == "flux_2":
         kind = "float32" if full else "bfloat16"
-        builder.change(key, said_of({"vae_dtype": kind}), {"vae_dtype": kind})
+        builder.change(key, describe({"vae_dtype": kind}), {"vae_dtype": kind})
     elif builder.family == "sdxl" or builder.adapters:
-        builder.change(key, said_of({"no_half_vae": str(full).lower()}), {"no_half_vae": full})
+        builder.change(key, describe({"no_half_vae": str(full).lower()}), {"no_half_vae": full})
     else:
         builder.ignore(key, "the autoencoder of a FLUX.1 fine-tune is always run in the same way")
     if builder.get("weight_dtype") and "weight_dtype" not in builder.outcomes:
@@ -88,7 +92,7 @@ def _other_formats(builder: ImportBuilder) -> None:
         builder.change("lora_weight_dtype", "full_bf16", {"full_bf16": True, "mixed_precision": "bf16"})
 
 
-def _adapters(builder: ImportBuilder) -> None:
+def _import_onetrainer_adapters(builder: ImportBuilder) -> None:
     if not builder.adapters:
         for key in builder.left():
             if key.startswith(("peft_", "lora_", "lokr_", "oft_", "dropout_")):
@@ -104,16 +108,16 @@ def _adapters(builder: ImportBuilder) -> None:
         builder.rename("dropout_probability", "network_dropout")
     arguments: list[str] = []
     if kind == "LORA" and not is_on(builder.get("lora_decompose")):
-        said, module = "LoRA", {}
+        text, module = "LoRA", {}
         arguments = _import_adapter_layers(builder, int(rank), alpha or 1.0)
     else:
-        said, algo = _import_onetrainer_lycoris(builder, kind)
+        text, algo = _import_onetrainer_lycoris(builder, kind)
         module = {"network_module": "lycoris.kohya"}
-        arguments = algo + _preset(builder)
+        arguments = algo + _lycoris_preset(builder)
         if dtype(builder, image_part(builder)) in EIGHT:
             arguments.append("bypass_mode=True")
     values = {**module, "network_args": arguments} if arguments else module
-    builder.change("peft_type", join_messages([said, " ".join(arguments)]) if arguments else said, values)
+    builder.change("peft_type", join_messages([text, " ".join(arguments)]) if arguments else text, values)
 
 
 def _import_onetrainer_lycoris(builder: ImportBuilder, kind: str) -> tuple[MessageLike, list[str]]:
@@ -121,92 +125,94 @@ def _import_onetrainer_lycoris(builder: ImportBuilder, kind: str) -> tuple[Messa
     if kind == "LOKR":
         if size := builder.number("lokr_dim"):
             builder.rename("lokr_dim", "network_dim", int(size))
-        found = [f"factor={int(builder.number('lokr_decompose_factor') or -1)}"]
+        arguments = [f"factor={int(builder.number('lokr_decompose_factor') or -1)}"]
         flags = {
             "lokr_decompose_both": "decompose_both",
             "lokr_use_tucker": "use_tucker",
             "lokr_weight_decompose": "dora_wd",
             "lokr_full_matrix": "full_matrix",
         }
-        found += [f"{name}=True" for key, name in flags.items() if is_on(builder.get(key))]
-        said, algo = equal("LoKr", "LyCORIS"), ["algo=lokr", *found]
+        arguments += [f"{name}=True" for key, name in flags.items() if is_on(builder.get(key))]
+        text, algo = equal("LoKr", "LyCORIS"), ["algo=lokr", *arguments]
     elif kind == "LOHA":
-        said, algo = equal("LoHa", "LyCORIS"), ["algo=loha"]
+        text, algo = equal("LoHa", "LyCORIS"), ["algo=loha"]
     elif kind.startswith("OFT"):
-        said, algo = say_nearest("OFT", "LyCORIS"), ["algo=diag-oft"]
+        text, algo = say_nearest("OFT", "LyCORIS"), ["algo=diag-oft"]
     else:
-        said, algo = equal(kind, "LyCORIS"), ["algo=lora", *decompose]
+        text, algo = equal(kind, "LyCORIS"), ["algo=lora", *decompose]
     for key in builder.left():
         if key.startswith("lokr_") or key == "lora_decompose":
             builder.change(key, "becomes one of network_args" if builder.get(key) else "is off")
-    return said, algo
+    return text, algo
 
 
-def _filter(builder: ImportBuilder) -> str:
-    """Which layers get adapters: "full", "attn-mlp", "attn-only", "blocks", or a custom filter."""
+def _layer_filter(builder: ImportBuilder) -> str:
+    """Return which layers get adapters: "full", "attn-mlp", "attn-only", "blocks", or a custom filter."""
     preset = str(builder.get("layer_filter_preset") or "full")
     typed = str(builder.get("layer_filter") or "")
     return preset if preset != "custom" else typed or "full"
 
 
-def _preset(builder: ImportBuilder) -> list[str]:
-    chosen = _filter(builder)
+def _lycoris_preset(builder: ImportBuilder) -> list[str]:
+    layer_filter = _layer_filter(builder)
     presets = {"attn-mlp": "attn-mlp", "attn-only": "attn-only", "blocks": "attn-mlp"}
-    _say_layers(builder, equal(chosen, f"preset={presets.get(chosen, 'full')}"))
-    return [f"preset={presets[chosen]}"] if chosen in presets else []
+    _say_layers(builder, equal(layer_filter, f"preset={presets.get(layer_filter, 'full')}"))
+    return [f"preset={presets[layer_filter]}"] if layer_filter in presets else []
 
 
 def _import_adapter_layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
-    """The layers that get adapters, as arguments of networks.lora and networks.lora_flux."""
-    chosen = _filter(builder)
+    """Return the choice of layers that get adapters, as arguments of networks.lora and networks.lora_flux."""
+    layer_filter = _layer_filter(builder)
     if builder.family == "sdxl":
-        if chosen == "full":
+        if layer_filter == "full":
             _say_layers(builder, "full: convolutions get adapters, too (conv_dim, conv_alpha)")
             return [f"conv_dim={rank}", f"conv_alpha={alpha:g}"]
-        same = chosen == "attn-mlp" or chosen == "attentions"
-        _say_layers(builder, "attn-mlp is what LoRA does here" if same else say_nearest(chosen, "attn-mlp"))
+        is_same = layer_filter == "attn-mlp" or layer_filter == "attentions"
+        _say_layers(builder, "attn-mlp is what LoRA does here" if is_same else say_nearest(layer_filter, "attn-mlp"))
         return []
-    if builder.family in ("qwen_image", "zimage") and chosen in ("full", "blocks"):
-        _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=chosen))
-        more = ["train_refiners=True"] if builder.family == "zimage" and chosen == "full" else []
-        return ["train_modulation=True", *more]
-    if builder.family == "anima" and chosen in ("full", "blocks"):
-        _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=chosen))
+    if builder.family in ("qwen_image", "zimage") and layer_filter in ("full", "blocks"):
+        _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=layer_filter))
+        refiners = ["train_refiners=True"] if builder.family == "zimage" and layer_filter == "full" else []
+        return ["train_modulation=True", *refiners]
+    if builder.family == "anima" and layer_filter in ("full", "blocks"):
+        _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=layer_filter))
         return [r"include_patterns=['.*adaln_modulation.*']"]
-    if chosen == "attn-mlp" and builder.get("model_type") != "CHROMA_1":
+    if layer_filter == "attn-mlp" and builder.get("model_type") != "CHROMA_1":
         _say_layers(builder, "attn-mlp: the modulation gets no adapters")
         return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if builder.family == "flux" else []
-    same = Message("all layers of the blocks get adapters")
-    _say_layers(builder, same if chosen in ("full", "blocks") else say_nearest(chosen, same))
+    all_layers = Message("all layers of the blocks get adapters")
+    _say_layers(builder, all_layers if layer_filter in ("full", "blocks") else say_nearest(layer_filter, all_layers))
     return []
 
 
-def _say_layers(builder: ImportBuilder, said: MessageLike) -> None:
-    builder.explain(said, "layer_filter_preset", "layer_filter", "layer_filter_regex")
+def _say_layers(builder: ImportBuilder, text: MessageLike) -> None:
+    builder.explain(text, "layer_filter_preset", "layer_filter", "layer_filter_regex")
 
 
-def _checkpointing(builder: ImportBuilder) -> None:
-    """Gradient checkpointing: one setting for all parts up to version 10, and one per part since."""
+def _import_onetrainer_checkpointing(builder: ImportBuilder) -> None:
+    """Import gradient checkpointing: one setting for all parts up to version 10, and one per part since."""
     part = image_part(builder)
-    whole, own = "gradient_checkpointing", f"{part}.gradient_checkpointing"
-    word = str(builder.source.get(whole, builder.source.get(own, True))).upper()
-    share = builder.number("layer_offload_fraction") if whole in builder.source and word == "CPU_OFFLOADED" else None
+    global_key, part_key = "gradient_checkpointing", f"{part}.gradient_checkpointing"
+    word = str(builder.source.get(global_key, builder.source.get(part_key, True))).upper()
+    share = (
+        builder.number("layer_offload_fraction") if global_key in builder.source and word == "CPU_OFFLOADED" else None
+    )
     share = share or builder.number(f"{part}.offload_fraction") or 0.0
     offloaded = word == "CPU_OFFLOADED" or is_on(builder.get(f"{part}.activation_offloading"))
     offloaded = offloaded and builder.source.get("enable_activation_offloading", True) is not False
     values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
-    said = said_of({"gradient_checkpointing": str(values["gradient_checkpointing"]).lower()})
+    text = describe({"gradient_checkpointing": str(values["gradient_checkpointing"]).lower()})
     if share and builder.family in BLOCK_COUNTS:
-        blocks, most = BLOCK_COUNTS[builder.family]
-        values["blocks_to_swap"] = min(most, max(1, round(share * blocks)))
-        option = said_of({"blocks_to_swap": values["blocks_to_swap"]})
-        said = Message("{option}, for {share} of the layers", option=option, share=f"{share:g}")
+        blocks, limit = BLOCK_COUNTS[builder.family]
+        values["blocks_to_swap"] = min(limit, max(1, round(share * blocks)))
+        option = describe({"blocks_to_swap": values["blocks_to_swap"]})
+        text = Message("{option}, for {share} of the layers", option=option, share=f"{share:g}")
     elif offloaded and values["gradient_checkpointing"]:
         values = {"gradient_checkpointing": False, "cpu_offload_checkpointing": True}
-        said = "cpu_offload_checkpointing"
-    builder.change(whole if whole in builder.source else own, said, values)
-    if whole not in builder.source:
-        builder.assume(own, True)
+        text = "cpu_offload_checkpointing"
+    builder.change(global_key if global_key in builder.source else part_key, text, values)
+    if global_key not in builder.source:
+        builder.assume(part_key, True)
     if "blocks_to_swap" in values:
         builder.explain(Message("is {option} here", option=option_name("blocks_to_swap")), f"{part}.offload_fraction")
     for key in builder.left():
@@ -218,10 +224,10 @@ def _checkpointing(builder: ImportBuilder) -> None:
 
 
 def _import_onetrainer_captions(builder: ImportBuilder) -> None:
-    """Options of captions for the text encoders."""
+    """Import options of captions for the text encoders."""
     if builder.family == "flux":
-        own = "text_encoder" if builder.get("model_type") == "CHROMA_1" else "text_encoder_2"  # which of them is T5
-        key = f"{own}_sequence_length"
+        encoder = "text_encoder" if builder.get("model_type") == "CHROMA_1" else "text_encoder_2"  # which of them is T5
+        key = f"{encoder}_sequence_length"
         if (length := builder.number(key)) is not None:
             builder.rename(key, "t5xxl_max_token_length", int(length))
         else:
@@ -239,10 +245,15 @@ def _import_onetrainer_captions(builder: ImportBuilder) -> None:
     rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODER_KEYS]
     if any(rates):
         template = "{option}; both text encoders miss the same captions here"
-        said = Message(template, option=option_values({"caption_dropout_rate": f"{max(rates):g}"}))
+        text = Message(template, option=option_values({"caption_dropout_rate": f"{max(rates):g}"}))
         for name, rate in zip(ENCODER_KEYS, rates, strict=True):
             if rate:
-                builder.change(f"{name}.dropout_probability", said, {"caption_dropout_rate": max(rates)})
+                builder.change(f"{name}.dropout_probability", text, {"caption_dropout_rate": max(rates)})
 
 
-MODEL_IMPORTS = (_formats, _adapters, _checkpointing, _import_onetrainer_captions)
+MODEL_IMPORTS = (
+    _import_onetrainer_dtypes,
+    _import_onetrainer_adapters,
+    _import_onetrainer_checkpointing,
+    _import_onetrainer_captions,
+)

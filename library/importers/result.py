@@ -38,7 +38,7 @@ class Imported:
     guess: MessageLike = ""  # why the script is only a guess; "" where the file states it
 
     def with_files(self, paths: Mapping[str, str]) -> "Imported":
-        """A copy whose options name the files that were written, by option."""
+        """Return a copy whose options name the files that were written, by option."""
         config = self.config
         for name, path in paths.items():
             part = options_of(type(config))[name].section
@@ -49,43 +49,50 @@ class Imported:
         return [outcome for outcome in self.outcomes if outcome.kind == kind]
 
     def lines(self) -> list[MessageLike]:
-        """The messages of the page: what to fix, what was guessed, changed or left out, and notes."""
+        """Return the messages for the page: what to fix, what was guessed, changed or left out, and notes."""
         to_fix = [Message(TO_FIX, problem=problem) for problem in self.problems]
-        changed = [Message("{key}: {text}", key=outcome.key, text=said(outcome.text)) for outcome in self.of("changed")]
+        changed = [
+            Message("{key}: {text}", key=outcome.key, text=as_message(outcome.text)) for outcome in self.of("changed")
+        ]
         renamed = [
             Message("{key} is now {option}", key=outcome.key, option=option_name(str(outcome.text)))
             for outcome in self.of("renamed")
         ]
-        every = join_messages(self._defaults())
+        defaults_text = join_messages(self._defaults())
         template = "not in the file, so {trainer} has: {values}"
-        defaults = [Message(template, trainer=self.program, values=every)] if every else []
-        grouped = _grouped(self.of("ignored"))
-        ignored = [Message("ignored: {keys}: {reason}", keys=keys, reason=said(reason)) for reason, keys in grouped]
+        defaults = [Message(template, trainer=self.program, values=defaults_text)] if defaults_text else []
+        grouped = _group_by_reason(self.of("ignored"))
+        ignored = [
+            Message("ignored: {keys}: {reason}", keys=keys, reason=as_message(reason)) for reason, keys in grouped
+        ]
         guessed = [self.guess] if self.guess else []
         first = [*to_fix, *guessed, *self.unknown(), *changed, *renamed, *defaults]
         return [*first, *self._idle(), *ignored, *self.notes]
 
     def unknown(self) -> list[Problem]:
         template = "is not an option{hint}"
-        return [Problem(one.key, template, hint=one.text, fix=one.fix) for one in self.of("unknown")]
+        return [Problem(outcome.key, template, hint=outcome.text, fix=outcome.fix) for outcome in self.of("unknown")]
 
     def _idle(self) -> list[Message]:
-        """A text for each reason why options have no effect."""
-        grouped = _grouped(self.of("ineffective"))
+        """Return a message for each reason why options have no effect."""
+        grouped = _group_by_reason(self.of("ineffective"))
         template = "without effect: {keys}: {reason}"
-        return [Message(template, keys=keys, reason=said(reason)) for reason, keys in grouped]
+        return [Message(template, keys=keys, reason=as_message(reason)) for reason, keys in grouped]
 
     @property
     def program(self) -> str:
         return self.trainer.partition(" (")[0]
 
     def _defaults(self) -> list[Message]:
-        return [Message("{key} ({values})", key=one.key, values=said(one.text)) for one in self.of("default")]
+        return [
+            Message("{key} ({values})", key=outcome.key, values=as_message(outcome.text))
+            for outcome in self.of("default")
+        ]
 
     def account(self) -> JsonObject:
-        """The whole report as JSON."""
+        """Return the whole report as JSON."""
         outcomes = [
-            {"key": outcome.key, "became": outcome.kind, "text": outcome.text, **_meant(outcome)}
+            {"key": outcome.key, "became": outcome.kind, "text": outcome.text, **_fix_as_json(outcome)}
             for outcome in self.outcomes
         ]
         settings = {name: _as_json(value) for name, value in flatten_sections(changed(self.config)).items()}
@@ -94,12 +101,12 @@ class Imported:
         return {**head, "settings": settings, "keys": outcomes, **remarks}
 
     def report(self) -> str:
-        """The whole report as text."""
+        """Return the whole report as text."""
         blocks = [f"{self.trainer} -> {self.config.script} ({self.config.title})"]
         if self.guess:
             blocks.append(_block("guessed", 1, [self.guess]))
-        if kept := self.of("kept"):
-            blocks.append(_block("kept", len(kept), [", ".join(f.key for f in kept)]))
+        if kept_outcomes := self.of("kept"):
+            blocks.append(_block("kept", len(kept_outcomes), [", ".join(f.key for f in kept_outcomes)]))
         if renamed := self.of("renamed"):
             blocks.append(_block("renamed", len(renamed), [f"{f.key} -> {f.text}" for f in renamed]))
         if changed := self.of("changed"):
@@ -107,12 +114,12 @@ class Imported:
         if self.of("default"):
             blocks.append(_block(f"defaults of {self.program}", len(self.of("default")), map(str, self._defaults())))
         if idle := self.of("ineffective"):
-            grouped = [f"{names}: {reason}" for reason, names in _grouped(idle)]
+            grouped = [f"{names}: {reason}" for reason, names in _group_by_reason(idle)]
             blocks.append(_block("kept, but without effect", len(idle), grouped))
         if unknown := self.unknown():
             blocks.append(_block("unknown", len(unknown), unknown))
         if ignored := self.of("ignored"):
-            grouped = [f"{names}: {reason}" for reason, names in _grouped(ignored)]
+            grouped = [f"{names}: {reason}" for reason, names in _group_by_reason(ignored)]
             blocks.append(_block("ignored", len(ignored), grouped))
         if empty := self.of("empty"):
             blocks.append(f"empty or off: {counted(len(empty), 'key')!s}")
@@ -122,24 +129,24 @@ class Imported:
         return "\n".join(blocks)
 
 
-def said(text: MessageLike) -> Message:
+def as_message(text: MessageLike) -> Message:
     return text if isinstance(text, Message) else Message(text)
 
 
-def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[MessageLike, str]]:
-    """The keys of each reason, which stays a message: a page translates it."""
+def _group_by_reason(outcomes: Iterable[KeyOutcome]) -> list[tuple[MessageLike, str]]:
+    """Return the keys by reason; a reason stays a message, as the page translates it."""
     groups: dict[MessageLike, list[str]] = {}
     for outcome in outcomes:
         groups.setdefault(outcome.text, []).append(outcome.key)
     return [(reason, ", ".join(keys)) for reason, keys in groups.items()]
 
 
-def _meant(outcome: KeyOutcome) -> JsonObject:
+def _fix_as_json(outcome: KeyOutcome) -> JsonObject:
     return {"fix": {name: _as_json(value) for name, value in outcome.fix.items()}} if outcome.fix else {}
 
 
 def _as_json(value: Any) -> Any:
-    """A value of an option as JSON."""
+    """Return a value of an option as JSON."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Path) else value

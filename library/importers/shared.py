@@ -51,14 +51,14 @@ NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?m
 
 @cache
 def load_tables(program: str) -> JsonObject:
-    """The tables of a program's keys, tables/PROGRAM.toml. `ignored`: key -> why it has no equivalent."""
-    found = tomllib.loads((Path(__file__).parent / "tables" / f"{program}.toml").read_text(encoding="utf-8"))
-    reasons = {key: group["reason"] for group in found.get("ignored", ()) for key in group["keys"]}
-    return {**found, "ignored": reasons}
+    """Return the tables of a program's keys, tables/PROGRAM.toml. `ignored`: key -> why it has no equivalent."""
+    tables = tomllib.loads((Path(__file__).parent / "tables" / f"{program}.toml").read_text(encoding="utf-8"))
+    reasons = {key: group["reason"] for group in tables.get("ignored", ()) for key in group["keys"]}
+    return {**tables, "ignored": reasons}
 
 
 def flatten_tables(settings: JsonMapping, before: str = "") -> JsonObject:
-    """Nested tables -> keys with dots. Lists are unchanged."""
+    """Convert nested tables to dotted keys. Lists are unchanged."""
     flat: JsonObject = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -71,19 +71,19 @@ def flatten_tables(settings: JsonMapping, before: str = "") -> JsonObject:
 def chooses_chroma(builder: ImportBuilder, key: str) -> None:
     """Apply a key that selects Chroma, after all others, with the options that sd-scripts requires for it."""
     template = "chooses the script: {script} with model_type = chroma, which masks T5's padding and takes no guidance"
-    said = Message(template, script=builder.script)
+    text = Message(template, script=builder.script)
     values = {"model_type": "chroma", "apply_t5_attn_mask": True, "guidance_scale": 0.0}
-    builder.change(key, said, values)
+    builder.change(key, text, values)
 
 
 def own_name(path: object) -> str:
-    """The name of a model from its path or id, in lower case, without its folders."""
+    """Return the name of a model from its path or id, in lower case, without its folders."""
     parts = [part for part in re.split(r"[/\\]", str(path or "").casefold()) if not NO_NAME.fullmatch(part)]
     return parts[-1] if parts else ""
 
 
 def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
-    """Select the model by its name where several have identical files. De-Turbo is trained like the base."""
+    """Select the model by its name if several have identical files. De-Turbo is trained like the base."""
     if builder.family in ("zimage", "flux_2"):
         if builder.family == "zimage":
             version = "turbo" if "turbo" in words and not re.search("de-?_?turbo", words) else "base"
@@ -92,8 +92,8 @@ def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
         else:
             version = "dev"
         template = "chooses the script: {script}, and model_version = {version} by the model's name"
-        said = Message(template, script=builder.script, version=version)
-        builder.change(key, said, {"model_version": version})
+        text = Message(template, script=builder.script, version=version)
+        builder.change(key, text, {"model_version": version})
 
 
 def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
@@ -104,18 +104,18 @@ def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
             "chooses the script: {script}, and model_version = {version} by the model's name, with captions that are "
             "encoded once"
         )
-        said = Message(template, script=builder.script, version=version)
-        builder.change(key, said, {"model_version": version, "cache_text_encoder_outputs": True})
+        text = Message(template, script=builder.script, version=version)
+        builder.change(key, text, {"model_version": version, "cache_text_encoder_outputs": True})
 
 
 def guidance_flag(builder: ImportBuilder, chroma: bool) -> str:
-    """The prompt flag for another trainer's single scale: distilled guidance, or else classifier-free guidance."""
+    """Return the prompt flag for another trainer's only scale: distilled guidance, or else classifier-free guidance."""
     reads = {"flux": not chroma, "flux_2": builder.values.get("model_version") == "dev"}
     return "--g" if reads.get(builder.family) else "--l"
 
 
 def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
-    """Another trainer's guidance scale as a prompt's. For Z-Image ours is 0 without guidance, and theirs is 1."""
+    """Convert another trainer's guidance scale to a prompt's. For Z-Image, no guidance is 0 here, and 1 there."""
     number = to_number(scale)
     return scale if builder.family != "zimage" or number is None else f"{max(0.0, number - 1.0):g}"
 
@@ -123,15 +123,15 @@ def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
 def tables_of_list(value: JsonValue, key: str = "", notes: list[MessageLike] | None = None) -> list[JsonMapping]:
     """Return the tables of a list; none for any other value. Other entries are reported in `notes`, by `key`."""
     listed = value if isinstance(value, list) else []
-    others = [
-        Message("{number} ({value})", number=number, value=quoted(one))
-        for number, one in enumerate(listed, 1)
-        if not isinstance(one, Mapping)
+    invalid = [
+        Message("{number} ({value})", number=number, value=quoted(entry))
+        for number, entry in enumerate(listed, 1)
+        if not isinstance(entry, Mapping)
     ]
-    if notes is not None and others:
+    if notes is not None and invalid:
         template = "{key}: entries are left out that are no tables of names and values: {entries}"
-        more = [Message("...")] if len(others) > MAX_NAMED else []
-        notes.append(Message(template, key=key, entries=listed_texts([*others[:MAX_NAMED], *more])))
+        more = [Message("...")] if len(invalid) > MAX_NAMED else []
+        notes.append(Message(template, key=key, entries=listed_texts([*invalid[:MAX_NAMED], *more])))
     elif notes is not None and not isinstance(value, list) and not is_empty(value):
         notes.append(Message("{key} is left out: it is no list of tables, but {value}", key=key, value=quoted(value)))
     return [table for table in listed if isinstance(table, Mapping)]
@@ -140,20 +140,20 @@ def tables_of_list(value: JsonValue, key: str = "", notes: list[MessageLike] | N
 def texts_of_list(value: JsonValue, key: str, notes: list[MessageLike]) -> list[str]:
     """Return the texts and numbers of a list as texts; other entries are reported in `notes`."""
     listed = value if isinstance(value, list) else []
-    others = [
-        Message("{number} ({value})", number=number, value=quoted(one))
-        for number, one in enumerate(listed, 1)
-        if isinstance(one, Mapping | list)
+    invalid = [
+        Message("{number} ({value})", number=number, value=quoted(entry))
+        for number, entry in enumerate(listed, 1)
+        if isinstance(entry, Mapping | list)
     ]
-    if others:
+    if invalid:
         notes.append(
             Message(
                 "{key}: entries are left out that are no texts: {entries}",
                 key=key,
-                entries=listed_texts(others[:MAX_NAMED]),
+                entries=listed_texts(invalid[:MAX_NAMED]),
             )
         )
-    return [str(one) for one in listed if not is_empty(one) and not isinstance(one, Mapping | list)]
+    return [str(entry) for entry in listed if not is_empty(entry) and not isinstance(entry, Mapping | list)]
 
 
 def table_in(outer: JsonMapping, key: str, place: MessageLike, notes: list[MessageLike]) -> JsonMapping:
@@ -179,7 +179,7 @@ def import_keys(
                 builder.rename(key, option, read(value))
 
 
-def rest(builder: ImportBuilder, reasons: Mapping[str, str], otherwise: str = NOT_HERE) -> None:
+def ignore_rest(builder: ImportBuilder, reasons: Mapping[str, str], otherwise: str = NOT_HERE) -> None:
     """Ignore all remaining keys; reasons by key, or by a prefix of keys that ends with a dot."""
     for key in builder.left():
         starts = (why for start, why in reasons.items() if start.endswith(".") and key.startswith(start))
@@ -197,14 +197,14 @@ def set_by(builder: ImportBuilder, key: str, text: MessageLike, values: JsonMapp
 
 
 def precision(value: JsonValue, full: str = "no") -> str:
-    """The name of a dtype -> ours; `full` for all but 16-bit dtypes."""
+    """Convert the name of a dtype to ours; `full` for all but 16-bit dtypes."""
     word = str(value).casefold()
     half = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}.get(word.replace("_", ""))
     return half or (full if word in FULL_PRECISION_WORDS else str(value))
 
 
 def simplify_name(name: object) -> str:
-    """The name in lower case, without punctuation: ADAMW_8BIT and adamw8bit are the same."""
+    # ADAMW_8BIT and adamw8bit become the same.
     return "".join(letter for letter in str(name).casefold() if letter.isalnum())
 
 
@@ -217,15 +217,15 @@ def say_nearest(theirs: object, ours: MessageLike) -> Message:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether this is owner/name on the Hugging Face Hub, or a .safetensors file in it, and no path here."""
+    """Return whether this is owner/name on the Hugging Face Hub, or a .safetensors file in it, and no local path."""
     parts = path.split("/")
     is_name = bool(HUB_NAME.fullmatch(path)) and (len(parts) == 2) != parts[-1].endswith(".safetensors")
     return is_name and not Path(parts[0]).exists()
 
 
 def merged_from_hub(builder: ImportBuilder, key: str, path: str) -> None:
-    """Record an adapter of the Hugging Face Hub that is merged before the training: by its file, which is downloaded
-    where it is missing. An id alone stands for the file that diffusers looks for in such a repository."""
+    """Import an adapter of the Hugging Face Hub that is merged before the training, by its file, which is downloaded if
+    missing. An id alone stands for the file that diffusers looks for in such a repository."""
     if is_hub_name(path):
         name = f"{path}/{DIFFUSERS_LORA}" if path.count("/") == 1 else path
         builder.change(
@@ -234,13 +234,13 @@ def merged_from_hub(builder: ImportBuilder, key: str, path: str) -> None:
             {"base_weights": [name]},
         )
         return
-    said = Message("download {path} and name its file in base_weights, which merges it before the training", path=path)
-    builder.ignore(key, said)
+    text = Message("download {path} and name its file in base_weights, which merges it before the training", path=path)
+    builder.ignore(key, text)
     template = "needs {path}, which the training starts from: download it, and name its file here"
     builder.problems.append(Problem("base_weights", template, path=path))
 
 
-def said_of(values: JsonMapping) -> Message:
+def describe(values: JsonMapping) -> Message:
     return option_values({name: _value_text(value) for name, value in values.items()})
 
 
@@ -251,7 +251,7 @@ def _value_text(value: JsonValue) -> str:
 
 
 def optimizer_args(values: JsonMapping) -> list[str]:
-    """Settings of an optimizer as optimizer_args; those that are empty are left out."""
+    """Convert settings of an optimizer to optimizer_args, without empty ones."""
     arguments = []
     for key, value in values.items():
         text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "")
@@ -260,59 +260,59 @@ def optimizer_args(values: JsonMapping) -> list[str]:
 
 
 def equivalent_optimizer(name: object) -> tuple[str, MessageLike]:
-    """The equivalent optimizer, and a sentence where it differs: ("AdamW8bit", "")."""
+    """Return the equivalent optimizer, and a sentence if it differs: ("AdamW8bit", "")."""
     tables, word = load_tables("optimizers"), simplify_name(name)
     equivalent = tables["same"].get(tables["nearest"].get(word, word))
     if equivalent is None:
         return str(name), ""
-    here = next(choice for choice in equivalent if choice in get_args(OptimizerName) or choice == equivalent[-1])
-    return here, say_nearest(name, here) if word in tables["nearest"] else ""
+    our_name = next(choice for choice in equivalent if choice in get_args(OptimizerName) or choice == equivalent[-1])
+    return our_name, say_nearest(name, our_name) if word in tables["nearest"] else ""
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """A path of any system -> its folder and the file's name without extension."""
+    """Split a path of any system into its folder and the file's name without extension."""
     at = max(path.rfind("/"), path.rfind("\\"))
     name = path[at + 1 :]
     return path[: max(at, 0)] or ".", name.rpartition(".")[0] or name
 
 
 def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[JsonObject]]]) -> str:
-    """The text of a dataset file: general options, and each dataset with its subsets."""
-    blocks = [_table("[general]", general)] if general else []
-    for own, subsets in sets:
-        all_of_it = {**general, **own}
+    """Return the text of a dataset file from general options, and each dataset's options and subsets."""
+    blocks = [_toml_table("[general]", general)] if general else []
+    for options, subsets in sets:
+        all_of_it = {**general, **options}
         limits = {} if all_of_it.get("bucket_no_upscale") else small_buckets(all_of_it.get("resolution"))
-        blocks.append(_table("[[datasets]]", limits | {**own}))
-        blocks += [_table("[[datasets.subsets]]", subset) for subset in subsets]
+        blocks.append(_toml_table("[[datasets]]", limits | {**options}))
+        blocks += [_toml_table("[[datasets.subsets]]", subset) for subset in subsets]
     return "\n\n".join(blocks) + "\n"
 
 
-def joined_sizes(found: Sequence[Sequence[int]]) -> JsonValue:
-    """Sizes as the resolution of one data set: a number or [width, height], of several a text with ; between them."""
-    if len(found) == 1:
-        (size,) = found
+def joined_sizes(sizes: Sequence[Sequence[int]]) -> JsonValue:
+    """Return sizes as the resolution of one data set: a number or [width, height], or for several "512;1024,768"."""
+    if len(sizes) == 1:
+        (size,) = sizes
         return size[0] if size[0] == size[-1] else list(size)
-    return ";".join(",".join(map(str, dict.fromkeys(size))) for size in dict.fromkeys(map(tuple, found)))
+    return ";".join(",".join(map(str, dict.fromkeys(size))) for size in dict.fromkeys(map(tuple, sizes)))
 
 
 def small_buckets(resolution: JsonValue) -> JsonObject:
-    """A lower bucket limit for resolutions below our default limit, which the other trainers do not have."""
+    """Return a lower bucket limit for resolutions below our default limit, which the other trainers do not have."""
     try:
-        found = parse_resolution(resolution)
+        sizes = parse_resolution(resolution)
     except ConfigError:
         return {}
-    least = min(side for size in found for side in size)
+    least = min(side for size in sizes for side in size)
     return {"min_bucket_reso": max(64, least // 64 * 64)} if least < LEAST_SIDE else {}
 
 
-def _table(head: str, members: JsonMapping) -> str:
+def _toml_table(head: str, members: JsonMapping) -> str:
     return "\n".join([head, *(f"{key} = {toml_value(value)}" for key, value in members.items() if not is_empty(value))])
 
 
-def told_datasets(text: str) -> Message:
+def describe_datasets(text: str) -> Message:
     count = text.count("[[datasets]]")
     return ngettext("one dataset: {place}", "{count} datasets: {place}", count, place=PREPARED)
 
 
-def told_prompts(count: int) -> Message:
+def describe_prompts(count: int) -> Message:
     return ngettext("one prompt in a file of its own", "{count} prompts in a file of their own", count)

@@ -15,15 +15,15 @@ from library.importers.shared import (
     chooses_chroma,
     chooses_edit,
     chooses_version,
+    describe,
     equal,
+    ignore_rest,
     import_keys,
     is_hub_name,
     load_tables,
     merged_from_hub,
     own_name,
     precision,
-    rest,
-    said_of,
     say_nearest,
     set_by,
 )
@@ -41,22 +41,22 @@ OTHER_METHODS = {
 
 
 def recognises(settings: JsonMapping) -> bool:
-    """Whether this is a file of SimpleTuner."""
+    """Return whether this is a file of SimpleTuner."""
     keys = {key.removeprefix("--") for key in settings}
     telling = {"data_backend_config", "model_flavour", "lora_rank", "base_model_precision"}
     return "model_family" in keys and not telling.isdisjoint(keys)
 
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
-    given, names = _today(settings)
-    _refuse_method(given)
-    script = script or _simpletuner_script(given)
-    defaults = {key: value for key, value in SIMPLETUNER_TABLES["defaults"].items() if is_empty(given.get(key))}
+    """Convert every key to our values and an outcome. Raises ConfigError for unsupported models and methods."""
+    current, names = _current_simpletuner_keys(settings)
+    _refuse_method(current)
+    script = script or _simpletuner_script(current)
+    defaults = {key: value for key, value in SIMPLETUNER_TABLES["defaults"].items() if is_empty(current.get(key))}
     if not script.endswith("_network"):
         defaults.pop("lora_rank", None)
-    absent = frozenset(defaults.keys() - given.keys())
-    builder = ImportBuilder({**given, **defaults}, script, TRAINER, absent=absent, names=names)
+    absent = frozenset(defaults.keys() - current.keys())
+    builder = ImportBuilder({**current, **defaults}, script, TRAINER, absent=absent, names=names)
     import_keys(builder, SIMPLETUNER_TABLES["renamed"])
     import_keys(builder, {key: option for key, option in SIMPLETUNER_TABLES["numbers"].items() if builder.number(key)})
     for part in (
@@ -65,7 +65,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         _import_simpletuner_output,
         *simpletuner_learning.SIMPLETUNER_IMPORTS,
         *simpletuner_data.DATA_IMPORTS,
-        _import_captions,
+        _import_simpletuner_captions,
     ):
         part(builder)
     if not builder.adapters:
@@ -75,14 +75,14 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
                 builder.values.pop(
                     SIMPLETUNER_TABLES["renamed"].get(key, SIMPLETUNER_TABLES["numbers"].get(key, "")), None
                 )
-    rest(builder, SIMPLETUNER_TABLES["ignored"])
-    if given.get("model_family") == "chroma" and builder.family == "flux":
+    ignore_rest(builder, SIMPLETUNER_TABLES["ignored"])
+    if current.get("model_family") == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model_family")
     return builder
 
 
-def _today(settings: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
-    """The keys without -- and under their current names, and {current name: name in the file} of those."""
+def _current_simpletuner_keys(settings: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
+    """Return the keys without -- by their current names, and the names in the file by current name."""
     current: JsonObject = {}
     names: dict[str, str] = {}
     for key, value in settings.items():
@@ -97,24 +97,24 @@ def _today(settings: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
 
 def _refuse_method(settings: JsonMapping) -> None:
     """Raise ConfigError, naming the method, if it trains neither a LoRA nor a whole model."""
-    what = next(
+    method = next(
         (
-            what
-            for key, what in OTHER_METHODS.items()
+            method
+            for key, method in OTHER_METHODS.items()
             if not is_empty(settings.get(key)) and (is_on(settings[key]) or key == "distillation_method")
         ),
         "",
     )
     kind = str(settings.get("model_type") or "full").casefold()
     if "refiner" in str(settings.get("model_flavour")):
-        what = what or OTHER_METHODS["refiner_training"]
+        method = method or OTHER_METHODS["refiner_training"]
     if kind not in ("lora", "full"):
-        what = what or kind
-    if what:
+        method = method or kind
+    if method:
         raise ConfigError(
             "this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
             trainer=TRAINER,
-            what=what,
+            what=method,
             advice=ONLY,
         )
 
@@ -136,15 +136,15 @@ def _simpletuner_script(settings: JsonMapping) -> str:
 
 
 def _import_simpletuner_model(builder: ImportBuilder) -> None:
-    """The files of the model, and which of the models with the same files it is."""
+    """Import the files of the model, and choose among models whose files look the same."""
     kind, flavour = str(builder.get("model_family")), str(builder.get("model_flavour") or "")
     models = SIMPLETUNER_TABLES["models"].get(kind, {})
     key = "pretrained_model_name_or_path"
     base = builder.get(key) or models.get(flavour) or next(iter(models.values()), None)
     words = f"{flavour} {own_name(base)}".casefold()
-    relative = next((one for one in ("kontext", "krea") if one in words and builder.family == "flux"), "")
+    relative = next((word for word in ("kontext", "krea") if word in words and builder.family == "flux"), "")
     values = {"model_type": relative} if relative else {}
-    chosen = join_messages([builder.script, *([said_of(values)] if values else [])])
+    chosen = join_messages([builder.script, *([describe(values)] if values else [])])
     builder.change("model_family", Message("chooses the script: {script}", script=chosen), values)
     builder.change("model_type", Message("chooses the script: {script}", script=builder.script))
     chooses_version(builder, "model_family", re.sub(r"^klein", "klein-base", words))
@@ -152,15 +152,15 @@ def _import_simpletuner_model(builder: ImportBuilder) -> None:
     if base:
         builder.assume(key, base)
         builder.keep(key, base)
-    _assistant(builder, flavour)
+    _import_assistant_lora(builder, flavour)
     _import_other_networks(builder, base)
 
 
-def _assistant(builder: ImportBuilder, flavour: str) -> None:
-    """Map the adapter that SimpleTuner by default merges into a distilled model before the training."""
+def _import_assistant_lora(builder: ImportBuilder, flavour: str) -> None:
+    """Import the adapter that SimpleTuner by default merges into a distilled model before the training."""
     key = "assistant_lora_path"
-    usual = SIMPLETUNER_TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
-    path = builder.get(key) or usual
+    default_path = SIMPLETUNER_TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
+    path = builder.get(key) or default_path
     if (name := builder.get("assistant_lora_weight_name")) and str(path).count("/") == 1:
         path = f"{path}/{name}"
     builder.explain("is part of base_weights", "assistant_lora_weight_name")
@@ -175,13 +175,13 @@ def _assistant(builder: ImportBuilder, flavour: str) -> None:
 
 
 def _import_other_networks(builder: ImportBuilder, base: object) -> None:
-    """Networks that are not those of the base model."""
-    own = {
+    """Import networks that replace those of the base model."""
+    option_by_key = {
         "pretrained_vae_model_name_or_path": "ae" if builder.family == "flux" else "vae",
         "pretrained_t5_model_name_or_path": "t5xxl",
         "qwen_text_encoder_model_name_or_path": "text_encoder",
     }
-    import_keys(builder, own)
+    import_keys(builder, option_by_key)
     key = next(
         (
             f"pretrained_{part}_model_name_or_path"
@@ -192,11 +192,11 @@ def _import_other_networks(builder: ImportBuilder, base: object) -> None:
     )
     if key and base:
         options = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
-        beside = dict.fromkeys(options, base) if builder.family != "sdxl" else {}
-        said = said_of({"pretrained_model_name_or_path": builder.get(key)})
-        builder.change(key, said, {"pretrained_model_name_or_path": builder.get(key)})
-        said = Message("the networks beside the transformer: {names}", names=option_names(beside))
-        builder.change("pretrained_model_name_or_path", said, beside)
+        parts = dict.fromkeys(options, base) if builder.family != "sdxl" else {}
+        text = describe({"pretrained_model_name_or_path": builder.get(key)})
+        builder.change(key, text, {"pretrained_model_name_or_path": builder.get(key)})
+        text = Message("the networks beside the transformer: {names}", names=option_names(parts))
+        builder.change("pretrained_model_name_or_path", text, parts)
 
 
 def _import_simpletuner_precision(builder: ImportBuilder) -> None:
@@ -204,7 +204,7 @@ def _import_simpletuner_precision(builder: ImportBuilder) -> None:
     values: JsonObject = {"mixed_precision": half}
     if not builder.adapters and half != "no":
         values[f"full_{half}"] = True
-    builder.change("mixed_precision", said_of(values), values)
+    builder.change("mixed_precision", describe(values), values)
     kind = str(builder.get("base_model_precision") or "no_change").casefold()
     key = "base_model_precision"
     if kind in ("no_change", "bf16"):
@@ -220,26 +220,26 @@ def _import_simpletuner_precision(builder: ImportBuilder) -> None:
     backend = str(builder.get("dynamo_backend") or "no").casefold()
     if backend not in ("no", "none"):
         values = {"compile": True, "compile_backend": backend}
-        builder.change("dynamo_backend", said_of(values), values)
+        builder.change("dynamo_backend", describe(values), values)
     builder.empty("dynamo_backend")
 
 
 def _import_simpletuner_output(builder: ImportBuilder) -> None:
-    every = builder.number("checkpoint_step_interval")
+    interval = builder.number("checkpoint_step_interval")
     epochs = builder.number("checkpoint_epoch_interval")
     if epochs:
         builder.rename("checkpoint_epoch_interval", "save_every_n_epochs", int(epochs))
         builder.ignore(
             "checkpoint_step_interval", Message("another key says {option}", option=option_name("save_every_n_epochs"))
         )
-    elif every:
-        values = {"save_every_n_steps": int(every), "save_state": True}
-        builder.change("checkpoint_step_interval", said_of(values), values)
+    elif interval:
+        values = {"save_every_n_steps": int(interval), "save_state": True}
+        builder.change("checkpoint_step_interval", describe(values), values)
     if keep := builder.number("checkpoints_total_limit"):
-        step = int(epochs or every or 0)
+        step = int(epochs or interval or 0)
         name = "save_last_n_epochs" if epochs else "save_last_n_steps"
         values = {name: int(keep) * step, f"{name}_state": int(keep) * step}
-        builder.change("checkpoints_total_limit", said_of(values), values)
+        builder.change("checkpoints_total_limit", describe(values), values)
     if not is_on(builder.get("push_to_hub")) and "hub_model_id" in builder.source:
         builder.ignore("hub_model_id", "push_to_hub is off")
         builder.values.pop("huggingface_repo_id", None)
@@ -248,18 +248,18 @@ def _import_simpletuner_output(builder: ImportBuilder) -> None:
     if report in ("wandb", "tensorboard", "all"):
         builder.rename("report_to", "log_with", report)
         if "logging_dir" not in builder.values and report != "wandb":
-            set_by(builder, "logging_dir", said_of({"logging_dir": "logs"}), {"logging_dir": "logs"})
+            set_by(builder, "logging_dir", describe({"logging_dir": "logs"}), {"logging_dir": "logs"})
         import_keys(builder, {"tracker_project_name": "log_tracker_name"})
         if report == "wandb":
             import_keys(builder, {"tracker_run_name": "wandb_run_name"})
     builder.explain("nothing is logged", "report_to", "tracker_project_name") if report == "none" else None
 
 
-def _import_captions(builder: ImportBuilder) -> None:
-    """Caches of captions, which exclude what changes them, and the length of captions."""
+def _import_simpletuner_captions(builder: ImportBuilder) -> None:
+    """Import the caches, which SimpleTuner always uses, and the dropout and length of captions."""
     values = {"cache_latents": True, "cache_latents_to_disk": True}
     values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-    set_by(builder, "cache_latents", said_of(values), values)
+    set_by(builder, "cache_latents", describe(values), values)
     if share := builder.number("caption_dropout_probability"):
         builder.rename("caption_dropout_probability", "caption_dropout_rate", share)
     builder.empty("caption_dropout_probability")
@@ -280,6 +280,6 @@ def _import_captions(builder: ImportBuilder) -> None:
             {"network_train_unet_only": True},
         )
     elif builder.family == "sdxl":
-        set_by(builder, "train_text_encoder", said_of({"train_text_encoder": False}), {"train_text_encoder": False})
+        set_by(builder, "train_text_encoder", describe({"train_text_encoder": False}), {"train_text_encoder": False})
     if is_on(builder.get("train_text_encoder")):
         builder.ignore("train_text_encoder", ENCODED_ONCE)

@@ -9,12 +9,12 @@ from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, 
 from library.importers.shared import (
     PREPARED,
     dataset_toml,
+    describe,
+    describe_prompts,
     guidance,
     guidance_flag,
     load_tables,
-    said_of,
     tables_of_list,
-    told_prompts,
 )
 
 DATASET_TABLES = load_tables("simpletuner")["datasets"]
@@ -23,29 +23,29 @@ OTHER_KINDS = {"video": "videos", "audio": "audio"}
 HELPERS = ("text_embeds", "image_embeds", "conditioning", "conditioning_image_embeds", "eval", "caption")
 
 
-def is_datasets(found: JsonValue) -> bool:
-    listed = tables_of_list(found)
+def is_datasets(datasets: JsonValue) -> bool:
+    listed = tables_of_list(datasets)
     return bool(listed) and all("id" in table for table in listed)
 
 
 def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
     key, listed = "data_backend_config", builder.get("data_backend_config")
     if not is_datasets(listed):
-        _without_datasets(builder, key)
+        _import_size_alone(builder, key)
         return
-    used = [
-        one
-        for one in tables_of_list(listed, key, builder.notes)
-        if not is_on(one.get("disabled")) and not is_on(one.get("disable"))
+    enabled = [
+        dataset
+        for dataset in tables_of_list(listed, key, builder.notes)
+        if not is_on(dataset.get("disabled")) and not is_on(dataset.get("disable"))
     ]
-    kinds = {str(one.get("dataset_type") or "image") for one in used}
+    kinds = {str(dataset.get("dataset_type") or "image") for dataset in enabled}
     if "image" not in kinds and (other := next((OTHER_KINDS[kind] for kind in kinds if kind in OTHER_KINDS), "")):
         raise ConfigError(
             "this file of {trainer} trains on {what}, which is not done here: use {trainer} for it",
             trainer=TRAINER_NAME,
             what=other,
         )
-    beside = {str(one["id"]): one for one in used if one.get("dataset_type") == "conditioning"}
+    conditioning = {str(dataset["id"]): dataset for dataset in enabled if dataset.get("dataset_type") == "conditioning"}
     shared = {
         name: builder.source.get(name)
         for name in (
@@ -58,14 +58,14 @@ def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
         )
     }
     sets, masked = [], False
-    for one in used:
-        table = {**{name: value for name, value in shared.items() if not is_empty(value)}, **one}
+    for dataset in enabled:
+        table = {**{name: value for name, value in shared.items() if not is_empty(value)}, **dataset}
         if _is_left_out(builder, table):
             continue
-        subset = _simpletuner_subset(builder, table, beside)
+        subset = _simpletuner_subset(builder, table, conditioning)
         masked = masked or "conditioning_data_dir" in subset
-        sets.append((_own(builder, table), [subset]))
-        _note(builder, one)
+        sets.append((_dataset_options(builder, table), [subset]))
+        _note_unknown_keys(builder, dataset)
     if sets:
         builder.texts["dataset_config"] = dataset_toml({}, sets)
     values = {"masked_loss": True} if masked else {}
@@ -73,8 +73,8 @@ def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
     builder.explain(PREPARED, *shared, "aspect_bucket_alignment")
 
 
-def _without_datasets(builder: ImportBuilder, key: str) -> None:
-    """Say why there are no data sets, and take the size of the images from the settings alone."""
+def _import_size_alone(builder: ImportBuilder, key: str) -> None:
+    """Report why there are no data sets, and take the size of the images from the settings alone."""
     listed = builder.get(key)
     if unnamed := [str(at) for at, table in enumerate(tables_of_list(listed), 1) if "id" not in table]:
         template = "data sets in it have no id, by which others name them ({numbers}): give each one, and import again"
@@ -83,8 +83,8 @@ def _without_datasets(builder: ImportBuilder, key: str) -> None:
         builder.ignore(
             key, "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
         )
-    size = _side(builder.source)
-    builder.change("resolution", said_of({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
+    size = _square_side(builder.source)
+    builder.change("resolution", describe({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
     builder.explain(
         "is part of resolution",
         "resolution_type",
@@ -97,7 +97,8 @@ def _without_datasets(builder: ImportBuilder, key: str) -> None:
 
 
 def _is_left_out(builder: ImportBuilder, table: JsonMapping) -> bool:
-    """Whether a data set is no folder of images; says so of those that hold samples."""
+    """Return whether a data set is left out, as it is no local folder of images; note it unless it only supports
+    others."""
     kind = str(table.get("dataset_type") or "image")
     if kind in HELPERS:
         return True
@@ -114,30 +115,32 @@ def _is_left_out(builder: ImportBuilder, table: JsonMapping) -> bool:
     return bool(reason)
 
 
-def _side(table: JsonMapping) -> int:
-    """The side of a square of the size that images are trained at; a resolution of type "area" is in megapixels."""
+def _square_side(table: JsonMapping) -> int:
+    """Return the side of a square of the trained size; a resolution of type "area" is in megapixels."""
     size = max(0, to_number(table.get("resolution")) or 0) or 1024
     if str(table.get("resolution_type")) == "area" or size < 16:
         size = math.sqrt(size * 1024 * 1024)
     return max(64, round(size / 64) * 64)
 
 
-def _own(builder: ImportBuilder, table: JsonMapping) -> JsonObject:
+def _dataset_options(builder: ImportBuilder, table: JsonMapping) -> JsonObject:
     square = is_on(table.get("crop")) and str(table.get("crop_aspect") or "square") == "square"
-    side = _side(table)
-    own: JsonObject = {"resolution": side, "enable_bucket": not square, "bucket_no_upscale": True}
-    own |= {} if square else {"max_bucket_reso": side * 2}
+    side = _square_side(table)
+    options: JsonObject = {"resolution": side, "enable_bucket": not square, "bucket_no_upscale": True}
+    options |= {} if square else {"max_bucket_reso": side * 2}
     if step := to_number(builder.source.get("aspect_bucket_alignment")):
-        own["bucket_reso_steps"] = int(step)
+        options["bucket_reso_steps"] = int(step)
     count = to_number(table.get("train_batch_size")) or builder.number("train_batch_size")
-    return own | ({"batch_size": int(count)} if count and count > 1 else {})
+    return options | ({"batch_size": int(count)} if count and count > 1 else {})
 
 
-def _simpletuner_subset(builder: ImportBuilder, table: JsonMapping, beside: Mapping[str, JsonMapping]) -> JsonObject:
+def _simpletuner_subset(
+    builder: ImportBuilder, table: JsonMapping, conditioning: Mapping[str, JsonMapping]
+) -> JsonObject:
     strategy, words = str(table.get("caption_strategy") or "textfile"), table.get("instance_prompt")
     subset: JsonObject = {
         "image_dir": table["instance_data_dir"],
-        "num_repeats": max(1, int(to_number(table.get("repeats")) or 0) + 1),
+        "num_repeats": max(1, int(to_number(table.get("repeats")) or 0) + 1),  # SimpleTuner counts additional repeats
         "caption_extension": ".txt",
         "random_crop": is_on(table.get("crop")) and table.get("crop_style") == "random",
         "is_reg": is_on(table.get("is_regularisation_data")) or is_on(table.get("is_regularization_data")),
@@ -149,24 +152,24 @@ def _simpletuner_subset(builder: ImportBuilder, table: JsonMapping, beside: Mapp
     elif strategy != "textfile":
         template = "data set {name}: captions come from text files beside the images here, not from {source}"
         builder.notes.append(Message(template, name=table["id"], source=strategy))
-    folders = list(_conditions(table, beside))
+    folders = list(_condition_folders(table, conditioning))
     references = [folder for kind, folder in folders if kind != "mask"]
     subset |= {"conditioning_data_dir": next((folder for kind, folder in folders if kind == "mask"), None)}
     subset |= {"control_directory": references[0], "more_control_directories": references[1:]} if references else {}
     return {name: value for name, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _conditions(table: JsonMapping, beside: Mapping[str, JsonMapping]) -> Iterator[tuple[str, JsonValue]]:
-    """The kinds and folders of masks and reference images of a data set."""
-    named = table.get("conditioning_data")
-    for name in named if isinstance(named, list) else [named]:
-        other = beside.get(str(name))
-        if other and not is_empty(other.get("instance_data_dir")):
-            yield str(other.get("conditioning_type") or "reference_strict"), other["instance_data_dir"]
+def _condition_folders(table: JsonMapping, conditioning: Mapping[str, JsonMapping]) -> Iterator[tuple[str, JsonValue]]:
+    """Yield the kinds and folders of a data set's masks and reference images."""
+    names = table.get("conditioning_data")
+    for name in names if isinstance(names, list) else [names]:
+        dataset = conditioning.get(str(name))
+        if dataset and not is_empty(dataset.get("instance_data_dir")):
+            yield str(dataset.get("conditioning_type") or "reference_strict"), dataset["instance_data_dir"]
 
 
-def _note(builder: ImportBuilder, table: JsonMapping) -> None:
-    """A sentence for each key of a data set that has no equivalent."""
+def _note_unknown_keys(builder: ImportBuilder, table: JsonMapping) -> None:
+    """Add a note for each key of a data set that has no equivalent."""
     for key in sorted(table.keys() - set(DATASET_TABLES["known"])):
         value = table[key]
         if not is_empty(value) and value not in (False, 0):
@@ -187,9 +190,9 @@ SIZE_KEYS = (
 
 
 def _import_simpletuner_samples(builder: ImportBuilder) -> None:
-    library, one = builder.get("user_prompt_library"), builder.get("validation_prompt")
+    library, single_prompt = builder.get("user_prompt_library"), builder.get("validation_prompt")
     prompts = [str(text) for text in library.values() if not is_empty(text)] if isinstance(library, Mapping) else []
-    prompts = [*([str(one)] if one else []), *prompts]
+    prompts = [*([str(single_prompt)] if single_prompt else []), *prompts]
     if "user_prompt_library" in builder.source and not isinstance(library, Mapping):
         builder.ignore(
             "user_prompt_library", "this file was not found, or cannot be read; name the prompts with sample_prompts"
@@ -214,19 +217,19 @@ def _import_simpletuner_samples(builder: ImportBuilder) -> None:
         )
         return
     builder.texts["sample_prompts"] = "\n".join(_simpletuner_prompt_line(builder, prompt) for prompt in prompts) + "\n"
-    builder.explain(told_prompts(len(prompts)), *keys, "user_prompt_library")
+    builder.explain(describe_prompts(len(prompts)), *keys, "user_prompt_library")
     if by_epoch:
         builder.rename("validation_epoch_interval", "sample_every_n_epochs", int(by_epoch))
         builder.explain("sample_every_n_epochs decides", "validation_step_interval")
     else:
-        every = int(interval or 100)
-        builder.assume("validation_step_interval", every)
-        builder.rename("validation_step_interval", "sample_every_n_steps", every)
+        steps = int(interval or 100)
+        builder.assume("validation_step_interval", steps)
+        builder.rename("validation_step_interval", "sample_every_n_steps", steps)
     builder.explain("samples are generated", "validation_disable")
 
 
 def _simpletuner_prompt_line(builder: ImportBuilder, prompt: str) -> str:
-    """A prompt with the settings that SimpleTuner has for all."""
+    """Return a prompt with the flags for SimpleTuner's settings, which apply to all prompts."""
     sides = str(builder.get("validation_resolution") or "1024x1024").split(",")[0].casefold().split("x")
     width, height = (int(to_number(side) or 1024) for side in (sides[0], sides[-1]))
     chroma = builder.values.get("model_type") == "chroma" or builder.get("model_family") == "chroma"
@@ -239,8 +242,8 @@ def _simpletuner_prompt_line(builder: ImportBuilder, prompt: str) -> str:
         "--d": builder.get("validation_seed"),
         "--n": builder.get("validation_negative_prompt"),
     }
-    given = (f"{flag} {value}" for flag, value in flags.items() if not is_empty(value))
-    return " ".join([*prompt.split(), *given])
+    words = (f"{flag} {value}" for flag, value in flags.items() if not is_empty(value))
+    return " ".join([*prompt.split(), *words])
 
 
 DATA_IMPORTS = (_import_simpletuner_datasets, _import_simpletuner_samples)

@@ -8,11 +8,11 @@ from library.config.problems import Message
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
     SIZE_SHIFTS,
+    describe,
     equal,
     equivalent_optimizer,
     load_tables,
     optimizer_args,
-    said_of,
     say_nearest,
     set_by,
     simplify_name,
@@ -49,21 +49,21 @@ def _import_simpletuner_network(builder: ImportBuilder) -> None:
         values = {"network_module": "lycoris.kohya", "network_args": ["algo=lora", "dora_wd=True", *bypass]}
         builder.change("use_dora", equal("DoRA", f"lycoris.kohya {' '.join(values['network_args'])}"), values)
     builder.explain("LoRA", "lora_type") if kind == "standard" else None
-    set_by(builder, "lora_alpha", said_of({"network_alpha": f"{alpha or rank:g}"}), {"network_alpha": alpha or rank})
+    set_by(builder, "lora_alpha", describe({"network_alpha": f"{alpha or rank:g}"}), {"network_alpha": alpha or rank})
     if "lycoris_config" in builder.left():
         builder.ignore("lycoris_config", "lora_type is not lycoris")
 
 
 def _import_simpletuner_lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
-    """The settings of a LyCORIS file."""
+    """Import the settings of a LyCORIS file."""
     algorithm = str(settings.get("algo") or "lokr")
     rank, alpha = (to_number(settings.get(key)) for key in ("linear_dim", "linear_alpha"))
     arguments = [f"algo={algorithm}"]
     if algorithm == "lokr" and (rank or 0) >= FULL_RANK:
         arguments.append("full_matrix=True")
         rank, alpha = 1, 1
-    left = {"algo", "linear_dim", "linear_alpha", "multiplier", "apply_preset", "full_matrix"}
-    arguments += optimizer_args({key: value for key, value in settings.items() if key not in left})
+    handled_keys = {"algo", "linear_dim", "linear_alpha", "multiplier", "apply_preset", "full_matrix"}
+    arguments += optimizer_args({key: value for key, value in settings.items() if key not in handled_keys})
     quantized = {"fp8_base_unet", "int8_base"} & builder.values.keys()
     if quantized and not any(argument.startswith("bypass_mode") for argument in arguments):
         arguments.append("bypass_mode=True")
@@ -71,18 +71,18 @@ def _import_simpletuner_lycoris(builder: ImportBuilder, settings: Mapping[str, o
     values |= {"network_dim": int(rank)} if rank else {}
     values |= {"network_alpha": alpha} if alpha is not None else {}
     builder.change("lora_type", equal("lycoris", f"lycoris.kohya {' '.join(arguments)}"), {})
-    builder.change("lycoris_config", said_of(values), values)
+    builder.change("lycoris_config", describe(values), values)
     if settings.get("apply_preset"):
         builder.notes.append(Message("chosen layers are said by network_args ({names})", names="preset"))
 
 
 def _import_simpletuner_optimizer(builder: ImportBuilder) -> None:
-    wanted = str(builder.get("optimizer"))
-    bare = OPTIMIZER_PREFIX.sub("", wanted.casefold())
+    their_name = str(builder.get("optimizer"))
+    bare = OPTIMIZER_PREFIX.sub("", their_name.casefold())
     near = SIMPLETUNER_TABLES["optimizers"].get(simplify_name(bare), "")
-    name, why = (near, say_nearest(wanted, near)) if near else equivalent_optimizer(bare)
+    name, why = (near, say_nearest(their_name, near)) if near else equivalent_optimizer(bare)
     name = "bitsandbytes.optim.AdEMAMix8bit" if simplify_name(bare).startswith("ademamix8") else name
-    builder.change("optimizer", why or equal(wanted, name), {"optimizer_type": name})
+    builder.change("optimizer", why or equal(their_name, name), {"optimizer_type": name})
     settings: JsonObject = {}
     betas = [next((n for key in pair if (n := builder.number(key)) is not None), None) for pair in BETAS]
     if any(beta is not None for beta in betas):
@@ -92,8 +92,8 @@ def _import_simpletuner_optimizer(builder: ImportBuilder) -> None:
         if adam and builder.number(key) is not None:
             settings[argument] = builder.number(key)
             builder.explain("becomes one of optimizer_args", key)
-    own = builder.get("optimizer_config")
-    pairs = own.items() if isinstance(own, Mapping) else _parse_settings(own)
+    config = builder.get("optimizer_config")
+    pairs = config.items() if isinstance(config, Mapping) else _parse_settings(config)
     settings |= dict(pairs)
     if arguments := optimizer_args(settings):
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer"
@@ -102,28 +102,28 @@ def _import_simpletuner_optimizer(builder: ImportBuilder) -> None:
     if method == "norm" and (limit := builder.number("max_grad_norm")) is not None:
         builder.keep("max_grad_norm", limit)
     elif "max_grad_norm" in builder.source:
-        said = "it cuts each value of the gradients; here max_grad_norm limits their norm, which is 1 unless it is set"
-        builder.ignore("max_grad_norm", said)
+        text = "it cuts each value of the gradients; here max_grad_norm limits their norm, which is 1 unless it is set"
+        builder.ignore("max_grad_norm", text)
     builder.explain("is part of max_grad_norm", "grad_clip_method")
 
 
 def _parse_settings(text: object) -> list[tuple[str, str]]:
-    """Settings that are written as "a=1,b=2"."""
-    found = (one.partition("=") for one in str(text or "").split(","))
-    return [(name.strip(), value.strip()) for name, sign, value in found if sign]
+    """Parse settings that are written as "a=1,b=2"."""
+    pairs = (part.partition("=") for part in str(text or "").split(","))
+    return [(name.strip(), value.strip()) for name, sign, value in pairs if sign]
 
 
 def _import_simpletuner_schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("lr_scheduler"))
-    known = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
+    known_schedules = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
     warmup = builder.number("lr_warmup_steps")
-    ours = name if name in known else "constant"
+    ours = name if name in known_schedules else "constant"
     ours = "constant_with_warmup" if ours == "constant" and warmup else ours
     free = "schedulefree" in simplify_name(builder.get("optimizer"))
     ours = "constant" if free or (ours == "constant_with_warmup" and not warmup) else ours
     builder.change(
         "lr_scheduler",
-        said_of({"lr_scheduler": ours}) if name in known else say_nearest(name, ours),
+        describe({"lr_scheduler": ours}) if name in known_schedules else say_nearest(name, ours),
         {"lr_scheduler": ours},
     )
     for key, option, schedule in (
@@ -151,7 +151,7 @@ def _import_simpletuner_length(builder: ImportBuilder) -> None:
         values: JsonObject = {"ema_decay": builder.number("ema_decay") or 0.995}
         values["ema_device"] = "cpu" if "cpu" in str(builder.get("ema_device") or "cpu") else "gpu"
         values["ema_every_n_steps"] = int(builder.number("ema_update_interval") or 1)
-        builder.change("use_ema", said_of(values), values)
+        builder.change("use_ema", describe(values), values)
         builder.explain("is a setting of that average", "ema_decay", "ema_device", "ema_update_interval")
     else:
         for key in ("ema_decay", "ema_device", "ema_update_interval", "ema_validation", "ema_warmup_steps"):
@@ -209,8 +209,8 @@ def _import_simpletuner_timesteps(builder: ImportBuilder) -> None:
         scale = builder.number("flux_guidance_value")
         values["guidance_scale"] = 1.0 if scale is None or mode != "constant" else scale
         builder.explain("is guidance_scale", "flux_guidance_mode", "flux_guidance_value")
-    said = said_of(values)
-    builder.change(keys[0], say_nearest("beta", said) if beta else said, values)
+    text = describe(values)
+    builder.change(keys[0], say_nearest("beta", text) if beta else text, values)
     builder.explain("is part of how timesteps are drawn", *keys[1:])
 
 

@@ -41,7 +41,7 @@ class CommandForm:
     fields: tuple[CommandField, ...]
 
 
-class _Telling(argparse.ArgumentParser):
+class _RaisingParser(argparse.ArgumentParser):
     """An argument parser that raises ConfigError instead of exiting."""
 
     def error(self, message: str) -> Any:
@@ -83,34 +83,34 @@ class CommandForms:
         fields = forms[name].fields
         if unknown := sorted(values.keys() - {field.name for field in fields}):
             raise ConfigError("{unknown}: {name} has no such field", unknown=", ".join(unknown), name=name)
-        words = [self.command, name, *_filled(fields, values, guard)]
-        self.parser(_Telling).parse_args(words[1:])
+        words = [self.command, name, *_form_words(fields, values, guard)]
+        self.parser(_RaisingParser).parse_args(words[1:])
         return words
 
-    def _fields(self, one: argparse.ArgumentParser) -> Iterator[CommandField]:
-        for action in one._actions:
+    def _fields(self, subparser: argparse.ArgumentParser) -> Iterator[CommandField]:
+        for action in subparser._actions:
             if action.dest == "help" or action.dest in self.left_out:
                 continue
             flag = action.option_strings[0] if action.option_strings else ""
             default = "" if action.default in (None, []) or action.default is False else str(action.default)
             label = self.labels.get(action.dest, action.dest.replace("_", " ").capitalize())
             choices = tuple(map(str, action.choices or ()))
-            about = (action.help or "").replace("%(default)s", default)
+            help_text = (action.help or "").replace("%(default)s", default)
             suggestions = self.suggestions.get(action.dest, {})
             yield CommandField(
-                action.dest, flag, _field_kind(action), label, about, default, choices, action.required, suggestions
+                action.dest, flag, _field_kind(action), label, help_text, default, choices, action.required, suggestions
             )
 
 
-def _filled(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard) -> list[str]:
+def _form_words(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard) -> list[str]:
     """Return the words of a form's fields; required ones must be filled in."""
     words, missing = [], []
     for field in fields:
-        given = values.get(field.name)
-        made = list(_field_words(field, given, guard))
-        if field.required and not made:
+        value = values.get(field.name)
+        field_words = list(_field_words(field, value, guard))
+        if field.required and not field_words:
             missing.append(Message("{field}: this must be filled in", field=Message(field.label)))
-        words += made
+        words += field_words
     if missing:
         raise ConfigError(*missing)
     return words
@@ -132,18 +132,18 @@ def _field_kind(action: argparse.Action) -> str:
     return "number" if action.type in (int, float) else "text"
 
 
-def _field_words(field: CommandField, given: Any, guard: Guard) -> Iterator[str]:
+def _field_words(field: CommandField, value: Any, guard: Guard) -> Iterator[str]:
     """Return the words of one field; none if it is empty."""
     if field.kind == "flag":
-        if given is True:
+        if value is True:
             yield field.flag
         return
-    lines = [line.strip() for line in str(given if given is not None else "").splitlines() if line.strip()]
+    lines = [line.strip() for line in str(value if value is not None else "").splitlines() if line.strip()]
     if len(lines) > 1 and field.kind not in ("files", "lines"):
         raise ConfigError("{label}: this is one line", label=field.label)
     for line in lines:
         if field.kind == "files":
-            yield _weighted(line, field, guard)
+            yield _weighted_file(line, field, guard)
         elif field.kind in ("file", "folder", "model", "new"):
             path = guard(line, field.kind, field.label)
             yield f"{field.flag}={path}" if field.flag else str(path)
@@ -151,10 +151,10 @@ def _field_words(field: CommandField, given: Any, guard: Guard) -> Iterator[str]
             yield f"{field.flag}={line}" if field.flag else line
 
 
-def _weighted(line: str, field: CommandField, guard: Guard) -> str:
+def _weighted_file(line: str, field: CommandField, guard: Guard) -> str:
     """Split a file and its weight, "FILE=0.8"; the default weight is 1."""
-    path, found, weight = line.rpartition("=")
-    if not found or line.lower().endswith(".safetensors"):  # a name may contain "="
+    path, separator, weight = line.rpartition("=")
+    if not separator or line.lower().endswith(".safetensors"):  # a name may contain "="
         path, weight = line, "1"
     try:
         number = float(weight)

@@ -38,8 +38,7 @@ class BackgroundJob(reader.ProcessFolder):
 
     @property
     def kind(self) -> str:
-        """Its kind: doctor, bench, profile, cache, tools, caption or probe."""
-        return str(self.facts.get("kind", ""))
+        return str(self.facts.get("kind", ""))  # doctor, bench, profile, cache, tools, caption or probe
 
     @property
     def started(self) -> float:
@@ -67,8 +66,8 @@ def jobs_folder() -> Path:
 
 
 def jobs_of_kinds(*kinds: str) -> list[BackgroundJob]:
-    found = [job_at(path.parent) for kind in kinds for path in jobs_folder().glob(f"{kind}-*/{JOB}")]
-    return sorted(found, key=lambda job: job.started, reverse=True)
+    jobs = [job_at(path.parent) for kind in kinds for path in jobs_folder().glob(f"{kind}-*/{JOB}")]
+    return sorted(jobs, key=lambda job: job.started, reverse=True)
 
 
 def find_job(job_id: Any) -> BackgroundJob:
@@ -80,26 +79,26 @@ def find_job(job_id: Any) -> BackgroundJob:
 
 def job_at(folder: Path) -> BackgroundJob:
     """Return the job in this folder. If its process has ended without a result, mark it as failed."""
-    facts, asked = layout.load_facts(folder / JOB), (folder / STOP).exists()
+    facts, stop_requested = layout.load_facts(folder / JOB), (folder / STOP).exists()
     if facts.get("state") == "running" and not _lives(folder, facts):
         facts = layout.load_facts(folder / JOB)  # it may have ended normally between both reads
         if facts.get("state") == "running":
-            ended = {"state": "stopped", "error": ""} if asked else {"state": "interrupted", "error": GONE}
+            ended = {"state": "stopped", "error": ""} if stop_requested else {"state": "interrupted", "error": GONE}
             facts |= {**ended, "ended": time.time(), "doing": None}
             layout.store(folder / JOB, facts)
-    if facts.get("state") == "running" and asked:
+    if facts.get("state") == "running" and stop_requested:
         facts = {**facts, "state": "stopping"}
     return BackgroundJob(folder, facts)
 
 
 def _lives(folder: Path, facts: JsonMapping) -> bool:
-    if known := _identity(folder, facts):
-        return process.alive(known)
+    if identity := _identity(folder, facts):
+        return process.alive(identity)
     return time.time() - facts.get("started", 0) < LAUNCH_TIMEOUT  # it may just be starting
 
 
 def _identity(folder: Path, facts: JsonMapping) -> JsonObject:
-    """Return the process' identity as recorded by itself, or earlier by its launcher."""
+    # The process records itself once it runs; until then only the launcher's record exists.
     return dict(facts) if "pid" in facts else layout.load_facts(folder / layout.LAUNCHER)
 
 
@@ -127,9 +126,9 @@ def start_job(
     folder = folder or new(kind)
     facts = {"kind": kind, "state": "running", "started": time.time(), "arguments": list(arguments)}
     layout.store(folder / JOB, facts)
-    given = {**environment, JOB_FOLDER_VARIABLE: str(folder)}
+    child_environment = {**environment, JOB_FOLDER_VARIABLE: str(folder)}
     try:
-        child = launching.detached(job_command(arguments), folder / layout.LOG, given, str(PROJECT_ROOT))
+        child = launching.detached(job_command(arguments), folder / layout.LOG, child_environment, str(PROJECT_ROOT))
     except OSError as error:
         layout.store(folder / JOB, {**facts, "state": "failed", "error": str(error)})
         raise ConfigError("{kind} could not be started: {why}", kind=kind, why=error.strerror or error) from error

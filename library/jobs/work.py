@@ -17,7 +17,7 @@ from library.jobs.terminal import progress_line
 from library.runs import layout, process
 
 EXIT_MISUSED = 2  # exit code of a command without arguments
-OFTEN = 0.2  # minimum seconds between two records of the same phase
+MIN_RECORD_INTERVAL = 0.2  # minimum seconds between two records of the same phase
 
 
 class JobRecord:
@@ -25,16 +25,18 @@ class JobRecord:
 
     def __init__(self, kind: str, folder: Path | None) -> None:
         self.kind = kind
-        self._said: tuple[MessageLike, float] = "", 0.0
+        self._last_phase: tuple[MessageLike, float] = "", 0.0
         self.folder: Any = folder  # a Path; None to write nothing
         self._facts: JsonObject = {}
         self._end = {"state": "finished", "error": ""}
-        self._usual: Any = None  # the previous SIGTERM handler
+        self._previous_handler: Any = None  # the previous SIGTERM handler
         self._is_handed_on = False
 
     def __enter__(self) -> "JobRecord":
+        # SIGTERM ends the command like Ctrl+C, so that it stores partial results and cleans up. Only the main thread
+        # may set handlers.
         if threading.current_thread() is threading.main_thread():
-            self._usual = signal.signal(signal.SIGTERM, _interrupt)
+            self._previous_handler = signal.signal(signal.SIGTERM, _interrupt)
         if self.folder:
             self._facts = {"started": time.time(), **layout.load_facts(self.folder / JOB)}
             self._write(kind=self.kind, state="running", **process.identity())
@@ -42,25 +44,25 @@ class JobRecord:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         if not self._is_handed_on:
-            self._write(**(_end_by(error) if error else self._end), ended=time.time(), doing=None)
-        if self._usual is not None:
-            signal.signal(signal.SIGTERM, self._usual)
+            self._write(**(_end_state(error) if error else self._end), ended=time.time(), doing=None)
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGTERM, self._previous_handler)
 
     def phase(self, text: Message, done: int = 0, total: int = 0) -> None:
         """Record the current phase and its progress. Raises KeyboardInterrupt if the job should stop."""
-        before, when = self._said
-        if not self.folder or (text == before and time.monotonic() - when < OFTEN and done != total):
+        before, when = self._last_phase
+        if not self.folder or (text == before and time.monotonic() - when < MIN_RECORD_INTERVAL and done != total):
             return
-        self._said = text, time.monotonic()
+        self._last_phase = text, time.monotonic()
         self._write(doing={"text": text, "done": done, "total": total})
         if (self.folder / STOP).exists():
             raise KeyboardInterrupt
 
     def wait(self, text: Message) -> None:
         """Record what the job waits for; in a shell it is printed once."""
-        if not self.folder and self._said[0] != text:
+        if not self.folder and self._last_phase[0] != text:
             print(text, flush=True)
-            self._said = text, 0.0
+            self._last_phase = text, 0.0
         self.phase(text)
 
     def store(self, result: JsonMapping) -> None:
@@ -82,15 +84,14 @@ class JobRecord:
 
 def join_work(kind: str) -> JobRecord:
     """Return the record of a command that has a folder only if the page started it."""
-    # SIGTERM ends it like Ctrl+C, so that partial results are kept and cleaned up.
-    given = os.environ.pop(JOB_FOLDER_VARIABLE, None)  # child processes must not inherit it
-    return JobRecord(kind, Path(given) if given else None)
+    folder = os.environ.pop(JOB_FOLDER_VARIABLE, None)  # child processes must not inherit it
+    return JobRecord(kind, Path(folder) if folder else None)
 
 
 def ahead_of(kind: str) -> JobRecord:
     """Return the record of a command that starts another process, which then joins it; until then this one may wait."""
-    given = os.environ.get(JOB_FOLDER_VARIABLE)
-    return JobRecord(kind, Path(given) if given else None)
+    folder = os.environ.get(JOB_FOLDER_VARIABLE)
+    return JobRecord(kind, Path(folder) if folder else None)
 
 
 def run_command(
@@ -99,29 +100,29 @@ def run_command(
     argv: list[str],
     work: Callable[[argparse.Namespace, Report], int],
 ) -> int:
-    """Run a command of a shell or the page; without arguments print its help. Return the exit code."""
+    """Run a command for the shell or the page; without arguments, print its help. Return the exit code."""
     if not argv:
         parser.print_help()
         return EXIT_MISUSED
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     with join_work(kind) as record:
-        return work(asked, record.phase if record.folder else progress_line())
+        return work(arguments, record.phase if record.folder else progress_line())
 
 
 def begin_work(kind: str, folder: Path | None = None) -> JobRecord:
     """Return the record of a command that keeps its result: in the given folder, its job's, or a new one."""
-    found = join_work(kind)
-    return JobRecord(kind, folder or found.folder or new(kind))
+    record = join_work(kind)
+    return JobRecord(kind, folder or record.folder or new(kind))
 
 
-def _end_by(error: BaseException) -> JsonObject:
+def _end_state(error: BaseException) -> JsonObject:
     if isinstance(error, KeyboardInterrupt):
         return {"state": "stopped", "error": ""}
     if isinstance(error, ConfigError):
         return {"state": "failed", "error": error.said}
-    known = {MemoryError: "there is not enough memory for this", SystemExit: ""}
+    texts = {MemoryError: "there is not enough memory for this", SystemExit: ""}
     message = next(
-        (text for kind, text in known.items() if isinstance(error, kind)), f"{type(error).__name__}: {error}"
+        (text for kind, text in texts.items() if isinstance(error, kind)), f"{type(error).__name__}: {error}"
     )
     return {"state": "failed", "error": message}
 

@@ -25,7 +25,7 @@ SKIP, REPLACE = EXISTING = ("skip", "replace")
 FOLDER, ALPHA = INTO = ("folder", "alpha")
 CLEAR = (".png", ".webp")  # formats that can be transparent, and are written losslessly
 MAX_IMAGE_PIXELS = thumbs.PIXELS  # pixels of an image that gets a mask
-RED = (220, 30, 60)
+RED = (220, 30, 60)  # of the overlay, where the loss weight is low
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class MaskOptions:
         if not 0 <= self.outside <= 100:
             raise ConfigError("outside is {outside}: it is a percentage, from 0 to 100", outside=self.outside)
 
-    def grey(self, found: np.ndarray) -> Image.Image:
-        """A segmentation [H,W] in 0..1 as a mask."""
-        kept = 1 - found if self.invert else found
-        least = self.outside / 100
-        return Image.fromarray(np.rint((least + (1 - least) * kept) * 255).astype(np.uint8))
+    def grey(self, segmentation: np.ndarray) -> Image.Image:
+        """Convert a segmentation [H,W] in 0..1 to a mask."""
+        learned = 1 - segmentation if self.invert else segmentation
+        floor = self.outside / 100
+        return Image.fromarray(np.rint((floor + (1 - floor) * learned) * 255).astype(np.uint8))
 
 
 def usual_folder(images: Path) -> Path:
@@ -64,21 +64,21 @@ def usual_folder(images: Path) -> Path:
 
 
 def mask_file(
-    image: Path, images: Path, masks: Path, masks_by_image: dict[Path, folders.Listing] | None = None
+    image: Path, images: Path, masks: Path, listings_by_folder: dict[Path, folders.Listing] | None = None
 ) -> Path:
-    """The mask of an image below `images`: the file that the trainer would read, or the path of a new PNG.
+    """Return the mask of an image below `images`: the file that the trainer would read, or the path of a new PNG.
 
-    `known` keeps listings of folders for many images.
+    `listings_by_folder` caches listings across the images of a folder.
     """
     place = masks / image.relative_to(images)
-    usual = place.with_name(f"{place.stem}.png")
-    if usual.is_file() or not place.parent.is_dir():
-        return usual
-    masks_by_image = {} if masks_by_image is None else masks_by_image
-    if place.parent not in masks_by_image:
-        masks_by_image[place.parent] = folders.looked_into(place.parent)
-    name = masks_by_image[place.parent].image_named(place.stem)
-    return place.with_name(name) if name else usual
+    default_file = place.with_name(f"{place.stem}.png")
+    if default_file.is_file() or not place.parent.is_dir():
+        return default_file
+    listings_by_folder = {} if listings_by_folder is None else listings_by_folder
+    if place.parent not in listings_by_folder:
+        listings_by_folder[place.parent] = folders.looked_into(place.parent)
+    name = listings_by_folder[place.parent].image_named(place.stem)
+    return place.with_name(name) if name else default_file
 
 
 def make_masks(
@@ -97,7 +97,7 @@ def make_masks(
             batch = todo[start : start + segmenter.batch_size]
             read = [(image, file, picture) for image, file in batch if (picture := rgb(image, done.unreadable))]
             pictures = [picture for *_, picture in read]
-            greys = [options.grey(one) for one in segmenter(pictures)] if pictures else []
+            greys = [options.grey(segmentation) for segmentation in segmenter(pictures)] if pictures else []
             if options.into == ALPHA:
                 change.put({image: transparent(image, grey) for (image, *_), grey in zip(read, greys, strict=True)})
             else:
@@ -124,10 +124,10 @@ def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Repor
 def replace_mask(
     masks: Path, file: Path, content: bytes, size: tuple[int, int], image: Path | None = None, upright: bool = False
 ) -> None:
-    """Write a painted mask: a PNG with the proportions of the displayed image, converted to grey and scaled to the
-    image's size; `upright`: the image is displayed with its EXIF orientation.
+    """Write a mask that was painted in the page: a PNG with the proportions of the displayed image, which is converted
+    to grey and scaled to the image's `size`. `upright`: the image is displayed with its EXIF orientation.
 
-    Raises ConfigError for anything else.
+    Raises ConfigError for any other content.
     """
     if size[0] * size[1] > MAX_IMAGE_PIXELS or not all(size):
         raise ConfigError("{name} has too many pixels for a mask", name=file.stem)
@@ -136,6 +136,7 @@ def replace_mask(
             with Image.open(data, formats=["PNG"]) as painted:
                 if painted.width * painted.height > MAX_IMAGE_PIXELS or max(painted.size) > 4096:
                     raise ConfigError("this mask has too many pixels: load the page again")
+                # Cross-multiplied aspect ratios; the page rounds the sides of what it displays by up to a pixel.
                 if abs(painted.width * size[1] - painted.height * size[0]) > max(*size, *painted.size):
                     raise ConfigError("this mask has not the shape of its image: open the folder again")
                 grey = painted.convert("L").resize(size, Image.Resampling.BILINEAR)
@@ -151,21 +152,21 @@ def replace_mask(
 
 
 def transparent(path: Path, grey: Image.Image) -> bytes:
-    """An image with a mask as its alpha channel: the same colours, losslessly in its own format."""
+    """Return an image with a mask as its alpha channel: the same colours, losslessly in its own format."""
     out = io.BytesIO()
     with thumbs.open_image(path) as image:
-        made = image.convert("RGBA")  # keeps the colours of transparent pixels
+        rgba = image.convert("RGBA")  # keeps the colours of transparent pixels
         turn = orientation_of(image)
-        made.putalpha(turned_back(grey, turn))
-        kept: dict[str, Any] = {"icc_profile": image.info["icc_profile"]} if "icc_profile" in image.info else {}
-        kept |= {"exif": tag(turn)} if turn != UPRIGHT else {}
-        how = {"lossless": True, "exact": True} if path.suffix.lower() == ".webp" else {}
-        made.save(out, path.suffix[1:], **how, **kept)
+        rgba.putalpha(turned_back(grey, turn))
+        metadata: dict[str, Any] = {"icc_profile": image.info["icc_profile"]} if "icc_profile" in image.info else {}
+        metadata |= {"exif": tag(turn)} if turn != UPRIGHT else {}
+        format_options = {"lossless": True, "exact": True} if path.suffix.lower() == ".webp" else {}
+        rgba.save(out, path.suffix[1:], **format_options, **metadata)
     return out.getvalue()
 
 
 def png(grey: Image.Image, image: Path | None = None, upright: bool = True) -> bytes:
-    """A mask as the bytes of a PNG, stored as its image is; `upright`: it is for the image turned upright."""
+    """Return a mask as the bytes of a PNG, stored as its image is; `upright`: it is for the image turned upright."""
     out, turn = io.BytesIO(), orientation(image) if image else UPRIGHT
     stored = turned_back(grey, turn) if upright else grey
     stored.save(out, "PNG", **({"exif": tag(turn)} if turn != UPRIGHT else {}))
@@ -175,8 +176,8 @@ def png(grey: Image.Image, image: Path | None = None, upright: bool = True) -> b
 def _alpha_mask(path: Path, unreadable: list[str]) -> Image.Image | None:
     try:
         with thumbs.open_image(path) as image:
-            has = "A" in image.getbands() or "transparency" in image.info
-            return turned_upright(image).convert("RGBA").getchannel("A") if has else None
+            has_alpha = "A" in image.getbands() or "transparency" in image.info
+            return turned_upright(image).convert("RGBA").getchannel("A") if has_alpha else None
     except Exception:  # as for captions
         unreadable.append(path.name)
         return None
@@ -191,57 +192,59 @@ def _is_transparent(path: Path) -> bool:
 
 
 def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[Path, Path]], int]:
-    """The images that get a mask, with its file, and how many are skipped. Raises ConfigError when there are none, or
-    when two would have the same mask."""
+    """Return the pairs of an image and its mask to write, and how many images are skipped.
+
+    Raises ConfigError when there are no images, or when two would have the same mask."""
     if not images.is_dir():
         raise ConfigError("{folder} is no folder", folder=images)
-    found = [Path(here.path(name)) for here in listings(images, 1) for name in here.images]
-    if not found:
+    image_files = [Path(listing.path(name)) for listing in listings(images, 1) for name in listing.images]
+    if not image_files:
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=images)
     if options.into == ALPHA:
-        if other := [image for image in found if image.suffix.lower() not in CLEAR]:
+        if unsuitable := [image for image in image_files if image.suffix.lower() not in CLEAR]:
             raise ConfigError(
-                "{path} cannot be transparent, only PNG and WebP can: write masks into a folder instead", path=other[0]
+                "{path} cannot be transparent, only PNG and WebP can: write masks into a folder instead",
+                path=unsuitable[0],
             )
-        todo = [(image, image) for image in found if options.existing == REPLACE or not _is_transparent(image)]
-        return todo, len(found) - len(todo)
-    known: dict[Path, folders.Listing] = {}
-    wanted = {image: mask_file(image, images, masks, known) for image in found}
-    twice = [file for file, times in Counter(wanted.values()).items() if times > 1]
-    if twice:
+        todo = [(image, image) for image in image_files if options.existing == REPLACE or not _is_transparent(image)]
+        return todo, len(image_files) - len(todo)
+    listings_by_folder: dict[Path, folders.Listing] = {}
+    mask_files = {image: mask_file(image, images, masks, listings_by_folder) for image in image_files}
+    shared_files = [file for file, times in Counter(mask_files.values()).items() if times > 1]
+    if shared_files:
         raise ConfigError(
             "two images have the mask {path}, as their names differ only in what follows the dot: rename one",
-            path=twice[0],
+            path=shared_files[0],
         )
-    todo = [(image, file) for image, file in wanted.items() if options.existing == REPLACE or not file.is_file()]
-    return todo, len(wanted) - len(todo)
+    todo = [(image, file) for image, file in mask_files.items() if options.existing == REPLACE or not file.is_file()]
+    return todo, len(mask_files) - len(todo)
 
 
 def tinted(file: Path, side: int, upright: bool = False) -> bytes:
-    """A mask as a WebP overlay for its image: red where the loss weight is low; empty without a mask. `upright`: turned
-    as its EXIF orientation says.
+    """Return a mask as a WebP overlay for its image: red where the loss weight is low; empty without a mask. `upright`:
+    turned by its EXIF orientation.
 
     Raises ConfigError for a file that is not an image.
     """
-    small = Image.new("L", (1, 1), 255)
+    mask = Image.new("L", (1, 1), 255)
     if file.is_file():
         with thumbs.open_image(file) as image:
             try:
-                small = pixels.mask_channel(turned_upright(image) if upright else image)
+                mask = pixels.mask_channel(turned_upright(image) if upright else image)
             except Exception as error:  # decoders' exceptions have no common class
                 raise ConfigError("{path} cannot be read as an image", path=file) from error
-        small.thumbnail((side, side), Image.Resampling.BILINEAR)
-    shown = Image.new("RGBA", small.size, RED)
-    shown.putalpha(Image.eval(small, lambda value: 255 - value))
+        mask.thumbnail((side, side), Image.Resampling.BILINEAR)
+    overlay = Image.new("RGBA", mask.size, RED)
+    overlay.putalpha(Image.eval(mask, lambda value: 255 - value))
     out = io.BytesIO()
-    shown.save(out, "WEBP", lossless=True, exact=True, method=0)
+    overlay.save(out, "WEBP", lossless=True, exact=True, method=0)
     return out.getvalue()
 
 
 def count_masked_images(images: Path, masks: Path) -> int:
-    """The number of images of a folder and its sub-folders that have a mask."""
+    """Count the images of a folder and its sub-folders that have a mask."""
     if not masks.is_dir():
         return 0
-    every = (Path(here.path(name)) for here in listings(images, 1) for name in here.images)
-    known: dict[Path, folders.Listing] = {}
-    return sum(mask_file(image, images, masks, known).is_file() for image in every)
+    image_files = (Path(listing.path(name)) for listing in listings(images, 1) for name in listing.images)
+    listings_by_folder: dict[Path, folders.Listing] = {}
+    return sum(mask_file(image, images, masks, listings_by_folder).is_file() for image in image_files)

@@ -39,28 +39,32 @@ class SegmentationModel:
         self.classes = [] if kind == BY_WORDS else self._classes()
 
     def __call__(self, pictures: list[Image.Image]) -> list[np.ndarray]:
-        """The segmentation of each of these RGB images."""
+        """Segment RGB images."""
         sizes = [(picture.height, picture.width) for picture in pictures]
         if self.classes:
             inputs = self.processor(images=pictures, return_tensors="pt").to(self.device)
             maps = self.processor.post_process_semantic_segmentation(self.model(**inputs), target_sizes=sizes)
-            return [np.isin(one.cpu().numpy(), self.classes).astype(np.float32) for one in maps]
+            return [np.isin(class_map.cpu().numpy(), self.classes).astype(np.float32) for class_map in maps]
+        # CLIPSeg takes pairs of one text and one image, so each image is repeated for every word.
         texts = [word for _ in pictures for word in self.words]
-        shown = [picture for picture in pictures for _ in self.words]
-        inputs = self.processor(text=texts, images=shown, padding=True, return_tensors="pt").to(self.device)
+        repeated = [picture for picture in pictures for _ in self.words]
+        inputs = self.processor(text=texts, images=repeated, padding=True, return_tensors="pt").to(self.device)
         logits = self.model(**inputs).logits.float().cpu().numpy()
-        best = logits.reshape(len(pictures), len(self.words), *logits.shape[-2:]).max(1)
-        probable = np.reciprocal(1 + np.exp(-np.clip(best, -60, 60)))
-        larger = [
-            Image.fromarray(one).resize(picture.size, Image.Resampling.BICUBIC)
-            for one, picture in zip(probable, pictures, strict=True)
+        best_logits = logits.reshape(len(pictures), len(self.words), *logits.shape[-2:]).max(1)
+        # Clipped, since exp overflows float32 at 89.
+        probability_maps = np.reciprocal(1 + np.exp(-np.clip(best_logits, -60, 60)))
+        # The maps have the size of the model's input, not the image's.
+        resized_maps = [
+            Image.fromarray(probabilities).resize(picture.size, Image.Resampling.BICUBIC)
+            for probabilities, picture in zip(probability_maps, pictures, strict=True)
         ]
-        return [(np.asarray(one) >= self.threshold).astype(np.float32) for one in larger]
+        return [(np.asarray(probabilities) >= self.threshold).astype(np.float32) for probabilities in resized_maps]
 
     def _classes(self) -> list[int]:
-        """The indices of the classes that the words name."""
+        """Return the indices of the classes that the words name."""
         names: dict[str, list[int]] = {}
         for number, label in self.model.config.id2label.items():
+            # Labels may list synonyms, separated by commas or semicolons.
             for name in {str(label), *split_tags(str(label).replace(";", ","))}:
                 names.setdefault(name.casefold(), []).append(int(number))
         missing = [word for word in self.words if word.casefold() not in names]
@@ -75,7 +79,7 @@ class SegmentationModel:
 
 
 def _load_segmenter(folder: Path, kind: str) -> tuple[Any, Any]:
-    """The model and its processor."""
+    """Load the model and its processor."""
     # Imported from their own modules: from `transformers.models`, type checkers would read every model.
     from transformers.models.auto import (
         AutoImageProcessor,
@@ -88,13 +92,13 @@ def _load_segmenter(folder: Path, kind: str) -> tuple[Any, Any]:
 
     classes = modeling_auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES
     universal = modeling_auto.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES
-    here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
+    local_options: JsonObject = {"local_files_only": True, "trust_remote_code": False}
     if kind == BY_WORDS:
-        made = CLIPSegForImageSegmentation, AutoProcessor
+        loaders = CLIPSegForImageSegmentation, AutoProcessor
     elif kind in classes:
-        made = AutoModelForSemanticSegmentation, AutoImageProcessor
+        loaders = AutoModelForSemanticSegmentation, AutoImageProcessor
     elif kind in universal:
-        made = AutoModelForUniversalSegmentation, AutoImageProcessor
+        loaders = AutoModelForUniversalSegmentation, AutoImageProcessor
     else:
         raise ConfigError(
             "{folder} is a {kind} model: choose CLIPSeg, which finds what is described, or a model of "
@@ -103,11 +107,11 @@ def _load_segmenter(folder: Path, kind: str) -> tuple[Any, Any]:
             kind=kind,
         )
     try:
-        model = made[0].from_pretrained(str(folder), use_safetensors=True, **here)
-        return model, made[1].from_pretrained(str(folder), **here)
+        model = loaders[0].from_pretrained(str(folder), use_safetensors=True, **local_options)
+        return model, loaders[1].from_pretrained(str(folder), **local_options)
     except Exception as error:  # any error of an unknown model's folder
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError("{folder} cannot be used for masks: {first}", folder=folder, first=first) from error
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError("{folder} cannot be used for masks: {first}", folder=folder, first=first_line) from error
 
 
 def _first_names(names: Sequence[object]) -> str:

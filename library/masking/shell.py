@@ -16,25 +16,24 @@ EXIT_DONE = 0
 
 
 def main(argv: list[str]) -> int:
-    """Make masks for a folder. Returns the exit code 0. Raises ConfigError."""
     return run_command("mask", build_mask_parser(), argv, _make_masks)
 
 
-def _make_masks(asked: argparse.Namespace, report: Report) -> int:
-    options = files.MaskOptions(asked.existing, asked.outside, asked.invert, asked.into)
-    images = asked.folder.expanduser().absolute()
-    masks = asked.masks.expanduser().absolute() if asked.masks else files.usual_folder(images)
-    if asked.way == "alpha":
+def _make_masks(arguments: argparse.Namespace, report: Report) -> int:
+    options = files.MaskOptions(arguments.existing, arguments.outside, arguments.invert, arguments.into)
+    images = arguments.folder.expanduser().absolute()
+    masks = arguments.masks.expanduser().absolute() if arguments.masks else files.usual_folder(images)
+    if arguments.way == "alpha":
         done = files.make_of_alpha(images, masks, options, report)
     else:
-        if asked.batch_size < 1:
-            raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=asked.batch_size)
-        folder = model_folder.find_model_folder(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
+        if arguments.batch_size < 1:
+            raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=arguments.batch_size)
+        folder = model_folder.find_model_folder(arguments.model, model_folder.TRANSFORMERS, default_folder(), report)
         report(Message("loading the model"), 0, 1)
-        model = SegmentationModel(folder, asked.words, asked.threshold, asked.batch_size, asked.device)
+        model = SegmentationModel(folder, arguments.words, arguments.threshold, arguments.batch_size, arguments.device)
         done = files.make_masks(images, masks, model, options, report)
     print(f"{images if options.into == files.ALPHA else masks}: {counted(done.written, 'mask')} written")
-    if asked.way == "alpha" and not (done.written or done.skipped or done.unreadable):
+    if arguments.way == "alpha" and not (done.written or done.skipped or done.unreadable):
         print("no image is transparent anywhere: masks can be made of PNG and WebP files that are")
     if done.skipped:
         print(f"{counted(done.skipped, 'image')} had a mask already")
@@ -44,7 +43,7 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
 
 
 def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
-    """The options, of which the page makes its form."""
+    """Return the parser of the options, from which the page also builds its form."""
     parser = kind(
         "kohya mask",
         description="Make masks: bright where a training learns. The page shows them over the images, to be corrected.",

@@ -25,7 +25,6 @@ class Preset:
 
     @property
     def id(self) -> str:
-        """Its name in the page and the shell: flux/lora-24gb."""
         return f"{self.family}/{self.path.stem}"
 
     @property
@@ -34,13 +33,13 @@ class Preset:
 
     @property
     def kind(self) -> str:
-        """The `kind` of the configs that it is for: lora, finetune, ...; "" for a profile."""
+        """The `kind` of the configs that it is for, such as lora or finetune; "" for a profile."""
         match = NAMED.fullmatch(self.path.stem)
         return match[1] if match and not self.is_profile else ""
 
     @property
     def gigabytes(self) -> int:
-        """The memory of the GPU that it is for, as cards are named; 0 where its name tells none, or a relative's."""
+        """The memory in GB of the GPU that it is for, as cards are advertised; 0 if its name has none."""
         match = NAMED.fullmatch(self.path.stem)
         return int(match[2] or 0) if match and not self.is_profile else 0
 
@@ -56,9 +55,17 @@ class Preset:
 def all_presets() -> list[Preset]:
     """Return all presets, variants after their family, and then the profiles."""
     paths = [path for path in PRESETS_FOLDER.glob("*/*.toml") if path.parent.name != RECIPES]
-    first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in paths}
-    presets = [Preset(path, line.removeprefix("#").strip()) for path, line in first.items()]
-    presets.sort(key=lambda one: (one.is_profile, one.family, one.kind, one.gigabytes or math.inf, one.path.name))
+    first_lines = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in paths}
+    presets = [Preset(path, line.removeprefix("#").strip()) for path, line in first_lines.items()]
+    presets.sort(
+        key=lambda preset: (
+            preset.is_profile,
+            preset.family,
+            preset.kind,
+            preset.gigabytes or math.inf,
+            preset.path.name,
+        )
+    )
     return presets
 
 
@@ -71,13 +78,14 @@ def profiles() -> list[Preset]:
 
 
 def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
-    """Return the presets that a tab offers for these families, smallest memory first. A kind may use another's."""
+    """Return the presets that a tab offers for these families, smallest memory first. A kind without presets of its own
+    uses another's (STANDS_IN)."""
     fitting = [preset for preset in presets_of_kind(STANDS_IN.get(kind, kind)) if not preset.is_profile]
     return [preset for family in families for preset in fitting if preset.family == family]
 
 
 def by_id(name: str) -> Preset | None:
-    """The preset of a name such as flux/lora-24gb; also of one that it had in earlier versions."""
+    # Links and files of earlier versions may use a former name.
     return next((preset for preset in all_presets() if preset.id == current_preset_name(name)), None)
 
 

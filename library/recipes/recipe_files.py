@@ -43,8 +43,8 @@ class Recipe:
     when: Condition = field(default_factory=_empty)  # it is for models with these values of options alone
     unless: Condition = field(default_factory=_empty)  # and not for those with these
 
-    def fits(self, given: JsonMapping) -> bool:
-        return _condition_holds(self.when, given) and not (self.unless and _condition_holds(self.unless, given))
+    def fits(self, values: JsonMapping) -> bool:
+        return _condition_holds(self.when, values) and not (self.unless and _condition_holds(self.unless, values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class ProposedSteps:
     reason: Message
 
 
-def _condition_holds(condition: Condition, given: JsonMapping) -> bool:
-    return all(str(given.get(name) or "") in wanted for name, wanted in condition.items())
+def _condition_holds(condition: Condition, values: JsonMapping) -> bool:
+    return all(str(values.get(name) or "") in allowed for name, allowed in condition.items())
 
 
 @functools.cache
@@ -76,18 +76,18 @@ def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]
     path = PRESETS_FOLDER / RECIPES / f"{family}.toml"
     if not path.is_file():
         return (), ()
-    found: Any = load_toml(path)
-    recipes = [Recipe(**_table_arguments(table)) for table in found["recipe"]]
-    return tuple(recipes), tuple(ModelRecipe(**_table_arguments(table)) for table in found.get("model", ()))
+    tables: Any = load_toml(path)
+    recipes = [Recipe(**_table_arguments(table)) for table in tables["recipe"]]
+    return tuple(recipes), tuple(ModelRecipe(**_table_arguments(table)) for table in tables.get("model", ()))
 
 
 def _table_arguments(table: Mapping[str, Any]) -> dict[str, Any]:
-    made = {**table, **{name: _condition(table[name]) for name in ("when", "unless") if name in table}}
-    return made | ({"images": tuple(table["images"])} if "images" in table else {})
+    arguments = {**table, **{name: _condition(table[name]) for name in ("when", "unless") if name in table}}
+    return arguments | ({"images": tuple(table["images"])} if "images" in table else {})
 
 
 def _condition(table: Mapping[str, Any]) -> Condition:
-    return {option: tuple(wanted) for option, wanted in table.items()}
+    return {option: tuple(values) for option, values in table.items()}
 
 
 def fitting_recipes(config: RunConfig) -> list[Recipe]:
@@ -97,16 +97,16 @@ def fitting_recipes(config: RunConfig) -> list[Recipe]:
     fitting = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(values)]
     for model in models:
         if model.kind == config.kind and _condition_holds(model.when, values):
-            fitting = [_of_model(one, model) for one in fitting]
+            fitting = [_with_model(recipe, model) for recipe in fitting]
     return sorted(fitting, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
 
 
-def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
+def _with_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
     """Return a recipe with a model's requirements: other options, and never fewer steps."""
-    given: JsonObject = {**recipe.options, **model.options}
-    given["max_train_steps"] = max(int(given["max_train_steps"]), model.least_steps)
+    options: JsonObject = {**recipe.options, **model.options}
+    options["max_train_steps"] = max(int(options["max_train_steps"]), model.least_steps)
     least, most = max(recipe.least_steps, model.least_steps), max(recipe.most_steps, model.most_steps)
-    return replace(recipe, least_steps=least, most_steps=most, options=given)
+    return replace(recipe, least_steps=least, most_steps=most, options=options)
 
 
 def choose_recipe(config: RunConfig, purpose: str = "") -> Recipe | None:
@@ -118,23 +118,23 @@ def choose_recipe(config: RunConfig, purpose: str = "") -> Recipe | None:
 def telling(family: str) -> set[str]:
     """Return the options that decide for which models of a family a recipe applies."""
     recipes, models = of_family(family)
-    conditions = [*(one.when for one in (*recipes, *models)), *(recipe.unless for recipe in recipes)]
+    conditions = [*(entry.when for entry in (*recipes, *models)), *(recipe.unless for recipe in recipes)]
     return {name for condition in conditions for name in condition}
 
 
-def proposed_steps(recipe: Recipe, images: int, at_once: int = 1) -> ProposedSteps:
-    """Return the proposed steps for a data set of `images` images (at least 1), with `at_once` images per step."""
-    wanted = images * recipe.steps_per_image
-    seen = min(max(wanted, recipe.least_steps), recipe.most_steps)
-    steps = max(ROUNDED_TO, round(seen / max(at_once, 1) / ROUNDED_TO) * ROUNDED_TO)
-    times = max(1, round(steps * max(at_once, 1) / images))
+def proposed_steps(recipe: Recipe, images: int, images_per_step: int = 1) -> ProposedSteps:
+    """Return the proposed steps for a data set of `images` images (at least 1), at `images_per_step`."""
+    proposed_views = images * recipe.steps_per_image
+    bounded_views = min(max(proposed_views, recipe.least_steps), recipe.most_steps)
+    steps = max(ROUNDED_TO, round(bounded_views / max(images_per_step, 1) / ROUNDED_TO) * ROUNDED_TO)
+    times = max(1, round(steps * max(images_per_step, 1) / images))
     facts = {"images": counted(images, "image"), "times": counted(times, "time"), "steps": counted(steps, "step")}
     template = "{images}, each seen about {times}: {steps}."
-    if seen > wanted:
+    if bounded_views > proposed_views:
         template = "{images}, each seen about {times}: {steps}, as fewer teach too little."
-    elif seen < wanted:
+    elif bounded_views < proposed_views:
         template = "{images}, each seen about {times}: {steps}, as more are rarely needed."
-    if steps * max(at_once, 1) < images:
+    if steps * max(images_per_step, 1) < images:
         template = "{images}, of which some are not seen: {steps}, as more are rarely needed."
         del facts["times"]
     return ProposedSteps(steps, Message(template, **facts))

@@ -39,29 +39,31 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--images", type=int, metavar="N", help="how many images there are, where --data is not given")
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
-    asked = parser.parse_args(argv)
-    if asked.data and asked.images is not None:
+    arguments = parser.parse_args(argv)
+    if arguments.data and arguments.images is not None:
         parser.error("--images goes without --data, whose images are counted")
-    if asked.images is not None and asked.images < 1:
+    if arguments.images is not None and arguments.images < 1:
         parser.error("--images is the number of your images: write 1 or more")
-    if not asked.preset:
+    if not arguments.preset:
         print(
             "\n".join(
                 f"{preset.id:<28} {preset.sentence}" for preset in preset_files.all_presets() if not preset.is_profile
             )
         )
         return EXIT_DONE
-    preset = find_preset(asked.preset)
-    given: JsonObject = {
-        **model_option(preset, asked.model),
-        **({"train_data_dir": str(asked.data)} if asked.data else {}),
+    preset = find_preset(arguments.preset)
+    options: JsonObject = {
+        **model_option(preset, arguments.model),
+        **({"train_data_dir": str(arguments.data)} if arguments.data else {}),
     }
-    config, notes = with_recipe(preset, given, asked.purpose or "", asked.images or 0)
+    config, notes = with_recipe(preset, options, arguments.purpose or "", arguments.images or 0)
     comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
     text = to_toml(config, comment)
-    if asked.output:
-        write_new_config(asked.output, text)
-        notes.append(f"wrote {asked.output}; train with: {quote_command(['kohya', 'train', str(asked.output)])}")
+    if arguments.output:
+        write_new_config(arguments.output, text)
+        notes.append(
+            f"wrote {arguments.output}; train with: {quote_command(['kohya', 'train', str(arguments.output)])}"
+        )
     else:
         print(text, end="")
     for note in notes:
@@ -71,15 +73,18 @@ def main(argv: list[str]) -> int:
 
 def find_preset(name: str) -> Preset:
     """Return a preset by its id or its file."""
-    wanted = name.replace("\\", "/").removesuffix(".toml")
-    preset = preset_files.by_id("/".join(wanted.split("/")[-2:]))
+    path = name.replace("\\", "/").removesuffix(".toml")
+    preset = preset_files.by_id("/".join(path.split("/")[-2:]))
     if preset is None or preset.is_profile:
         raise ConfigError("There is no preset {name}: kohya preset lists all of them", name=name)
     return preset
 
 
 def script_class(preset: Preset) -> Any:
-    return next(made for made in map(config_class, RUNS) if (made.family, made.kind) == (preset.family, preset.kind))
+    """Return the config class that a preset is for."""
+    return next(
+        config for config in map(config_class, RUNS) if (config.family, config.kind) == (preset.family, preset.kind)
+    )
 
 
 def model_option(preset: Preset, name: str | None) -> JsonObject:
@@ -101,16 +106,16 @@ def model_option(preset: Preset, name: str | None) -> JsonObject:
     return {fitting[0]: name}
 
 
-def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) -> tuple[Any, list[MessageLike]]:
+def with_recipe(preset: Preset, options: JsonObject, purpose: str, images: int) -> tuple[Any, list[MessageLike]]:
     """Return a preset with other values and the recipe for a purpose, and remarks on it."""
     kind = script_class(preset)
-    config = build_config(kind, {**read_toml(preset.path), **given}, preset.path.name, notes=[])
+    config = build_config(kind, {**read_toml(preset.path), **options}, preset.path.name, notes=[])
     recipe = recipe_files.choose_recipe(config, purpose)
     if recipe is None:
         return config, []
     _check_purpose(preset, recipe_files.fitting_recipes(config), purpose)
     values = {**flatten_sections(changed(config)), **recipe.options}
-    if given.get("train_data_dir"):
+    if options.get("train_data_dir"):
         survey = finding.survey_data(config, keep=False)
         if survey.problems:
             raise ConfigError(*survey.problems)
@@ -119,22 +124,22 @@ def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) ->
         [] if not recipe.purpose else [Message("Purpose: {purpose}.", purpose=Message(PURPOSES[recipe.purpose]))]
     )
     if images > 0:
-        at_once = config.data.train_batch_size * config.steps.gradient_accumulation_steps
-        proposal = recipe_files.proposed_steps(recipe, images, at_once)
+        images_per_step = config.data.train_batch_size * config.steps.gradient_accumulation_steps
+        proposal = recipe_files.proposed_steps(recipe, images, images_per_step)
         values["max_train_steps"] = proposal.steps
         notes.append(proposal.reason)
     return build_config(kind, values, preset.path.name, notes=[]), notes
 
 
 def _check_purpose(preset: Preset, fitting: list[Recipe], purpose: str) -> None:
-    known = [recipe.purpose for recipe in fitting if recipe.purpose]
-    if purpose and not known:
+    purposes = [recipe.purpose for recipe in fitting if recipe.purpose]
+    if purpose and not purposes:
         raise ConfigError("--purpose: {preset} is for any purpose, so leave it out", preset=preset.id)
-    if purpose and purpose not in known:
+    if purpose and purpose not in purposes:
         raise ConfigError(
             "--purpose: {preset} is for {purposes}, not for {purpose}",
             preset=preset.id,
-            purposes=either(known),
+            purposes=either(purposes),
             purpose=purpose,
         )
 

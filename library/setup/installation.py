@@ -23,10 +23,10 @@ LOCKED = ("constraints.txt", "pyproject.toml", *(f"locks/{name}.txt" for name in
 # Why: docs/decisions/2026-11-20-installation-marker-written-last.md
 def fingerprint_installation() -> str:
     """Return what an installation was made from. A change means that packages must be checked again."""
-    found = hashlib.sha256(sys.version.encode())
+    digest = hashlib.sha256(sys.version.encode())
     for name in LOCKED:
-        found.update((PROJECT_ROOT / name).read_bytes())
-    return found.hexdigest()[:16]
+        digest.update((PROJECT_ROOT / name).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def lock_file(name: str) -> Path:
@@ -53,8 +53,12 @@ def damaged() -> Iterator[str]:
         name = package.metadata["Name"]
         files = package.files
         # .pyc files come and go; scripts may be outside and removed by the user.
-        wanted = [f for f in files or () if f.suffix != ".pyc" and ".." not in f.parts]
-        if name and name != PROJECT_NAME and (files is None or not all(Path(str(f.locate())).exists() for f in wanted)):
+        needed_files = [f for f in files or () if f.suffix != ".pyc" and ".." not in f.parts]
+        if (
+            name
+            and name != PROJECT_NAME
+            and (files is None or not all(Path(str(f.locate())).exists() for f in needed_files))
+        ):
             yield f"{name}=={package.version}"
 
 

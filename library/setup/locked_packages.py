@@ -79,39 +79,40 @@ def find_uv() -> str:
     """Return the uv of this environment or machine, installed by pip if missing; "" if unavailable."""
     if os.environ.get("KOHYA_INSTALLER") == "pip":
         return ""
-    own = ENVIRONMENT / ("Scripts/uv.exe" if WINDOWS else "bin/uv")
-    if not own.exists() and not shutil.which("uv"):
-        line = [PYTHON, "-m", "pip", "install", *HASHED, "-r", str(installation.lock_file("build"))]
-        subprocess.run(line, cwd=PROJECT_ROOT, capture_output=True, check=False)
-    found = str(own) if own.exists() else "uv"
+    environment_uv = ENVIRONMENT / ("Scripts/uv.exe" if WINDOWS else "bin/uv")
+    if not environment_uv.exists() and not shutil.which("uv"):
+        command = [PYTHON, "-m", "pip", "install", *HASHED, "-r", str(installation.lock_file("build"))]
+        # A failure shows below, where uv is tried.
+        subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, check=False)
+    uv = str(environment_uv) if environment_uv.exists() else "uv"
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run([found, "--version"], capture_output=True, timeout=60, check=True)
-        return found
+        subprocess.run([uv, "--version"], capture_output=True, timeout=60, check=True)
+        return uv
     say("uv cannot be had here; pip installs instead, which takes longer.")
     return ""
 
 
 def settings_of_pip() -> dict[str, list[str]]:
-    """Return pip's settings from its files and variables by option: variables win over `install`, that over
-    `global`.
+    """Return pip's settings by option, from its files and variables. Variables win over the section `install`, and that
+    over `global`.
     """
-    asked = [PYTHON, "-m", "pip", "config", "list"]
-    done = subprocess.run(asked, capture_output=True, text=True, errors="replace", check=False)
-    found: dict[str, list[str]] = {}
+    command = [PYTHON, "-m", "pip", "config", "list"]
+    completed = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    settings: dict[str, list[str]] = {}
     for section in ("global", "install", ":env:"):
-        for option, value in re.findall(rf"^{section}\.([\w-]+)=(.*)$", done.stdout, re.MULTILINE):
-            found[option] = str(ast.literal_eval(value)).split()
-    return found
+        for option, value in re.findall(rf"^{section}\.([\w-]+)=(.*)$", completed.stdout, re.MULTILINE):
+            settings[option] = str(ast.literal_eval(value)).split()
+    return settings
 
 
-def uv_settings(told: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
+def uv_settings(pip_settings: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
     """Convert pip's settings to variables and arguments of uv. uv's own variables win."""
     variables = {"UV_SYSTEM_CERTS": "1"}  # like pip
-    for option, (variable, between) in SAME_IN_UV.items():
-        if values := told.get(option):
-            variables[variable] = between.join(values)
-    arguments = [word for file in told.get("constraint", ()) for word in ("-c", file)]
-    arguments += ["--no-index"] * (told.get("no-index", [""])[0].lower() in ("1", "true", "yes", "on"))
+    for option, (variable, separator) in SAME_IN_UV.items():
+        if values := pip_settings.get(option):
+            variables[variable] = separator.join(values)
+    arguments = [word for file in pip_settings.get("constraint", ()) for word in ("-c", file)]
+    arguments += ["--no-index"] * (pip_settings.get("no-index", [""])[0].lower() in ("1", "true", "yes", "on"))
     return {**variables, **os.environ}, arguments
 
 
@@ -128,7 +129,7 @@ class PackagePlan:
     locks: tuple[str, ...]  # files of locks/, in this order
     again: Path | None = None  # lock file of damaged packages
     brought: tuple[str, ...] = ()  # damaged packages of PyTorch's build, and PyTorch itself
-    others: tuple[str, ...] = ()  # damaged packages of the user's own
+    user_packages: tuple[str, ...] = ()  # damaged packages that the user has added
 
 
 def install_packages(build: str, kind: str) -> str:
@@ -152,22 +153,24 @@ def install_packages(build: str, kind: str) -> str:
     return ""
 
 
-def with_damaged(wanted: PackagePlan, broken: Sequence[str]) -> PackagePlan:
+def with_damaged(plan: PackagePlan, broken: Sequence[str]) -> PackagePlan:
     """Add packages to reinstall to a plan; locked ones with their hashes."""
     if not broken:
-        return wanted
-    known = {
+        return plan
+    locked_blocks = {
         _plain_name(block): block
-        for name in wanted.locks
+        for name in plan.locks
         for block in split_lock(installation.lock_file(name).read_text(encoding="utf-8"))
     }
-    locked = dict.fromkeys(known[_plain_name(one)] for one in broken if _plain_name(one) in known)
-    rest = dict.fromkeys(one for one in broken if _plain_name(one) not in known)
-    brought = tuple(one for one in rest if BROUGHT.match(one))
-    again = ENVIRONMENT / "again.txt"
-    again.write_text("".join(locked), encoding="utf-8")
-    others = tuple(one for one in rest if one not in brought)
-    return replace(wanted, again=again if locked else None, brought=brought, others=others)
+    locked = dict.fromkeys(
+        locked_blocks[_plain_name(requirement)] for requirement in broken if _plain_name(requirement) in locked_blocks
+    )
+    unlocked = dict.fromkeys(requirement for requirement in broken if _plain_name(requirement) not in locked_blocks)
+    brought = tuple(requirement for requirement in unlocked if BROUGHT.match(requirement))
+    damaged_lock = ENVIRONMENT / "again.txt"
+    damaged_lock.write_text("".join(locked), encoding="utf-8")
+    user_packages = tuple(requirement for requirement in unlocked if requirement not in brought)
+    return replace(plan, again=damaged_lock if locked else None, brought=brought, user_packages=user_packages)
 
 
 def split_lock(lock: str) -> list[str]:
@@ -178,47 +181,50 @@ def _plain_name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", requirement.partition("==")[0]).lower()
 
 
-def by_uv(uv: str, wanted: PackagePlan) -> bool:
+def by_uv(uv: str, plan: PackagePlan) -> bool:
     """Install a plan by uv; return whether that succeeded."""
     variables, arguments = uv_settings(settings_of_pip())
     # Like pip, choose the best version of all indexes; only files with these hashes are accepted.
-    of_locks = {"UV_INDEX_STRATEGY": "unsafe-best-match", **variables}
+    lock_variables = {"UV_INDEX_STRATEGY": "unsafe-best-match", **variables}
     no_index = [word for word in arguments if word == "--no-index"]
-    line, again, alone = [uv, "pip", "install", "--python", PYTHON], ["--reinstall", "--no-deps"], variables
-    of_torch = [*line, "-c", LOCK, "-b", LOCK, *arguments]
-    if wanted.index:
-        of_torch += ["--default-index", wanted.index]
-        alone = {name: value for name, value in variables.items() if name not in OTHER_INDEXES}
-    lines = [
-        ([*line, *no_index, *HASHED, *extra, "-r", path], of_locks)
-        for path, extra in _write_requirements(wanted, again)
+    install, reinstall = [uv, "pip", "install", "--python", PYTHON], ["--reinstall", "--no-deps"]
+    torch_variables = variables
+    install_torch = [*install, "-c", LOCK, "-b", LOCK, *arguments]
+    if plan.index:
+        install_torch += ["--default-index", plan.index]
+        torch_variables = {name: value for name, value in variables.items() if name not in OTHER_INDEXES}
+    commands = [
+        ([*install, *no_index, *HASHED, *extra, "-r", path], lock_variables)
+        for path, extra in _write_requirements(plan, reinstall)
     ]
-    lines += [([*of_torch, *again, *wanted.brought], alone)] if wanted.brought else []
-    lines += [([*of_torch, wanted.torch], alone)]
-    lines += [([*line, *arguments, *again, *wanted.others], variables)] if wanted.others else []
-    lines += [([*line, *ITSELF], variables)]
-    return all(subprocess.run(one, cwd=PROJECT_ROOT, env=env, check=False).returncode == 0 for one, env in lines)
+    commands += [([*install_torch, *reinstall, *plan.brought], torch_variables)] if plan.brought else []
+    commands += [([*install_torch, plan.torch], torch_variables)]
+    commands += [([*install, *arguments, *reinstall, *plan.user_packages], variables)] if plan.user_packages else []
+    commands += [([*install, *ITSELF], variables)]
+    return all(
+        subprocess.run(command, cwd=PROJECT_ROOT, env=env, check=False).returncode == 0 for command, env in commands
+    )
 
 
-def by_pip(wanted: PackagePlan) -> None:
+def by_pip(plan: PackagePlan) -> None:
     """Install a plan by pip; raise Refusal on failure."""
-    line, again = [PYTHON, "-m", "pip", "install"], ["--force-reinstall", "--no-deps"]
-    of_torch = [*line, *(["--index-url", wanted.index] if wanted.index else [])]
-    locked = {**os.environ, "PIP_CONSTRAINT": LOCK}
-    lines = [([*line, *HASHED, *extra, "-r", path], None) for path, extra in _write_requirements(wanted, again)]
-    lines += [([*of_torch, *again, *wanted.brought], locked)] if wanted.brought else []
-    lines += [([*of_torch, wanted.torch], locked)]
-    lines += [([*line, *again, *wanted.others], None)] if wanted.others else []
-    lines += [([*line, *ITSELF], None)]
-    for one, env in lines:
-        if subprocess.run(one, cwd=PROJECT_ROOT, env=env, check=False).returncode:
+    install, reinstall = [PYTHON, "-m", "pip", "install"], ["--force-reinstall", "--no-deps"]
+    install_torch = [*install, *(["--index-url", plan.index] if plan.index else [])]
+    constraint_variables = {**os.environ, "PIP_CONSTRAINT": LOCK}
+    commands = [([*install, *HASHED, *extra, "-r", path], None) for path, extra in _write_requirements(plan, reinstall)]
+    commands += [([*install_torch, *reinstall, *plan.brought], constraint_variables)] if plan.brought else []
+    commands += [([*install_torch, plan.torch], constraint_variables)]
+    commands += [([*install, *reinstall, *plan.user_packages], None)] if plan.user_packages else []
+    commands += [([*install, *ITSELF], None)]
+    for command, env in commands:
+        if subprocess.run(command, cwd=PROJECT_ROOT, env=env, check=False).returncode:
             raise Refusal(
                 "pip could not install the packages; see above.\n"
                 "If it did not reach the package index: look at the network, and at: pip config list"
             )
 
 
-def _write_requirements(wanted: PackagePlan, again: list[str]) -> list[tuple[str, list[str]]]:
-    """Return the lock files in order, with options for those reinstalled `again`."""
-    files = [(str(installation.lock_file(name)), list[str]()) for name in wanted.locks]
-    return [*files, (str(wanted.again), again)] if wanted.again else files
+def _write_requirements(plan: PackagePlan, reinstall: list[str]) -> list[tuple[str, list[str]]]:
+    """Return the lock files in order, with the options `reinstall` for that of damaged packages."""
+    files = [(str(installation.lock_file(name)), list[str]()) for name in plan.locks]
+    return [*files, (str(plan.again), reinstall)] if plan.again else files

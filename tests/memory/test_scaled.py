@@ -212,11 +212,11 @@ def test_a_gpu_with_int8_products_alone_is_told_of_them(demo, squares, monkeypat
         ("zimage_train_network", "fp16", (8, 6), "bf16"),
     ],
 )
-def test_sixteen_bits_that_gpu_or_model_do_not_suit_are_told(demo, monkeypatch, script, kind, capability, said):
+def test_check_half_precision_that_gpu_or_model_do_not_suit_are_told(demo, monkeypatch, script, kind, capability, said):
     monkeypatch.setattr(preflight, "_device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     needs_bf16 = {"full_bf16": True} if script == "flux_train" else {}
-    told = list(preflight._sixteen_bits(config_of(demo, script, mixed_precision=kind, **needs_bf16)))
+    told = list(preflight._check_half_precision(config_of(demo, script, mixed_precision=kind, **needs_bf16)))
     assert [remark.fix for remark in told] == ([{"mixed_precision": said}] if said else [])
 
 

@@ -97,7 +97,7 @@ def test_each_kind_trains_the_blocks_that_are_chosen_and_its_size_is_known(flux_
         network_module=kind.module, network_args=pairs(kind, *blocks), network_dim=16, network_train_unet_only=True
     )
     family, parts = flux_like
-    monkeypatch.setattr(adapter_size, "_components", lambda *given: (family, copy.deepcopy(parts)))
+    monkeypatch.setattr(adapter_size, "_load_components", lambda *given: (family, copy.deepcopy(parts)))
     told = adapter_size.adapter_size(config)
     torch.manual_seed(0)
     inputs = torch.randn(2, 5, 4), torch.randn(2, 3, 6)

@@ -150,7 +150,7 @@ def test_messages_below_fields_and_beside_the_buttons_have_labels(visit, served)
 
 def test_arguments_that_are_names_of_options_are_reported_to_be():
     """{option} and {options} in a template are always filled by these functions."""
-    makers = ("option_name", "option_names", "option_values", "said_of", "Message", "shown", "said", "ours", "option")
+    makers = ("option_name", "option_names", "option_values", "describe", "Message", "shown", "said", "ours", "option")
     wrong = []
     for folder in ("library", "kohya_gui"):
         for path in (source.ROOT / folder).rglob("*.py"):

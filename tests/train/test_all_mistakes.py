@@ -338,5 +338,5 @@ def test_an_absurd_rank_does_not_fit_and_is_legal_with_lycoris(family):
     lokr = {**rank, "network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
     for values, verdict in ((rank, "bad"), (lokr, "ok")):
         config = build_config(config_class(family), values, notes=[])
-        (found,) = checking._about_the_fit(estimate.estimate(config, (512, 512)), config)
+        (found,) = checking._check_memory(estimate.estimate(config, (512, 512)), config)
         assert found.verdict == verdict, found

@@ -120,7 +120,7 @@ class AdapterData(Data):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterOptim(Optim):
-    """The same, with rates for the parts that carry adapters."""
+    """Like `Optim`, with rates for the parts that carry adapters."""
 
     unet_lr: float | None = opt(
         None,
@@ -147,7 +147,7 @@ class AdapterOptim(Optim):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSteps(Steps):
-    """The same, with a start in the middle."""
+    """Like `Steps`, for trainings that can start at a later epoch or step."""
 
     initial_epoch: int | None = opt(
         None, "Start at this epoch, counted from 1.", label="First epoch", min=1, advanced=True
@@ -210,7 +210,7 @@ class AdapterSteps(Steps):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenPrecision(Precision):
-    """The same for a frozen model, with options for single parts."""
+    """Like `Precision`, for a frozen model, whose parts may differ."""
 
     fp8_base_unet: bool = opt(
         False,
@@ -230,7 +230,7 @@ class FrozenPrecision(Precision):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterPrecision(FrozenPrecision):
-    """The same, with options for adapters."""
+    """Like `FrozenPrecision`, with rules for adapters."""
 
     def check(self, run: Any) -> Iterator[Problem]:
         """Reject dtypes that LyCORIS cannot handle: unless bypassing, it adds its product to the stored weights."""

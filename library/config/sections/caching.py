@@ -1,4 +1,4 @@
-"""What is encoded once, before a training, instead of in every step."""
+"""Options of what is encoded once, before a training, instead of in every step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,16 +43,15 @@ class Cache:
 
     @property
     def latents(self) -> bool:
-        """Whether images are encoded once: to disk means in any case."""
+        # Caching to disk implies caching.
         return self.cache_latents or self.cache_latents_to_disk
 
     @property
     def text(self) -> bool:
-        """Whether captions are encoded once: to disk means in any case."""
         return self.cache_text_encoder_outputs or self.cache_text_encoder_outputs_to_disk
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """What changes from epoch to epoch cannot be encoded once."""
+        """Reject options that change an image or a caption by epoch, so that it cannot be encoded once."""
         if self.latents:
             for name in ("color_aug", "random_crop"):
                 if getattr(run.data, name):
@@ -65,20 +64,19 @@ class Cache:
         if self.text:
             for name, template in clashes_with_cache(run).items():
                 if getattr(run.captions, name):
-                    mended = {"cached_caption_variants": USUAL_VARIANTS} if name in VARIED else defaults(run, name)
+                    fix = {"cached_caption_variants": USUAL_VARIANTS} if name in VARIED else defaults(run, name)
                     yield Problem(
-                        name, template, fix=mended, also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk"
+                        name, template, fix=fix, also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk"
                     )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """What is taken on trust without being wrong."""
         if self.skip_cache_check and (self.cache_latents_to_disk or self.cache_text_encoder_outputs_to_disk):
             yield Problem("skip_cache_check", ": caches of changed images and captions are used as they are")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextBatchCache(Cache):
-    """The same, where captions are encoded in batches of their own size."""
+    """Like `Cache`, with a separate batch size for captions."""
 
     text_encoder_batch_size: int | None = opt(
         None, "Captions that are encoded at once. Empty: the batch size.", parse=parse_count

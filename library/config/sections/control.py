@@ -72,6 +72,6 @@ class Control:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlOptim(Optim):
-    """The same, with what is usual for networks that follow an image."""
+    """Like `Optim`, with the usual learning rate of networks that follow an image."""
 
     learning_rate: float = opt(2e-6, "2e-4 is usual, 1 for Prodigy. Lower it if images are distorted.", min=0.0)

@@ -27,7 +27,7 @@ STYLE_SIGHTS = (
     *(f"a {kind} painting" for kind in ("cropped", "cropped", "close-up", "close-up", "clean", "dirty", "dark")),
     *(f"a {kind} painting" for kind in ("cool", "bright", "good", "nice", "small", "weird", "large")),
 )
-OBJECTS = tuple(f"{sight} {article} {{}}" for sight, every in OBJECT_SIGHTS.items() for article in every.split("/"))
+OBJECTS = tuple(f"{sight} {article} {{}}" for sight, words in OBJECT_SIGHTS.items() for article in words.split("/"))
 STYLES = tuple(f"{sight} in the style of {{}}" for sight in STYLE_SIGHTS)
 
 
@@ -86,6 +86,6 @@ class Embedding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingOptim(Optim):
-    """The same, with what is usual for words."""
+    """Like `Optim`, with the usual learning rate of word vectors."""
 
     learning_rate: float = opt(2e-6, "5e-4 is usual, 1 for Prodigy. Lower it if images are distorted.", min=0.0)

@@ -32,7 +32,7 @@ FLOW_INEFFECTIVE: Mapping[str, str] = {
 
 
 def flow_rules(sigmoid: str) -> tuple[Rule, ...]:
-    """Return when timestep options have an effect; `sigmoid` lists values without sigmoid_scale."""
+    # `sigmoid` is the reason that names the family's values of timestep_sampling with a sigmoid.
     return (*_RULES, ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"), sigmoid))
 
 
@@ -146,8 +146,7 @@ class FlowLoss(Loss):
     """Loss function and loss weighting."""
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Reject losses that need a signal-to-noise table."""
-        # A straight path has none.
+        """Reject losses that need a table of signal-to-noise ratios, which flow matching has none of."""
         if self.loss_type in ("huber", "smooth_l1") and self.huber_schedule == "snr":
             yield Problem(
                 "huber_schedule",
@@ -160,7 +159,7 @@ class FlowLoss(Loss):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SafetensorsSave(FullSave):
-    """Where the result goes."""
+    """Like `FullSave`, for models that other programs read as safetensors only."""
 
     only_safetensors: ClassVar[bool] = True
 

@@ -14,7 +14,7 @@ from library.config.schema import opt
 
 
 def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> Iterator[Problem]:
-    """The resolution lies within the limits of the buckets, and no bucket is empty."""
+    """Yield problems of a resolution outside of the buckets' limits, and of limits that leave no bucket."""
     fix = {} if place else bucket_limits(buckets.sizes, buckets)  # the options of the run are not those of a file
     if buckets.min_bucket_reso < buckets.bucket_reso_steps:
         steps = buckets.bucket_reso_steps
@@ -93,35 +93,31 @@ class Model:
         advanced=True,
     )
 
-    others: ClassVar[Mapping[str, str]] = {}  # what a single file of the model does not hold: option -> what to choose
+    others: ClassVar[Mapping[str, str]] = {}  # networks that a single file of the model lacks: option -> what to choose
 
     @property
     def needed(self) -> Mapping[str, str]:
-        """Those of the others that this very model has."""
-        return self.others
+        return self.others  # a family leaves out those that the chosen model does not have
 
     @property
     def text_tokens(self) -> int | None:
-        """The most tokens of text that a step reads, where an option limits them; None: as many as the family's."""
-        return None
+        return None  # an option of some families limits the tokens; None: the family's maximum
 
     @property
     def float32_vae(self) -> bool | None:
-        """Whether no_half_vae keeps the VAE in float32; None where the model has no such option."""
-        return None
+        return None  # whether no_half_vae keeps the VAE in float32; None: the model has no such option
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """SD 2.x has no trainer here."""
         if self.v2:
             yield Problem("v2", "must be off: Stable Diffusion 2.x is not trained here")
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A training needs a model. A single file may be the denoiser alone; a folder has the other networks, too."""
+        """Require a model, and the other networks beside a file that may be the denoiser alone."""
         base = self.pretrained_model_name_or_path or ".safetensors"
         if not self.pretrained_model_name_or_path:
             yield Problem("pretrained_model_name_or_path", "is not set: choose the model to start from")
-        alone = base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer"
-        for name, what in self.needed.items() if alone else ():
+        may_lack_parts = base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer"
+        for name, what in self.needed.items() if may_lack_parts else ():
             if not getattr(self, name):
                 yield Problem(
                     name, "is not set: choose {what}", what=Message(what), also="pretrained_model_name_or_path"
@@ -262,12 +258,10 @@ class Data:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """The resolution as (width, height) in pixels; of several the one with most pixels."""
         return max(self.sizes, key=math.prod, default=None)
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """All sizes that images are trained at, as (width, height) in pixels."""
         return parse_resolution(self.resolution) if self.resolution else ()
 
     @property
@@ -280,11 +274,10 @@ class Data:
 
     @property
     def regularisation_weight(self) -> float:
-        """The factor of regularisation images in the loss."""
-        return 1.0
+        return 1.0  # only trainings of adapters have prior_loss_weight
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Rules about buckets and about which data is meant."""
+        """Check the buckets, and which data is used."""
         if self.enable_bucket and self.bucket_reso_steps % run.grid:
             yield Problem(
                 "bucket_reso_steps",
@@ -304,7 +297,7 @@ class Data:
                 also="max_bucket_reso enable_bucket",
                 fix=bucket_limits(self.sizes or [(1024, 1024)], self),
             )
-        # Buckets that never enlarge are cut to each image's own size, and these two limits do not apply.
+        # With bucket_no_upscale a bucket is cut to each image's own size, and the limits of the sides do not apply.
         if self.enable_bucket and self.size and not self.bucket_no_upscale and not self.dataset_config:
             yield from dict.fromkeys(problem for size in self.sizes for problem in resolution_rules(size, self))
         if self.face_crop_aug_range and self.enable_bucket:
@@ -320,7 +313,7 @@ class Data:
             )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """What a dataset config replaces."""
+        """Warn of options that a dataset config replaces."""
         ignored = [name for name in ("train_data_dir", "reg_data_dir", "in_json") if getattr(self, name)]
         if self.dataset_config and ignored:
             template = "is not used: dataset_config describes the data"
@@ -329,7 +322,7 @@ class Data:
             yield Problem(ignored[0], template, others=together(ignored[1:]), also=ignored[1:])
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A training needs images and a size."""
+        """Require images and a size."""
         if not self.train_data_dir and not self.dataset_config:
             yield Problem("train_data_dir", "is not set: choose the folder of your images", also="dataset_config")
         if not self.resolution and not self.dataset_config:

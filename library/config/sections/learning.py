@@ -56,8 +56,8 @@ SchedulerName = Literal[
 ON_HUB = r"[\w.-]+/[\w.-]+/[^:]+(:[^:]*(:(model|dataset|space)?)?)?"  # a folder in a repository of Hugging Face
 
 MAX_STEPS = 10**9  # maximum steps; three years at ten per second
-# Options that step weights within the backward pass, as soon as their gradients are complete.
 WARMS_UP = ("adamwschedulefree", "sgdschedulefree")  # schedule-free optimizers with an argument warmup_steps
+# Options that step weights within the backward pass, as soon as their gradients are complete.
 EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
 
 
@@ -148,8 +148,7 @@ class Optim:
 
     @property
     def stepped_early(self) -> str:
-        """The option that steps within the backward pass; "" here, as adapters have few gradients to save."""
-        return ""
+        return ""  # adapters have few gradients to save
 
     @property
     def optimizer(self) -> str:
@@ -172,8 +171,7 @@ class Optim:
 
     @property
     def block_lrs(self) -> tuple[float, ...]:
-        """The learning rates of parts of the denoiser, in the order of the family's `rate_names`; () for one rate."""
-        return ()
+        return ()  # rates of parts of the denoiser, in the order of the family's `rate_names`
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Require one optimizer, and reject invalid combinations."""
@@ -229,10 +227,10 @@ def own_warmup(run: RunConfig) -> Problem | None:
     steps = optim.lr_warmup_steps
     if isinstance(steps, float):  # a share of the length, which is known unless it is set in epochs
         steps = 0 if run.steps.max_train_epochs else int(steps * run.steps.max_train_steps)
-    wanted = "warmup_init=True" if kind == "relative" else f"warmup_steps={steps}"
-    has_none = kind != "relative" and optim.optimizer.rpartition(".")[2].casefold() not in WARMS_UP
-    known = any(pair.partition("=")[0].strip() == wanted.partition("=")[0] for pair in optim.optimizer_args)
-    if has_none:
+    argument = "warmup_init=True" if kind == "relative" else f"warmup_steps={steps}"
+    needs_no_warmup = kind != "relative" and optim.optimizer.rpartition(".")[2].casefold() not in WARMS_UP
+    is_given = any(pair.partition("=")[0].strip() == argument.partition("=")[0] for pair in optim.optimizer_args)
+    if needs_no_warmup:
         return Problem(
             "lr_warmup_steps",
             "has no effect with {optimizer}, which needs no warm-up: set it to 0",
@@ -250,13 +248,14 @@ def own_warmup(run: RunConfig) -> Problem | None:
             argument="warmup_steps=N",
         )
     arguments = [pair for pair in optim.optimizer_args if not pair.replace(" ", "").startswith("warmup_init=")]
-    fix = {"lr_warmup_steps": 0} | ({} if known and kind != "relative" else {"optimizer_args": (*arguments, wanted)})
+    keeps_args = is_given and kind != "relative"
+    fix = {"lr_warmup_steps": 0} | ({} if keeps_args else {"optimizer_args": (*arguments, argument)})
     return Problem(
         "lr_warmup_steps",
         template,
         also="optimizer_type optimizer_args",
         optimizer=optim.optimizer,
-        argument=wanted,
+        argument=argument,
         fix=fix,
     )
 
@@ -268,7 +267,7 @@ def _no_accumulation(name: str) -> Problem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullOptim(Optim):
-    """The same, with options that save memory in full trainings."""
+    """Like `Optim`, with options that save memory in full trainings."""
 
     fused_optimizer_groups: int | None = opt(
         None,
@@ -307,7 +306,7 @@ class FullOptim(Optim):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """How long, and from where."""
+    """The length of a training, and what it continues."""
 
     max_train_steps: int = opt(
         1600,

@@ -12,7 +12,7 @@ from library.config.schema import opt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """The kind of numbers that are used."""
+    """Number formats of weights, gradients and matrix products."""
 
     mixed_precision: Literal["no", "fp16", "bf16"] = opt(
         "no", "bf16 for GPUs from 2020 on (RTX 30 and later), fp16 for older ones."

@@ -20,7 +20,7 @@ MAX_NAME_BYTES = 200  # maximum bytes of a name: file systems allow 255, includi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Save:
-    """Where the result goes, and what is kept meanwhile."""
+    """The files that a training saves, at its end and in between."""
 
     if TYPE_CHECKING:  # a field of each kind, with the formats that it has
 
@@ -106,11 +106,11 @@ class Save:
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Require distinct steps, and names that are valid on every system."""
-        if twice := sorted(step for step, times in Counter(self.save_at_steps).items() if times > 1):
+        if duplicate_steps := sorted(step for step, times in Counter(self.save_at_steps).items() if times > 1):
             yield Problem(
                 "save_at_steps",
                 "names {steps} more than once: write each step once",
-                steps=", ".join(map(str, twice)),
+                steps=", ".join(map(str, duplicate_steps)),
                 fix={"save_at_steps": tuple(dict.fromkeys(self.save_at_steps))},
             )
         yield from self._name_problems()
@@ -139,7 +139,7 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSave(Save):
-    """The same, for adapter files."""
+    """Like `Save`, for adapter files."""
 
     save_model_as: Literal["safetensors", "ckpt", "pt"] = opt(
         "safetensors", "The file format. safetensors files cannot contain code.", label="File format"
@@ -148,7 +148,7 @@ class AdapterSave(Save):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSave(Save):
-    """The same, for embedding files."""
+    """Like `Save`, for embedding files."""
 
     save_model_as: Literal["safetensors", "ckpt", "pt"] = opt(
         "pt", "The file format. safetensors files cannot contain code, and carry metadata.", label="File format"
@@ -157,7 +157,7 @@ class EmbeddingSave(Save):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullSave(Save):
-    """The same, for whole models."""
+    """Like `Save`, for whole models."""
 
     only_safetensors: ClassVar[bool] = False  # whether other programs read no other format
 
@@ -298,7 +298,7 @@ class Hub:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Log:
-    """What is written down while it trains."""
+    """Trackers and log messages of a training."""
 
     logging_dir: str | None = opt(None, "The folder for TensorBoard logs.", kind="folder", label="Log folder")
     log_with: Literal["tensorboard", "wandb", "all"] | None = opt(

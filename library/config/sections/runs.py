@@ -55,7 +55,7 @@ class AdapterRun(BaseRun):
     """A training of adapters beside a frozen model."""
 
     kind: ClassVar[str] = "lora"
-    told_by: ClassVar[str] = "network_"
+    recognised_by_option: ClassVar[str] = "network_"
     adapters: ClassVar[bool] = True
     can_be_left_out: ClassVar[bool] = True
     usual_rate: ClassVar[str] = "1e-4"
@@ -91,7 +91,7 @@ class EmbeddingRun(BaseRun):
     """A training of vectors of new words (textual inversion) beside a frozen model."""
 
     kind: ClassVar[str] = "textual-inversion"
-    told_by: ClassVar[str] = "token_string"
+    recognised_by_option: ClassVar[str] = "token_string"
     adapters: ClassVar[bool] = True
     usual_rate: ClassVar[str] = "5e-4"
     file_kind: ClassVar[tuple[str, str]] = ("TextualInversion", "/textual-inversion")
@@ -112,7 +112,7 @@ class ControlRun(BaseRun):
     """A training of small networks that follow a control image (ControlNet-LLLite) beside a frozen model."""
 
     kind: ClassVar[str] = "lllite"
-    told_by: ClassVar[str] = "cond_emb_dim"
+    recognised_by_option: ClassVar[str] = "cond_emb_dim"
     adapters: ClassVar[bool] = True
     can_be_left_out: ClassVar[bool] = True
     usual_rate: ClassVar[str] = "2e-4"

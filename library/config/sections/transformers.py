@@ -29,26 +29,27 @@ _FOREIGN = {
 
 
 def flow_shift(usual: float) -> Any:
-    """The option discrete_flow_shift with a family's own default."""
+    """Declare the option discrete_flow_shift with a family's own default."""
     return opt(
         usual, "Above 1 trains noisy timesteps more often: composition more than detail.", label="Flow shift", min=0.0
     )
 
 
 def reference_folder(shown_with: Mapping[str, tuple[str, ...]]) -> Any:
-    """The option control_directory of a model that is shown reference images with these values of others."""
+    """Declare the option control_directory, shown with these values of other options."""
     words = "A folder of reference images, with the names of their images."
     return opt(None, words, kind="folder", label="Reference folder", shown_with=shown_with)
 
 
-def blocks_to_swap(most: int) -> Any:
-    """The option blocks_to_swap of a model that can spare so many blocks."""
-    words = f"Blocks in CPU memory, at most {most}. Raise it only until the model fits: costs speed."
-    return opt(None, words, min=0, max=most)
+def blocks_to_swap(limit: int) -> Any:
+    """Declare the option blocks_to_swap of a model that can do without at most `limit` blocks on the GPU."""
+    words = f"Blocks in CPU memory, at most {limit}. Raise it only until the model fits: costs speed."
+    return opt(None, words, min=0, max=limit)
 
 
 def network_module() -> Any:
-    """The option network_module; its type lists the modules of the family, and `usual` is what an empty one means."""
+    """Declare the option network_module; its type lists the family's modules, and `usual` is the default of an empty
+    one."""
     words = "The network module, that is the adapter type. Empty: LoRA."
     return opt(None, words, label="Network module", kind="code")
 
@@ -80,7 +81,6 @@ class TransformerNetwork(Network):
 
     @property
     def encoders_learn(self) -> bool:
-        """Adapters are trained in the transformer only."""
         return False
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
