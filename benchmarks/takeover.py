@@ -32,7 +32,7 @@ TAKEOVER_WAYS = {
 COLUMNS = (
     "way",
     "steps",
-    "caches",
+    "compiler_cache",
     "first_step_s",
     "before_s",
     "after_s",
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     work, rows = asked.work.resolve(), []
     versus_files.make_versus_inputs(work / "inputs", {asked.family}, asked.tiny)
     given = dict(map(parse_option, asked.options))
-    for steps, caches in itertools.product(asked.steps, ("cold", "warm") if asked.warm else ("cold",)):
+    for steps, cache in itertools.product(asked.steps, ("cold", "warm") if asked.warm else ("cold",)):
         (plain,) = (
             case
             for case in versus_files.versus_cases(asked.tiny, steps)
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         for way in asked.ways:
             options = {**plain.options, **TAKEOVER_WAYS[way], **given}
             case = VersusCase(asked.family, "lora", f"{way} {steps}", options, ())
-            row = {"way": way, "steps": steps, "caches": caches, **run_takeover(case, work, asked.limit)}
+            row = {"way": way, "steps": steps, "compiler_cache": cache, **run_takeover(case, work, asked.limit)}
             rows.append({name: row.get(name) for name in COLUMNS})
             print(json.dumps(rows[-1], indent=1), flush=True)
             if asked.out:

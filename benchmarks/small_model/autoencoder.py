@@ -54,7 +54,7 @@ def scale_latents(vae: Any, pixels: Tensor, kind: networks.LatentScale) -> None:
     mean = latents.mean((0, 2, 3))
     # One factor for all channels: those that say little stay small, so that the denoiser spends little on them.
     deviation = (latents - mean[:, None, None]).square().mean().sqrt()
-    factor = torch.full_like(mean, 1 / kind.scale / deviation)
+    factor = (1 / kind.scale / deviation).expand(len(mean)).clone()
     offset = kind.shift - mean * factor
     before = vae.quant_conv if vae.quant_conv is not None else vae.encoder.conv_out
     after = vae.post_quant_conv if vae.post_quant_conv is not None else vae.decoder.conv_in
