@@ -79,8 +79,7 @@ class Buckets:
             )
 
     def fit(self, size: Size) -> BucketFit | None:
-        """Choose the bucket of an image; None if the image is thinner than the thinnest bucket."""
-        return _fit(self, size)
+        return _fit(self, size)  # None: the image is thinner than the thinnest bucket
 
 
 def resolutions(resolution: Size, smallest: int, largest: int, step: int) -> tuple[Size, ...]:
@@ -88,12 +87,12 @@ def resolutions(resolution: Size, smallest: int, largest: int, step: int) -> tup
     smallest, largest = _bounds(smallest, largest, step)
     area = resolution[0] * resolution[1]
     square = int(math.sqrt(area) // step) * step
-    found = {(square, square)}
+    sizes = {(square, square)}
     for width in range(smallest, largest + 1, step):
         height = min(largest, area // width // step * step)
         if height >= smallest:
-            found |= {(width, height), (height, width)}
-    return tuple(sorted(found))
+            sizes |= {(width, height), (height, width)}
+    return tuple(sorted(sizes))
 
 
 def crop_ltrb(bucket: Size, size: Size) -> tuple[float, float, float, float]:
@@ -156,8 +155,8 @@ def _shrunk(area: int, step: int, aspect: float) -> Size:
 
 
 def _round_to_step(side: float, step: int) -> int:
-    return int(side + 0.5) // step * step
+    return int(side + 0.5) // step * step  # halves go up, as upstream; round() would take them to the even number
 
 
 def _bounds(smallest: int, largest: int, step: int) -> Size:
-    return smallest // step * step, -(-largest // step) * step
+    return smallest // step * step, -(-largest // step) * step  # the second is rounded up

@@ -40,16 +40,16 @@ def caption_file(here: Listing, image: str, extension: str) -> str:
     stem = os.path.splitext(image)[0]
     parts = stem.split("_")
     names = [stem + extension] + (["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])
-    return next((here.path(found) for name in names if (found := here.find(name))), "")
+    return next((here.path(name_in_folder) for name in names if (name_in_folder := here.find(name))), "")
 
 
 def odd_files(here: Listing, images: Collection[str]) -> list[str]:
     """Return text files that seem to belong to these images but are not named like captions: a.png.txt,
     A.txt, a.json.
     """
-    wanted = {_fold_name(name) for name in images} | {_fold_name(os.path.splitext(name)[0]) for name in images}
+    image_names = {_fold_name(name) for name in images} | {_fold_name(os.path.splitext(name)[0]) for name in images}
     parts = ((name, *os.path.splitext(name)) for name in here.names)
-    return sorted(name for name, stem, suffix in parts if suffix.lower() in TEXTS and _fold_name(stem) in wanted)
+    return sorted(name for name, stem, suffix in parts if suffix.lower() in TEXTS and _fold_name(stem) in image_names)
 
 
 def about_odd_files(here: Listing, files: Collection[str], extension: str) -> Iterator[Problem]:
@@ -87,8 +87,8 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
         facts = {"folder": here.folder, "files": files_there, "other": other, "extension": ending, "fallback": fallback}
         fix = {"caption_extension": other}
         return Missing(about_images(template, topic="captions", fix=fix, **facts), [])
-    said = list(about_odd_files(here, odd_files(here, bare), ending))
-    said += [
+    remarks = list(about_odd_files(here, odd_files(here, bare), ending))
+    remarks += [
         about_images(
             "{folder}: {name} is read only if in_json, or metadata_file in a dataset_config, names it",
             folder=here.folder,
@@ -99,7 +99,7 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
         if name in here.names
     ]
     if len(bare) < len(files) or not subset.class_tokens:
-        said.append(
+        remarks.append(
             about_images(
                 "{folder}: {count} without a {caption_extension} file, {fallback}: {bare}",
                 folder=here.folder,
@@ -110,7 +110,7 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
                 topic="captions",
             )
         )
-    return Missing(None, said)
+    return Missing(None, remarks)
 
 
 def _fold_name(name: str) -> str:

@@ -33,7 +33,7 @@ def reference(control: ControlImage, interpolation: str | None) -> Image.Image:
 def inpainting_region(control: ControlImage, view: augment.View, interpolation: str | None) -> torch.Tensor:
     """The region to inpaint [H,W]: 1 where the mask is brighter than half, else 0."""
     if control.drawn is not None:
-        mask = random_mask(
+        mask = random_mask(  # seeded by name, number and size, so that each epoch, process and resume draws the same
             view.size,
             Random(f"{os.path.basename(control.path)} {control.drawn} {view.size}".encode("utf-8", "surrogatepass")),
         )
@@ -42,8 +42,8 @@ def inpainting_region(control: ControlImage, view: augment.View, interpolation: 
         mask = pixels.read_pixels(control.path, control.how, alpha=True)[:, :, 3]
     else:
         mask = pixels.read_mask(control.mask, control.how)
-    seen = pixels.apply_view(np.ascontiguousarray(mask), view, interpolation)
-    return torch.from_numpy((seen >= 128).astype(np.float32))
+    cropped = pixels.apply_view(np.ascontiguousarray(mask), view, interpolation)
+    return torch.from_numpy((cropped >= 128).astype(np.float32))
 
 
 def random_mask(size: Size, random: Random) -> np.ndarray:

@@ -13,14 +13,14 @@ from library.data.folders import (
     concept,
     concepts,
     has_flat_images,
-    looked_into,
+    list_if_readable,
     some,
 )
 
 USUAL_REPEATS = 10  # of a folder whose name has none, as in guides for sd-scripts
 MOST_REPEATS = 100_000  # as in a data set file
-DEEPEST = 6  # how many levels down misplaced images are looked for
-MOST_FOLDERS = 2000  # in how many folders they are looked for
+MAX_SEARCH_DEPTH = 6  # how many levels down misplaced images are looked for
+MAX_FOLDERS_SEARCHED = 2000  # in how many folders they are looked for
 
 
 def about_labels(here: Listing, is_masked: bool) -> Iterator[Problem]:
@@ -33,16 +33,16 @@ def about_labels(here: Listing, is_masked: bool) -> Iterator[Problem]:
             names=some(masks),
             fix={"masked_loss": True},
         )
-    if others := sorted(name for name in here.labels if MASK_LABEL not in name):
+    if condition_images := sorted(name for name in here.labels if MASK_LABEL not in name):
         yield about_images(
             "{folder}: conditioning images of OneTrainer, which are not used: {names}",
             folder=here.folder,
-            names=some(others),
+            names=some(condition_images),
         )
 
 
-def _too_often(option: str, one: Concept) -> Problem:
-    facts = {"folder": one.folder, "repeats": f"{one.repeats:,}", "words": one.words}
+def _too_often(option: str, entry: Concept) -> Problem:
+    facts = {"folder": entry.folder, "repeats": f"{entry.repeats:,}", "words": entry.words}
     template = ": {folder} asks for {repeats} repeats, which is no training; rename it to 1_{words}"
     return Problem(option, template, **facts)
 
@@ -54,7 +54,7 @@ def _unusable(option: str, parent: Path) -> Problem | None:
         return Problem(option, ": {parent} does not exist", parent=parent)
     if not parent.is_dir():
         return Problem(option, ": {parent} is a file; give the folder that holds your images", parent=parent)
-    if why := looked_into(parent).unreadable:
+    if why := list_if_readable(parent).unreadable:
         return Problem(option, ": {path} cannot be read: {why}", path=parent, why=why)
     return None
 
@@ -65,21 +65,21 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
     if why_not := _unusable(option, parent):
         yield why_not
         return
-    found = concepts(parent)
-    yield from (_too_often(option, one) for one in found if one.repeats > MOST_REPEATS)
-    if found or has_flat_images(parent):
+    entries = concepts(parent)
+    yield from (_too_often(option, entry) for entry in entries if entry.repeats > MOST_REPEATS)
+    if entries or has_flat_images(parent):
         return
     yield _without_concepts(option, parent)
 
 
 def _without_concepts(option: str, parent: Path) -> Problem:
     """Why none of the folders in `parent` is one of images and repeats."""
-    here = looked_into(parent)
+    here = list_if_readable(parent)
     if here.images:
         above = parent.absolute().parent
         template = ": {parent} holds the images themselves; give the folder above it: {above}"
         return Problem(option, template, parent=parent, above=above, fix={option: str(above)})
-    if with_images := [name for name in here.folders if looked_into(parent / name).images]:
+    if with_images := [name for name in here.folders if list_if_readable(parent / name).images]:
         return _misnamed(option, parent, with_images)
     if here.undecodable:
         template = ": {undecodable} in {parent} are in formats that are not read here; convert them to PNG or WebP"
@@ -128,18 +128,20 @@ def _misnamed(option: str, parent: Path, with_images: list[str]) -> Problem:
 
 def _with_images(parent: Path) -> Iterator[Path]:
     """Folders below `parent` that hold images, the nearest first; links are not followed."""
-    level, looked = [parent], 0
-    for _ in range(DEEPEST):
-        below = [folder / name for folder in level for name in looked_into(folder).folders]
-        level = [folder for folder in below if not folder.is_symlink()][: MOST_FOLDERS - looked]
-        looked += len(level)
-        yield from (folder for folder in level if looked_into(folder).images)
+    level, num_searched = [parent], 0
+    for _ in range(MAX_SEARCH_DEPTH):
+        below = [folder / name for folder in level for name in list_if_readable(folder).folders]
+        level = [folder for folder in below if not folder.is_symlink()][: MAX_FOLDERS_SEARCHED - num_searched]
+        num_searched += len(level)
+        yield from (folder for folder in level if list_if_readable(folder).images)
 
 
 def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
     """What in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
-    here, flat = looked_into(parent), has_flat_images(parent)
-    skipped = [name for name in here.folders if concept(parent / name) is None and looked_into(parent / name).images]
+    here, flat = list_if_readable(parent), has_flat_images(parent)
+    skipped = [
+        name for name in here.folders if concept(parent / name) is None and list_if_readable(parent / name).images
+    ]
     if skipped and not flat:
         yield Problem(
             option,
@@ -172,15 +174,15 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
             parent=parent,
             count=len(here.images),
         )
-    for found in map(concept, (parent / name for name in here.folders)):
-        if found and found.repeats == 0:
-            yield about_images("{folder} has 0 repeats and is not used", folder=found.folder)
-        elif found and found.repeats >= MANY_REPEATS:
+    for entry in map(concept, (parent / name for name in here.folders)):
+        if entry and entry.repeats == 0:
+            yield about_images("{folder} has 0 repeats and is not used", folder=entry.folder)
+        elif entry and entry.repeats >= MANY_REPEATS:
             yield about_images(
                 "{folder} is read as {repeats} repeats of '{words}'; rename it if not meant so",
-                folder=found.folder,
-                repeats=found.repeats,
-                words=found.words,
+                folder=entry.folder,
+                repeats=entry.repeats,
+                words=entry.words,
             )
 
 

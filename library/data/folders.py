@@ -53,7 +53,8 @@ class Listing:
         if name in self.names:
             return name
         if not self.alike:
-            self.alike = {_plain_form(one): one for one in sorted(self.names, reverse=True)}
+            # Of several names with one plain form the first in order wins, as the last entry of a dict stays.
+            self.alike = {_plain_form(written): written for written in sorted(self.names, reverse=True)}
         return self.alike.get(_plain_form(name), "")
 
     def image_named(self, stem: str) -> str:
@@ -64,13 +65,12 @@ class Listing:
     def known_size(self, name: str, turned: bool = False) -> tuple[int, int] | None:
         """(width, height) of an image whose latents were cached after its last change; `turned`: by its EXIF
         orientation."""
-        found = self.sizes.get((os.path.splitext(name)[0], turned)) if self.sizes else None
-        if found is None or (name in self.images and found[1] < self.images[name].changed):
+        cached = self.sizes.get((os.path.splitext(name)[0], turned)) if self.sizes else None
+        if cached is None or (name in self.images and cached[1] < self.images[name].changed):
             return None
-        return found[0]
+        return cached[0]
 
     def path(self, name: str) -> str:
-        """The path of a file in this folder."""
         return f"{self.folder}{os.sep}{name}"
 
 
@@ -87,8 +87,8 @@ def list_folder(folder: str | Path) -> Listing:
 
     A broken link to an image counts as an image of no bytes, so that it is reported like others that cannot be read.
     """
-    found = Listing(os.fspath(folder))
-    known = extensions()
+    listing = Listing(os.fspath(folder))
+    suffixes = extensions()
     with os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name
@@ -96,25 +96,27 @@ def list_folder(folder: str | Path) -> Listing:
                 continue
             if entry.is_dir():
                 if name != "__MACOSX":
-                    found.folders.append(name)
+                    listing.folders.append(name)
                 continue
-            found.names.add(name)
+            listing.names.add(name)
             suffix = name[name.rfind(".") :].lower()
-            if suffix in known:
-                found.images[name] = _file(entry)
+            if suffix in suffixes:
+                listing.images[name] = _file(entry)
             elif suffix in PLUGINS or suffix in OTHER_FORMATS:
-                found.undecodable.append(name)
+                listing.undecodable.append(name)
             elif suffix in (".npz", ".safetensors") and (cached := CACHED_SIZE.fullmatch(name)):
-                _remember(found, cached, _file(entry).modified)
-    stems = {os.path.splitext(name)[0] for name in found.images}
+                _remember(listing, cached, _file(entry).modified)
+    stems = {os.path.splitext(name)[0] for name in listing.images}
     for stem in stems:
         if stem.endswith(FILE_LABELS) and stem[: -len(MASK_LABEL)] in stems:
-            found.labels |= {name: found.images.pop(name) for name in [*found.images] if name.startswith(f"{stem}.")}
-    found.images = dict(sorted(found.images.items()))
-    found.stems = {os.path.splitext(name)[0] for name in found.images}
-    found.folders.sort()
-    found.undecodable.sort()
-    return found
+            listing.labels |= {
+                name: listing.images.pop(name) for name in [*listing.images] if name.startswith(f"{stem}.")
+            }
+    listing.images = dict(sorted(listing.images.items()))
+    listing.stems = {os.path.splitext(name)[0] for name in listing.images}
+    listing.folders.sort()
+    listing.undecodable.sort()
+    return listing
 
 
 def _plain_form(name: str) -> str:
@@ -122,7 +124,7 @@ def _plain_form(name: str) -> str:
     return (stem if stem.isascii() else unicodedata.normalize("NFC", stem)) + suffix.lower()
 
 
-def looked_into(folder: str | Path) -> Listing:
+def list_if_readable(folder: str | Path) -> Listing:
     """List a folder, or set `unreadable`: some folders of a drive are closed even to its owner."""
     try:
         return list_folder(folder)
@@ -140,11 +142,11 @@ def _file(entry: os.DirEntry[str]) -> File:
     return File(about.st_mtime_ns, max(about.st_mtime_ns, about.st_ctime_ns), about.st_size)
 
 
-def _remember(found: Listing, cached: re.Match, modified: int) -> None:
+def _remember(listing: Listing, cached: re.Match, modified: int) -> None:
     stem, width, height, turned = cached.groups()
     key = stem, bool(turned)
-    if key not in found.sizes or found.sizes[key][1] < modified:
-        found.sizes[key] = ((int(width), int(height)), modified)
+    if key not in listing.sizes or listing.sizes[key][1] < modified:
+        listing.sizes[key] = ((int(width), int(height)), modified)
 
 
 def concept(folder: Path) -> Concept | None:
@@ -156,8 +158,8 @@ def concept(folder: Path) -> Concept | None:
 
 def concepts(parent: Path) -> list[Concept]:
     """The folders named <repeats>_<words> directly inside `parent`, by name; those with 0 repeats are left out."""
-    found = (concept(parent / name) for name in looked_into(parent).folders)
-    return [one for one in found if one is not None and one.repeats > 0]
+    entries = (concept(parent / name) for name in list_if_readable(parent).folders)
+    return [entry for entry in entries if entry is not None and entry.repeats > 0]
 
 
 def has_flat_images(parent: Path) -> bool:
@@ -165,44 +167,42 @@ def has_flat_images(parent: Path) -> bool:
 
     Folders named <repeats>_<words> take precedence: with them, or in one that is named so, sd-scripts' rule holds.
     """
-    own = concept(parent.absolute())
-    if own is not None and own.repeats < MANY_REPEATS:
+    named = concept(parent.absolute())
+    if named is not None and named.repeats < MANY_REPEATS:
         return False
-    here = looked_into(parent)
+    here = list_if_readable(parent)
     inner = (concept(parent / name) for name in here.folders)
-    return bool(here.images) and not any(one.repeats for one in inner if one)
+    return bool(here.images) and not any(entry.repeats for entry in inner if entry)
 
 
-def trained(parent: Path, repeats: int) -> list[Concept]:
-    """The folders of a training's images: those inside `parent`, or `parent` itself with these repeats."""
+def folders_to_train(parent: Path, repeats: int) -> list[Concept]:
     return [Concept(parent, repeats, "")] if has_flat_images(parent) else concepts(parent)
 
 
-def same_place(one: str | Path, other: str | Path) -> bool:
-    """Whether two paths lead to the same file or folder."""
-    return real_place(one) == real_place(other)
+def same_place(first: str | Path, second: str | Path) -> bool:
+    return real_place(first) == real_place(second)
 
 
 def real_place(path: str | Path) -> str:
-    """Where a path leads, the same for all ways to write it."""
+    # On Windows two spellings of a path may differ in case and slashes, which normcase makes the same.
     return os.path.normcase(os.path.realpath(path))
 
 
-def some(names: Sequence[Any], most: int = 5) -> MessageLike:
+def some(names: Sequence[Any], max_names: int = 5) -> MessageLike:
     """The first names for a message: a, b, c and 7 more."""
-    shown = ", ".join(str(name) for name in names[:most])
-    more = len(names) - most
+    shown = ", ".join(str(name) for name in names[:max_names])
+    more = len(names) - max_names
     return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
 
 
 def about_images(template: str, **facts: Any) -> Problem:
     """A problem of images or captions that belongs to no option."""
-    given: dict[str, Any] = {"topic": "images", **facts}
-    return Problem("", template, **given)
+    details: dict[str, Any] = {"topic": "images", **facts}
+    return Problem("", template, **details)
 
 
 def capped(problems: list[Problem]) -> Iterator[Problem]:
-    """The first SHOWN problems of one kind, then the number of the others."""
+    """The first MAX_MESSAGES_PER_KIND problems of one kind, then the number of the others."""
     yield from problems[:MAX_MESSAGES_PER_KIND]
     if len(problems) > MAX_MESSAGES_PER_KIND:
         yield about_images("and {count} more like these", count=len(problems) - MAX_MESSAGES_PER_KIND)

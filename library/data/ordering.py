@@ -49,8 +49,8 @@ def draws(
     mix = Random(f"{seed} {epoch}")
     mix.shuffle(left)
     if left and len(left) % world:  # repeat the first for equal numbers, as accelerate does
-        first = [one for row in rows for one in row] + left
-        left += [first[i % len(first)] for i in range(-len(left) % world)]
+        all_batches = [batch for row in rows for batch in row] + left
+        left += [all_batches[i % len(all_batches)] for i in range(-len(left) % world)]
     rows += [left[start : start + world] for start in range(0, len(left), world)]
     mix.shuffle(rows)
     return [Draw(epoch, index, *row[rank]) for index, row in enumerate(rows)]

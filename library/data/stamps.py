@@ -48,9 +48,9 @@ def _control_stamp(control: "ControlImage") -> list[Any]:
 
 def reading(control: "ControlImage") -> list[Any]:
     """Return how a control image and its mask are decoded; [] if they are read as stored."""
-    own, of_masks = control.how.marks(control.path), replace(control.how, ground="")
-    mask = of_masks.marks(control.mask) if control.mask else []
-    return [own, mask] if own or mask else []
+    of_image, mask_decoding = control.how.marks(control.path), replace(control.how, ground="")
+    mask = mask_decoding.marks(control.mask) if control.mask else []
+    return [of_image, mask] if of_image or mask else []
 
 
 def same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
@@ -61,9 +61,9 @@ def same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
         how = reading(control)
         if not isinstance(stamp, list) or stamp[2:] != [list(control.fit.resized), *how]:
             return False
-        own = control.mask and control.mask != control.path
+        has_mask_file = control.mask and control.mask != control.path
         drawn = None if control.drawn is None else f"drawn {control.drawn}"
-        same_mask = same_image(control.mask, stamp[1]) if own else stamp[1] == drawn
+        same_mask = same_image(control.mask, stamp[1]) if has_mask_file else stamp[1] == drawn
         if not same_mask or not same_image(control.path, stamp[0]):
             return False
     return True

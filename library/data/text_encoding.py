@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 def phrase_of(image: "Image", words: str, template: str) -> Phrase:
-    """Return the text encoder's input for a caption of an image; `template` comes from `template_of`."""
+    # `template` is that of `template_of`; without one the encoder reads no pictures.
     return Phrase(words, image.controls, image.interpolation) if template else Phrase(words)
 
 
@@ -109,8 +109,8 @@ class Texts:
     def _stored(self, image: "Image", words: str) -> Arrays:
         """Return the outputs for a caption, or for the image's first caption if it is not encoded."""
         if self.memory is not None:
-            known = self.memory.get(phrase_of(image, words, self.template))
-            return known or self.memory[phrase_of(image, image.encoded_caption, self.template)]
+            outputs = self.memory.get(phrase_of(image, words, self.template))
+            return outputs or self.memory[phrase_of(image, image.encoded_caption, self.template)]
         file = self.files.get((image.path, words)) or self.files[image.path, image.encoded_caption]
         try:
             text_cache = caches.read_text_cache(file, self.cache.stored, self.cache.names)
@@ -212,10 +212,10 @@ def _entries_by_file(
     images.
     """
     # A file has room for one caption, encoded with references of one size.
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for file, image, words in _caption_caches(captions, suffix, with_pictures):
-        known = found.setdefault(file, Entry(image, words))
-        if with_pictures and [control.fit for control in known.image.controls] != [
+        entry = entries.setdefault(file, Entry(image, words))
+        if with_pictures and [control.fit for control in entry.image.controls] != [
             control.fit for control in image.controls
         ]:
             raise ConfigError(
@@ -224,13 +224,13 @@ def _entries_by_file(
                 "cache_text_encoder_outputs without _to_disk",
                 path=image.path,
             )
-        if known.words != words:
+        if entry.words != words:
             raise ConfigError(
                 "{path} is used with two captions, but there is one cache file for it: "
                 "use cache_text_encoder_outputs without _to_disk",
                 path=image.path,
             )
-    return found
+    return entries
 
 
 def _encode_phrases(
@@ -256,13 +256,13 @@ def _encode_phrases(
         for start in range(0, len(todo), size):
             yield _encoded_phrases(todo[start : start + size], work)
 
-    def kept(batch: list[tuple[Sequence[Any], Arrays]]) -> int:
+    def write_batch(batch: list[tuple[Sequence[Any], Arrays]]) -> int:
         for names, arrays in batch:
             for name in names:
                 keep(name, arrays)
         return len(batch)
 
-    finish(kept, encoded(), phases.CACHING_CAPTIONS, len(todo), work.report)
+    finish(write_batch, encoded(), phases.CACHING_CAPTIONS, len(todo), work.report)
     for encoder in encoders:
         encoder.to("cpu")
 
@@ -282,15 +282,17 @@ def _encoded_phrases(
                 caption=repr(phrase.words),
                 some=some(where),
             )
-    each = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
+    rows = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
     if mask := work.family.text_cache.mask:  # drop padding, which each batch adds anew
-        each = [{key: value[: int(one[mask].sum())] for key, value in one.items()} for one in each]
-    return [(names, one) for (_, names), one in zip(batch, each, strict=True)]
+        rows = [{key: value[: int(row[mask].sum())] for key, value in row.items()} for row in rows]
+    return [(names, row) for (_, names), row in zip(batch, rows, strict=True)]
 
 
 def _encoder_outputs(phrases: list[Phrase], work: EncodingJob) -> dict[str, torch.Tensor]:
     words = [phrase.words for phrase in phrases]
     if not (isinstance(work.family, ReadsPictures) and work.family.picture_template):
         return work.family.text(work.components, words)
-    pictures = [[control_pixels.reference(one, phrase.interpolation) for one in phrase.shown] for phrase in phrases]
+    pictures = [
+        [control_pixels.reference(control, phrase.interpolation) for control in phrase.shown] for phrase in phrases
+    ]
     return work.family.text_with_pictures(work.components, words, pictures)

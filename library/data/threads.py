@@ -16,7 +16,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = 4  # enough to hide the latency of network drives; local reads are bound by the interpreter
-SLICE = 256
+SLICE = 256  # items per task: a task for each would cost more than many items do
 NAMELESS = Message("")
 
 
@@ -62,6 +62,5 @@ def ahead(
             mine.shutdown(wait=True, cancel_futures=True)
 
 
-def num_workers(wanted: int) -> int:
-    """The number of threads: as many as wanted, at most one per processor."""
-    return max(0, min(wanted, os.cpu_count() or 1))
+def num_workers(requested: int) -> int:
+    return max(0, min(requested, os.cpu_count() or 1))
