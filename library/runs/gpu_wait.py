@@ -19,11 +19,11 @@ def free_devices(how: JsonMapping, report: Callable[[Message], None]) -> Iterato
         while True:
             with gpu_slots.choosing():
                 active = [run for run in reader.runs() if run.active and run.is_here]
-                own = gpu_slots.choose_devices(how, gpu_slots.free_devices(run.facts for run in active))
-                if own:
-                    stack.enter_context(gpu_slots.holding(own))
+                reserved = gpu_slots.choose_devices(how, gpu_slots.free_devices(run.facts for run in active))
+                if reserved:
+                    stack.enter_context(gpu_slots.holding(reserved))
                     break
             names = ", ".join(run.id for run in active)
             report(Message("waiting for {trainings}", trainings=names) if names else Message(WAITS))
             time.sleep(WAITING)
-        yield own
+        yield reserved

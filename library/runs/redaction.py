@@ -139,8 +139,8 @@ def _installation() -> Iterator[tuple[str, str]]:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Return the pattern of a name in a line: a word anywhere, a path only at a path boundary."""
-    # /data/cat, shown as <home>, is no prefix of /data/cats, which would become <home>s.
+    # A word matches anywhere, a path only at a path boundary: /data/cat, shown as <home>, is no prefix of /data/cats,
+    # which would become <home>s.
     return re.compile(re.escape(name) + (r"(?![\w.~-]*\w)" if PATH.match(name) else ""))
 
 
