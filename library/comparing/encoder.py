@@ -58,15 +58,15 @@ class ImageEncoder:
     def features(self, paths: Sequence[str], device: torch.device, report: Report) -> torch.Tensor:
         """Return unit-length features [N, D], float32 on the CPU. Raises ConfigError for an unreadable image."""
         self._model.to(device)
-        made = []
+        batches = []
         for start in range(0, len(paths), PICTURES_PER_BATCH):
             report(Message("looking at pictures"), start, len(paths))
             pictures = [_open_picture(path) for path in paths[start : start + PICTURES_PER_BATCH]]
             pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"].to(device)
             with torch.inference_mode():
-                made.append(self._features(pixels).float().cpu())
+                batches.append(self._features(pixels).float().cpu())
         self._model.to("cpu")
-        return torch.nn.functional.normalize(torch.cat(made), dim=-1)
+        return torch.nn.functional.normalize(torch.cat(batches), dim=-1)
 
     def _features(self, pixels: torch.Tensor) -> torch.Tensor:
         if hasattr(self._model, "get_image_features"):

@@ -48,7 +48,6 @@ class Sheet:
     grid: str = ""
 
     def as_json(self) -> JsonObject:
-        """As JSON for the page."""
         return {
             "columns": self.columns,
             "rows": self.rows,
@@ -119,7 +118,9 @@ class ColumnSampler:
         multiple = model.family.sample_multiple
         self._model, self._sampler = model, model.family.sampler(model.components)
         self._is_ready = False
-        self.prompts = [prompt_files.with_defaults(one, defaults, multiple) for one in _seen(prompts, config)]
+        self.prompts = [
+            prompt_files.with_defaults(prompt, defaults, multiple) for prompt in _usable_prompts(prompts, config)
+        ]
 
     def __call__(self, column: Column, keep: Callable[[int, Image.Image], None]) -> None:
         """Apply the column's files and pass each image to `keep`, with the number of its prompt."""
@@ -163,9 +164,10 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     _check_guides(prompts, bool(model.applied.controls))
     sample = ColumnSampler(model, prompts, config)
     done, total = 0, len(columns) * len(sample.prompts)
+    # Each pass of the denoiser reports.
     model.components.denoiser.register_forward_pre_hook(lambda *_: report(Message("generating"), done, total))
     place = folder / time.strftime("%Y%m%d-%H%M%S")
-    sheet = Sheet([one.title for one in columns], [prompt.prompt for prompt in sample.prompts], place)
+    sheet = Sheet([column.title for column in columns], [prompt.prompt for prompt in sample.prompts], place)
     sheet.files = [[""] * len(columns) for _ in sample.prompts]
     base, tagged = str(config.model.pretrained_model_name_or_path), model.applied.tagged
     for at, column in enumerate(columns):
@@ -195,21 +197,24 @@ def check_before(config: RunConfig, prompts: Sequence[Prompt]) -> None:
 
 def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
     """Return the sampler's request: words of embeddings become their tokens, and the control image is read."""
-    made, guide = request_of(prompt, AS_SEEN), prompt.controlnet_image
+    request, guide = request_of(prompt, AS_SEEN), prompt.controlnet_image
     with_tokens = applied.words.with_tokens
     return replace(
-        made,
-        prompt=with_tokens(made.prompt),
-        negative=with_tokens(made.negative),
+        request,
+        prompt=with_tokens(request.prompt),
+        negative=with_tokens(request.negative),
         guide=Image.fromarray(pixels.read_pixels(guide, AS_SEEN)) if guide else None,
     )
 
 
-def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
+def _usable_prompts(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
     """Return the prompts with one seed and without images that the model does not use."""
     seeded = plan.with_one_seed(prompts)
     shown = (prompt_files.with_used_images(prompt, config.control_images) for prompt in seeded)
-    return [replace(one, controlnet_image=own.controlnet_image) for one, own in zip(shown, seeded, strict=True)]
+    return [
+        replace(usable, controlnet_image=seeded_prompt.controlnet_image)
+        for usable, seeded_prompt in zip(shown, seeded, strict=True)
+    ]
 
 
 def _unreadable(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Problem]:
