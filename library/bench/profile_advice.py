@@ -1,6 +1,6 @@
 """What a profile means: operations sorted into kinds, and sentences on what takes the time and what to change.
 
-Plain tables in, words out. No torch in here, so that the rules can be tried on tables that are made up.
+Plain tables in, words out. Loads no torch, so that the rules can be applied to made-up tables.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +48,6 @@ class Advice:
 
 
 def settings_for_advice(config: RunConfig) -> JsonObject:
-    """The options of a run that the rules ask for."""
     return {name: value for name, value in option_values(config).items() if name in ADVISED_OPTIONS}
 
 
@@ -57,20 +56,19 @@ def settings_for_advice(config: RunConfig) -> JsonObject:
 
 def judge(facts: JsonMapping) -> list[Advice]:
     """What dominates, and what to change, the weightiest first. The first sentence always says what dominates."""
-    found = [finding for rule in RULES for finding in rule(facts, facts.get("set", {}))]
-    return [_dominant(facts), *sorted(found, key=lambda finding: -finding.share)]
+    findings = [finding for rule in RULES for finding in rule(facts, facts.get("set", {}))]
+    return [_dominant(facts), *sorted(findings, key=lambda finding: -finding.share)]
 
 
 Facts = JsonMapping
 
 
 def _waits(facts: Facts) -> int:
-    """How often the host waits for the GPU in a step."""
-    return facts["syncs"] if facts.get("idle") is not None else 0
+    return facts["syncs"] if facts.get("idle") is not None else 0  # without a GPU nothing waits for it
 
 
 def _starved(facts: Facts) -> bool:
-    """Whether the GPU is idle because the host waits for it, rather than because the host is slow."""
+    # The GPU is idle because the host waits for it, rather than because the host is slow.
     return (facts.get("idle") or 0.0) >= IDLE and _waits(facts) >= 10 and _waits(facts) * 50 >= facts["launches"]
 
 
@@ -85,7 +83,7 @@ def _dominant(facts: Facts) -> Advice:
             text = Message(template, share=f"{idle:.0%}", count=f"{_waits(facts):,}")
         return Advice("dominant", idle, text)
     first, share = next(iter(kinds.items()), ("nothing", 0.0))
-    others = [
+    next_kinds = [
         Message("{kind} {share}", kind=Message(name), share=f"{part:.0%}") for name, part in list(kinds.items())[1:4]
     ]
     template = "{share} of the time goes into {first}; then {others}."
@@ -96,7 +94,7 @@ def _dominant(facts: Facts) -> Advice:
             "PyTorch's profiler may not look at this GPU, so this is the host's time: {share} of it goes into {first}; "
             "then {others}."
         )
-    then = join_messages(others) if others else Message("nothing")
+    then = join_messages(next_kinds) if next_kinds else Message("nothing")
     return Advice("dominant", share, Message(template, share=f"{share:.0%}", first=Message(first), others=then))
 
 
@@ -241,13 +239,13 @@ def _could_use_8_bits(facts: Facts, now: Facts) -> bool:
 
 
 def _recomputing(facts: Facts, now: Facts) -> Iterator[Advice]:
-    used, there = facts.get("peak_gb") or 0.0, facts.get("memory_gb") or 0.0
-    if now.get("gradient_checkpointing") and not now.get("blocks_to_swap") and used < 0.5 * there:
+    used, available = facts.get("peak_gb") or 0.0, facts.get("memory_gb") or 0.0
+    if now.get("gradient_checkpointing") and not now.get("blocks_to_swap") and used < 0.5 * available:
         template = (
             "{used} of {memory} GB are used, while activations are recomputed: switch gradient_checkpointing off, or "
             "keep the outputs of attention."
         )
-        text = Message(template, used=f"{used:.1f}", memory=f"{there:.0f}")
+        text = Message(template, used=f"{used:.1f}", memory=f"{available:.0f}")
         yield Advice("recompute", 0.25, text, {"gradient_checkpointing": False})
 
 
@@ -313,5 +311,4 @@ def profile_text(facts: JsonMapping) -> str:
 
 
 def change(options: JsonMapping) -> str:
-    """Options to set, as flags read."""
     return f" ({format_changes(options)})" if options else ""

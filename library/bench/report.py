@@ -36,9 +36,10 @@ def best(result: JsonMapping) -> JsonObject | None:
         times.setdefault(row["candidate"], {})[row["resolution"]] = row
     if not times:
         return None
-    most = max(map(len, times.values()))
-    full = {name: rows for name, rows in times.items() if len(rows) == most}
-    pace = {name: math.prod(r["ms"]["p50"] for r in rows.values()) ** (1 / most) for name, rows in full.items()}
+    max_sizes = max(map(len, times.values()))
+    full = {name: rows for name, rows in times.items() if len(rows) == max_sizes}
+    # The geometric mean, in which no size outweighs the others.
+    pace = {name: math.prod(r["ms"]["p50"] for r in rows.values()) ** (1 / max_sizes) for name, rows in full.items()}
     quickest = min(pace.values())
     close = [name for name, value in pace.items() if value <= quickest * NEAR]
     name = min(close, key=lambda n: (max(r["peak_gb"] for r in full[n].values()), pace[n]))
@@ -141,8 +142,8 @@ def measurements_table(result: JsonMapping) -> str:
     titles, rows = cells(result)
     why = [f"{row_title(row)}: {row['why']}" for row in result["results"] if row["status"] != "ok"]
     lines = [*map(str, heading(result)), "", *align_columns([titles, *rows]), "", *why]
-    if found := result.get("best"):
-        lines.append(found["sentence"])
+    if fastest := result.get("best"):
+        lines.append(fastest["sentence"])
     lines += noise_warning(result)
     if not result.get("finished"):
         lines.append("It was stopped before its end.")
