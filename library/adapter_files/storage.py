@@ -22,9 +22,8 @@ TypeChoice = Callable[[str, Tensor], torch.dtype]
 # Values of `dtype`, by the names of save_precision.
 DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 CODES = {code: getattr(torch, name) for code, name in weights.STORED_TYPES.items()}
-ORDER = {
-    dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items())
-}  # order in a file, and the dtype's code
+# dtype -> order in a file, and the dtype's code.
+ORDER = {dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items())}
 
 
 def silent(what: MessageLike, done: int, total: int) -> None:
@@ -126,8 +125,8 @@ def keeps_numbers(dtype: torch.dtype, tensor: Tensor) -> bool:
         return True
     if tensor.is_floating_point() and torch.finfo(dtype).max >= torch.finfo(tensor.dtype).max:
         return True
-    given = tensor.detach()
-    ends = torch.stack((given.float() if given.dtype.itemsize == 1 else given).aminmax()).cpu()
+    values = tensor.detach()
+    ends = torch.stack((values.float() if values.dtype.itemsize == 1 else values).aminmax()).cpu()
     # float8_e4m3fn has no infinity: too large numbers silently become its largest one.
     cut = dtype == torch.float8_e4m3fn and float(ends.float().abs().max()) > torch.finfo(dtype).max
     return (is_finite(ends.to(dtype)) and not cut) or not is_finite(ends)
@@ -172,8 +171,7 @@ class FilePlan:
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
-        return sum(about.size for about in self.tensors.values())
+        return sum(about.size for about in self.tensors.values())  # bytes of all tensors
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
         """Return the start of the file."""
@@ -188,8 +186,8 @@ class FilePlan:
         """Yield the tensors' bytes, each made on demand. Raises ConfigError if a dtype is too narrow for the values."""
         for i, (name, about) in enumerate(self.tensors.items()):
             report(Message("writing"), i, len(self.tensors))
-            made = about.make().detach()  # evaluates a lazy tensor only once
-            stored = cast_checked(name, made, about.dtype).reshape(about.shape)
+            tensor = about.make().detach()  # evaluates a lazy tensor only once
+            stored = cast_checked(name, tensor, about.dtype).reshape(about.shape)
             yield stored.reshape(-1).view(torch.uint8).numpy().data
         report(Message("writing"), len(self.tensors), len(self.tensors))
 

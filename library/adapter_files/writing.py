@@ -29,8 +29,8 @@ def save_lora(
     """
     kind = storage.storage_dtype(dtype)
     plain = {module: adapter.to(kind) for module, adapter in lora.adapters.items()}
-    others = {module: change.to(kind) for module, change in lora.others.items()}
-    cast = Lora(lora.family, plain, lora.metadata, lora.style, others)
+    changes = {module: change.to(kind) for module, change in lora.others.items()}
+    cast = Lora(lora.family, plain, lora.metadata, lora.style, changes)
     tensors, extra = adapters.tensors_in_format(cast, style or lora.style)
     if broken := [name for name, tensor in tensors.items() if not storage.is_finite(tensor)]:
         raise ConfigError(
@@ -82,13 +82,13 @@ def decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tens
     """Return U, S and V of a matrix, of which the first `rank` count: a randomised SVD with `iterations` power steps if
     the matrix is much larger; 0 for an exact one.
     """
-    looked_at = 2 * rank + OVERSAMPLED
-    if not iterations or 2 * looked_at > min(matrix.shape):
+    num_directions = 2 * rank + OVERSAMPLED
+    if not iterations or 2 * num_directions > min(matrix.shape):
         return torch.linalg.svd(matrix, full_matrices=False)
     devices = [matrix.device] if matrix.device.type != "cpu" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)  # the same matrix gives the same LoRA
-        u, s, v = torch.svd_lowrank(matrix, q=looked_at, niter=iterations)
+        u, s, v = torch.svd_lowrank(matrix, q=num_directions, niter=iterations)
     return u, s, v.T
 
 

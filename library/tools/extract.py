@@ -73,22 +73,22 @@ def extract_lora(
     modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
     left_out = tuple(sorted(_unchanged_encoders(new, old, modules, choices.min_diff, report)))
     modules = [module for module in modules if module.part not in left_out]
-    made, same = {}, 0
+    adapters, same = {}, 0
     for i, module in enumerate(modules):
         report(Message("extracting"), i, len(modules))
         change = weight_difference(new, old, module)
         if not bool(change.any()):
             same += 1
             continue
-        made[module] = nearest_adapter(change, choices).to(kind)
-    if not made:
+        adapters[module] = nearest_adapter(change, choices).to(kind)
+    if not adapters:
         raise ConfigError(
             "{tuned} and {base} do not differ in any layer that a LoRA can change", tuned=tuned, base=base
         )
     comment = f"extracted from {Path(tuned).name} minus {Path(base).name}"
     metadata = writing.made_lora_metadata(new.family, comment, model=new.found)
-    writing.save_lora(writing.sized(Lora(new.family, made, metadata)), out, report=report)
-    return Extracted(out, len(made), same, left_out)
+    writing.save_lora(writing.sized(Lora(new.family, adapters, metadata)), out, report=report)
+    return Extracted(out, len(adapters), same, left_out)
 
 
 def weight_difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
@@ -158,15 +158,15 @@ def nearest_adapter(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
 
 
 def _unchanged_encoders(
-    new: ModelFile, old: ModelFile, modules: list[Module], least: float, report: Report
+    new: ModelFile, old: ModelFile, modules: list[Module], min_diff: float, report: Report
 ) -> set[str]:
-    """Return text encoders without a difference above `least`."""
+    """Return text encoders without a difference above `min_diff`."""
     parts = {module.part for module in modules} - {"denoiser"}
     for part in sorted(parts):
-        own = [module for module in modules if module.part == part]
-        for i, module in enumerate(own):
-            report(Message("comparing text encoders"), i, len(own))
-            if float(weight_difference(new, old, module).abs().max()) > least:
+        encoder_modules = [module for module in modules if module.part == part]
+        for i, module in enumerate(encoder_modules):
+            report(Message("comparing text encoders"), i, len(encoder_modules))
+            if float(weight_difference(new, old, module).abs().max()) > min_diff:
                 parts = parts - {part}
                 break
     return parts
