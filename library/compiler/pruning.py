@@ -29,17 +29,17 @@ class Piece:
     size: int
 
 
-def trim(folder: Path, most: int) -> int:
-    """Delete the least recently used pieces until at most `most` bytes are left; return how many are."""
+def trim(folder: Path, max_bytes: int) -> int:
+    """Delete the least recently used pieces until at most `max_bytes` bytes are left; return how many are."""
     # Only files of PyTorch and Triton count, as the user may have chosen a folder with other files.
     pieces = sorted(_cache_pieces(folder), key=lambda piece: piece.used)
-    left = sum(piece.size for piece in pieces)
+    remaining = sum(piece.size for piece in pieces)
     for piece in pieces:
-        if left <= most:
+        if remaining <= max_bytes:
             break
         _remove(piece.path)
-        left -= piece.size
-    return left
+        remaining -= piece.size
+    return remaining
 
 
 # PyTorch trusts generated code and kernel metadata, so a damaged file would fail at every start.
@@ -58,8 +58,8 @@ def repair(folder: Path) -> int:
 
 def _cache_pieces(folder: Path) -> Iterator[Piece]:
     for place in (place for name in CACHE_FOLDERS for place in _leaf_folders(folder / name)):
-        found = [piece for file in place.iterdir() if (piece := _piece(file))]
-        yield Piece(place, max((p.used for p in found), default=0.0), sum(p.size for p in found))
+        files = [piece for file in place.iterdir() if (piece := _piece(file))]
+        yield Piece(place, max((p.used for p in files), default=0.0), sum(p.size for p in files))
     for place in _lettered(folder):
         yield from (piece for file in place.iterdir() if len(file.name) > NAME_LENGTH and (piece := _piece(file)))
 
