@@ -12,10 +12,8 @@ from library.files import write_atomic
 Line = tuple[str, Any, str]
 Tables = dict[str, list[Line]]
 
-RESULT_ENDINGS = {
-    "finetune": "full",
-    "textual-inversion": "word",
-}  # suffixes of results' names that differ from the kind
+# Suffixes of results' names that differ from the kind.
+RESULT_ENDINGS = {"finetune": "full", "textual-inversion": "word"}
 DEMO_RATES = {
     "lora": (5e-3, "real: 1e-4"),
     "finetune": (1e-3, "real: 1e-5"),
@@ -94,14 +92,16 @@ def demo_toml(
         tables["data"].insert(1, ("conditioning_data_dir", str(shown), "real: edges, depth or poses of the images"))
     if config.kind == "textual-inversion":
         del tables["cache"][1]  # captions are encoded in each step
-    own = families.random_module(family.name).demo_tables(models)
-    own = own if compiled else {name: lines for name, lines in own.items() if name != "compile"}
-    own = {
+    family_tables = families.random_module(family.name).demo_tables(models)
+    family_tables = (
+        family_tables if compiled else {name: lines for name, lines in family_tables.items() if name != "compile"}
+    )
+    family_tables = {
         name: [(option, str(shown) if value == "{references}" else value, why) for option, value, why in lines]
-        for name, lines in own.items()
+        for name, lines in family_tables.items()
     }
     about = f"# {title_of_training(script, model)}, on the tiny model and the dozen images that the demo made."
-    return rendered([about, *usage(script, model)], merged(tables, own))
+    return rendered([about, *usage(script, model)], merged(tables, family_tables))
 
 
 def usage(script: str, model: str) -> list[str]:
@@ -112,10 +112,10 @@ def usage(script: str, model: str) -> list[str]:
     ]
 
 
-def merged(tables: Tables, own: Mapping[str, list[Line]]) -> Tables:
+def merged(tables: Tables, added: Mapping[str, list[Line]]) -> Tables:
     """The tables with the lines that a family adds; the model and the noise come first."""
-    order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
-    return {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
+    order = [name for name in ("model", "noise", *tables) if name in added or name in tables]
+    return {name: [*tables.get(name, ()), *added.get(name, ())] for name in dict.fromkeys(order)}
 
 
 def rendered(head: Sequence[str], tables: Tables) -> str:

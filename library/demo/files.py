@@ -48,7 +48,8 @@ def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False, 
         for family in at_random:
             _once(folder / "models" / family, lambda place, family=family: _write_demo_model(family, place))
         models = {
-            known.parent.name: _demo_file_paths(known) for known in sorted((folder / "models").glob("*/files.json"))
+            list_file.parent.name: _demo_file_paths(list_file)
+            for list_file in sorted((folder / "models").glob("*/files.json"))
         }
         written = configs.write_demo_configs(folder, models, pictures, folder / "output", compiled) | written
     return Demo(folder, pictures, models, written)
@@ -60,15 +61,14 @@ def _prepare_learning(folder: Path, family: str, compiled: bool) -> dict[str, Pa
     _once(folder / small_model.KNOWN_PICTURES, small_model.copy_known_pictures)
     place = folder / "small-models" / family
     _once(place, lambda new: small_model.copy_small_model(family, new))
-    known = small_model.small_model_of(family)
-    assert known is not None
+    model = small_model.small_model_of(family)
+    assert model is not None
     return learning.write_learning_files(
-        folder, family, {part: place / name for part, name in known.files.items()}, compiled
+        folder, family, {part: place / name for part, name in model.files.items()}, compiled
     )
 
 
 def _further_scripts(family: str) -> set[str]:
-    """The scripts of a family that do not train its small model."""
     return set(facts_of(family).scripts) - set(learning.scripts(family))
 
 
@@ -134,5 +134,5 @@ def _write_demo_model(family: str, place: Path) -> None:
     write_atomic(place / "files.json", json.dumps(relative, indent=1) + "\n")
 
 
-def _demo_file_paths(known: Path) -> dict[str, Path]:
-    return {name: known.parent / path for name, path in json.loads(known.read_text(encoding="utf-8")).items()}
+def _demo_file_paths(list_file: Path) -> dict[str, Path]:
+    return {name: list_file.parent / path for name, path in json.loads(list_file.read_text(encoding="utf-8")).items()}

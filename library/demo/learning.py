@@ -22,8 +22,8 @@ DEMO_PROMPTS = (
 
 def scripts(family: str) -> list[str]:
     """The scripts of a family that train its small model."""
-    known = families.facts_of(family).scripts if small_model_of(family) else ()
-    return [script for script in known if families.config_class(script).kind in KINDS]
+    family_scripts = families.facts_of(family).scripts if small_model_of(family) else ()
+    return [script for script in family_scripts if families.config_class(script).kind in KINDS]
 
 
 def write_learning_files(folder: Path, family: str, files: Mapping[str, Path], compiled: bool) -> dict[str, Path]:
@@ -88,10 +88,10 @@ def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], fol
         ],
         "log": [("logging_dir", str(output / "logs"), "for TensorBoard")],
     }
-    own = {name: lines for name, lines in small.tables(files).items() if compiled or name != "compile"}
+    model_tables = {name: lines for name, lines in small.tables(files).items() if compiled or name != "compile"}
     title = title_of_training(script, family)
     about = f"# {title}: a small trained model learns the {zorb.NAME}, a character that is new to it."
-    return rendered([about, *usage(script, family)], merged(tables, own))
+    return rendered([about, *usage(script, family)], merged(tables, model_tables))
 
 
 def _compile(compiled: bool) -> Line:

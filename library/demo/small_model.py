@@ -25,8 +25,8 @@ def small_model_of(family: str) -> SmallModel | None:
 
 def parts_in(place: Path, family: str) -> dict[str, Path]:
     """The files of a family's small model in a folder, by part."""
-    known = small_model_of(family)
-    return {part: place / name for part, name in known.files.items()} if known else {}
+    model = small_model_of(family)
+    return {part: place / name for part, name in model.files.items()} if model else {}
 
 
 # Why: docs/decisions/2026-11-27-small-trained-models.md
@@ -51,33 +51,33 @@ def copy_known_pictures(place: Path) -> None:
 def whole_files(family: str) -> list[Path]:
     """The files of a family's small model, or the known pictures. Raises ConfigError, which names those that are
     missing or damaged."""
-    own = {name: digest for name, digest in checksums().items() if name.split("/")[0] == family}
-    wrong = [name for name, digest in own.items() if _digest(SMALL_MODELS_FOLDER / name) != digest]
-    if wrong or not own:
+    digests = {name: digest for name, digest in checksums().items() if name.split("/")[0] == family}
+    wrong = [name for name, digest in digests.items() if _digest(SMALL_MODELS_FOLDER / name) != digest]
+    if wrong or not digests:
         raise ConfigError(
             "the demo's small model is not whole: {files} in {folder} is missing or damaged; download the program "
             "again, or restore the folder with git checkout",
             files=", ".join(wrong) or f"{family}/",
             folder=SMALL_MODELS_FOLDER,
         )
-    return [SMALL_MODELS_FOLDER / name for name in own]
+    return [SMALL_MODELS_FOLDER / name for name in digests]
 
 
 def checksums() -> dict[str, str]:
     """The published SHA-256 of each file; none where the list is missing or damaged."""
     try:
-        known = json.loads((SMALL_MODELS_FOLDER / CHECKSUMS).read_text(encoding="utf-8"))
+        listed = json.loads((SMALL_MODELS_FOLDER / CHECKSUMS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return listed if isinstance(listed, dict) else {}
 
 
 def write_checksums(names: Iterable[str] = families.FAMILIES) -> Path:
     """Write the list, after the files of these families were replaced; other entries stay."""
-    kept = {name: digest for name, digest in checksums().items() if name.split("/")[0] not in names}
+    entries = {name: digest for name, digest in checksums().items() if name.split("/")[0] not in names}
     files = (path for name in names for path in sorted((SMALL_MODELS_FOLDER / name).rglob("*")) if path.is_file())
-    kept |= {path.relative_to(SMALL_MODELS_FOLDER).as_posix(): _digest(path) for path in files}
-    return write_atomic(SMALL_MODELS_FOLDER / CHECKSUMS, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    entries |= {path.relative_to(SMALL_MODELS_FOLDER).as_posix(): _digest(path) for path in files}
+    return write_atomic(SMALL_MODELS_FOLDER / CHECKSUMS, json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
 
 def _digest(path: Path) -> str:

@@ -26,13 +26,11 @@ class Outcome:
 
     @property
     def first(self) -> float | None:
-        """The loss at the beginning: the mean of the first tenth of the steps."""
-        return self._mean(slice(0, self._tenth))
+        return self._mean(slice(0, self._tenth))  # the mean of the first tenth of the steps
 
     @property
     def last(self) -> float | None:
-        """The loss at the end: the mean of the last tenth of the steps."""
-        return self._mean(slice(-self._tenth, None))
+        return self._mean(slice(-self._tenth, None))  # the mean of the last tenth of the steps
 
     @property
     def _tenth(self) -> int:
@@ -114,23 +112,23 @@ def outcome_table(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 def verdict(family: str, eager: Outcome, fast: Outcome) -> list[str]:
     """Say whether compiling was worth its time in this demo; on a CPU also the gain on a GPU."""
-    said, spent = [], fast.compiled.get("seconds") or 0.0
+    lines, spent = [], fast.compiled.get("seconds") or 0.0
     if eager.speed and fast.speed:
         saved = 1 / eager.speed - 1 / fast.speed
         if fast.speed >= 1.02 * eager.speed:
-            said.append(
+            lines.append(
                 f"Compiled steps were {fast.speed / eager.speed:.2f} times as fast; "
                 f"the {spent:.1f} s of compiling are recovered after {counted(math.ceil(spent / saved), 'step')!s}."
             )
         else:
-            said.append(
+            lines.append(
                 f"Compiling did not pay here: {fast.speed:.2f} steps per second instead of {eager.speed:.2f}, "
                 f"after {spent:.1f} s of compiling."
             )
     if fast.device == "cpu":
-        said.append("On a processor compiling often does not pay: torch.compile is for GPUs, and this model is tiny.")
-        said.append(measured.gain(family))
-    return said
+        lines.append("On a processor compiling often does not pay: torch.compile is for GPUs, and this model is tiny.")
+        lines.append(measured.gain(family))
+    return lines
 
 
 def compile_time(outcome: Outcome) -> str:

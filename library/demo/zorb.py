@@ -68,7 +68,7 @@ class Scene:
 
     @property
     def caption(self) -> str:
-        """In the words of the captions that the small models know."""
+        # The small models know captions in these words.
         return WORDINGS[self.wording].format(name=NAME, ground=self.ground)
 
 

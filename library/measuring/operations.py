@@ -39,8 +39,7 @@ DATA_SHEETS = {
 
 
 def data_sheet_rate(gpu: str) -> float:
-    """Return the TFLOP/s of dense bf16 products in the data sheet of a GPU; 0 if unknown."""
-    return next((rate for part, rate in DATA_SHEETS.items() if part in gpu), 0)
+    return next((rate for part, rate in DATA_SHEETS.items() if part in gpu), 0)  # 0 for an unknown GPU
 
 
 def count_block_tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:

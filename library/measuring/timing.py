@@ -42,12 +42,10 @@ class Timing:
 
     @property
     def p50(self) -> float:
-        """The median in milliseconds."""
         return statistics.median(self.each)
 
     @property
     def p90(self) -> float:
-        """The 90th percentile in milliseconds."""
         return sorted(self.each)[max(0, math.ceil(0.9 * len(self.each)) - 1)]
 
     def facts(self) -> JsonObject:
@@ -117,15 +115,15 @@ def _on_gpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple
         call()
         event.record()
     torch.cuda.synchronize(device)
-    each = [before.elapsed_time(after) for before, after in zip(events, events[1:], strict=False)]
-    return each, cudagraph.peak(device) / BYTES_PER_GIB
+    milliseconds = [before.elapsed_time(after) for before, after in zip(events, events[1:], strict=False)]
+    return milliseconds, cudagraph.peak(device) / BYTES_PER_GIB
 
 
 def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:
-    each, peak, own = [], 0, psutil.Process()
+    each, peak, process = [], 0, psutil.Process()
     for _ in range(number):
         each.append(time_call(call, device) * 1000)
-        peak = max(peak, own.memory_info().rss)
+        peak = max(peak, process.memory_info().rss)
     return each, peak / BYTES_PER_GIB
 
 

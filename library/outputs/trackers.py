@@ -25,11 +25,11 @@ class Trackers:
     def __init__(self, config: RunConfig, folder: Path, warn: Callable[[Message], None]) -> None:
         """`warn` gets a sentence when a tracker fails; it is not used any more then, and the training continues."""
         log, self._warn = config.log, warn
-        wanted = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
+        names = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
         self._network = config.adapters
         self._last: JsonMapping = {}
-        self._board = self._open_board(config) if "tensorboard" in wanted and log.logging_dir else None
-        self._wandb = self._open_wandb(config, folder) if "wandb" in wanted else None
+        self._board = self._open_board(config) if "tensorboard" in names and log.logging_dir else None
+        self._wandb = self._open_wandb(config, folder) if "wandb" in names else None
 
     @property
     def open(self) -> bool:
@@ -156,15 +156,15 @@ def _tracked_rates(rates: Mapping[str, float], network: bool) -> dict[str, float
     if not network:
         return dict(rates)
     # Upstream has an extra space after a text encoder's number.
-    made = {re.sub(r"(textencoder \d)", r"\1 ", name): rate for name, rate in rates.items()}
+    tracked = {re.sub(r"(textencoder \d)", r"\1 ", name): rate for name, rate in rates.items()}
     for number, name in enumerate(name for name in rates if not name.startswith("d*lr/")):
         if number == 0 and name.startswith("textencoder"):
-            made["textencoder"] = rates[name]
+            tracked["textencoder"] = rates[name]
             continue
-        made[f"group{number}"] = rates[name]
+        tracked[f"group{number}"] = rates[name]
         if f"d*lr/{name}" in rates:
-            made[f"d*lr/group{number}"] = rates[f"d*lr/{name}"]
-    return made
+            tracked[f"d*lr/group{number}"] = rates[f"d*lr/{name}"]
+    return tracked
 
 
 def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
@@ -174,8 +174,8 @@ def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("log_with", ": wandb is not installed; run: pip install wandb")
     if log.log_tracker_config:
         try:
-            own = load_toml(log.log_tracker_config).get("wandb", {})
-            unknown = sorted(own.keys() - WANDB) if isinstance(own, dict) else ["wandb"]
+            wandb_options = load_toml(log.log_tracker_config).get("wandb", {})
+            unknown = sorted(wandb_options.keys() - WANDB) if isinstance(wandb_options, dict) else ["wandb"]
             for key in unknown:  # some make wandb open files, others are already set
                 yield Problem(
                     "log_tracker_config",

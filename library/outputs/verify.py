@@ -48,23 +48,23 @@ def verify_saved_file(path: Path, shapes_of: Callable[[], Shapes], config: RunCo
 def compare_names(path: Path, shapes: Shapes) -> MessageLike:
     """Return how a file and the model differ; "" if all names and shapes match."""
     with safe_open(path, framework="pt") as file:
-        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
-    missing = [name for name in shapes if name not in found]
-    unknown = [name for name in found if name not in shapes]
-    other = [name for name in found if name in shapes and shapes[name] != found[name]]
-    said: list[Message] = []
+        stored_shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+    missing = [name for name in shapes if name not in stored_shapes]
+    unknown = [name for name in stored_shapes if name not in shapes]
+    other = [name for name in stored_shapes if name in shapes and shapes[name] != stored_shapes[name]]
+    differences: list[Message] = []
     if missing:
-        said.append(
+        differences.append(
             Message("{tensors} missing, first {first}", tensors=counted(len(missing), "tensor"), first=missing[0])
         )
     if unknown:
         tensors = counted(len(unknown), "tensor")
-        said.append(Message("{tensors} unknown to the model, first {first}", tensors=tensors, first=unknown[0]))
+        differences.append(Message("{tensors} unknown to the model, first {first}", tensors=tensors, first=unknown[0]))
     if other:
-        said.append(
+        differences.append(
             Message("{tensors} of another shape, first {first}", tensors=counted(len(other), "tensor"), first=other[0])
         )
-    return join_messages(said, "; ") if said else ""
+    return join_messages(differences, "; ") if differences else ""
 
 
 def _verified(path: Path, config: AdapterRun) -> MessageLike:

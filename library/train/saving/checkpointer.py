@@ -113,8 +113,8 @@ class Checkpointer:
             old_state = paths.outdated_step(config, when["step"], state=True)
         else:
             epoch, every_epochs = when["epoch"], self._every_epochs
-            path, old = self._names.epoch(epoch), paths.outdated_epoch(config, epoch, every=every_epochs)
-            old_state = paths.outdated_epoch(config, epoch, state=True, every=every_epochs)
+            path, old = self._names.epoch(epoch), paths.outdated_epoch(config, epoch, period=every_epochs)
+            old_state = paths.outdated_epoch(config, epoch, state=True, period=every_epochs)
         self._save_file(path)
         if config.save.save_state:
             self._save_state(self._names.state(**when))
