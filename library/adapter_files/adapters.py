@@ -60,7 +60,7 @@ class Lora:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest dtype of its matrices."""
+        """Return the widest dtype of its matrices."""
         tensors = (tensor for change in self.others.values() for name, tensor in change.parts.items() if name != ALPHA)
         kinds = {adapter.up.dtype for adapter in self.adapters.values()}
         kinds |= {tensor.dtype for tensor in tensors if tensor.is_floating_point()}

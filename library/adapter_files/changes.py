@@ -185,7 +185,7 @@ class LayerChange:
 
     @property
     def title(self) -> str:
-        """The name of the kind in messages."""
+        """Return the name of the kind in messages."""
         if MAGNITUDE in self.parts and self.kind is CHANGE_KINDS[DOWN]:
             return "DoRA"
         blocks = self.parts.get("oft_blocks")
@@ -258,7 +258,7 @@ class LayerChange:
         return whole and (bias is None or tuple(bias.shape) == tuple(shape[:1]))
 
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of its product, possibly with flattened convolution kernels; None if the weight determines it."""
+        """Return the shape of its product, kernels of convolutions may be flattened; None if it depends on the weight."""
         parts = self.parts
         if self.kind.uses_weight or not self.has_weight:
             return None

@@ -36,7 +36,7 @@ class AdapterFactors:
         return self.up.float().flatten(1) * self.strength, self.down.float().flatten(1)
 
     def product(self) -> Tensor:
-        """The change of the weight, float32 [out, in * k * k]."""
+        """Return the change of the weight, float32 [out, in * k * k]."""
         up, down = self.factors()
         return up @ down
 

@@ -62,7 +62,7 @@ class ModelFile:
         return storage.CODES[code]
 
     def planned(self, key: str, dtype: torch.dtype | None) -> Planned:
-        """A tensor of a file to be written, unchanged but for its type; integers keep theirs."""
+        """Plan to write a tensor of this file, cast to a dtype; integers keep theirs."""
         stored_dtype = self.dtype(key)
         return Planned(
             dtype if dtype and stored_dtype.is_floating_point else stored_dtype,

@@ -27,7 +27,7 @@ ORDER = {dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items(
 
 
 def silent(what: MessageLike, done: int, total: int) -> None:
-    """A report callback that does nothing."""
+    """Report nothing."""
 
 
 def storage_dtype(name: str | None) -> torch.dtype | None:

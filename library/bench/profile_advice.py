@@ -55,7 +55,7 @@ def settings_for_advice(config: RunConfig) -> JsonObject:
 
 
 def judge(facts: JsonMapping) -> list[Advice]:
-    """What dominates, and what to change, the weightiest first. The first sentence always says what dominates."""
+    """Return what dominates, then what to change, the largest share of a step first."""
     findings = [finding for rule in RULES for finding in rule(facts, facts.get("set", {}))]
     return [_dominant(facts), *sorted(findings, key=lambda finding: -finding.share)]
 
@@ -278,7 +278,7 @@ RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (
 
 
 def profile_text(facts: JsonMapping) -> str:
-    """The verdict and the tables, for a shell."""
+    """Return the verdict and the tables, for a shell."""
     at = f"{facts['way']['name']} at {facts['resolution']}"
     title, where = report.heading(facts)
     idle = f", the GPU idle for {facts['idle']:.0%}" if facts.get("idle") is not None else ""

@@ -62,7 +62,7 @@ def kind(name: str) -> str:
 
 
 def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str) -> JsonObject:
-    """A profiler's table, per step: shares by kind, the longest operations, launches, syncs, copies and casts.
+    """Sum up a profiler's table per step: shares by kind, the longest operations, launches, syncs, copies and casts.
 
     `step_ms` is the time of a step without the profiler. On a GPU shares are of the time in which it works, and the
     rest of the step is idle; on a CPU they are of the host's time.

@@ -58,21 +58,21 @@ class Subject(Protocol):
     resolutions: tuple[int, ...]
 
     def config(self, options: JsonMapping) -> RunConfig:
-        """The settings with these options on top. Raises ConfigError for an invalid combination."""
+        """Return the settings with these options on top. Raises ConfigError for an invalid combination."""
 
     def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
-        """A fresh denoiser on the device."""
+        """Return a new denoiser on the device."""
 
     def predict(
         self, trainable: TrainableModel, resolution: int, device: torch.device
     ) -> Callable[[nn.Module], Tensor]:
-        """A function that calls a denoiser for images of this size: its own, or a copy on another device."""
+        """Return a function that calls a denoiser for images of this size: its own, or a copy on another device."""
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
-        """Text encoders by name: a function that loads one and returns a function that runs it."""
+        """Return text encoders by name: a function that loads one and returns a function that runs it."""
 
     def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
-        """The image autoencoder, if it has one."""
+        """Return the image autoencoder, if the model has one."""
 
 
 class FamilySubject:
@@ -176,7 +176,7 @@ class FamilySubject:
         return random_weights.fill_randomly(model, device, dtype)
 
     def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
-        """The image autoencoder."""
+        """Return the image autoencoder, random or from the run's files."""
         if self.random:
             return self._small(self.random.vae(), device, dtype)
         autoencoder = self._stored(dtype).vae

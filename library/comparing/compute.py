@@ -64,7 +64,7 @@ class Comparison:
         return [{row[at] for row in self.copies} - {""} for at in range(len(self.files))]
 
     def as_json(self) -> JsonObject:
-        """As JSON for the page and the run's folder."""
+        """Return the comparison for the page and the file in the run's folder."""
         proposal = {"column": self.proposal.column, "reason": self.proposal.reason} if self.proposal else None
         return {
             "run": self.run,

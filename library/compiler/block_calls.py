@@ -34,7 +34,7 @@ class BlockCall:
 
     @property
     def largest_tensor(self) -> int:
-        """Bytes of the largest argument."""
+        """Return the bytes of the largest argument."""
         argument = decode_argument(self.given, torch.device("meta"))
         return max((t.nbytes for t in pytree.tree_leaves(argument) if isinstance(t, Tensor)), default=0)
 
@@ -68,7 +68,7 @@ def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
 
 
 def encode_argument(value: Any) -> JsonObject:
-    """Arguments as JSON: a tensor is its shape, strides, type, and whether it requires a gradient."""
+    """Return arguments as JSON: a tensor is its shape, strides, type, and whether it requires a gradient."""
     if isinstance(value, Tensor):
         return {"tensor": [list(value.shape), list(value.stride()), str(value.dtype), value.requires_grad]}
     if isinstance(value, dict):

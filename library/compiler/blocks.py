@@ -187,7 +187,7 @@ def disable_linear_from_compile(module: nn.Module) -> None:
 
 
 def maybe_uncompile_state_dict(state_dict: dict[str, V]) -> dict[str, V]:
-    """Keys without the `_orig_mod.` that wrapped (not in-place) compilation leaves in them; values are not copied."""
+    """Remove from keys the `_orig_mod.` that wrapped (not in-place) compilation leaves. Values are not copied."""
     if not any(WRAPPER in key for key in state_dict):
         return state_dict
     cleaned = {key.replace(WRAPPER, ""): value for key, value in state_dict.items()}
@@ -211,7 +211,7 @@ def is_compile_error(error: BaseException) -> bool:
 
 
 def compile_error_cause(error: BaseException, torch_file: str = torch.__file__) -> str:
-    """The line of a compiler's error output that names the cause."""
+    """Return the line of a compiler's error output that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     if " " in torch_file and any("cannot find" in line for line in lines):
         # Inductor's linker call does not quote the path.

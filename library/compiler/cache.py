@@ -134,14 +134,14 @@ def _driver_cuda() -> int:
 
 
 def cache_folders(root: Path | None = None) -> dict[str, int]:
-    """Bytes per cache folder: one for each combination of PyTorch, Python and device."""
+    """Return the bytes of each cache folder: one for each combination of PyTorch, Python and device."""
     root = root or default_root()
     folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()] if root.is_dir() else []
     return {path.name: cache_size(path) for path in sorted(folders, key=_used, reverse=True)}
 
 
 def cache_size(folder: Path | None = None) -> int:
-    """Bytes in a folder, by default in the whole cache. Files that vanish meanwhile count as 0."""
+    """Return the bytes in a folder, by default in the whole cache. Files that vanish meanwhile count as 0."""
     total = 0
     for path in (folder or default_root()).rglob("*"):
         try:

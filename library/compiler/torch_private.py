@@ -225,7 +225,7 @@ def int_mm(left: Tensor, right: Tensor) -> Tensor:
 
 
 def eager_backend(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-    """The backend "eager", with checkpoints that draw the same random numbers when recomputed.
+    """Compile with the backend "eager", with checkpoints that draw the same random numbers when recomputed.
 
     PyTorch's own leaves that to later compiler stages, and "eager" has none: the recomputed block had another dropout
     mask, and gradients were silently wrong.

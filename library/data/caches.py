@@ -70,7 +70,7 @@ class LatentEntry:
 
     @property
     def arrays(self) -> dict[str, Size]:
-        """Names and sizes (height, width) of all needed arrays."""
+        """Return the sizes (height, width) of all needed arrays by name."""
         width, height = self.fit.bucket
         sizes = {"latents": self.shape} | ({"alpha_mask": (height, width)} if self.mask else {})
         for number, control in enumerate(self.controls):
@@ -288,7 +288,7 @@ def _squares(latents: np.ndarray, side: int) -> np.ndarray:
 
 
 def _spread_squares(squares: np.ndarray, side: int) -> np.ndarray:
-    """The inverse of `_squares`."""
+    """Undo `_squares`."""
     channels, height, width = squares.shape
     parts = squares.reshape(-1, side, side, height, width).transpose(0, 3, 1, 4, 2)
     return parts.reshape(channels // side**2, height * side, width * side)
@@ -303,7 +303,7 @@ def _stamp(file: CacheFile, tail: str) -> JsonObject | None:
 
 
 def _same_crop(file: CacheFile, entry: LatentEntry) -> bool:
-    """Whether another trainer cropped the same image to the same bucket; musubi-tuner stores the image's size."""
+    """Return whether another trainer cropped the same image to the same bucket; musubi-tuner stores its size."""
     if entry.cache.architecture:
         return (file.fact("width"), file.fact("height")) == tuple(map(str, entry.size))
     size, crop = file.array("original_size" + entry.tail), file.array("crop_ltrb" + entry.tail)

@@ -174,7 +174,7 @@ def _split_caption(text: str, options: SubsetConfig) -> list[str]:
 
 
 def _warmed_up(count: int, options: SubsetConfig, moment: Moment) -> int:
-    """The number of tags in use at this step: from token_warmup_min at step 0 to all at token_warmup_step."""
+    """Return the number of tags in use at this step: from token_warmup_min at step 0 to all at token_warmup_step."""
     steps = options.token_warmup_step
     if 0 < steps < 1:
         steps = math.floor(steps * moment.total_steps)

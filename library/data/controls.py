@@ -102,7 +102,7 @@ def without_pictures(survey: "Survey") -> Iterator[Problem]:
 
 
 def without_images(survey: "Survey") -> Iterator[Problem]:
-    """Masks, control and reference images that belong to no image."""
+    """Yield masks, control and reference images that belong to no image."""
     image_folders = {real_place(folder) for folder in {os.path.dirname(image.path) for image in survey.images.items}}
     for folder, used in sorted(survey.beside.items()):
         spare = [name for name in survey.files(folder).images if name not in used]
@@ -213,7 +213,7 @@ def _named_like(survey: "Survey", subset: SubsetConfig, folder: str, image: Imag
 
 
 def _like_the_images(survey: "Survey", directory: str, image: Image) -> Listing:
-    """The files of a folder of reference images, or of its sub-folder that is named like the image's folder."""
+    """List a folder of reference images, or its sub-folder named like the image's folder."""
     here, name = survey.files(directory), os.path.basename(os.path.dirname(image.path))
     return survey.files(os.path.join(directory, name)) if name in here.folders else here
 

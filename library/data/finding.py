@@ -70,7 +70,7 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
 
 
 def _why_none(config: RunConfig, validation: ImageSet) -> Problem:
-    """Why there is nothing to train on though folders hold images."""
+    """Return why there is nothing to train on although folders contain images."""
     if not validation.items:
         return about_images("there are no images to train on")
     return Problem(
@@ -83,7 +83,7 @@ def _why_none(config: RunConfig, validation: ImageSet) -> Problem:
 
 
 def _learned_as_regular(config: RunConfig, datasets: tuple[DatasetConfig, ...]) -> Iterator[Problem]:
-    """Folders whose images are both learned and regularisation images."""
+    """Yield folders whose images are both training and regularisation images."""
     subsets = [subset for dataset in datasets for subset in dataset.subsets if subset.image_dir and subset.num_repeats]
     learned = {folders.real_place(subset.image_dir or "") for subset in subsets if not subset.is_reg}
     regular = dict.fromkeys(
@@ -100,7 +100,7 @@ def _learned_as_regular(config: RunConfig, datasets: tuple[DatasetConfig, ...]) 
 
 
 def _with_valid_sizes(dataset: DatasetConfig) -> DatasetConfig:
-    """A data set with valid bucket sizes, to find other mistakes where its own are invalid."""
+    """Replace invalid bucket sizes of a data set, so that its other mistakes can be found."""
     dataset = dataset if dataset.resolution else replace(dataset, resolution=PLACEHOLDER, enable_bucket=False)
     return replace(dataset, enable_bucket=False) if any(bucket_rules(dataset).problems()) else dataset
 
@@ -109,13 +109,14 @@ def _with_valid_sizes(dataset: DatasetConfig) -> DatasetConfig:
 
 
 def _with_subsets(survey: Survey, drafts: list[DatasetConfig]) -> tuple[DatasetConfig, ...]:
-    """Data sets with their folders. Without a dataset file they are of the same folders, at one size each."""
+    """Return data sets with their folders. Without a dataset file all have the same folders, each at its own size."""
     first = [with_folders(survey, dataset) for dataset in drafts[:1]]
     return (*first, *(replace(draft, subsets=draft.subsets or first[0].subsets) for draft in drafts[1:]))
 
 
 def with_folders(survey: Survey, dataset: DatasetConfig) -> DatasetConfig:
-    """Without a dataset file, each folder named <repeats>_<words> is a subset, or else the folder itself."""
+    """Return a data set with its subsets: without a dataset file, each folder named <repeats>_<words>, or else the
+    folder itself."""
     if dataset.subsets:
         return dataset
     if not dataset.train_data_dir:
@@ -147,7 +148,7 @@ def with_folders(survey: Survey, dataset: DatasetConfig) -> DatasetConfig:
 
 
 def _images_of(survey: Survey, position: int, dataset: DatasetConfig) -> list[Image]:
-    """The images of one data set."""
+    """Return the images of one data set."""
     rules = bucket_rules(dataset)
     images: list[Image] = []
     for subset in dataset.subsets:
@@ -168,7 +169,7 @@ def _images_of(survey: Survey, position: int, dataset: DatasetConfig) -> list[Im
 
 
 def _balanced(survey: Survey, regular: list[Image], learned: list[Image]) -> list[Image]:
-    """The regularisation images that are used beside these images."""
+    """Return the regularisation images to use with these images."""
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:
         survey.unused += unused

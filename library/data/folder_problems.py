@@ -1,4 +1,4 @@
-"""What is wrong with a folder of images, or likely a mistake in it, and how to mend it."""
+"""What is wrong with a folder of images, or likely a mistake in it, and how to fix it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ MAX_FOLDERS_SEARCHED = 2000  # in how many folders they are looked for
 
 
 def about_labels(here: Listing, is_masked: bool) -> Iterator[Problem]:
-    """What becomes of OneTrainer's masks and conditioning images, which are no training images."""
+    """Report OneTrainer's masks and conditioning images, which are not trained on."""
     masks = sorted(name for name in here.labels if MASK_LABEL in name)
     if masks and not is_masked:
         yield about_images(
@@ -60,7 +60,7 @@ def _unusable(option: str, parent: Path) -> Problem | None:
 
 
 def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
-    """Why a folder cannot be used as the images of a training, and the fix."""
+    """Yield why a folder cannot be used as the images of a training, and the fix."""
     parent = Path(parent)
     if why_not := _unusable(option, parent):
         yield why_not
@@ -73,7 +73,7 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
 
 
 def _without_concepts(option: str, parent: Path) -> Problem:
-    """Why none of the folders in `parent` is one of images and repeats."""
+    """Return why none of the folders in `parent` has a name with repeats and contains images."""
     here = list_if_readable(parent)
     if here.images:
         above = parent.absolute().parent
@@ -101,7 +101,7 @@ def _without_concepts(option: str, parent: Path) -> Problem:
 
 
 def _misnamed(option: str, parent: Path, with_images: list[str]) -> Problem:
-    """How to rename folders that hold images, so that their names begin with a number of repeats."""
+    """Return how to rename folders of images, so that their names begin with a number of repeats."""
     if idle := [name for name in with_images if concept(parent / name)]:
         template = ": {parent} has 0 repeats, and there is no other folder; rename it to begin with 1_"
         return Problem(option, template, parent=parent / idle[0])
@@ -127,7 +127,7 @@ def _misnamed(option: str, parent: Path, with_images: list[str]) -> Problem:
 
 
 def _with_images(parent: Path) -> Iterator[Path]:
-    """Folders below `parent` that hold images, the nearest first; links are not followed."""
+    """Yield folders below `parent` that contain images, the nearest first; links are not followed."""
     level, num_searched = [parent], 0
     for _ in range(MAX_SEARCH_DEPTH):
         below = [folder / name for folder in level for name in list_if_readable(folder).folders]
@@ -137,7 +137,7 @@ def _with_images(parent: Path) -> Iterator[Path]:
 
 
 def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
-    """What in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
+    """Yield what in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
     here, flat = list_if_readable(parent), has_flat_images(parent)
     skipped = [
         name for name in here.folders if concept(parent / name) is None and list_if_readable(parent / name).images
@@ -187,7 +187,7 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
 
 
 def why_empty(folder: Path, here: Listing, list_folder: Callable[[Path], Listing]) -> Problem:
-    """Why a folder of images holds none."""
+    """Return why a folder of images contains none."""
     if here.unreadable:
         return about_images("{path} cannot be read: {why}", path=folder, why=here.unreadable)
     if here.undecodable:

@@ -46,7 +46,7 @@ class Listing:
     labels: dict[str, File] = field(default_factory=dict)  # OneTrainer's masks and conditioning images beside images
 
     def find(self, name: str) -> str:
-        """A file's name as it is written in this folder, or "".
+        """Return a file's name as it is written in this folder, or "".
 
         Composed and decomposed letters (of macOS) are the same, and so are upper and lower case in the extension.
         """
@@ -58,7 +58,7 @@ class Listing:
         return self.alike.get(_plain_form(name), "")
 
     def image_named(self, stem: str) -> str:
-        """The name of the image with this stem, in any format that is read and in any case of its extension, or ""."""
+        """Return the name of the image with this stem, in any readable format and any case of its extension, or ""."""
         suffixes = (*ALWAYS, *sorted(extensions().difference(ALWAYS)))
         return next((name for suffix in suffixes if (name := self.find(stem + suffix)) in self.images), "")
 
@@ -157,13 +157,13 @@ def concept(folder: Path) -> Concept | None:
 
 
 def concepts(parent: Path) -> list[Concept]:
-    """The folders named <repeats>_<words> directly inside `parent`, by name; those with 0 repeats are left out."""
+    """Return the folders named <repeats>_<words> directly inside `parent`, by name, without those of 0 repeats."""
     entries = (concept(parent / name) for name in list_if_readable(parent).folders)
     return [entry for entry in entries if entry is not None and entry.repeats > 0]
 
 
 def has_flat_images(parent: Path) -> bool:
-    """Whether the training images are directly in this folder, as in other trainers.
+    """Return whether the training images are directly in this folder, as in other trainers.
 
     Folders named <repeats>_<words> take precedence: with them, or in one that is named so, sd-scripts' rule holds.
     """
@@ -189,20 +189,20 @@ def real_place(path: str | Path) -> str:
 
 
 def some(names: Sequence[Any], max_names: int = 5) -> MessageLike:
-    """The first names for a message: a, b, c and 7 more."""
+    """Return the first names for a message: a, b, c and 7 more."""
     shown = ", ".join(str(name) for name in names[:max_names])
     more = len(names) - max_names
     return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
 
 
 def about_images(template: str, **facts: Any) -> Problem:
-    """A problem of images or captions that belongs to no option."""
+    """Return a problem of images or captions that belongs to no option."""
     details: dict[str, Any] = {"topic": "images", **facts}
     return Problem("", template, **details)
 
 
 def capped(problems: list[Problem]) -> Iterator[Problem]:
-    """The first MAX_MESSAGES_PER_KIND problems of one kind, then the number of the others."""
+    """Yield the first MAX_MESSAGES_PER_KIND problems of one kind, then the number of the others."""
     yield from problems[:MAX_MESSAGES_PER_KIND]
     if len(problems) > MAX_MESSAGES_PER_KIND:
         yield about_images("and {count} more like these", count=len(problems) - MAX_MESSAGES_PER_KIND)

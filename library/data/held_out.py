@@ -193,7 +193,7 @@ def _path(image: "Image") -> str:
 
 
 def plain_options(subset: SubsetConfig) -> SubsetConfig:
-    """The subset's options for validation images: no augmentation and no dropout of captions."""
+    """Return the subset's options for validation images: no augmentation and no dropout of captions."""
     return replace(
         subset,
         flip_aug=False,

@@ -17,7 +17,7 @@ from library.data.survey import Survey
 
 
 def overridden(config: RunConfig, survey: Survey) -> Iterator[Problem]:
-    """Options that a dataset file overrides, keys that a metadata file overrides, and shares of less than one image."""
+    """Yield options that a dataset or metadata file overrides, and validation shares of less than one image."""
     if names := decided(config) if config.data.dataset_config else []:
         why = Message("{file} says it for all images", file=Path(config.data.dataset_config or "").name)
         if len(names) == 1:
@@ -40,7 +40,7 @@ def overridden(config: RunConfig, survey: Survey) -> Iterator[Problem]:
 
 
 def _held_nothing(images: ImageSet) -> Iterator[Problem]:
-    """Data sets that hold no image out although they have a share for it."""
+    """Yield data sets that hold no image out although they have a share for it."""
     held = {image.dataset for image in images.validation.items} if images.validation else set()
     count = Counter(image.dataset for image in images.items if not image.is_reg)
     for position, dataset in enumerate(images.datasets):
@@ -61,7 +61,7 @@ def _held_nothing(images: ImageSet) -> Iterator[Problem]:
 
 
 def _about_masks(config: RunConfig, survey: Survey) -> Iterator[Problem]:
-    """Options that need masks, where there are none."""
+    """Yield options that need masks if there are none."""
     subsets = [subset for dataset in survey.images.datasets for subset in dataset.subsets]
     masked = any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets)
     if config.data.masked_loss and not masked and not any(image.mask_file for image in survey.images.items):
@@ -73,7 +73,7 @@ def _about_masks(config: RunConfig, survey: Survey) -> Iterator[Problem]:
 
 
 def without_effect(config: RunConfig, survey: Survey) -> Iterator[Problem]:
-    """Options that have no effect with this data."""
+    """Yield options that have no effect with this data."""
     images = [image for image in survey.images.items if not image.is_reg]
     subsets = [subset for dataset in survey.images.datasets for subset in dataset.subsets]
     once = config.cache.text and config.cache.cached_caption_variants == 1

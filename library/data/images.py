@@ -116,7 +116,7 @@ class ImageSet:
 
 
 def bucket_rules(dataset: DatasetConfig) -> Buckets:
-    """The bucketing rules of a data set."""
+    """Return the bucketing rules of a data set."""
     return Buckets(
         resolution=dataset.resolution or (1024, 1024),
         enabled=dataset.enable_bucket,

@@ -89,7 +89,7 @@ class Batches:
         return counts
 
     def example(self, kind: Kind) -> Batch:
-        """A batch of this kind, with images of its bucket. Does not affect the batches of the training."""
+        """Return a batch of this kind, with images of its bucket. Does not affect the batches of the training."""
         for key, members in self._buckets.items():
             if (self._sizes[key], *_latent_sides(key)) == tuple(kind):
                 return self.make(Draw(self.epoch, 0, tuple(members[: kind[0]])))
@@ -149,7 +149,7 @@ class Batches:
 
     # Why: docs/decisions/2026-11-20-debug-dataset-makes-the-same-draws.md
     def choices(self, draw: Draw) -> "Iterator[ImageChoices]":
-        """The random choices for each image of a batch, before a file is opened."""
+        """Yield the random choices for each image of a batch; no file is opened."""
         moment = self._moment(draw)
         for i, position in enumerate(draw.images):
             image = self.images.items[position]
@@ -163,7 +163,7 @@ class Batches:
             yield ImageChoices(image, words, flip, weight, random, drawn, encoded)
 
     def _words(self, image: "Image", random: Random, moment: Moment) -> tuple[str, str]:
-        """The caption of an image in a step, and the one whose encoding is used where captions are encoded once."""
+        """Return the caption of an image in a step, and the one whose encoding is used if captions are encoded once."""
         if self._variants > 1:
             number = captions.drawn_number(image.subset, random, moment, self._variants)
             words = "" if number is None else image.variant(number)
@@ -177,13 +177,13 @@ class Batches:
         return draws(self._buckets, self._sizes, self.seed, epoch, self.place)
 
     def _moment(self, draw: Draw) -> Moment:
-        """The optimizer step of a batch."""
+        """Return the optimizer step of a batch."""
         length, window = training_length(self.config.steps, len(self)), self.config.steps.gradient_accumulation_steps
         return Moment((draw.epoch - 1) * length.per_epoch + draw.index // window, draw.epoch, length.total)
 
     @functools.cached_property
     def _made_of(self) -> JsonObject:
-        """What the batches depend on besides the seed, by names for a message."""
+        """Return digests of what the batches depend on besides the seed, by names for a message."""
         images, sizes = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
         for image in self.images.items:
             name = image.path.replace("\\", "/").rsplit("/", 1)[-1]
@@ -201,7 +201,7 @@ class Batches:
         return {**digests, "number of processes": self.place[1]}
 
     def _sample(self, chosen: "ImageChoices") -> "BatchSample":
-        """The tensors of one image: its latents from the cache, or else its pixels, and what belongs to these."""
+        """Return the tensors of one image: its cached latents, or else its pixels, and its masks and controls."""
         image, flip = chosen.image, chosen.flip
         text = self.images.text.load(image, chosen.encoded) if self.images.text else None
         latents: Tensor | None = None
@@ -231,8 +231,8 @@ class Batches:
         return BatchSample(chosen.caption, size, chosen.weight, latents, pixel, text, mask, controls, paint)
 
     def _loss_mask(self, image: "Image", view: augment.View, alpha: Tensor | None, is_painted: bool) -> Tensor | None:
-        """What of an image counts in the loss: its mask file, or else its transparency (`alpha`), which in an image to
-        inpaint is the region to paint unless masked_loss is on."""
+        """Return what of an image counts in the loss: its mask file, or else its transparency (`alpha`). In an image to
+        inpaint, transparency is the region to paint unless masked_loss is on."""
         if not self.config.data.masked_loss:
             return None if is_painted else alpha
         if not image.mask_file:
@@ -254,7 +254,7 @@ class ImageChoices(NamedTuple):
 
     @property
     def controls(self) -> "Mapping[int, ControlImage]":
-        """The control and reference images to load by their index: all of them, or the mask that was drawn."""
+        """Return the control and reference images to load by their index: all of them, or the drawn mask."""
         controls = self.image.controls
         return dict(enumerate(controls)) if self.mask is None else {self.mask: controls[self.mask]}
 
@@ -279,7 +279,7 @@ def _latent_sides(key: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augment.View:
-    """The crop of an image that is not cached."""
+    """Return the crop of an image that is not cached."""
     fit, subset = image.fit, image.subset
     sizes = subset.face_crop_aug_range
     face = augment.face_of(image.path) if sizes and not bucketed else None

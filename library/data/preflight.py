@@ -88,8 +88,8 @@ def check_data(config: RunConfig, grid: int, report: Report | None = None, quick
 def _damaged(
     survey: Survey, images: list[Image], config: RunConfig, report: Report | None, quick: bool
 ) -> Iterator[Problem]:
-    """Images, masks, control and reference images that cannot be decoded. Those with valid cached latents are not
-    opened."""
+    """Yield images, masks, control and reference images that cannot be decoded. Those with valid cached latents are
+    not opened."""
     gone: list[str] = []
     opened: set[str] = set()
     to_disk = config.cache.cache_latents_to_disk
@@ -122,7 +122,7 @@ def _damaged(
 
 
 def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
-    """Images that would share a file of latents, such as photo.png and photo.jpg of one size."""
+    """Yield images that would share a file of latents, such as photo.png and photo.jpg of one size."""
     first_paths: dict[tuple, str] = {}
     pairs = {}
     for image in images:
@@ -136,7 +136,7 @@ def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
 
 
 def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
-    """Names of images that are too long for the names of their caches."""
+    """Yield images whose names are too long for the names of their caches."""
     stems = {image.path: os.path.splitext(os.path.basename(image.path))[0] for image in images}
     if long := sorted(
         path for path, stem in stems.items() if len(stem.encode("utf-8", "surrogatepass")) > LONGEST_NAME - CACHE_ENDING
@@ -150,7 +150,7 @@ def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
 
 
 def _not_utf_8(images: list[Image]) -> Iterator[Problem]:
-    """Names that other programs cannot even write down."""
+    """Yield images whose names are not UTF-8, so that other programs cannot find them."""
     if odd := sorted({image.path for image in images if SURROGATES.search(image.path)}):
         yield about_images(
             "{count} whose names are not UTF-8: they are trained, but other programs may not find them; rename them: "
@@ -161,7 +161,7 @@ def _not_utf_8(images: list[Image]) -> Iterator[Problem]:
 
 
 def _closed_to_caches(survey: Survey, images: list[Image]) -> Iterator[Problem]:
-    """Read-only folders where latents have to be written."""
+    """Yield read-only folders in which latents have to be written."""
     places = ((*os.path.split(image.path), image.how.turns(image.path)) for image in images)
     needed = {folder for folder, name, turned in places if survey.files(folder).known_size(name, turned) is None}
     if closed := sorted(folder for folder in needed if os.path.isdir(folder) and not os.access(folder, os.W_OK)):
@@ -174,7 +174,7 @@ def _closed_to_caches(survey: Survey, images: list[Image]) -> Iterator[Problem]:
 
 
 def _without_the_word(config: RunConfig, images: list[Image]) -> Iterator[Problem]:
-    """That the trained word of an embedding is in no caption. Tokenizers ignore case."""
+    """Yield a problem if no caption contains the trained word of an embedding. Tokenizers ignore case."""
     if not isinstance(config, EmbeddingRun) or config.caption_change.sentences or not images:
         return
     word = (config.embedding.token_string or "").lower()
@@ -190,7 +190,7 @@ def _without_the_word(config: RunConfig, images: list[Image]) -> Iterator[Proble
 
 
 def _without_captions(images: list[Image]) -> Iterator[Problem]:
-    """That no image has a caption of its own: training on class tokens of folders is possible, but rarely intended."""
+    """Warn if no image has its own caption: training on class tokens of folders is possible, but rarely intended."""
     learned = [image for image in images if not image.is_reg]
     bare = [i for i in learned if not i.caption.strip() or (not i.caption_file and i.caption == i.subset.class_tokens)]
     if not learned or len(bare) < len(learned):
@@ -216,7 +216,7 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
 
 
 def _about_captions(config: RunConfig, survey: Survey) -> Iterator[Problem]:
-    """Captions with unused lines, in their own files or in a metadata file."""
+    """Warn of captions with unused lines, in their own files or in a metadata file."""
     if not survey.unread:
         return
     counts = {name: survey.unread[name] for name in sorted(survey.unread)}
@@ -258,7 +258,7 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
 
 
 def _turned(images: list[Image]) -> Iterator[Problem]:
-    """Images, control and reference images that are not trained as people see them."""
+    """Warn of images, control and reference images that are not trained as viewers show them."""
     stored = {i.path for i in images if not i.how.upright}
     stored |= {control.path for i in images for control in i.controls if not control.how.upright}
     if turned := sorted(path for path in stored if orientation(path) != 1):
@@ -272,7 +272,7 @@ def _turned(images: list[Image]) -> Iterator[Problem]:
 
 
 def _cropped(images: list[Image]) -> Iterator[Problem]:
-    """Images that lose much of themselves to the crop."""
+    """Warn of images of which the crop cuts much off."""
     at_random = {i.path for i in images if i.subset.random_crop or i.subset.face_crop_aug_range}
     lost = {i.path: max(i.fit.cut) for i in images if max(i.fit.cut) > MUCH_CUT and i.path not in at_random}
     if not lost:
@@ -289,7 +289,7 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
 
 
 def _transparent(images: list[Image]) -> Iterator[Problem]:
-    """Cut-outs whose hidden colours are trained."""
+    """Warn of images with transparent areas whose hidden colours are trained."""
     shown = {i.path for i in images if not (i.how.ground or i.subset.alpha_mask or i.mask_file)}
     clear = sorted(path for path in shown if not path.lower().endswith(OPAQUE) and has_transparency(path))
     looked_at = clear[:: -(-len(clear) // MAX_DECODED_IMAGES) or 1]  # every n-th; a step of 0 would be an error

@@ -66,7 +66,7 @@ def find_images(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
 
 
 def _is_trained(subset: SubsetConfig, name: str) -> bool:
-    """Whether an image of a folder is one to train on, where suffixes tell images and reference images apart."""
+    """Return whether to train on an image of a folder, if suffixes distinguish images from reference images."""
     stem, inside = os.path.splitext(name)[0], subset.image_dir or ""
     if not stem.endswith(subset.image_suffix or ""):
         return False

@@ -105,7 +105,7 @@ def demo_toml(
 
 
 def usage(script: str, model: str) -> list[str]:
-    """The comment that says how to train with a TOML."""
+    """Return the comment that says how to train with a TOML."""
     return [
         "# For a real training, change the paths and the values whose comment says so. Start it with:",
         f"#   kohya train {script} --config_file {toml_name(script, model)}.toml",
@@ -113,13 +113,13 @@ def usage(script: str, model: str) -> list[str]:
 
 
 def merged(tables: Tables, added: Mapping[str, list[Line]]) -> Tables:
-    """The tables with the lines that a family adds; the model and the noise come first."""
+    """Return the tables with the lines that a family adds; the model and the noise come first."""
     order = [name for name in ("model", "noise", *tables) if name in added or name in tables]
     return {name: [*tables.get(name, ()), *added.get(name, ())] for name in dict.fromkeys(order)}
 
 
 def rendered(head: Sequence[str], tables: Tables) -> str:
-    """The text of a TOML file: comments, and the tables with their remarks."""
+    """Return the text of a TOML file: comments, and the tables with their remarks."""
     blocks = ["\n".join([f"[{table}]", *map(_toml_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
 

@@ -56,7 +56,7 @@ def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False, 
 
 
 def _prepare_learning(folder: Path, family: str, compiled: bool) -> dict[str, Path]:
-    """The pictures to learn from, the small model, its prompts and its TOML files, by script."""
+    """Make the training pictures, the small model, its prompts and its TOML files; return the latter by script."""
     _once(folder / zorb.NAME, zorb.write_zorbs)
     _once(folder / small_model.KNOWN_PICTURES, small_model.copy_known_pictures)
     place = folder / "small-models" / family
@@ -84,7 +84,7 @@ def fingerprint_demo() -> str:
 
 
 def _free_demo_folder(folder: Path) -> Path:
-    """The first of folder, folder-2, ... that is new, empty, or a demo made by this version."""
+    """Return the first of folder, folder-2, ... that is new, empty, or a demo made by this version."""
     number, candidate = 1, folder
     while not _fits(candidate):
         number += 1

@@ -21,7 +21,7 @@ DEMO_PROMPTS = (
 
 
 def scripts(family: str) -> list[str]:
-    """The scripts of a family that train its small model."""
+    """Return the scripts of a family that train its small model."""
     family_scripts = families.facts_of(family).scripts if small_model_of(family) else ()
     return [script for script in family_scripts if families.config_class(script).kind in KINDS]
 
@@ -43,7 +43,7 @@ def write_learning_files(folder: Path, family: str, files: Mapping[str, Path], c
 
 
 def prompt_text(small: SmallModel) -> str:
-    """The prompt file: what the training pictures show, and what was known before."""
+    """Return the prompt file: what the training pictures show, and what the model knew before."""
     lines = []
     for about, prompt, seed in DEMO_PROMPTS:
         lines += [f"# {about}"] if about else []
@@ -52,7 +52,7 @@ def prompt_text(small: SmallModel) -> str:
 
 
 def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], folder: Path, compiled: bool) -> str:
-    """The TOML of one script; all that it names is in the demo's folder."""
+    """Return the TOML of one script; all files that it names are in the demo's folder."""
     config = families.config_class(script)
     family, output = config.family, folder / "output"
     tables: Tables = {
@@ -101,7 +101,7 @@ def _compile(compiled: bool) -> Line:
 
 
 def _learning(kind: str, small: SmallModel, module: str) -> Tables:
-    """What learns, and how fast: faster than a large model, which would forget all else at these rates."""
+    """Return what is trained and the rates, at which a large model would forget all else."""
     optim: list[Line] = [
         ("optimizer_type", "AdamW", ""),
         ("learning_rate", small.rates[kind], "real: 1e-4" if kind == "lora" else "real: 1e-5"),

@@ -17,14 +17,14 @@ CHECKSUMS = "checksums.json"  # SHA-256 by path below the folder
 
 
 def small_model_of(family: str) -> SmallModel | None:
-    """What a family says of its small trained model; None for one that has none, and for a relative of a family."""
+    """Return the facts of a family's small trained model; None without one, and for a relative of a family."""
     if family not in families.FAMILIES:
         return None
     return getattr(families.random_module(family), "SMALL_MODEL", None)
 
 
 def parts_in(place: Path, family: str) -> dict[str, Path]:
-    """The files of a family's small model in a folder, by part."""
+    """Return the files of a family's small model in a folder, by part."""
     model = small_model_of(family)
     return {part: place / name for part, name in model.files.items()} if model else {}
 
@@ -49,8 +49,8 @@ def copy_known_pictures(place: Path) -> None:
 
 
 def whole_files(family: str) -> list[Path]:
-    """The files of a family's small model, or the known pictures. Raises ConfigError, which names those that are
-    missing or damaged."""
+    """Return the files of a family's small model, or the known pictures. Raises ConfigError that names missing and
+    damaged ones."""
     digests = {name: digest for name, digest in checksums().items() if name.split("/")[0] == family}
     wrong = [name for name, digest in digests.items() if _digest(SMALL_MODELS_FOLDER / name) != digest]
     if wrong or not digests:
@@ -64,7 +64,7 @@ def whole_files(family: str) -> list[Path]:
 
 
 def checksums() -> dict[str, str]:
-    """The published SHA-256 of each file; none where the list is missing or damaged."""
+    """Return the published SHA-256 of each file; none if the list is missing or damaged."""
     try:
         listed = json.loads((SMALL_MODELS_FOLDER / CHECKSUMS).read_text(encoding="utf-8"))
     except (OSError, ValueError):

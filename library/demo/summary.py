@@ -77,8 +77,8 @@ def largest_difference(outcome: Outcome, other: Outcome) -> float | None:
 
 
 def summary_text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig, learns: bool = False) -> str:
-    """The lines about the runs of a family or a relative: `outcomes` by "eager" and, if it was tried, "compiled".
-    `learns`: the model is a trained one, and not random."""
+    """Return the lines about the runs of a family or a relative: `outcomes` by "eager" and, if it was tried,
+    "compiled". `learns`: the model is a trained one, not a random one."""
     eager, fast = outcomes["eager"], outcomes.get("compiled")
     steps = str(counted(len((fast or eager).losses), "step"))
     lines = [f"{configs.title_of_training(config.script, model)}, {steps}", *outcome_table(outcomes), ""]

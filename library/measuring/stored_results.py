@@ -24,7 +24,7 @@ def digest(facts: object) -> str:
 
 
 def read_result(name: str) -> JsonObject:
-    """A stored result; empty if there is none, or it is damaged."""
+    """Return a stored result; empty if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         stored = json.loads((results_folder() / f"{name}.json").read_text(encoding="utf-8"))
         return stored if isinstance(stored, dict) else {}

@@ -49,7 +49,7 @@ class Timing:
         return sorted(self.each)[max(0, math.ceil(0.9 * len(self.each)) - 1)]
 
     def facts(self) -> JsonObject:
-        """As JSON for the result file."""
+        """Return the times for the result file: milliseconds, seconds of warm-up, GiB."""
         return {
             "ms": {"p50": round(self.p50, 3), "p90": round(self.p90, 3), "min": round(min(self.each), 3)},
             "repetitions": len(self.each),

@@ -36,7 +36,7 @@ class SampleSheet:
 
     @property
     def labels(self) -> dict[int, list[str]]:
-        """The lines above each row, by the number of its prompt."""
+        """Return the lines above each row, by the number of its prompt."""
         letters = (self.width - 2 * MARGIN) // LETTER_WIDTH
         return {number: _wrapped(_drawable(number, prompt), letters) for number, prompt in self.prompts.items()}
 

@@ -58,7 +58,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
 
 
 def build_sample_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     arguments = Arguments(
         "kohya sample",
         description="Generate images with a base model and LoRA, embedding or LLLite files, side by side. Waits while "

@@ -31,7 +31,7 @@ def reason(error: Exception, training: Training) -> MessageLike:
 
 
 def reason_before(error: Exception, config: RunConfig, journal: Journal) -> MessageLike:
-    """As `reason`, for work before the first step, which no process shares."""
+    """Return the same as `reason`, for work before the first step, which no process shares."""
     explained = errors.explain_error(error, config, journal.doing, {})
     if isinstance(error, WorkCancelled) or isinstance(explained, errors.ProcessGone):
         raise error

@@ -49,14 +49,14 @@ class InputContext:
 
     @property
     def halved(self) -> int:
-        """A side in tokens."""
+        """Return the tokens along a side of the image."""
         return (
             self.side // _first_number(self.config.get("patch_size"), 2) if self.layout != "tokens" else self.side // 2
         )
 
     @property
     def tokens(self) -> int:
-        """Of all frames."""
+        """Return the image tokens of all frames."""
         frames = self.frames if self.layout in ("video", "frames", "last", "tokens") else 1
         return frames * self.halved**2
 
@@ -65,7 +65,7 @@ class InputContext:
         return None if None in size else torch.randn(*size, device=self.device)  # type: ignore[arg-type]
 
     def width(self, *names: str, number: int = 0) -> int | None:
-        """The first entry of the config that is set; of a list the entry with a number."""
+        """Return the first of these entries that the config sets; of a list, the element with this number."""
         entry = next((self.config[name] for name in names if self.config.get(name)), None)
         return entry[min(number, len(entry) - 1)] if isinstance(entry, list | tuple) else entry
 
@@ -74,7 +74,7 @@ class InputContext:
         return torch.ones(self.batch, self.text, dtype=torch.bool, device=self.device)
 
     def latents(self) -> Any:
-        """The noised image."""
+        """Return the noised image in the layout that the model reads."""
         n, c, f, s = self.batch, self.width("in_channels", "in_visual_dim") or 16, self.frames, self.side
         sizes = {
             "image": (n, c, s, s),
@@ -88,14 +88,14 @@ class InputContext:
         return self.normal(*sizes[self.layout])
 
     def rotary(self) -> Any:
-        """Turns of queries and keys, where the model does not make them itself."""
+        """Return the rotary embedding of queries and keys if the model does not compute it itself."""
         if not self.config.get("use_rotary_positional_embeddings"):
             return None
         tokens = self.tokens // _first_number(self.config.get("patch_size_t"), 1)
         return tuple(self.normal(tokens, self.width("attention_head_dim")) for _ in range(2))
 
     def control(self) -> Any:
-        """Pictures that guide, in the layout of the latents."""
+        """Return control images in the layout of the latents."""
         channels = self.width("vace_in_channels", "in_channels")
         return InputContext(
             {**self.config, "in_channels": channels},
@@ -250,7 +250,7 @@ class DiffusersInputs:
 
 
 def _shaped(name: str, size: tuple[int, ...], device: torch.device) -> Tensor:
-    """An input that was given by its shape, of the type that its name suggests."""
+    """Return an input of a given shape, of the type that its name suggests."""
     if "mask" in name:
         return torch.ones(size, dtype=torch.bool, device=device)
     if name.endswith(("ids", "id", "labels", "indices")) and name not in ("img_ids", "txt_ids"):

@@ -101,7 +101,7 @@ class DiffusersSubject:
         return build_config(families.config_class(SCRIPT), {**self.values, **options}, notes=[])
 
     def make(self, config: Any, device: torch.device) -> TrainableModel:
-        """A fresh model on the device, with adapters in its blocks."""
+        """Return a new model on the device, with adapters in its blocks."""
         model = self._empty()
         dtype = fp8_storage.storage_type(config)
         model = random_weights.fill_randomly(model, random_weights.place_weights(model, device, dtype, config), dtype)
