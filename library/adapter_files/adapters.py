@@ -271,10 +271,10 @@ def _record(lora: Lora) -> str:
 
 
 def _unfolded(module: Module, adapter: AdapterFactors, recorded: JsonMapping) -> AdapterFactors:
-    about = recorded.get(module.kohya, recorded.get("*"))
-    if about is None:
+    alpha_record = recorded.get(module.kohya, recorded.get("*"))
+    if alpha_record is None:
         return adapter
-    value, code, up_code = about
+    value, code, up_code = alpha_record
     alpha = torch.tensor(value).to(storage.CODES[code])
     strength = float(alpha) / adapter.rank
     if not strength:

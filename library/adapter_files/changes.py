@@ -58,8 +58,8 @@ def _loha(parts: Parts, weight: Tensor, strength: float) -> Tensor:
     halves = []
     for half in "12":
         rows, columns = parts[f"hada_w{half}_a"], parts[f"hada_w{half}_b"]
-        whole = _tucker(parts[f"hada_t{half}"], rows, columns) if f"hada_t{half}" in parts else rows @ columns
-        halves.append(whole.reshape(weight.shape))
+        product = _tucker(parts[f"hada_t{half}"], rows, columns) if f"hada_t{half}" in parts else rows @ columns
+        halves.append(product.reshape(weight.shape))
     return halves[0] * halves[1] * (strength * _scale(parts))
 
 
@@ -121,10 +121,10 @@ def _boft(parts: Parts, weight: Tensor, strength: float) -> Tensor:
     size = parts["oft_blocks"].shape[-1]
     identity, turned = torch.eye(size, device=weight.device), weight.flatten(1)
     for stage, turns in enumerate(_rotations(parts, weight.shape[0])):
-        apart = 2**stage * (size // 2)
-        rows = turned.unflatten(0, (-1, 2, apart)).transpose(1, 2).flatten(0, 2).unflatten(0, (-1, size))
+        distance = 2**stage * (size // 2)
+        rows = turned.unflatten(0, (-1, 2, distance)).transpose(1, 2).flatten(0, 2).unflatten(0, (-1, size))
         rows = torch.einsum("b i j, b j c -> b i c", identity + strength * (turns - identity), rows)
-        turned = rows.flatten(0, 1).unflatten(0, (-1, apart, 2)).transpose(1, 2).flatten(0, 2)
+        turned = rows.flatten(0, 1).unflatten(0, (-1, distance, 2)).transpose(1, 2).flatten(0, 2)
     return _rescaled(parts, turned.reshape(weight.shape), strength) - weight
 
 
@@ -252,13 +252,15 @@ class LayerChange:
         blank = self.ready("meta")
         bias = blank.bias()
         try:
-            whole = not self.has_weight or tuple(blank.delta(torch.empty(shape, device="meta")).shape) == tuple(shape)
+            weight_fits = not self.has_weight or tuple(blank.delta(torch.empty(shape, device="meta")).shape) == tuple(
+                shape
+            )
         except (KeyError, RuntimeError, IndexError, ValueError):
             return False
-        return whole and (bias is None or tuple(bias.shape) == tuple(shape[:1]))
+        return weight_fits and (bias is None or tuple(bias.shape) == tuple(shape[:1]))
 
     def shape(self) -> tuple[int, ...] | None:
-        """Return the shape of its product, kernels of convolutions may be flattened; None if it depends on the weight."""
+        """Return its product's shape, maybe with flattened convolution kernels; None if the weight determines it."""
         parts = self.parts
         if self.kind.uses_weight or not self.has_weight:
             return None

@@ -137,21 +137,21 @@ def _whole_matrix(
     """Return the sum as a full matrix, kept or reduced to a rank."""
     place = model.place(module) if model is not None else None
     base = place.of(model.tensor(place.key)).float() if model is not None and place else torch.zeros(*shape)
-    whole, biases, has_weight = torch.zeros(*shape), [], False
+    total, biases, has_weight = torch.zeros(*shape), [], False
     for part, weight in parts:
         if isinstance(part, AdapterFactors):
-            whole += weight * part.product().reshape(whole.shape)
+            total += weight * part.product().reshape(total.shape)
         elif part.has_weight:
-            whole += part.ready().delta(base, weight)
+            total += part.ready().delta(base, weight)
         has_weight = has_weight or isinstance(part, AdapterFactors) or part.has_weight
         if isinstance(part, LayerChange) and (bias := part.bias(weight)) is not None:
             biases.append(bias)
     bias = torch.stack(biases).sum(0) if biases else None
     if len(shape) == 1 and has_weight:
-        return LayerChange({"w_norm": whole} | ({} if bias is None else {NORM_BIAS: bias}))
+        return LayerChange({"w_norm": total} | ({} if bias is None else {NORM_BIAS: bias}))
     if limit is not None and has_weight:
-        return with_bias(nearest_lora(whole, limit), bias)
-    return LayerChange(({"diff": whole} if has_weight else {}) | ({} if bias is None else {BIAS: bias}))
+        return with_bias(nearest_lora(total, limit), bias)
+    return LayerChange(({"diff": total} if has_weight else {}) | ({} if bias is None else {BIAS: bias}))
 
 
 def nearest_lora(change: Tensor, rank: int) -> AdapterFactors:

@@ -66,7 +66,7 @@ def stored_entries(path: str | Path) -> dict[str, JsonObject]:
     for file in weights.files(check_readable(path)):
         try:
             entries = weights.header_entries(check_readable(file))
-            out |= {name: {"dtype": about["dtype"], "shape": list(about["shape"])} for name, about in entries.items()}
+            out |= {name: {"dtype": entry["dtype"], "shape": list(entry["shape"])} for name, entry in entries.items()}
         except (AttributeError, IndexError, KeyError, TypeError) as e:  # a JSON header with other content
             raise ConfigError("{file} is a damaged safetensors file: get it again", file=file) from e
     return out
@@ -78,8 +78,8 @@ def metadata_of(path: str | Path) -> Metadata:
     if path.is_dir():
         return {}
     stored_entries(path)
-    about = weights.raw_header(path).get("__metadata__")
-    return {str(key): str(value) for key, value in about.items()} if isinstance(about, dict) else {}
+    metadata = weights.raw_header(path).get("__metadata__")
+    return {str(key): str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
 
 
 def header_bytes(table: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:
@@ -171,23 +171,23 @@ class FilePlan:
 
     @property
     def size(self) -> int:
-        return sum(about.size for about in self.tensors.values())  # bytes of all tensors
+        return sum(planned.size for planned in self.tensors.values())  # bytes of all tensors
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
         """Return the start of the file."""
         table, at = {}, 0
-        for name, about in self.tensors.items():
-            offsets = [at, at + about.size]
-            table[name] = {"dtype": ORDER[about.dtype][1], "shape": list(about.shape), "data_offsets": offsets}
+        for name, planned in self.tensors.items():
+            offsets = [at, at + planned.size]
+            table[name] = {"dtype": ORDER[planned.dtype][1], "shape": list(planned.shape), "data_offsets": offsets}
             at = offsets[1]
         return header_bytes(table, metadata)
 
     def data(self, report: Report = silent) -> Iterator[bytes | memoryview]:
         """Yield the tensors' bytes, each made on demand. Raises ConfigError if a dtype is too narrow for the values."""
-        for i, (name, about) in enumerate(self.tensors.items()):
+        for i, (name, planned) in enumerate(self.tensors.items()):
             report(Message("writing"), i, len(self.tensors))
-            tensor = about.make().detach()  # evaluates a lazy tensor only once
-            stored = cast_checked(name, tensor, about.dtype).reshape(about.shape)
+            tensor = planned.make().detach()  # evaluates a lazy tensor only once
+            stored = cast_checked(name, tensor, planned.dtype).reshape(planned.shape)
             yield stored.reshape(-1).view(torch.uint8).numpy().data
         report(Message("writing"), len(self.tensors), len(self.tensors))
 
@@ -195,12 +195,12 @@ class FilePlan:
         """Return the keys by which other tools identify a LoRA: SHA-256 of the tensors' bytes; and, for tools of 2022,
         8 digits of that of bytes 0x100000 to 0x110000 of a file with this metadata.
         """
-        whole, legacy, at = hashlib.sha256(), hashlib.sha256(), 0
+        full, legacy, at = hashlib.sha256(), hashlib.sha256(), 0
         for i, chunk in enumerate(itertools.chain([self.header(metadata)], self.data())):
-            whole.update(chunk if i else b"")
+            full.update(chunk if i else b"")
             legacy.update(chunk[max(0, 0x100000 - at) : max(0, 0x110000 - at)])
             at += len(chunk)
-        return {"sshs_model_hash": whole.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
+        return {"sshs_model_hash": full.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
 
     def write(self, place: Path, metadata: Mapping[str, str], report: Report = silent) -> None:
         """Write the file at `place` and read its header back. Raises OSError if it differs."""

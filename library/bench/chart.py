@@ -62,8 +62,8 @@ def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:
     longest = min(max(row["ms"]["p90"] for _, row in rows), 1.5 * max(row["ms"]["p50"] for _, row in rows))
     quickest = min(row["ms"]["p50"] for _, row in rows)
 
-    def share(row: Row, which: str) -> float:
-        return round(min(1.0, row["ms"][which] / longest), 4)
+    def share(row: Row, percentile: str) -> float:
+        return round(min(1.0, row["ms"][percentile] / longest), 4)
 
     return [
         Bar(name, row, share(row, "p50"), share(row, "p90"), compared and row["ms"]["p50"] == quickest)

@@ -50,11 +50,11 @@ def measured_machine(on: torch.device) -> JsonObject:
         "platform": platform.platform(),
     }
     if on.type == "cuda":
-        about = torch.cuda.get_device_properties(on)
+        properties = torch.cuda.get_device_properties(on)
         facts |= {
-            "name": about.name,
-            "memory_gb": round(about.total_memory / timing.BYTES_PER_GIB, 1),
-            "capability": f"{about.major}.{about.minor}",
+            "name": properties.name,
+            "memory_gb": round(properties.total_memory / timing.BYTES_PER_GIB, 1),
+            "capability": f"{properties.major}.{properties.minor}",
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }

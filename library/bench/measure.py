@@ -116,6 +116,7 @@ class BenchRun:
             return
         shape = (self.subject.batch, 3, resolution, resolution)
         if part == DECODE:
+            # Latents of all families have an eighth of an image's side.
             shape = (self.subject.batch, vae.config.latent_channels, resolution // 8, resolution // 8)
         values = torch.randn(shape, device=self.device, dtype=dtype)
         call = (lambda: vae.encode(values)) if part == ENCODE else (lambda: vae.decode(values))
@@ -140,8 +141,10 @@ class BenchRun:
         with prepared_model.open_prepared(self.subject, config, self.device, at, trainable) as ready:
             del trainable  # `ready` alone keeps the model now, and frees it when it is closed
             # In a model compiled as a whole, a block has no graph of its own.
-            apart = BLOCKS in self.parts and not (config.compile.compile and config.compile.compile_scope == "model")
-            for kind, (path, call) in (costs[0].blocks if apart else {}).items():
+            measures_blocks = BLOCKS in self.parts and not (
+                config.compile.compile and config.compile.compile_scope == "model"
+            )
+            for kind, (path, call) in (costs[0].blocks if measures_blocks else {}).items():
                 row = {"part": f"block {kind}", **where}
                 yield self._row(row, ready.block(path, call), costs[0].block_flops[kind], ready)
             if STEP in self.parts:
@@ -154,7 +157,7 @@ class BenchRun:
         work: int | None = None,
         ready: prepared_model.PreparedModel | None = None,
     ) -> JsonObject:
-        before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
+        seconds_before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
         try:
             measured = timing.measure_call(call, self.device, self.plan)
         except torch.OutOfMemoryError as error:
@@ -164,7 +167,7 @@ class BenchRun:
         if ready:
             row |= ready.compiling()
             if "compile" in row:
-                row["compile"]["seconds_here"] = round(row["compile"]["seconds"] - before, 2)
+                row["compile"]["seconds_here"] = round(row["compile"]["seconds"] - seconds_before, 2)
         return row
 
 

@@ -117,8 +117,8 @@ class Probe:
     @property
     def best(self) -> Measured | None:
         # Compare by images per second, as batch sizes may differ.
-        good = [trial for trial in self.tries if not trial.why]
-        return min(good, key=lambda trial: trial.seconds / self._batch(trial.changes), default=None)
+        successful = [trial for trial in self.tries if not trial.why]
+        return min(successful, key=lambda trial: trial.seconds / self._batch(trial.changes), default=None)
 
     def _batch(self, changes: JsonMapping) -> int:
         return int(changes.get("train_batch_size", self.config.data.train_batch_size))
@@ -151,9 +151,9 @@ class Probe:
         best = self.best
         if best is None or not best.peak or self.memory is None:
             return False
-        now = fitting.estimate(self._changed(best.changes), self.size).peak
-        then = fitting.estimate(self._changed(changes), self.size).peak
-        return best.peak * then / now <= self.memory * MEMORY_MARGIN
+        estimate_now = fitting.estimate(self._changed(best.changes), self.size).peak
+        estimate_then = fitting.estimate(self._changed(changes), self.size).peak
+        return best.peak * estimate_then / estimate_now <= self.memory * MEMORY_MARGIN
 
     def largest_batch(self) -> int:
         """Return the largest batch that should fit with the best settings."""
@@ -260,8 +260,8 @@ def _pictures_beside(config: RunConfig) -> str:
     """Return the option for the folder of reference or control images, "" without."""
     if config.control_images.guided:
         return "conditioning_data_dir"
-    shown = getattr(config.data, "control_directory", None) or config.control_images.least
-    return "control_directory" if shown else ""
+    has_references = getattr(config.data, "control_directory", None) or config.control_images.least
+    return "control_directory" if has_references else ""
 
 
 def _pace(folder: Path, facts: JsonMapping) -> float | None:
@@ -322,10 +322,10 @@ def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))
 
-    def report(now: Probe) -> None:
-        work.store(now.as_json())
-        if now.tries and now.doing and not work.folder:
-            print(now.tries[-1].sentence(), flush=True)
+    def report(current: Probe) -> None:
+        work.store(current.as_json())
+        if current.tries and current.doing and not work.folder:
+            print(current.tries[-1].sentence(), flush=True)
 
     try:
         return Probe(

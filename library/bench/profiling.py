@@ -22,12 +22,12 @@ MAX_PROFILED_STEPS = 5  # more make the trace too long for a browser
 
 
 def profile_training(
-    subject: Subject, way: Candidate, device: torch.device, resolution: int, steps: int, work: JobRecord
+    subject: Subject, candidate: Candidate, device: torch.device, resolution: int, steps: int, work: JobRecord
 ) -> JsonObject:
     """Profile some steps of a training; return the result file's content. The trace goes into the work's folder."""
-    config = subject.config(way.chosen())
+    config = subject.config(candidate.chosen())
     began = time.time()
-    work.phase(Message("warming up: {way} at {size}", way=way.name, size=resolution), 0, 3)
+    work.phase(Message("warming up: {way} at {size}", way=candidate.name, size=resolution), 0, 3)
     try:
         with prepared_model.open_prepared(subject, config, device, resolution) as ready:
             plain = timing.measure_call(ready.step, device, WARM_UP)
@@ -42,7 +42,7 @@ def profile_training(
         ) from error
     on = machine.measured_machine(device)
     facts = profile_summary.summary(profile_rows(profiler), steps, plain.p50, device.type)
-    facts |= {"way": {"name": way.name, "options": way.chosen()}, "resolution": resolution, **compiled}
+    facts |= {"way": {"name": candidate.name, "options": candidate.chosen()}, "resolution": resolution, **compiled}
     facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}
     facts |= {"subject": {"title": subject.title, "batch": subject.batch, **subject.about}}
     facts |= {
@@ -52,14 +52,14 @@ def profile_training(
         "started": began,
         "finished": True,
     }
-    findings = [finding for finding in profile_advice.judge(facts) if _possible(subject, way, finding.options)]
+    findings = [finding for finding in profile_advice.judge(facts) if _possible(subject, candidate, finding.options)]
     return facts | {"verdict": [vars(finding) for finding in findings]}
 
 
-def _possible(subject: Subject, way: Candidate, options: JsonMapping) -> bool:
+def _possible(subject: Subject, candidate: Candidate, options: JsonMapping) -> bool:
     """Return whether this training can have these options, some of which exclude each other."""
     try:
-        subject.config({**way.chosen(), **options})
+        subject.config({**candidate.chosen(), **options})
     except ConfigError:
         return False
     return True

@@ -16,7 +16,7 @@ def compute_rates(flops: int | None, milliseconds: float, matmul: JsonMapping) -
     """Return FLOPs of a measurement, TFLOP/s, and the share of the measured matrix product rate (MFU)."""
     if not flops:
         return {}
-    tflops = flops / milliseconds / 1e9
+    tflops = flops / milliseconds / 1e9  # per second, in 10^12
     share = {"mfu": round(tflops / matmul["tflops"], 4)} if matmul.get("tflops") else {}
     return {"flops": flops, "tflops": round(tflops, 4 if tflops < 1 else 1), **share}
 
@@ -43,8 +43,8 @@ def best(result: JsonMapping) -> JsonObject | None:
     quickest = min(pace.values())
     close = [name for name, value in pace.items() if value <= quickest * NEAR]
     name = min(close, key=lambda n: (max(r["peak_gb"] for r in full[n].values()), pace[n]))
-    about = result.get("candidates", {}).get(name, {})
-    return {"candidate": name, "options": about.get("options", {}), "sentence": compare_with_first(result, name)}
+    candidate = result.get("candidates", {}).get(name, {})
+    return {"candidate": name, "options": candidate.get("options", {}), "sentence": compare_with_first(result, name)}
 
 
 def compare_with_first(result: JsonMapping, name: str) -> Message:
@@ -54,18 +54,22 @@ def compare_with_first(result: JsonMapping, name: str) -> Message:
     for row in measured_rows(result, STEP):
         if row["candidate"] != name:
             continue
-        now = {"time": milliseconds(row["ms"]["p50"]), "size": row["resolution"], "memory": f"{row['peak_gb']:.1f} GB"}
+        current = {
+            "time": milliseconds(row["ms"]["p50"]),
+            "size": row["resolution"],
+            "memory": f"{row['peak_gb']:.1f} GB",
+        }
         first = next((r for r in measured_rows(result, STEP, row["resolution"]) if r["candidate"] == base), None)
         if first is None or name == base:
-            sizes.append(Message("{time} a step at {size} with {memory}", **now))
+            sizes.append(Message("{time} a step at {size} with {memory}", **current))
             continue
-        before = {"before": milliseconds(first["ms"]["p50"]), "earlier": f"{first['peak_gb']:.1f} GB"}
+        baseline = {"before": milliseconds(first["ms"]["p50"]), "earlier": f"{first['peak_gb']:.1f} GB"}
         times = f"{first['ms']['p50'] / row['ms']['p50']:.2f}"
         template = "{time} a step at {size} instead of {before} ({times} times as fast), {memory} instead of {earlier}"
-        if now["memory"] == before["earlier"]:
+        if current["memory"] == baseline["earlier"]:
             template = "{time} a step at {size} instead of {before} ({times} times as fast), {memory}"
-            del before["earlier"]
-        compared = Message(template, times=times, **now, **before)
+            del baseline["earlier"]
+        compared = Message(template, times=times, **current, **baseline)
         sizes.append(_with_break_even(compared, row, first))
     if name == base:
         return Message("Fastest: {name}: {sizes}.", name=name, sizes=join_messages(sizes, "; "))
@@ -130,11 +134,13 @@ def speed(result: JsonMapping, row: Row) -> str:
 
 def compiled_summary(row: Row) -> MessageLike:
     """Return graphs and seconds of compiling."""
-    about = row.get("compile")
-    if not about:
+    compilation = row.get("compile")
+    if not compilation:
         return ""
-    template = "{graphs}, {seconds} s, cached" if about["cache_hits"] else "{graphs}, {seconds} s"
-    return Message(template, graphs=counted(about["num_graphs"], "graph"), seconds=f"{about['seconds']:.1f}")
+    template = "{graphs}, {seconds} s, cached" if compilation["cache_hits"] else "{graphs}, {seconds} s"
+    return Message(
+        template, graphs=counted(compilation["num_graphs"], "graph"), seconds=f"{compilation['seconds']:.1f}"
+    )
 
 
 def measurements_table(result: JsonMapping) -> str:

@@ -125,9 +125,9 @@ def build_bench_parser() -> argparse.ArgumentParser:
 def check_bench_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for all invalid options, before anything is loaded."""
     wrong = []
-    named = [name for name in ("run", "family", "diffusers") if getattr(arguments, name)]
-    named += ["config"] if arguments.config and not arguments.diffusers else []
-    if len(named) != 1:
+    subjects = [name for name in ("run", "family", "diffusers") if getattr(arguments, name)]
+    subjects += ["config"] if arguments.config and not arguments.diffusers else []
+    if len(subjects) != 1:
         wrong.append("name one thing to measure: RUN.toml, --family NAME, or --diffusers CLASS --config FILE")
     if arguments.diffusers and not arguments.config:
         wrong.append("--diffusers needs --config FILE, the model's config.json")
@@ -236,12 +236,12 @@ def _profiled(arguments: argparse.Namespace, subject: "Subject", work: JobRecord
 
     device = machine.choose_device(arguments.device)
     usual = candidates.OWN_SETTINGS if arguments.run else "compiled" if device.type == "cuda" else "eager"
-    way = candidates.choose_candidates(
+    candidate = candidates.choose_candidates(
         arguments.candidate or [usual], bool(arguments.run), device.type, _options(subject)
     )[0]
     side = int((_split_commas(arguments.resolution) or [min(1024, max(subject.resolutions))])[0])
     content = profiling.profile_training(
-        subject, way, device, side, min(arguments.steps, profiling.MAX_PROFILED_STEPS), work
+        subject, candidate, device, side, min(arguments.steps, profiling.MAX_PROFILED_STEPS), work
     )
     work.store(content)
     text = profile_advice.profile_text(content)

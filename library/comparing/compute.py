@@ -99,11 +99,11 @@ class FileComparer:
         comparison = self.comparison
         self._measure: losses.HeldOutLoss | None = None
         if self.images is not None:
-            shown, comparison.held_out = losses.measured_on(self.images)
-            self._measure = losses.HeldOutLoss(shown, self.config)
+            measured_images, comparison.held_out = losses.measured_on(self.images)
+            self._measure = losses.HeldOutLoss(measured_images, self.config)
             if not comparison.held_out:
                 text = "The run held no images out, so the loss is that of {count} that it was trained on."
-                comparison.notes.append(Message(text, count=counted(len(shown), "image")))
+                comparison.notes.append(Message(text, count=counted(len(measured_images), "image")))
         device = self._adapters() if self.config.adapters else self._models()
         self._judge(encoder, device)
         comparison.grid = str(comparison.folder / "grid.png")
@@ -141,7 +141,7 @@ class FileComparer:
             if self._measure and self.config.trains_whole_encoders:
                 self._measure.forget_text()
             device = model.world.device
-            del model, sample
+            del model, sample  # before the next model is opened
             _free_memory(device)
         return device
 

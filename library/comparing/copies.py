@@ -22,10 +22,10 @@ class TrainingLooks:
         picture_hashes = looks(picture)
         if picture_hashes is None:
             return ""
-        apart = [(_apart(picture_hashes, other), path) for path, other in self._known]
-        bits, path = min(apart, default=(NEAR + 1, ""))
+        distances = [(_distance(picture_hashes, other), path) for path, other in self._known]
+        bits, path = min(distances, default=(NEAR + 1, ""))
         return path if bits <= NEAR else ""
 
 
-def _apart(first: tuple[int, int], second: tuple[int, int]) -> int:
+def _distance(first: tuple[int, int], second: tuple[int, int]) -> int:
     return sum((a ^ b).bit_count() for a, b in zip(first, second, strict=True))  # the number of different bits

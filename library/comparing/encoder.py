@@ -39,12 +39,12 @@ class ImageEncoder:
     def __init__(self, folder: Path) -> None:
         """Weights must be .safetensors, and no code of the folder is executed. Raises ConfigError for other folders."""
         check_folder(folder)
-        here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
+        local_only: JsonObject = {"local_files_only": True, "trust_remote_code": False}
         try:
             # Import only if likeness is requested.
             model, processor = (families.load_object(f"transformers.models.auto:Auto{name}") for name in AUTO_CLASSES)
-            self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **here).eval()
-            self._processor: Any = processor.from_pretrained(str(folder), **here)
+            self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **local_only).eval()
+            self._processor: Any = processor.from_pretrained(str(folder), **local_only)
         except Exception as error:  # any error of an unknown model's folder
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(

@@ -132,7 +132,7 @@ def saved_files_of_run(
         notes.append(
             Message("{shown} of {count} files are compared: --files says how many.", shown=max_files, count=len(files))
         )
-        last = len(files) - 1
+        last = len(files) - 1  # counted back from the last file, so that it is always included
         files = [files[last - round(at * last / max(1, max_files - 1))] for at in reversed(range(max_files))]
     return files, notes
 
@@ -159,14 +159,14 @@ def config_of_run(run: reader.RecordedRun) -> RunConfig:
     toml = run.folder / layout.TOML
     settings = flatten_sections(load_toml(toml)) if toml.is_file() else flatten_sections(resume.run_settings(run))
     options = options_of(kind)
-    read = {
+    values = {
         name: options[name].read(value) for name, value in settings.items() if name in options and value is not None
     }
     if isinstance(seed := run.facts.get("seed"), int):
-        read["seed"] = seed
-    if not read.get("pretrained_model_name_or_path"):
+        values["seed"] = seed
+    if not values.get("pretrained_model_name_or_path"):
         raise ConfigError("{run} does not say which model it trained", run=run.id)
-    return draft(kind, read)
+    return draft(kind, values)
 
 
 def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:

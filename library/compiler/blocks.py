@@ -134,9 +134,9 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         begin_due(log, first_steps, 1)
     else:
         log.begin_some(blocks)
-    shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
+    option_text = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
     graphs = counted(sum(log.predicted().values()), "graph")
-    logger.info("%s: %s, %s (%s)", log_prefix, counted(len(blocks), "block"), graphs, shown)
+    logger.info("%s: %s, %s (%s)", log_prefix, counted(len(blocks), "block"), graphs, option_text)
     return model
 
 

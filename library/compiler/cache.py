@@ -59,9 +59,9 @@ def use_cache(option_folder: str | None, device: torch.device) -> Path:
 
 def find_cache_problems(option_folder: str | None, device: torch.device) -> Iterator[Problem]:
     """Yield why the chosen folder cannot be used. Creates nothing."""
-    named = _in_environment() or option_folder
-    if named and (why := _why_unusable(Path(named), device)):
-        yield _unusable_cache(option_folder, Path(named), why)
+    chosen = _in_environment() or option_folder
+    if chosen and (why := _why_unusable(Path(chosen), device)):
+        yield _unusable_cache(option_folder, Path(chosen), why)
 
 
 def _in_environment() -> str | None:

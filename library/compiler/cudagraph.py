@@ -162,9 +162,9 @@ class GraphedModel:
 
     def keep_gradients(self) -> None:
         """Copy gradients out of the shared buffers, before the next replay overwrites them."""
-        for p, here in zip(self.learn, self.gradients, strict=True):
+        for p, buffer in zip(self.learn, self.gradients, strict=True):
             # After the first replay of a step the gradient is the shared buffer itself.
-            if p.grad is not None and p.grad.data_ptr() == here.data_ptr():
+            if p.grad is not None and p.grad.data_ptr() == buffer.data_ptr():
                 p.grad = p.grad.clone()
 
     def record(self, call: Callable[..., Any], flattened: Call) -> Recording | None:
@@ -304,10 +304,10 @@ class _Replay(torch.autograd.Function):
 def _casts_included() -> Iterator[None]:
     """Disable autocast's cache of cast weights."""
     # A cast made before the capture would be missing from the graph.
-    before = torch.is_autocast_cache_enabled()
+    was_enabled = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(before)
+        torch.set_autocast_cache_enabled(was_enabled)

@@ -41,8 +41,8 @@ def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
 
 def prewarm_before_steps(config: RunConfig, device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Prewarm inductor for a training, unless another process may compile during its first steps."""
-    beside = device.type == "cuda" and not config.compile.why_not_in_background(config)
-    return contextlib.nullcontext() if beside else prewarm_inductor(config.compile, device)
+    compiles_elsewhere = device.type == "cuda" and not config.compile.why_not_in_background(config)
+    return contextlib.nullcontext() if compiles_elsewhere else prewarm_inductor(config.compile, device)
 
 
 def _should_prewarm(args: Any, device: torch.device) -> bool:

@@ -66,9 +66,9 @@ def _cache_pieces(folder: Path) -> Iterator[Piece]:
 
 def _piece(file: Path) -> Piece | None:
     with contextlib.suppress(OSError):  # another process may delete it
-        about = file.stat()
-        read = 0.0 if file.suffix in LOOKED_AT else about.st_atime
-        return Piece(file, max(read, about.st_mtime), about.st_size)
+        status = file.stat()
+        access_time = 0.0 if file.suffix in LOOKED_AT else status.st_atime
+        return Piece(file, max(access_time, status.st_mtime), status.st_size)
     return None
 
 

@@ -70,7 +70,7 @@ def keep_torch_settings() -> Iterator[None]:
     Other threads restore their options when they next compile. For attention kernels and matrix precision see
     `library.memory.attention.keep_attention_settings`.
     """
-    before = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
     with without_collecting():  # loads the tracing, as every optimizer does
         stance = torch.compiler.set_stance("default")
     with stance:
@@ -80,7 +80,7 @@ def keep_torch_settings() -> Iterator[None]:
             THREAD_SETTINGS.want([])
             torch_private.keep_graphs_in_order(False)
             if torch.cuda.is_initialized():
-                torch.cuda.set_stream(before or torch.cuda.default_stream())
+                torch.cuda.set_stream(stream or torch.cuda.default_stream())
 
 
 def limit_of(args: Any, sizes: int) -> int:

@@ -120,8 +120,10 @@ class _Npz:
             return ()
         with self._npz.zip.open(name + ".npy") as f:
             version = np.lib.format.read_magic(f)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            return read(f)[0]
+            read_header = (
+                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            )
+            return read_header(f)[0]
 
     def fact(self, name: str) -> str | None:
         return str(self._npz[name]) if name in self.names else None

@@ -209,9 +209,10 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
     stamp: JsonMapping,
     trust: bool = False,
     names: Mapping[str, str] | None = None,
-    shown: "Sequence[ControlImage]" = (),
+    references: "Sequence[ControlImage]" = (),
 ) -> bool:
-    """Return whether the file holds outputs with this `stamp` of a caption and of the reference images `shown` with it;
+    """Return whether the file holds outputs with this `stamp` of a caption and of its reference images `references`.
+
     `sources` are files that it must be newer than.
 
     `lengths`: token lengths by array; `names`: keys of arrays in the file that differ from their names.
@@ -227,9 +228,9 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
                 return False
             cached_stamp = _stamp(cache_file, "")
             if cached_stamp is None:
-                sources = [*sources, *(control.path for control in shown)]
+                sources = [*sources, *(control.path for control in references)]
                 same = _same_options(cache_file, options) and _same_caption(cache_file, stamp["caption"])
-                same = same and not any(map(stamps.reading, shown))
+                same = same and not any(map(stamps.reading, references))
                 return same and _is_younger(file, sources)
     except BROKEN:
         return False
@@ -242,7 +243,7 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
     return (
         same
         and identity.is_same_network(cached_stamp.get("encoders"), stamp["encoders"])
-        and stamps.same_controls(shown, cached_stamp.get("controls", []))
+        and stamps.same_controls(references, cached_stamp.get("controls", []))
     )
 
 
@@ -351,8 +352,8 @@ def _arrays_of_other_sizes(entry: LatentEntry) -> tuple[dict[str, np.ndarray], d
                     n: file.fact(n) or "" for n in _made_from(file)
                 }
             tails = {match[1] for key in file.names if (match := SEVERAL.fullmatch(key))} - {entry.tail}
-            good = {tail for tail in tails if _still_same_image(file, entry, tail)}
-            keys = (key for key in file.names if (match := KEPT_ARRAYS.fullmatch(key)) and match[1] in good)
+            unchanged = {tail for tail in tails if _still_same_image(file, entry, tail)}
+            keys = (key for key in file.names if (match := KEPT_ARRAYS.fullmatch(key)) and match[1] in unchanged)
             return {key: file.array(key) for key in keys}, {}
     except BROKEN:
         return {}, {}

@@ -31,19 +31,19 @@ def mask_of(survey: "Survey", subset: SubsetConfig, image: Image) -> str:
     folder, file = os.path.split(image.path)
     stem, guided = os.path.splitext(file)[0], survey.control_use.guided
     if not subset.conditioning_data_dir:
-        here = survey.files(folder)
-        name = next((label for label in here.labels if label.startswith(f"{stem}{MASK_LABEL}.")), "")
+        listing = survey.files(folder)
+        name = next((label for label in listing.labels if label.startswith(f"{stem}{MASK_LABEL}.")), "")
         if not name or not survey.takes_masks:
             return ""
     else:
-        here = _like_the_images(survey, subset.conditioning_data_dir, image)
-        name = here.image_named(stem)
+        listing = _like_the_images(survey, subset.conditioning_data_dir, image)
+        name = listing.image_named(stem)
         if not name:
-            survey.unpaired.setdefault((subset.conditioning_data_dir, here.folder), []).append(image.path)
+            survey.unpaired.setdefault((subset.conditioning_data_dir, listing.folder), []).append(image.path)
             return ""
-        survey.beside.setdefault(here.folder, set()).add(name)
-    if 0 in (size := stored_image_size(survey, here.path(name))):
-        survey.problems.append(about_images("{path} cannot be read as an image", path=here.path(name)))
+        survey.beside.setdefault(listing.folder, set()).add(name)
+    if 0 in (size := stored_image_size(survey, listing.path(name))):
+        survey.problems.append(about_images("{path} cannot be read as an image", path=listing.path(name)))
     elif size != image.size:
         image_size = f"{image.size[0]}x{image.size[1]}"
         survey.problems.append(
@@ -51,13 +51,13 @@ def mask_of(survey: "Survey", subset: SubsetConfig, image: Image) -> str:
                 "the control image {path} is {width}x{height}, but its image is {wanted}"
                 if guided
                 else "the mask {path} is {width}x{height}, but its image is {wanted}",
-                path=here.path(name),
+                path=listing.path(name),
                 width=size[0],
                 height=size[1],
                 wanted=image_size,
             )
         )
-    return here.path(name)
+    return listing.path(name)
 
 
 def without_pictures(survey: "Survey") -> Iterator[Problem]:
@@ -77,13 +77,13 @@ def without_pictures(survey: "Survey") -> Iterator[Problem]:
             "dataset_config, set alpha_mask, or let random_masks draw some",
             **_count_and_examples(survey.unmasked),
         )
-    for (named, folder), images in survey.unpaired.items():
+    for (option_folder, folder), images in survey.unpaired.items():
         facts: dict[str, Any] = {"path": folder, **_count_and_examples(images)}
-        if not os.path.isdir(named):
+        if not os.path.isdir(option_folder):
             yield Problem(
                 "conditioning_data_dir",
                 ": {path} does not exist: name the folder of masks or control images",
-                path=named,
+                path=option_folder,
                 topic="images",
             )
         elif survey.control_use.guided:
@@ -120,11 +120,11 @@ def _count_and_examples(images: list[str]) -> dict[str, Any]:
 
 
 def controls_of(
-    survey: "Survey", subset: SubsetConfig, image: Image, named: tuple[str, ...], use: ControlUse
+    survey: "Survey", subset: SubsetConfig, image: Image, listed_paths: tuple[str, ...], use: ControlUse
 ) -> tuple[ControlImage, ...]:
-    """Return the control and reference images of an image for a model with this `use`; `named`: from a metadata file.
+    """Return the control and reference images of an image for a model with this `use`.
 
-    Regularisation images may have none.
+    `listed_paths` are those of a metadata file. Regularisation images may have none.
     """
     if use.inpaints:
         mask = image.mask_file or (image.path if subset.alpha_mask else "")
@@ -135,7 +135,7 @@ def controls_of(
             survey.unmasked.append(image.path)
         return (ControlImage(image.path, image.size, image.fit, mask, how=image.how),)
     if not use.most:
-        if named:
+        if listed_paths:
             survey.problems.append(
                 about_images(
                     "{path} has a control_path in its metadata file, but this model takes no reference images",
@@ -143,9 +143,11 @@ def controls_of(
                 )
             )
         return ()
-    paths = named or _reference_files(survey, subset, image)
+    paths = listed_paths or _reference_files(survey, subset, image)
     min_count = max(use.least, bool(subset.control_directories))  # with a folder set, every image needs one
-    folder_is_missing = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
+    folder_is_missing = not listed_paths and not all(
+        os.path.isdir(folder) for folder in subset.more_control_directories
+    )
     too_few = len(paths) < min_count and not (subset.is_reg and not paths)
     place = next(iter(subset.control_directories), subset.metadata_file)
     if too_few and not folder_is_missing and place and os.path.exists(place):
@@ -188,14 +190,14 @@ def _named_like(survey: "Survey", subset: SubsetConfig, folder: str, image: Imag
     """Return files named like an image: <name>.png, then <name>_0.png, <name>_1.png. A numbered file named like another
     image of the folder belongs to that one.
     """
-    here = _like_the_images(survey, folder, image)
+    listing = _like_the_images(survey, folder, image)
     stem = os.path.splitext(os.path.basename(image.path))[0]
     if subset.control_suffix:
         stem = stem.removesuffix(subset.image_suffix or "") + subset.control_suffix
-    files_by_stem = survey.control_names.get(here.folder)
+    files_by_stem = survey.control_names.get(listing.folder)
     if files_by_stem is None:
-        files_by_stem = survey.control_names[here.folder] = {}
-        for name in here.images:
+        files_by_stem = survey.control_names[listing.folder] = {}
+        for name in listing.images:
             name_stem = os.path.splitext(name)[0]
             files_by_stem.setdefault(name_stem, []).append((0, name))
             if parts := NUMBERED.fullmatch(name_stem):
@@ -208,14 +210,14 @@ def _named_like(survey: "Survey", subset: SubsetConfig, folder: str, image: Imag
         if os.path.splitext(numbered_file[1])[0] not in image_stems
     )
     names = [name for _, name in [*files_by_stem.get(stem, [])[:1], *numbered]]
-    survey.beside.setdefault(here.folder, set()).update(names)
-    yield from map(here.path, names)
+    survey.beside.setdefault(listing.folder, set()).update(names)
+    yield from map(listing.path, names)
 
 
 def _like_the_images(survey: "Survey", directory: str, image: Image) -> Listing:
     """List a folder of reference images, or its sub-folder named like the image's folder."""
-    here, name = survey.files(directory), os.path.basename(os.path.dirname(image.path))
-    return survey.files(os.path.join(directory, name)) if name in here.folders else here
+    listing, name = survey.files(directory), os.path.basename(os.path.dirname(image.path))
+    return survey.files(os.path.join(directory, name)) if name in listing.folders else listing
 
 
 def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlUse) -> Problem:
@@ -240,6 +242,6 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
 def stored_image_size(survey: "Survey", path: str) -> Size:
     """Return the decoded width and height of an image file, from its header; (0, 0) if it is missing or no image."""
     folder, name = os.path.split(path)
-    here = survey.files(folder)
-    file = here.images.get(name) or here.labels.get(name)
+    listing = survey.files(folder)
+    file = listing.images.get(name) or listing.labels.get(name)
     return survey.how.size(path, header_size(path, file.modified, file.num_bytes)) if file else (0, 0)

@@ -116,12 +116,12 @@ def _latents(images: Sequence["Image"], work: EncodingJob) -> Latents:
     vae = identity.of_components(work.components, ["vae"]) if has_vae else None
     trust, times = work.config.cache.skip_cache_check, Counter(entry.image for entry in store.entries.values())
 
-    def good(entry: LatentEntry) -> bool:
+    def is_valid(entry: LatentEntry) -> bool:
         if trust and times[entry.image] > 1:  # an existing file may lack some of the sizes
             return caches.has_size(existing(entry))
         return caches.latents_are_good(existing(entry), vae, trust)
 
-    checked = spread(good, entries, work.report, Message("checking cached latents"))
+    checked = spread(is_valid, entries, work.report, Message("checking cached latents"))
     todo = [entry for entry, is_good in zip(entries, checked, strict=True) if not is_good]
     clean_up_after([entry.file for entry in todo])
     if todo:
@@ -224,10 +224,12 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[LatentEntry, 
 
     def keep(name: str, tensor: torch.Tensor) -> None:
         latents = tensor.float().cpu()
-        bad = [w.image for w, latent in zip(batch, latents, strict=True) if not bool(torch.isfinite(latent).all())]
-        if bad:
+        not_finite = [
+            w.image for w, latent in zip(batch, latents, strict=True) if not bool(torch.isfinite(latent).all())
+        ]
+        if not_finite:
             raise NotFiniteError(
-                "encoding {some} gave NaN: {advice}", some=some(bad), advice=_nan_advice(work.components.vae)
+                "encoding {some} gave NaN: {advice}", some=some(not_finite), advice=_nan_advice(work.components.vae)
             )
         for arrays, latent in zip(arrays_by_image, latents.numpy(), strict=True):
             arrays[name] = latent

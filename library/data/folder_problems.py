@@ -23,20 +23,20 @@ MAX_SEARCH_DEPTH = 6  # how many levels down misplaced images are looked for
 MAX_FOLDERS_SEARCHED = 2000  # in how many folders they are looked for
 
 
-def about_labels(here: Listing, is_masked: bool) -> Iterator[Problem]:
+def about_labels(listing: Listing, is_masked: bool) -> Iterator[Problem]:
     """Report OneTrainer's masks and conditioning images, which are not trained on."""
-    masks = sorted(name for name in here.labels if MASK_LABEL in name)
+    masks = sorted(name for name in listing.labels if MASK_LABEL in name)
     if masks and not is_masked:
         yield about_images(
             "{folder}: masks of OneTrainer, which are not trained on: {names}; set masked_loss to use them as masks",
-            folder=here.folder,
+            folder=listing.folder,
             names=some(masks),
             fix={"masked_loss": True},
         )
-    if condition_images := sorted(name for name in here.labels if MASK_LABEL not in name):
+    if condition_images := sorted(name for name in listing.labels if MASK_LABEL not in name):
         yield about_images(
             "{folder}: conditioning images of OneTrainer, which are not used: {names}",
-            folder=here.folder,
+            folder=listing.folder,
             names=some(condition_images),
         )
 
@@ -74,16 +74,16 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
 
 def _without_concepts(option: str, parent: Path) -> Problem:
     """Return why none of the folders in `parent` has a name with repeats and contains images."""
-    here = list_if_readable(parent)
-    if here.images:
+    listing = list_if_readable(parent)
+    if listing.images:
         above = parent.absolute().parent
         template = ": {parent} holds the images themselves; give the folder above it: {above}"
         return Problem(option, template, parent=parent, above=above, fix={option: str(above)})
-    if with_images := [name for name in here.folders if list_if_readable(parent / name).images]:
+    if with_images := [name for name in listing.folders if list_if_readable(parent / name).images]:
         return _misnamed(option, parent, with_images)
-    if here.undecodable:
+    if listing.undecodable:
         template = ": {undecodable} in {parent} are in formats that are not read here; convert them to PNG or WebP"
-        return Problem(option, template, undecodable=some(here.undecodable), parent=parent)
+        return Problem(option, template, undecodable=some(listing.undecodable), parent=parent)
     if deeper := next(_with_images(parent), None):
         return Problem(
             option,
@@ -93,7 +93,7 @@ def _without_concepts(option: str, parent: Path) -> Problem:
             folder=deeper.absolute(),
             fix={option: str(deeper.absolute())},
         )
-    if here.folders:
+    if listing.folders:
         template = ": neither {parent} nor a folder in it holds images (png, jpg, webp, bmp)"
         return Problem(option, template, parent=parent)
     template = ": {parent} is empty; it should hold images, or folders named 10_words with images"
@@ -138,9 +138,9 @@ def _with_images(parent: Path) -> Iterator[Path]:
 
 def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
     """Yield what in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
-    here, flat = list_if_readable(parent), has_flat_images(parent)
+    listing, flat = list_if_readable(parent), has_flat_images(parent)
     skipped = [
-        name for name in here.folders if concept(parent / name) is None and list_if_readable(parent / name).images
+        name for name in listing.folders if concept(parent / name) is None and list_if_readable(parent / name).images
     ]
     if skipped and not flat:
         yield Problem(
@@ -150,7 +150,7 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
             skipped=some(skipped),
             first=skipped[0],
         )
-    count = counted(len(here.images), "image")
+    count = counted(len(listing.images), "image")
     if flat and option == "train_data_dir" and repeats > 1:
         yield Problem(
             option,
@@ -167,14 +167,14 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
             parent=parent,
             fix={"dataset_repeats": USUAL_REPEATS},
         )
-    elif here.images and not flat:
+    elif listing.images and not flat:
         yield Problem(
             option,
             ": images directly in {parent} are not used ({count}); move them one folder deeper",
             parent=parent,
-            count=len(here.images),
+            count=len(listing.images),
         )
-    for entry in map(concept, (parent / name for name in here.folders)):
+    for entry in map(concept, (parent / name for name in listing.folders)):
         if entry and entry.repeats == 0:
             yield about_images("{folder} has 0 repeats and is not used", folder=entry.folder)
         elif entry and entry.repeats >= MANY_REPEATS:
@@ -186,14 +186,14 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
             )
 
 
-def why_empty(folder: Path, here: Listing, list_folder: Callable[[Path], Listing]) -> Problem:
+def why_empty(folder: Path, listing: Listing, list_folder: Callable[[Path], Listing]) -> Problem:
     """Return why a folder of images contains none."""
-    if here.unreadable:
-        return about_images("{path} cannot be read: {why}", path=folder, why=here.unreadable)
-    if here.undecodable:
+    if listing.unreadable:
+        return about_images("{path} cannot be read: {why}", path=folder, why=listing.unreadable)
+    if listing.undecodable:
         template = "image folder {folder}: {files} are in formats that are not read here; convert them to PNG or WebP"
-        return about_images(template, folder=folder, files=some(here.undecodable))
-    deeper = [name for name in here.folders if list_folder(folder / name).images]
+        return about_images(template, folder=folder, files=some(listing.undecodable))
+    deeper = [name for name in listing.folders if list_folder(folder / name).images]
     if deeper:
         template = "image folder {folder} holds no images, but its folder {inner} does; name that one"
         return about_images(template, folder=folder, inner=folder / deeper[0])

@@ -134,12 +134,12 @@ def list_if_readable(folder: str | Path) -> Listing:
 
 def _file(entry: os.DirEntry[str]) -> File:
     try:
-        about = entry.stat()
+        status = entry.stat()
     except OSError:
         return File(0, 0, 0)
-    if not stat.S_ISREG(about.st_mode):  # a pipe or a device, which would be waited for
+    if not stat.S_ISREG(status.st_mode):  # a pipe or a device, which would be waited for
         return File(0, 0, 0)
-    return File(about.st_mtime_ns, max(about.st_mtime_ns, about.st_ctime_ns), about.st_size)
+    return File(status.st_mtime_ns, max(status.st_mtime_ns, status.st_ctime_ns), status.st_size)
 
 
 def _remember(listing: Listing, cached: re.Match, modified: int) -> None:
@@ -167,12 +167,12 @@ def has_flat_images(parent: Path) -> bool:
 
     Folders named <repeats>_<words> take precedence: with them, or in one that is named so, sd-scripts' rule holds.
     """
-    named = concept(parent.absolute())
-    if named is not None and named.repeats < MANY_REPEATS:
+    parent_concept = concept(parent.absolute())
+    if parent_concept is not None and parent_concept.repeats < MANY_REPEATS:
         return False
-    here = list_if_readable(parent)
-    inner = (concept(parent / name) for name in here.folders)
-    return bool(here.images) and not any(entry.repeats for entry in inner if entry)
+    listing = list_if_readable(parent)
+    inner = (concept(parent / name) for name in listing.folders)
+    return bool(listing.images) and not any(entry.repeats for entry in inner if entry)
 
 
 def folders_to_train(parent: Path, repeats: int) -> list[Concept]:

@@ -139,8 +139,8 @@ def digest_image(path: str) -> str:
     """
     # Reading all of 100,000 photos would take long.
     try:
-        about = os.stat(path)
-        return _digest_pieces(path, about.st_mtime_ns, about.st_size)
+        status = os.stat(path)
+        return _digest_pieces(path, status.st_mtime_ns, status.st_size)
     except OSError:
         return _digest_content(os.path.basename(path).encode("utf-8", "surrogatepass"))
 
@@ -258,29 +258,29 @@ def split_warnings(split: Split, resumed: Earlier | None) -> Iterator[Problem]:
         yield from _resume_warnings(split, resumed.marks, held)
 
 
-def _resume_warnings(split: Split, before: frozenset[str], held: set[str]) -> Iterator[Problem]:
-    """Return how a resumed state with the marks `before` differs from a new training."""
-    there = sum(map(len, split.held_out))
-    if not before:
+def _resume_warnings(split: Split, state_marks: frozenset[str], held: set[str]) -> Iterator[Problem]:
+    """Return how a resumed state with the marks `state_marks` differs from a new training."""
+    num_held = sum(map(len, split.held_out))
+    if not state_marks:
         yield Problem(
             "validation_split",
             ": the training of this state began without validation, so what is held out from now on has been trained "
             "on",
             topic="images",
         )
-    elif not any(digest_image(path) in before for path in held):
+    elif not any(digest_image(path) in state_marks for path in held):
         yield Problem(
             "validation_split",
             ": the images that the training of this state held out are gone, so those held out from now on have been "
             "trained on; put the old ones back to go on validating with them",
             topic="images",
         )
-    elif there != split.fresh:
+    elif num_held != split.fresh:
         yield Problem(
             "validation_split",
             ": a resumed training keeps the images that its state held out, {there} instead of {fresh}, since it has "
             "been trained on the others",
-            there=there,
+            there=num_held,
             fresh=split.fresh,
             topic="images",
         )

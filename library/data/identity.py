@@ -74,26 +74,26 @@ def _networks(components: ModelComponents, names: Sequence[str]) -> list[Any]:
 
 
 def _file_version(file: Path) -> tuple[int, int]:
-    about = file.stat()
-    return about.st_size, about.st_mtime_ns
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
 
 
-def is_same_network(cached: Any, now: JsonMapping | None) -> bool:
-    """Return whether the fingerprint `cached` of a cache matches the networks `now`, in any dtype.
+def is_same_network(cached: Any, current: JsonMapping | None) -> bool:
+    """Return whether the fingerprint `cached` of a cache matches the networks `current`, in any dtype.
 
     Without networks (None) any fingerprint matches. In the same dtype all sampled weights must be equal. Caches of
     earlier versions hold only the hash.
     """
-    if not now:
+    if not current:
         return True
     if not isinstance(cached, Mapping):
-        return cached == now["exact"]
-    if cached.get("exact") == now["exact"]:
+        return cached == current["exact"]
+    if cached.get("exact") == current["exact"]:
         return True
-    kinds, marks = {str(cached.get("type")), now["type"]}, cached.get("marks")
+    kinds, marks = {str(cached.get("type")), current["type"]}, cached.get("marks")
     if len(kinds) == 1 or not kinds <= ROUNDING_ERRORS.keys() or not isinstance(marks, list):
         return False
-    if not marks or len(marks) != len(now["marks"]) or not all(isinstance(mark, int | float) for mark in marks):
+    if not marks or len(marks) != len(current["marks"]) or not all(isinstance(mark, int | float) for mark in marks):
         return False
     tolerance = 1.25 * max(ROUNDING_ERRORS[kind] for kind in kinds)
-    return all(abs(a - b) <= tolerance * abs(b) + SMALLEST for a, b in zip(marks, now["marks"], strict=True))
+    return all(abs(a - b) <= tolerance * abs(b) + SMALLEST for a, b in zip(marks, current["marks"], strict=True))

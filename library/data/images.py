@@ -150,8 +150,8 @@ def summarise_images(images: ImageSet, world: int = 1) -> JsonObject:
         count = -(-len(members) // size)
         batches += count
         counts = {"images": len(set(members)), "repeats": len(members), "batches": count}
-        shown = {"references": [list(size) for size in references[0]]} if references else {}
-        rows.append({"dataset": position, "size": list(bucket), **shown, **counts})
+        reference_sizes = {"references": [list(size) for size in references[0]]} if references else {}
+        rows.append({"dataset": position, "size": list(bucket), **reference_sizes, **counts})
     all_paths, held_paths = (
         {image.path for image in image_set.items} if image_set else set() for image_set in (images, images.validation)
     )

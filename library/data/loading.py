@@ -126,7 +126,9 @@ class Batches:
     def load_state_dict(self, state: JsonObject) -> MessageLike:
         """Continue after the last yielded batch of a state. Returns what prevents an exact resume, or ""."""
         self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
-        changed = [Message("the {part}", part=name) for name, now in self._made_of.items() if state.get(name) != now]
+        changed = [
+            Message("the {part}", part=name) for name, current in self._made_of.items() if state.get(name) != current
+        ]
         return Message("{what} changed since the state was saved", what=together(changed)) if changed else ""
 
     def __iter__(self) -> Iterator[Batch]:
@@ -193,8 +195,8 @@ class Batches:
                 f"{name} {image.repeats} {image.dataset} {fit} {image.caption}\n".encode("utf-8", "surrogatepass")
             )
             if image.controls:
-                shown = [(os.path.basename(control.path), control.fit.resized) for control in image.controls]
-                images.update(f"{shown}\n".encode("utf-8", "surrogatepass"))
+                controls = [(os.path.basename(control.path), control.fit.resized) for control in image.controls]
+                images.update(f"{controls}\n".encode("utf-8", "surrogatepass"))
         for key, size in self._sizes.items():
             sizes.update(f"{key} {size}\n".encode())
         digests = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}

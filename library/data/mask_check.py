@@ -158,8 +158,8 @@ def check_masks(config: RunConfig, survey: Survey, report: Report | None = None)
                     "masks in color, of which only red counts: {paths}; save them in grey", paths=some(coloured)
                 )
             )
-        whole = bool(of_files) and all(content.share == 1 for _, content in of_files)
-        if whole and not (stops or use.inpaints):
+        all_white = bool(of_files) and all(content.share == 1 for _, content in of_files)
+        if all_white and not (stops or use.inpaints):
             notes.append(Problem("masked_loss", "changes nothing: all masks are white everywhere"))
     is_opaque = all(mask.is_alpha and content.share == 1 for mask, content in readable)  # as if there were none
     text = None if stops or is_opaque else _summary(len(masks), len(images), readable, use.inpaints)
@@ -177,8 +177,8 @@ def copies(config: RunConfig, survey: Survey) -> Iterator[tuple[bool, Problem]]:
             ": control images that are the images themselves: {paths}; name the folder of their edges, depth or poses"
         )
     else:
-        shown = [image for image in survey.images.items if image.controls and not image.controls[0].is_masked]
-        pairs = [(image.path, control.path) for image in shown for control in image.controls]
+        with_references = [image for image in survey.images.items if image.controls and not image.controls[0].is_masked]
+        pairs = [(image.path, control.path) for image in with_references for control in image.controls]
         pairs = [*dict.fromkeys(pairs)]
         same = [image_path for image_path, control_path in pairs if _same_file(survey, image_path, control_path)]
         kind = "control_directory"
@@ -201,8 +201,8 @@ def _mask_of(config: RunConfig, image: Image) -> Mask | None:
 
 def _content(survey: Survey, mask: Mask) -> Content | None:
     folder, name = os.path.split(mask.path)
-    here = survey.files(folder)
-    file = here.images.get(name) or here.labels.get(name)
+    listing = survey.files(folder)
+    file = listing.images.get(name) or listing.labels.get(name)
     try:
         return _read_mask(mask.path, mask.is_alpha, file.modified, file.num_bytes) if file else None
     except ConfigError:

@@ -93,16 +93,16 @@ class RememberedFacts:
         # Width and height of an image that was last changed at this time in ns.
         return _valid_size(self._about.get(path, {}).get("resolution")) if changed <= self._modified else None
 
-    def caption(self, path: str, file: str, whole: bool) -> str | None:
+    def caption(self, path: str, file: str, all_lines: bool) -> str | None:
         """Return the caption of an image from this file, if it is cached and the file has not changed.
 
-        `whole`: all lines of the file, as for wildcards, instead of the first.
+        `all_lines`: all lines of the file, as for wildcards, instead of the first.
         """
         about = self._about.get(path, {})
         words = about.get("caption")
         if not file or not isinstance(words, str) or about.get("caption_file") != os.path.basename(file):
             return None
-        if self.unread(path) if whole else "\n" in words:  # cached with the other setting
+        if self.unread(path) if all_lines else "\n" in words:  # cached with the other setting
             return None
         status = os.stat(file)
         return words if max(status.st_mtime_ns, status.st_ctime_ns) <= self._modified else None

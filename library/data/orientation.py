@@ -37,10 +37,10 @@ def orientation_of(image: Image.Image) -> int:
 def orientation(path: str | Path) -> int:
     """Return the orientation of an image file without decoding it; 1 if it is unreadable."""
     try:
-        about = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return UPRIGHT
-    return _of_file(os.fspath(path), about.st_mtime_ns, about.st_size)
+    return _of_file(os.fspath(path), status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=1 << 18)

@@ -129,10 +129,10 @@ def read_pixels(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False
     extensions()
     try:
         with Image.open(path) as image:
-            shown = upright(image) if how.upright else image
-            if how.ground and shown.has_transparency_data:
-                return np.asarray(_over(shown, how.ground, alpha))
-            return np.asarray(_eight_bit(shown).convert("RGBA" if alpha else "RGB"))
+            oriented = upright(image) if how.upright else image
+            if how.ground and oriented.has_transparency_data:
+                return np.asarray(_over(oriented, how.ground, alpha))
+            return np.asarray(_eight_bit(oriented).convert("RGBA" if alpha else "RGB"))
     except FileNotFoundError:
         raise ConfigError("{path} is missing: it was there when the training started", path=path) from None
     except Exception as e:

@@ -95,13 +95,16 @@ def _damaged(
     to_disk = config.cache.cache_latents_to_disk
     for image in images:
         folder, name = os.path.split(image.path)
-        here = survey.files(folder)
-        if name not in here.images:
+        listing = survey.files(folder)
+        if name not in listing.images:
             gone.append(image.path)
-        elif not to_disk or here.known_size(name, image.how.turns(image.path)) is None:
-            beside = (image.mask_file, *(path for control in image.controls for path in (control.path, control.mask)))
+        elif not to_disk or listing.known_size(name, image.how.turns(image.path)) is None:
+            other_paths = (
+                image.mask_file,
+                *(path for control in image.controls for path in (control.path, control.mask)),
+            )
             # Those without an image header were reported when they were found.
-            opened |= {image.path, *(path for path in beside if path and 0 not in stored_image_size(survey, path))}
+            opened |= {image.path, *(path for path in other_paths if path and 0 not in stored_image_size(survey, path))}
     doubtful, gone = sorted(opened), sorted({*gone})
     if gone and not to_disk:
         yield about_images(
@@ -110,14 +113,14 @@ def _damaged(
             gone=some(gone),
             fix={"cache_latents_to_disk": True},
         )
-    whole = not quick or len(doubtful) <= MAX_WHOLE_IMAGES
-    reasons = spread(partial(check_file, whole=whole), doubtful, report, Message("checking images"))
-    bad = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
-    if bad:
+    reads_whole = not quick or len(doubtful) <= MAX_WHOLE_IMAGES
+    reasons = spread(partial(check_file, whole=reads_whole), doubtful, report, Message("checking images"))
+    undecodable = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
+    if undecodable:
         yield about_images(
             "{count} cannot be decoded; replace or remove: {bad}",
-            count=counted(len(bad), "image"),
-            bad=some(bad, MAX_MESSAGES_PER_KIND),
+            count=counted(len(undecodable), "image"),
+            bad=some(undecodable, MAX_MESSAGES_PER_KIND),
         )
 
 
@@ -178,8 +181,8 @@ def _without_the_word(config: RunConfig, images: list[Image]) -> Iterator[Proble
     if not isinstance(config, EmbeddingRun) or config.caption_change.sentences or not images:
         return
     word = (config.embedding.token_string or "").lower()
-    read = (f"{image.subset.caption_prefix} {image.caption} {image.subset.caption_suffix}" for image in images)
-    if word and not any(word in words.lower() for words in read):
+    captions = (f"{image.subset.caption_prefix} {image.caption} {image.subset.caption_suffix}" for image in images)
+    if word and not any(word in words.lower() for words in captions):
         yield about_images(
             "{word} is in none of the captions, so nothing would be trained: write it into them, set caption_prefix to "
             "it, or set use_object_template or use_style_template",
@@ -221,7 +224,7 @@ def _about_captions(config: RunConfig, survey: Survey) -> Iterator[Problem]:
         return
     counts = {name: survey.unread[name] for name in sorted(survey.unread)}
     caption_files, lines = {image.caption_file for image in survey.images.items}, sum(counts.values())
-    which = some([f"{name}: {count:,}" for name, count in counts.items()])
+    examples = some([f"{name}: {count:,}" for name, count in counts.items()])
     advice = Message("write each caption in one line")
     if not config.cache.text:
         advice = Message("set enable_wildcard to use one of the lines at random, or write each caption in one line")
@@ -230,7 +233,7 @@ def _about_captions(config: RunConfig, survey: Survey) -> Iterator[Problem]:
         "{captions} of several lines, of which only the first is trained on and {lines} not ({which}); {advice}",
         captions=counted(len(counts), "caption file" if in_files else "caption"),
         lines=counted(lines, "line"),
-        which=which,
+        which=examples,
         advice=advice,
         topic="captions",
         fix={"enable_wildcard": True} if in_files and not config.cache.text else {},
@@ -290,8 +293,8 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
 
 def _transparent(images: list[Image]) -> Iterator[Problem]:
     """Warn of images with transparent areas whose hidden colours are trained."""
-    shown = {i.path for i in images if not (i.how.ground or i.subset.alpha_mask or i.mask_file)}
-    clear = sorted(path for path in shown if not path.lower().endswith(OPAQUE) and has_transparency(path))
+    unmasked = {i.path for i in images if not (i.how.ground or i.subset.alpha_mask or i.mask_file)}
+    clear = sorted(path for path in unmasked if not path.lower().endswith(OPAQUE) and has_transparency(path))
     looked_at = clear[:: -(-len(clear) // MAX_DECODED_IMAGES) or 1]  # every n-th; a step of 0 would be an error
     abouts = [os.stat(path) for path in looked_at]
     hidden = [

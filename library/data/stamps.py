@@ -14,8 +14,8 @@ def image_stamp(image: str) -> list[Any]:
     """Return length, modification time and hash of a file: the first two are quick to compare, the third survives
     copying.
     """
-    about = os.stat(image)
-    return [about.st_size, about.st_mtime_ns, _hash(image)]
+    status = os.stat(image)
+    return [status.st_size, status.st_mtime_ns, _hash(image)]
 
 
 def control_stamps(controls: "Iterable[ControlImage]") -> list[Any]:
@@ -28,10 +28,10 @@ def same_image(image: str, stamp: Any) -> bool:
         return True
     if not isinstance(stamp, list) or len(stamp) != 3:
         return False
-    about = os.stat(image)
-    if about.st_size != stamp[0]:
+    status = os.stat(image)
+    if status.st_size != stamp[0]:
         return False
-    return about.st_mtime_ns == stamp[1] or _hash(image) == stamp[2]
+    return status.st_mtime_ns == stamp[1] or _hash(image) == stamp[2]
 
 
 def _hash(file: str) -> str:

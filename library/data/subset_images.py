@@ -26,14 +26,14 @@ def find_images(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
     if subset.metadata_file:
         return _from_metadata(survey, subset)
     folder = Path(subset.image_dir or "")
-    here = survey.files(folder)
+    listing = survey.files(folder)
     if not folder.is_dir():
         survey.problems.append(about_images("image folder {folder} does not exist", folder=folder))
-    elif not here.images:
-        survey.problems.append(folder_problems.why_empty(folder, here, survey.files))
-    survey.warnings += folder_problems.about_labels(here, survey.takes_masks)
-    deeper = [name for name in here.folders if survey.files(folder / name).images]
-    if deeper and here.images:
+    elif not listing.images:
+        survey.problems.append(folder_problems.why_empty(folder, listing, survey.files))
+    survey.warnings += folder_problems.about_labels(listing, survey.takes_masks)
+    deeper = [name for name in listing.folders if survey.files(folder / name).images]
+    if deeper and listing.images:
         survey.warnings.append(
             about_images(
                 "images in {deeper} inside {folder} are not used: sub-folders are not read",
@@ -41,27 +41,28 @@ def find_images(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
                 folder=folder,
             )
         )
-    if here.undecodable:
+    if listing.undecodable:
         template = "{folder}: {files} are in formats that are not read here, and not used; convert them to PNG or WebP"
-        survey.warnings.append(about_images(template, folder=folder, files=some(here.undecodable)))
-    names = [name for name in here.images if _is_trained(subset, name)]
-    if here.images and not names:
+        survey.warnings.append(about_images(template, folder=folder, files=some(listing.undecodable)))
+    names = [name for name in listing.images if _is_trained(subset, name)]
+    if listing.images and not names:
         survey.problems.append(
             about_images(
                 "image folder {folder}: none of {count} is one to train on with image_suffix = '{suffix}' and "
                 "control_suffix = '{other}'; correct these, or rename the images",
                 folder=folder,
-                count=counted(len(here.images), "image"),
+                count=counted(len(listing.images), "image"),
                 suffix=subset.image_suffix or "",
                 other=subset.control_suffix or "",
             )
         )
-    files = [caption_file(here, name, subset.caption_extension) for name in names]
-    missing = about_missing(subset, here, names, files)
+    files = [caption_file(listing, name, subset.caption_extension) for name in names]
+    missing = about_missing(subset, listing, names, files)
     survey.other_captions += [missing.whole_folder] if missing.whole_folder else []
     survey.warnings += missing.others
     return [
-        FoundImage(here.path(name), here.known_size(name), None, file) for name, file in zip(names, files, strict=True)
+        FoundImage(listing.path(name), listing.known_size(name), None, file)
+        for name, file in zip(names, files, strict=True)
     ]
 
 
@@ -70,11 +71,13 @@ def _is_trained(subset: SubsetConfig, name: str) -> bool:
     stem, inside = os.path.splitext(name)[0], subset.image_dir or ""
     if not stem.endswith(subset.image_suffix or ""):
         return False
-    beside = any(folders.same_place(folder, inside) for folder in subset.control_directories)
+    shares_folder = any(folders.same_place(folder, inside) for folder in subset.control_directories)
     numbered = NUMBERED.fullmatch(stem)
-    named = (stem, numbered[1]) if numbered else (stem,)
+    stems = (stem, numbered[1]) if numbered else (stem,)
     return not (
-        subset.control_suffix and beside and any(candidate.endswith(subset.control_suffix) for candidate in named)
+        subset.control_suffix
+        and shares_folder
+        and any(candidate.endswith(subset.control_suffix) for candidate in stems)
     )
 
 
@@ -87,11 +90,11 @@ def _from_metadata(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
     candidates, absent = [], []
     for entry in entries:
         folder, name = os.path.split(entry.path)
-        here = survey.files(folder)
-        if (written := here.find(name)) and written != name:
-            name, entry = written, entry._replace(path=here.path(written))
-        size = entry.size or here.known_size(name)
-        if name not in here.images and (os.path.splitext(name)[0], False) not in here.sizes:
+        listing = survey.files(folder)
+        if (written := listing.find(name)) and written != name:
+            name, entry = written, entry._replace(path=listing.path(written))
+        size = entry.size or listing.known_size(name)
+        if name not in listing.images and (os.path.splitext(name)[0], False) not in listing.sizes:
             absent.append(entry.path)
             continue
         words = captions.with_tags(entry.caption, entry.tags, subset)
@@ -139,8 +142,8 @@ def read_sizes(
                 template = "{caption_file} is not text in UTF-8: save it with that encoding"
             why = words.strerror or words if isinstance(words, OSError) else words
             undecodable = [about_images(template, caption_file=candidate.caption_file, why=why)]
-            named = words.problems if isinstance(words, ConfigError) else undecodable
-            bad_words += [problem.replaced(topic="images") for problem in named]
+            problems = words.problems if isinstance(words, ConfigError) else undecodable
+            bad_words += [problem.replaced(topic="images") for problem in problems]
         elif min(size) < 1:
             broken.append(candidate.path)
         else:
@@ -159,7 +162,7 @@ def read_sizes(
             about_images("{count} without words: {empty}", count=counted(len(empty), "caption file"), empty=some(empty))
         )
     if remembers and survey.keep and good and not broken:
-        about = {
+        entries = {
             candidate.path: metadata.Remembered(
                 survey.how.size(candidate.path, size),
                 words,
@@ -168,7 +171,7 @@ def read_sizes(
             )
             for candidate, size, words in good
         }
-        metadata.write_cache(Path(subset.image_dir or ""), about)
+        metadata.write_cache(Path(subset.image_dir or ""), entries)
     return good
 
 
@@ -201,8 +204,8 @@ def _facts(
 
 
 def _count_unread(survey: Survey, subset: SubsetConfig, name: str, text: str, unread_before: int = 0) -> None:
-    if more := 0 if subset.enable_wildcard else captions.caption_lines(text).count("\n") + unread_before:
-        survey.unread[name] = more
+    if unread := 0 if subset.enable_wildcard else captions.caption_lines(text).count("\n") + unread_before:
+        survey.unread[name] = unread
 
 
 def bucketed_image(survey: Survey, rules: Buckets, where: tuple[int, Any], candidate: FoundImage) -> Image | None:

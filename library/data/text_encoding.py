@@ -68,16 +68,17 @@ def cut_captions(images: Sequence["Image"], family: Family, variants: int = 1) -
     if not isinstance(family, LimitsCaptions):
         return
     limit = family.caption_limit
-    read = {
+    captions = {
         image.path: max([image.encoded_caption, *(image.variant(n) for n in range(1, variants))], key=len)
         for image in images
     }
-    long = [image for image in images if len(read[image.path].encode()) > limit.tokens]  # a token has at least one byte
+    # A token has at least one byte, so shorter captions need no tokenizer.
+    long = [image for image in images if len(captions[image.path].encode()) > limit.tokens]
     tokenizers = family.tokenizers_of_captions() if long else {}
     if limit.encoder not in tokenizers:
         return
-    counts = {words: limit.count(tokenizers[limit.encoder], words) for words in {read[i.path] for i in long}}
-    cut = [image for image in long if counts[read[image.path]] > limit.tokens]
+    counts = {words: limit.count(tokenizers[limit.encoder], words) for words in {captions[i.path] for i in long}}
+    cut = [image for image in long if counts[captions[image.path]] > limit.tokens]
     if not cut:
         return
     facts = {"count": counted(len(cut), "caption"), "tokens": limit.tokens, "path": cut[0].path, "topic": "captions"}
@@ -145,7 +146,7 @@ def encode_captions(images: "ImageSet", work: EncodingJob) -> Texts:
     def stamp(entry: Entry) -> JsonObject:
         return caches.text_stamp(entry.words, encoders, options, template)
 
-    def good(item: tuple[str, Entry]) -> bool:
+    def is_valid(item: tuple[str, Entry]) -> bool:
         file, (image, words) = item
         sources = [image.caption_file] if image.caption_file and words else []
         trust, shown = work.config.cache.skip_cache_check, phrase_of(image, words, template).shown
@@ -153,10 +154,10 @@ def encode_captions(images: "ImageSet", work: EncodingJob) -> Texts:
             return False  # sd-scripts encodes captions as written
         return caches.text_is_good(file, lengths, sources, stamp(item[1]), trust, cache.names, shown)
 
-    mine = share(list(entries.items()), lambda item: item[0], work.world)
+    own_entries = share(list(entries.items()), lambda item: item[0], work.world)
     todo: dict[Phrase, list[str]] = {}
-    checked = spread(good, mine, work.report, Message("checking cached captions"))
-    for (file, (image, words)), is_good in zip(mine, checked, strict=True):
+    checked = spread(is_valid, own_entries, work.report, Message("checking cached captions"))
+    for (file, (image, words)), is_good in zip(own_entries, checked, strict=True):
         if not is_good:
             todo.setdefault(phrase_of(image, words, template), []).append(file)
 

@@ -46,11 +46,11 @@ def ahead(
     if workers <= 0:
         yield from map(work, items)
         return
-    mine = pool or ThreadPoolExecutor(workers)
+    executor = pool or ThreadPoolExecutor(workers)
     waiting: deque[Future[R]] = deque()
     try:
         for item in items:
-            waiting.append(mine.submit(work, item))
+            waiting.append(executor.submit(work, item))
             if len(waiting) >= (depth or 2 * workers):
                 yield waiting.popleft().result()
         while waiting:
@@ -59,7 +59,7 @@ def ahead(
         for future in waiting:
             future.cancel()
         if pool is None:
-            mine.shutdown(wait=True, cancel_futures=True)
+            executor.shutdown(wait=True, cancel_futures=True)
 
 
 def num_workers(requested: int) -> int:

@@ -56,8 +56,8 @@ def _build_demo_parser() -> argparse.ArgumentParser:
     parser = Arguments("kohya demo", description="Train a LoRA of a small model on pictures that the demo draws.")
     names, default = (*families.FAMILIES, *DEMO_VARIANTS, "all"), families.SHOWN_BY_DEMO
     # Variants share their family's graphs, so compiling them, too, would double the time and show nothing new.
-    which = f"which model; all: one of each family, without its relatives (default: {default})"
-    parser.add_argument("--family", choices=names, default=default, help=which)
+    help_text = f"which model; all: one of each family, without its relatives (default: {default})"
+    parser.add_argument("--family", choices=names, default=default, help=help_text)
     parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")
     parser.add_argument("--steps", type=int, metavar="N", help="number of training steps, instead of the TOML's")
     parser.add_argument(
@@ -78,9 +78,9 @@ def train_and_compare(demo: Demo, model: str, steps: int | None, compiled: bool,
     toml = demo.configs[toml_name(script, model)]
     config = build_config(families.config_class(script), read_toml(toml))
     name, runs = config.save.output_name or "", {}
-    shown = ["--sample_every_n_steps", str(max(1, steps // 2))] if learns and steps else []
+    sample_options = ["--sample_every_n_steps", str(max(1, steps // 2))] if learns and steps else []
     if learns and not compiled:
-        runs["eager"] = train_headless(toml, script, config, name, ["--no-compile", *shown], steps)
+        runs["eager"] = train_headless(toml, script, config, name, ["--no-compile", *sample_options], steps)
     else:
         compared_steps = min(steps or COMPARED_STEPS, COMPARED_STEPS) if learns else steps
         silent = ["--no-sample_images"] if learns else []
@@ -88,7 +88,7 @@ def train_and_compare(demo: Demo, model: str, steps: int | None, compiled: bool,
     if compiled:
         # A machine without a C++ compiler still gets its LoRA; the summary says why it was not compiled.
         runs["compiled"] = train_headless(
-            toml, script, config, name, ["--compile", "--compile_fallback", *shown], steps
+            toml, script, config, name, ["--compile", "--compile_fallback", *sample_options], steps
         )
     outcomes = {kind: summary.read_outcome(folder) for kind, folder in runs.items()}
     return runs.get("compiled", runs["eager"]), summary.summary_text(model, outcomes, config, learns)
@@ -128,7 +128,7 @@ def demo_closing_lines(demo: Demo, model: str) -> list[str]:
     """Return the last lines: where the files are, and what to do next."""
     kohya = Path(sys.executable).with_name("kohya")
     script = families.lora_script(families.owner(model))
-    again = [str(kohya), "train", script, "--config_file", str(demo.configs[toml_name(script, model)])]
+    command = [str(kohya), "train", script, "--config_file", str(demo.configs[toml_name(script, model)])]
     pictures = [f"  pictures  {demo.folder / zorb.NAME}"] if (demo.folder / zorb.NAME).exists() else []
     return [
         f"Everything is in {demo.folder}",
@@ -136,5 +136,5 @@ def demo_closing_lines(demo: Demo, model: str) -> list[str]:
         f"  configs   {', '.join(path.name for path in demo.configs.values())}",
         f"  results   {demo.folder / 'output'}",
         "Next: open the page (./setup.sh gui), or change a TOML and train again:",
-        f"  {quote_command(again)}",
+        f"  {quote_command(command)}",
     ]

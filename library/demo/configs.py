@@ -58,7 +58,7 @@ def demo_toml(
     """Return the TOML of one script, for a family or variant, with or without compiling."""
     config = families.config_class(script)
     family = families.facts_of(config.family)
-    shown = images.with_name("references")
+    references = images.with_name("references")
     tables: Tables = {
         "data": [
             ("train_data_dir", str(images), "contains folders named <repeats>_<words>"),
@@ -89,7 +89,9 @@ def demo_toml(
     }
     tables |= _learning(config.kind, next(iter(family.adapter_modules)))
     if config().control_images.guided:
-        tables["data"].insert(1, ("conditioning_data_dir", str(shown), "real: edges, depth or poses of the images"))
+        tables["data"].insert(
+            1, ("conditioning_data_dir", str(references), "real: edges, depth or poses of the images")
+        )
     if config.kind == "textual-inversion":
         del tables["cache"][1]  # captions are encoded in each step
     family_tables = families.random_module(family.name).demo_tables(models)
@@ -97,11 +99,11 @@ def demo_toml(
         family_tables if compiled else {name: lines for name, lines in family_tables.items() if name != "compile"}
     )
     family_tables = {
-        name: [(option, str(shown) if value == "{references}" else value, why) for option, value, why in lines]
+        name: [(option, str(references) if value == "{references}" else value, why) for option, value, why in lines]
         for name, lines in family_tables.items()
     }
-    about = f"# {title_of_training(script, model)}, on the tiny model and the dozen images that the demo made."
-    return rendered([about, *usage(script, model)], merged(tables, family_tables))
+    title_comment = f"# {title_of_training(script, model)}, on the tiny model and the dozen images that the demo made."
+    return rendered([title_comment, *usage(script, model)], merged(tables, family_tables))
 
 
 def usage(script: str, model: str) -> list[str]:

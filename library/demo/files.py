@@ -74,11 +74,11 @@ def _further_scripts(family: str) -> set[str]:
 
 def fingerprint_demo() -> str:
     """Return what the files of a demo depend on; a change makes an older demo's files obsolete."""
-    here = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parent
     sources = [
-        *(here / f"{module}.py" for module in ("images", "configs", "learning", "zorb")),
-        *here.parent.glob("families/**/random*.py"),
-        *here.glob(f"small_models/{small_model.CHECKSUMS}"),
+        *(package / f"{module}.py" for module in ("images", "configs", "learning", "zorb")),
+        *package.parent.glob("families/**/random*.py"),
+        *package.glob(f"small_models/{small_model.CHECKSUMS}"),
     ]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
 

@@ -90,8 +90,8 @@ def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], fol
     }
     model_tables = {name: lines for name, lines in small.tables(files).items() if compiled or name != "compile"}
     title = title_of_training(script, family)
-    about = f"# {title}: a small trained model learns the {zorb.NAME}, a character that is new to it."
-    return rendered([about, *usage(script, family)], merged(tables, model_tables))
+    title_comment = f"# {title}: a small trained model learns the {zorb.NAME}, a character that is new to it."
+    return rendered([title_comment, *usage(script, family)], merged(tables, model_tables))
 
 
 def _compile(compiled: bool) -> Line:

@@ -84,8 +84,8 @@ def summary_text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig,
     lines = [f"{configs.title_of_training(config.script, model)}, {steps}", *outcome_table(outcomes), ""]
     if not learns:
         lines.append("  This model has random weights, so its pictures would be noise: none is shown.")
-    if fast and fast.compiled and (apart := largest_difference(eager, fast)) is not None:
-        lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
+    if fast and fast.compiled and (difference := largest_difference(eager, fast)) is not None:
+        lines.append(f"  With and without compile the losses differ by at most {difference:.2g} of their size.")
         lines += [f"  {line}" for line in verdict(config.family, eager, fast)]
     if fast and fast.fallback:
         lines.append(f"  It was not compiled: {fast.fallback}")

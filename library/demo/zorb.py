@@ -133,8 +133,8 @@ def _figure(pose: Pose, side: int) -> Image.Image:
     x, y, r = side * 0.5, side * 0.56, side * 0.29
     _antenna(pen, (x, y), r)
     _feet(pen, (x, y), r, pose.feet)
-    for which, angle in zip((-1, 1), pose.arms, strict=True):
-        _arm(pen, (x + which * r * 0.88, y + r * 0.1), r, which, angle)
+    for direction, angle in zip((-1, 1), pose.arms, strict=True):
+        _arm(pen, (x + direction * r * 0.88, y + r * 0.1), r, direction, angle)
     _body(pen, (x, y), r)
     _face(pen, (x, y), r, pose)
     return image.rotate(pose.tilt, Image.Resampling.BICUBIC, center=(x, y))

@@ -194,11 +194,13 @@ def advise_changes(changes: Overrides, config: RunConfig) -> MessageLike:
 
     def advise_change(name: str, value: Any) -> Message:
         if isinstance(value, bool | str):
-            shown = option_name(name)
-            shown = shown if isinstance(value, bool) else Message("{option} {value}", option=shown, value=value)
-            return Message("use {name}", name=shown)
-        now = schema.option_values(config).get(name)
-        template = "set {name}" if not now else "lower {name}" if value < now else "raise {name}"
+            option_text = option_name(name)
+            option_text = (
+                option_text if isinstance(value, bool) else Message("{option} {value}", option=option_text, value=value)
+            )
+            return Message("use {name}", name=option_text)
+        current = schema.option_values(config).get(name)
+        template = "set {name}" if not current else "lower {name}" if value < current else "raise {name}"
         return Message(template, name=option_name(name))
 
     return together(advise_change(name, value) for name, value in changes.items())

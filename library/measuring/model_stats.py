@@ -67,9 +67,9 @@ def model_stats(config: RunConfig) -> ModelStats:
     tensors = count_tensors(family, shapes, counted=True)
     encoders = families.random_module(family.name).make_networks().encoders
     if missing := {"vae", *encoders} - set(shapes):
-        whole = published(config)
-        vae = whole.vae if "vae" in missing else tensors.vae
-        return replace(tensors, vae=vae, encoders=whole.encoders if missing - {"vae"} else tensors.encoders)
+        published_stats = published(config)
+        vae = published_stats.vae if "vae" in missing else tensors.vae
+        return replace(tensors, vae=vae, encoders=published_stats.encoders if missing - {"vae"} else tensors.encoders)
     return tensors
 
 
@@ -109,7 +109,7 @@ def count_tensors(family: Family, shapes: Mapping[str, Shapes], counted: bool) -
         if container:
             path = next(path for path in lists if f".{path}".endswith(f".{container}"))
             inside.setdefault(f"{path}.{lists[path]}", (*kinds[container], {}))[2][name] = shape
-        elif len(shape) == 4 and shape[-1] == 3:
+        elif len(shape) == 4 and shape[-1] == 3:  # a 3x3 convolution between blocks
             scale = _downsampling(family, name)
             blocks.append(BlockStats("Conv2d", math.prod(shape), shape[0], scale, 0, CONVOLUTION))
     for path, (kind, cost, tensors) in inside.items():

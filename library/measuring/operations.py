@@ -57,8 +57,10 @@ def operations_of_image(config: RunConfig, model: ModelStats, size: tuple[int, i
     forward = 0.0
     for block in model.blocks:
         count = count_block_tokens(config, block, size)
+        # Two products, of queries with keys and of their weights with values.
         attention = 4 * count**2 * block.width if not block.is_convolution else 0
         forward += 2 * block.parameters * count * block.cost.used + attention
     memory = config.memory  # what the backward pass recomputes, as a share of a forward pass
-    again = 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
-    return forward * ((2 if config.adapters else 3) + again)
+    recomputed = 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
+    # Besides the forward pass: gradients of inputs, and without adapters those of all weights.
+    return forward * ((2 if config.adapters else 3) + recomputed)

@@ -62,7 +62,7 @@ def measure_call(call: Callable[[], Any], device: torch.device, plan: TimingPlan
     """Warm up until the time is steady, then measure. Raises what `call` raises."""
     began = time.perf_counter()
     took, last = 0.0, math.inf
-    for number in range(plan.warmup * 3):
+    for number in range(plan.warmup * 3):  # at most three times as many, should times keep falling
         took = time_call(call, device)
         if number + 1 >= plan.warmup and took > last / SETTLED:
             break
@@ -152,6 +152,7 @@ def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
     for size in MATRICES[on.type]:
         a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
         plan = TimingPlan(steps=2000, seconds=RATE_SECONDS)
+        # A product has 2 n^3 operations; from milliseconds to TFLOP/s.
         rate = 2 * size**3 / measure_call(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
         if rate > best["tflops"]:
             best |= {"tflops": round(rate, 3 if rate < 10 else 1), "size": size}

@@ -98,14 +98,14 @@ def file_extension(config: RunConfig) -> str:
 
     A diffusers folder has none.
     """
-    whole = config.save if isinstance(config.save, FullSave) else None
-    if whole and whole.only_safetensors:
+    full_save = config.save if isinstance(config.save, FullSave) else None
+    if full_save and full_save.only_safetensors:
         return ".safetensors"
     chosen = config.save.save_model_as
     if chosen is None:
         source = config.model.pretrained_model_name_or_path or ".safetensors"
         if source.lower().endswith(PICKLED):
-            return ".safetensors" if whole and whole.use_safetensors else ".ckpt"
+            return ".safetensors" if full_save and full_save.use_safetensors else ".ckpt"
         return ".safetensors" if source.lower().endswith(".safetensors") else ""
     return "" if chosen in FOLDERS else f".{chosen}"
 
@@ -126,18 +126,18 @@ def find_output_problems(config: RunConfig) -> Iterator[Problem]:
         return
     if any(Save.check(config.save, config)):  # already reported when reading the config
         return
-    here = output_names(config)
-    nearest = next(p for p in (here.folder.absolute(), *here.folder.absolute().parents) if p.exists())
+    names = output_names(config)
+    nearest = next(p for p in (names.folder.absolute(), *names.folder.absolute().parents) if p.exists())
     if not nearest.is_dir():
         yield Problem("output_dir", ": {nearest} is a file; choose a folder", nearest=nearest)
-    elif not config.steps.resume and (there := here.existing()):
-        more = Message(" and {count} more of that name", count=len(there) - 1) if len(there) > 1 else ""
+    elif not config.steps.resume and (existing := names.existing()):
+        remainder = Message(" and {count} more of that name", count=len(existing) - 1) if len(existing) > 1 else ""
         yield Problem(
             "output_name",
             ": {file}{more} would be overwritten; choose another output_name or output_dir, "
             "move them away, or go on from a state with {other}",
-            file=there[0],
-            more=more,
+            file=existing[0],
+            more=remainder,
             other=option_name("resume"),
             fix=free_output_name(config),
             code=THERE,
@@ -255,8 +255,8 @@ def remove_outdated(path: Path | None) -> None:
 
 def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False) -> None:
     # Each process has checked its own shard; checking the whole model would send all of it again.
-    here = {name: tensor for name, tensor in tensors.items() if not collected(tensor)}
-    broken = [name for name, tensor in here.items() if not is_finite(tensor)]
+    own_tensors = {name: tensor for name, tensor in tensors.items() if not collected(tensor)}
+    broken = [name for name, tensor in own_tensors.items() if not is_finite(tensor)]
     if broken and refuse:
         raise ConfigError(
             "{name} was not saved: {tensors} with NaN or infinity, first {broken}",

@@ -190,10 +190,10 @@ def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
 def tracker_settings(config: RunConfig) -> dict[str, bool | int | float | str]:
     """Return the options of a run for a tracker, without files, folders and keys."""
     options = options_of(type(config))
-    shown = {
+    public = {
         name: value
         for name, value in option_values(config).items()
         if options[name].kind not in ("file", "files", "folder", "secret")
     }
-    plain = {name: v if isinstance(v, bool | int | float) else options[name].text(v) for name, v in shown.items()}
+    plain = {name: v if isinstance(v, bool | int | float) else options[name].text(v) for name, v in public.items()}
     return {name: value for name, value in plain.items() if value != ""}

@@ -21,8 +21,8 @@ def run_in_foreground(arguments: list[str], variables: Mapping[str, str]) -> int
     them, as it would end and leave its training behind.
     """
     # Use a new process group, so that the terminal sends Ctrl+C only to this process.
-    apart: JsonObject = {} if os.name == "nt" else {"process_group": 0, "stdin": subprocess.DEVNULL}
-    child = subprocess.Popen(arguments, env={**os.environ, **variables}, **apart)
+    own_group: JsonObject = {} if os.name == "nt" else {"process_group": 0, "stdin": subprocess.DEVNULL}
+    child = subprocess.Popen(arguments, env={**os.environ, **variables}, **own_group)
     launched = environment.DIRECT not in variables
     if os.name == "nt":  # a console's Ctrl+C reaches all processes there, and launchers wait
         handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN}

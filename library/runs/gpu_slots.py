@@ -20,8 +20,8 @@ def devices() -> tuple[str, ...]:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; ("cpu",) without any."""
     visible = os.environ.get(VISIBLE)
     if visible is not None:
-        shown = tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
-        return shown or (CPU,)
+        names = tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+        return names or (CPU,)
     return tuple(map(str, range(_count_gpus()))) or (CPU,)
 
 
@@ -98,9 +98,11 @@ def find_launch_problems(how: JsonMapping) -> list[Problem]:
 def _absent_gpu_problem(requested: Iterable[str], all_devices: Iterable[str]) -> Problem | None:
     """Return the problem of a GPU that this machine lacks, if any."""
     unknown = next((name for name in requested if name not in all_devices), "")
-    here = ", ".join(all_devices)
+    device_names = ", ".join(all_devices)
     return (
-        Problem("gpu_ids", ": there is no GPU {name} here, only {here}", name=unknown, here=here) if unknown else None
+        Problem("gpu_ids", ": there is no GPU {name} here, only {here}", name=unknown, here=device_names)
+        if unknown
+        else None
     )
 
 

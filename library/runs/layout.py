@@ -78,8 +78,8 @@ def load_facts(path: Path) -> JsonObject:
         facts = parse_facts(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    named = {OLD_NAMES.get(name, name): value for name, value in facts.items()}
-    return {name: value for name, value in named.items() if _is_sound_fact(name, value)}
+    renamed = {OLD_NAMES.get(name, name): value for name, value in facts.items()}
+    return {name: value for name, value in renamed.items() if _is_sound_fact(name, value)}
 
 
 def facts_section(facts: JsonMapping, name: str) -> JsonObject:

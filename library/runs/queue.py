@@ -233,13 +233,13 @@ def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
 def queued_sentence(entry: QueueEntry) -> Message:
     """Describe what happened to a just added entry."""
     queue = read_queue()
-    before = [e for e in queue.waiting if e.added < entry.added]
+    earlier = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
         return Message("{name} is in the queue, which is paused: press Continue in the Queue tab.", name=entry.name)
     template = "{name} is in the queue and starts as soon as there is room. It does not need this page to be open."
-    if before:
+    if earlier:
         template = "{name} is in the queue and starts after {others}. It does not need this page to be open."
-    return Message(template, name=entry.name, others=counted(len(before), "other"))
+    return Message(template, name=entry.name, others=counted(len(earlier), "other"))
 
 
 def work() -> None:

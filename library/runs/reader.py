@@ -142,16 +142,16 @@ def read_events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
             data = progress.read()
     except OSError:
         return [], 0
-    whole = data[: data.rfind(b"\n") + 1]
+    complete_lines = data[: data.rfind(b"\n") + 1]
     events = []
-    for line in whole.splitlines():
+    for line in complete_lines.splitlines():
         try:
             event = layout.parse_facts(line)
         except ValueError:
             continue
         if event:
             events.append(event)
-    return events, since + len(whole)
+    return events, since + len(complete_lines)
 
 
 class RunProgress:
@@ -198,8 +198,8 @@ class RunProgress:
 @lru_cache(maxsize=16)
 def progress(folder: Path) -> RunProgress:
     """Return the only RunProgress of a folder, so that all readers of this process share it."""
-    before = lineage.parent_run(folder)
-    if before is None:
+    parent = lineage.parent_run(folder)
+    if parent is None:
         return RunProgress(folder)
-    place, at = before
+    place, at = parent
     return RunProgress(folder, Curve(progress(place).update().line, at))

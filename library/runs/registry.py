@@ -61,8 +61,8 @@ def add_pointer(folder: Path, facts: JsonMapping | None = None) -> None:
     """Add a pointer to a run's folder; the `facts` of its process find the run even without its folder."""
     pointers = data_folder() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
-    about = {name: (facts or {})[name] for name in COPIED_FACTS if name in (facts or {})}
-    layout.store(pointers / f"{folder.name}.json", {**about, "folder": str(folder.absolute())})
+    copied = {name: (facts or {})[name] for name in COPIED_FACTS if name in (facts or {})}
+    layout.store(pointers / f"{folder.name}.json", {**copied, "folder": str(folder.absolute())})
 
 
 def working_without_folder(run_id: str) -> JsonObject:
@@ -82,12 +82,12 @@ def run_folders() -> dict[str, Path]:
         return {}
     entries = _pointers(pointers, changed).items()
     return {
-        run_id: Path(about["folder"]) for run_id, about in entries if os.path.isdir(about["folder"]) or _is_alive(about)
+        run_id: Path(facts["folder"]) for run_id, facts in entries if os.path.isdir(facts["folder"]) or _is_alive(facts)
     }
 
 
-def _is_alive(about: JsonMapping) -> bool:
-    return "pid" in about and process.alive(dict(about))
+def _is_alive(facts: JsonMapping) -> bool:
+    return "pid" in facts and process.alive(dict(facts))
 
 
 @lru_cache(maxsize=4)
@@ -96,9 +96,9 @@ def _pointers(pointers: Path, changed: int) -> dict[str, JsonObject]:
     # Cached, as the page reads them every second; writing one changes the folder's time.
     facts_by_id = {}
     for pointer in pointers.glob("*.json"):
-        about = layout.load_facts(pointer)
-        if layout.is_run_id(pointer.stem) and about.get("folder"):
-            facts_by_id[pointer.stem] = about
+        facts = layout.load_facts(pointer)
+        if layout.is_run_id(pointer.stem) and facts.get("folder"):
+            facts_by_id[pointer.stem] = facts
     return facts_by_id
 
 

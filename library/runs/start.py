@@ -158,9 +158,9 @@ def detached(
     arguments: Sequence[str], log: Path, environment: Mapping[str, str], folder: str = ""
 ) -> subprocess.Popen[Any]:
     """Start a process in its own session (on Windows a process group without console), with its output in a file."""
-    apart: JsonObject = {"start_new_session": True}
+    own_session: JsonObject = {"start_new_session": True}
     if sys.platform == "win32":
-        apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
+        own_session = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
     place = folder if folder and Path(folder).is_dir() else None
     variables = {
         **environment,
@@ -175,7 +175,7 @@ def detached(
             stderr=subprocess.STDOUT,
             env=variables,
             cwd=place,
-            **apart,
+            **own_session,
         )
     # Wait for the end, or the process stays in the table as a zombie.
     threading.Thread(target=started.wait, name="reaper", daemon=True).start()

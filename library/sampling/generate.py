@@ -127,7 +127,7 @@ class ColumnSampler:
         model = self._model
         model.applied.set(dict(column.loras))
         with model.computing():
-            if not self._is_ready or model.applied.changes_text:
+            if not self._is_ready or model.applied.changes_text:  # else the encoded prompts of the last column serve
                 self._sampler, self._is_ready = model.family.sampler(model.components), True
                 with model.encoders_on_device():
                     self._sampler.remember(_requested(prompt, model.applied) for prompt in self.prompts)
@@ -210,10 +210,10 @@ def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
 def _usable_prompts(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
     """Return the prompts with one seed and without images that the model does not use."""
     seeded = plan.with_one_seed(prompts)
-    shown = (prompt_files.with_used_images(prompt, config.control_images) for prompt in seeded)
+    with_used_images = (prompt_files.with_used_images(prompt, config.control_images) for prompt in seeded)
     return [
         replace(usable, controlnet_image=seeded_prompt.controlnet_image)
-        for usable, seeded_prompt in zip(shown, seeded, strict=True)
+        for usable, seeded_prompt in zip(with_used_images, seeded, strict=True)
     ]
 
 

@@ -103,8 +103,8 @@ def image_metadata(prompt: Prompt, column: Column, model: str, tagged: Collectio
     }
     text.append(", ".join(f"{name}: {value}" for name, value in facts.items() if value is not None))
     loras = [{"file": path.name, "strength": strength} for path, strength in column.loras]
-    whole = json.dumps({"model": Path(model).name, "loras": loras, **prompt_options}, ensure_ascii=False)
-    return {"parameters": "\n".join(text), "kohya": whole}
+    everything = json.dumps({"model": Path(model).name, "loras": loras, **prompt_options}, ensure_ascii=False)
+    return {"parameters": "\n".join(text), "kohya": everything}
 
 
 def _titled(path: Path, strength: float) -> str:

@@ -106,25 +106,25 @@ def _idle(
     entry: str | JsonMapping, use: ControlUse, shifts: bool, multiple: int
 ) -> Iterator[tuple[MessageLike, MessageLike]]:
     """Yield the options of a prompt that do not do what they say, as written there, each with the reason."""
-    shown = 0
-    for what, read in _written(entry):
-        why = _why_idle(what, read, use, shifts)
-        if not why and read and read[0] == "control_image_path":
-            max_shown, shown = use.most or int(use.inpaints), shown + 1
+    num_controls = 0
+    for what, option in _written(entry):
+        why = _why_idle(what, option, use, shifts)
+        if not why and option and option[0] == "control_image_path":
+            max_shown, num_controls = use.most or int(use.inpaints), num_controls + 1
             why = (
                 Message("has no effect; this model is shown {most} of them at most", most=max_shown)
-                if shown > max_shown
+                if num_controls > max_shown
                 else ""
             )
-        if why := why or _rounded(read, multiple):
+        if why := why or _rounded(option, multiple):
             yield what, why
 
 
-def _rounded(read: tuple[str, Any] | None, multiple: int) -> MessageLike:
+def _rounded(option: tuple[str, Any] | None, multiple: int) -> MessageLike:
     """Return what becomes of a side that the model cannot generate, as a reason; "" if it can."""
-    if not read or read[0] not in SIDES:
+    if not option or option[0] not in SIDES:
         return ""
-    side = int(float(read[1]))
+    side = int(float(option[1]))
     used = rounded_side(side, multiple)
     template = "becomes {used}, as sides are multiples of {multiple} here"
     return "" if used == side else Message(template, used=used, multiple=multiple)
@@ -150,19 +150,19 @@ def _is_text(piece: str) -> bool:
     return LETTERS.get(piece.partition(" ")[0].lower(), ("", WHOLE, int))[1] is TEXT
 
 
-def _why_idle(what: str, read: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> MessageLike:
+def _why_idle(what: str, option: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> MessageLike:
     """Return why an option of a prompt does not do what it says; "" if it does."""
-    if read and read[0] == GLUE:
+    if option and option[0] == GLUE:
         return Message("is part of the text before it: an option begins with a blank and two dashes")
-    if read:
-        if what.startswith("--") and (cut := _cut(what, read[1])):
+    if option:
+        if what.startswith("--") and (cut := _cut(what, option[1])):
             return cut
-        if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
+        if option[0] == "sample_sampler" and option[1] not in SAMPLERS:
             template = "is no known sampler, and {used} is used; known are {names}"
             return Message(template, used=SAMPLERS[0], names=", ".join(SAMPLERS))
-        shown = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
-        shown |= {"controlnet_image": use.guided, "flow_shift": shifts}
-        works = shown.get(read[0], read[0] not in OTHER_MODELS)
+        effects = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
+        effects |= {"controlnet_image": use.guided, "flow_shift": shifts}
+        works = effects.get(option[0], option[0] not in OTHER_MODELS)
         return "" if works else Message("has no effect; it is for other models")
     letter = what.removeprefix("--").partition(" ")[0].lower()
     if letter not in LETTERS:

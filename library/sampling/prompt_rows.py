@@ -23,11 +23,11 @@ def prompt_rows_of_file(path: Path) -> list[dict[str, str]]:
 
 def _row(prompt: Prompt) -> dict[str, str]:
     row = {name: str(value) for name, value in vars(prompt).items() if value is not None}
-    shown = prompt.control_image_path or ()
-    if any(BETWEEN in path for path in shown):  # the field cannot show the separator
+    references = prompt.control_image_path or ()
+    if any(BETWEEN in path for path in references):  # the field cannot show the separator
         del row[REFERENCES_FIELD]
-        return row | {REST: "".join(f" --{LETTER[REFERENCES_FIELD]} {path}" for path in shown)}
-    return row | ({REFERENCES_FIELD: f"{BETWEEN} ".join(shown)} if shown else {})
+        return row | {REST: "".join(f" --{LETTER[REFERENCES_FIELD]} {path}" for path in references)}
+    return row | ({REFERENCES_FIELD: f"{BETWEEN} ".join(references)} if references else {})
 
 
 def _field_values(name: str, value: str) -> list[str]:
@@ -64,9 +64,9 @@ def rows_as_text(rows: Sequence[Row], before: str = "") -> str:
     if problems:
         raise ConfigError(*problems)
     new, lines = [prompt_line(row) for _, row in numbered_rows], []
-    taken = {number for number, _ in prompt_lines(before)}
+    prompt_numbers = {number for number, _ in prompt_lines(before)}
     for number, old in enumerate(before.removesuffix("\n").split("\n") if before else [], start=1):
-        if number not in taken:
+        if number not in prompt_numbers:
             lines.append(old)
         elif new:
             lines.append(new.pop(0))

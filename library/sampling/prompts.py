@@ -133,8 +133,8 @@ def parse_line(line: str) -> Prompt:
     pieces = line.split(" --")
     options = [option for option in map(option_of, pieces) if option]
     values: dict[str, Any] = dict(options)
-    if shown := tuple(value.strip() for name, value in options if name == "control_image_path"):
-        values["control_image_path"] = shown
+    if control_paths := tuple(value.strip() for name, value in options if name == "control_image_path"):
+        values["control_image_path"] = control_paths
     return Prompt(pieces[0], **values)
 
 
@@ -245,7 +245,7 @@ def problem_of(prompt: Prompt) -> MessageLike:
             )
     if prompt.flow_shift == 0:
         return Message("flow_shift 0 leaves no noise to begin with; write 3, or leave it out")
-    if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:
+    if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:  # the seeds that PyTorch takes
         return Message("seed {seed} is too large; write one below 2^64", seed=prompt.seed)
     return ""
 

@@ -151,10 +151,10 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
 def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
     """Return options of the prompts that will have no effect. Loads torch."""
     use = replace(config.control_images, guided=True)  # LLLite files use control images
-    about = use, config.shifts_samples, families.family_for(config).sample_multiple
-    yield from prompt_checks.notes(arguments.prompts, *about) if arguments.prompts else ()
+    model_facts = use, config.shifts_samples, families.family_for(config).sample_multiple
+    yield from prompt_checks.notes(arguments.prompts, *model_facts) if arguments.prompts else ()
     for line in arguments.prompt:
-        yield from prompt_checks.line_notes(line, *about)
+        yield from prompt_checks.line_notes(line, *model_facts)
 
 
 def config_to_sample(path: Path, options: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:

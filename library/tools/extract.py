@@ -133,10 +133,10 @@ def _without_rounding(new: Tensor, old: Tensor) -> Tensor:
 
 def _step(weight: Tensor) -> Tensor:
     """Return the distance to the next representable value, for each value of a weight."""
-    about = torch.finfo(weight.dtype)
+    info = torch.finfo(weight.dtype)
     exponent = torch.frexp(weight.float()).exponent
-    smallest = torch.tensor(about.smallest_normal * about.eps)
-    return torch.maximum(torch.ldexp(torch.tensor(about.eps), exponent - 1), smallest)
+    smallest = torch.tensor(info.smallest_normal * info.eps)
+    return torch.maximum(torch.ldexp(torch.tensor(info.eps), exponent - 1), smallest)
 
 
 def nearest_adapter(change: Tensor, choices: ExtractOptions) -> AdapterFactors:

@@ -95,9 +95,9 @@ def _limited(parts: Parts) -> Parts:
     unlimited = {**parts, ALPHA: torch.zeros_like(parts.get(ALPHA, torch.tensor(0.0)))}
     if not limit:
         return unlimited
-    whole = blocks.float()
-    size = (whole - whole.transpose(-1, -2)).norm() + OFT_EPSILON
-    return {**unlimited, BLOCKS: (whole * (limit / size).clamp(max=1.0)).to(blocks.dtype)}
+    stored = blocks.float()
+    size = (stored - stored.transpose(-1, -2)).norm() + OFT_EPSILON
+    return {**unlimited, BLOCKS: (stored * (limit / size).clamp(max=1.0)).to(blocks.dtype)}
 
 
 def _as_butterfly(parts: Parts) -> Parts:

@@ -73,8 +73,8 @@ def merge_into_checkpoint(
     in_8_bits = _adaptable(model) if kind == torch.float8_e4m3fn else None
     tensors = {key: model.planned(key, None if in_8_bits and key not in in_8_bits else kind) for key in model.shapes}
     for key, changes in additions_by_key.items():
-        about = tensors[key]
-        tensors[key] = Planned(about.dtype, about.shape, partial(_add_changes, model, key, changes))
+        planned = tensors[key]
+        tensors[key] = Planned(planned.dtype, planned.shape, partial(_add_changes, model, key, changes))
     storage.FilePlan(tensors).write_new(out, _metadata(base, loras, out), report)
     return Merged(out, merged, sorted(set(left_out)))
 

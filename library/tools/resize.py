@@ -25,6 +25,7 @@ def _ratio(s: Tensor, parameter: float) -> int:
 
 
 def _cumulative(s: Tensor, share: float) -> int:
+    # One more than the index of the value that reaches the share.
     return int(torch.searchsorted(s.cumsum(0) / s.sum(), share)) + 1
 
 
@@ -110,8 +111,8 @@ def resize_lora(
     ConfigError for kinds that depend on the model, as they have no singular values of their own.
     """
     out, kind = storage.fresh(out, lora), storage.storage_dtype(dtype)
-    whole, plain, changes, ranks, kept_share = adapters.read_lora(lora), {}, {}, {}, 1.0
-    parts: list[tuple[Module, Part]] = [*whole.adapters.items(), *whole.others.items()]
+    source, plain, changes, ranks, kept_share = adapters.read_lora(lora), {}, {}, {}, 1.0
+    parts: list[tuple[Module, Part]] = [*source.adapters.items(), *source.others.items()]
     for i, (module, part) in enumerate(parts):
         report(Message("resizing"), i, len(parts))
         if isinstance(part, AdapterFactors):
@@ -121,8 +122,8 @@ def resize_lora(
         elif not part.has_weight or part.kind.title == "norm":
             changes[module], share = part.to(kind), 1.0
         else:
-            new, share, before = _cut_other(module, whole.family, part, choices, lora)
-            new = new.to(kind or whole.dtype)
+            new, share, before = _cut_other(module, source.family, part, choices, lora)
+            new = new.to(kind or source.dtype)
             ranks[module.kohya] = (before, new.rank if isinstance(new, AdapterFactors) else rank_of(new.parts) or 0)
             if isinstance(new, AdapterFactors):
                 plain[module] = new
@@ -131,10 +132,10 @@ def resize_lora(
         kept_share = min(kept_share, share)
     if not ranks:
         raise ConfigError("{path} holds norms and biases alone, which have no rank", path=lora)
-    result = writing.sized(Lora(whole.family, plain, whole.metadata, whole.style, changes))
-    if whole.others and "ss_network_args" in result.metadata:
+    result = writing.sized(Lora(source.family, plain, source.metadata, source.style, changes))
+    if source.others and "ss_network_args" in result.metadata:
         result.metadata["ss_network_args"] = json.dumps({"algo": "lora"})
-    comment = whole.metadata.get("ss_training_comment", "")
+    comment = source.metadata.get("ss_training_comment", "")
     if any(after < before for before, after in ranks.values()):
         comment = f"{_resize_comment(choices, max(old for old, _ in ranks.values()))}; {comment}"
     result.metadata["ss_training_comment"] = comment
@@ -155,16 +156,16 @@ def _cut_other(
             kind=change.title,
         )
     plain = LayerChange({name: part for name, part in change.parts.items() if name != MAGNITUDE}).ready()
-    before = rank_of(change.parts) or min(shape[0], torch.Size(shape[1:]).numel())
+    old_rank = rank_of(change.parts) or min(shape[0], torch.Size(shape[1:]).numel())
     if (exact := plain.exact_factors()) is not None:
         smaller, share = reduce_rank(module.kohya, adapter_of(*exact, shape), choices)
     else:
-        whole = plain.delta(torch.zeros(*shape))
-        smaller, share = _cut_whole(whole, choices)
+        delta = plain.delta(torch.zeros(*shape))
+        smaller, share = _cut_whole(delta, choices)
     if magnitudes is not None:
         smaller_parts = {DOWN: smaller.down, UP: smaller.up, MAGNITUDE: magnitudes}
-        return LayerChange({**smaller_parts, ALPHA: torch.tensor(float(smaller.rank))}), share, before
-    return with_bias(smaller, change.bias()), share, before
+        return LayerChange({**smaller_parts, ALPHA: torch.tensor(float(smaller.rank))}), share, old_rank
+    return with_bias(smaller, change.bias()), share, old_rank
 
 
 def _cut_whole(change: Tensor, choices: ResizeOptions) -> tuple[AdapterFactors, float]:

@@ -189,8 +189,8 @@ def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpa
     parser = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
     tools = parser.add_subparsers(metavar="NAME", required=True)
 
-    def tool(run: Callable[[argparse.Namespace], int], about: str) -> Any:
-        subparser = tools.add_parser(run.__name__, help=about, description=about)
+    def tool(run: Callable[[argparse.Namespace], int], description: str) -> Any:
+        subparser = tools.add_parser(run.__name__, help=description, description=description)
         subparser.set_defaults(run=run)
         return subparser
 

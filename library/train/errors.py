@@ -133,12 +133,12 @@ def non_finite_message(
         ways.append(Message("replace these images"))
     if what == "gradients":
         template = "the gradients of {count} steps in a row are NaN or infinite, so nothing is trained"
-        about = Message(template, count=MAX_SKIPPED_STEPS)
+        problem = Message(template, count=MAX_SKIPPED_STEPS)
     else:
         value = line["loss"] if what == "loss" else line["grad_norm"]
-        about = Message(NOT_FINITE[f"{what} {'NaN' if math.isnan(value) else 'infinite'}"], step=line["step"])
-    about = Message("{number} with {images}", number=about, images=some(images, 8)) if images else about
-    return Message("{about}: {ways}{then}", about=about, ways=either(ways), then=_go_on(newest))
+        problem = Message(NOT_FINITE[f"{what} {'NaN' if math.isnan(value) else 'infinite'}"], step=line["step"])
+    problem = Message("{number} with {images}", number=problem, images=some(images, 8)) if images else problem
+    return Message("{about}: {ways}{then}", about=problem, ways=either(ways), then=_go_on(newest))
 
 
 def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: Newest) -> MessageLike:

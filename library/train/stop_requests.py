@@ -214,8 +214,8 @@ class ControlRequests:
         """Handle a signal in the main thread: raise Stopped, unless there is something to save first."""
         if self._is_launchers(number):
             return
-        now = self._how == "now" and not self._has_stepped
-        if (now or not self._deferring) and not self._ending:
+        must_stop = self._how == "now" and not self._has_stepped
+        if (must_stop or not self._deferring) and not self._ending:
             self._ending = self._raised = True
             raise Stopped
 
@@ -240,8 +240,8 @@ class ControlRequests:
             self._end(number)
         self._note(STOP_WAYS[self._signals])
         if self._deferring and self._record and not self._ending:
-            after = TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
-            self._record.say(SECOND if self._signals == 2 else FIRST + after)
+            torchrun_warning = TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
+            self._record.say(SECOND if self._signals == 2 else FIRST + torchrun_warning)
         if self._signals == 2:
             self._break_off()
 

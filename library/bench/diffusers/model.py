@@ -93,8 +93,8 @@ class DiffusersSubject:
         blank = self._empty()
         self.inputs.settle(blank)
         self.block_classes = repeated_classes(self.cls, blank)
-        about = {"class": name, "config": dict(arguments), "size": None, "script": SCRIPT, "model": "random weights"}
-        self.about: JsonMapping = {"family": "diffusers", **about}
+        facts = {"class": name, "config": dict(arguments), "size": None, "script": SCRIPT, "model": "random weights"}
+        self.about: JsonMapping = {"family": "diffusers", **facts}
         self.resolutions: tuple[int, ...] = (512, 1024)
 
     def config(self, options: JsonMapping) -> RunConfig:
@@ -155,13 +155,13 @@ def class_of(name: str) -> type[Any]:
 
 def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
     """Return the classes of its repeated blocks. Raises ConfigError if none has a Linear layer."""
-    named = getattr(cls, "_repeated_blocks", None)
-    if not named:
+    candidates = getattr(cls, "_repeated_blocks", None)
+    if not candidates:
         rows = [row for row in model.children() if isinstance(row, nn.ModuleList)]
         class_names = [type(block).__name__ for row in rows for block in row]
-        named = [name for name in class_names if re.search("block|layer", name, re.I)] or class_names
+        candidates = [name for name in class_names if re.search("block|layer", name, re.I)] or class_names
     with_linear = {type(m).__name__ for m in model.modules() if any(type(layer) is nn.Linear for layer in m.modules())}
-    if not (repeated := tuple(name for name in dict.fromkeys(named) if name in with_linear)):
+    if not (repeated := tuple(name for name in dict.fromkeys(candidates) if name in with_linear)):
         raise ConfigError(
             "{network} has no repeated blocks with Linear layers, which LoRA could train", network=cls.__name__
         )

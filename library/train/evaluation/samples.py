@@ -111,12 +111,12 @@ class SampleRunner:
         self._all_encoded, requests = False, self._requests()
         if self._sampler.unknown(requests):
             absent = self._components.read_again.keys() - self._components.encoders.keys()
-            read = {name: self._components.read_again[name].read() for name in sorted(absent)}
-            self._components.encoders |= read
+            loaded = {name: self._components.read_again[name].read() for name in sorted(absent)}
+            self._components.encoders |= loaded
             try:
                 self._sampler.remember(requests)
             finally:
-                for name in read:
+                for name in loaded:
                     del self._components.encoders[name]
         self._all_encoded = len(requests) == len(self._prompts)
 

@@ -157,8 +157,8 @@ class Checkpointer:
     def _write(self, path: Path) -> None:
         clock, method = self._training.clock, self._training.method
         progress = clock.epoch, clock.step
-        about = self._metadata.of_file(*progress, self._training.generators.seed)
-        paths.write_result(path, method, self._config, about, progress)
+        metadata = self._metadata.of_file(*progress, self._training.generators.seed)
+        paths.write_result(path, method, self._config, metadata, progress)
 
         def expected() -> verify.Shapes:
             self._shapes = self._shapes or verify.expected(method)

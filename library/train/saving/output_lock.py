@@ -23,9 +23,9 @@ def hold_output_name(config: RunConfig) -> Iterator[None]:
     if not config.save.output_dir or not first_process():
         yield
         return
-    here = paths.output_names(config)
+    names = paths.output_names(config)
     # The extension is left out, as files of other formats have states of the same name.
-    place = here.folder / f".{here.last.name.removesuffix(here.extension)}.lock"
+    place = names.folder / f".{names.last.name.removesuffix(names.extension)}.lock"
     with contextlib.ExitStack() as stack:
         holds_lock: bool | None = None
         with contextlib.suppress(OSError, NotImplementedError):  # a disk without locks or write permission

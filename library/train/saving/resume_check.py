@@ -144,8 +144,8 @@ def _other_model(folder: Path, stored: JsonMapping, config: RunConfig) -> Proble
             advice=ADVICE,
         )
     with contextlib.suppress(ConfigError):  # names that fit no family tell nothing
-        whole = kind == "finetune"
-        layers = (name.removeprefix("denoiser.") if whole else name.partition(".")[0] for name in stored)
+        is_whole_model = kind == "finetune"
+        layers = (name.removeprefix("denoiser.") if is_whole_model else name.partition(".")[0] for name in stored)
         if config.family not in possible_families(layers, {}, module_sizes(stored)):
             template = ": {folder} is the state of a training of another family than {title}; {advice}"
             return Problem("resume", template, folder=folder, title=config.title, advice=ADVICE)
@@ -224,19 +224,19 @@ def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Me
     options that differ."""
     if not theirs or theirs == ours:
         return None
-    named = {"theirs": _named(theirs), "ours": _named(ours)}
+    group_texts = {"theirs": _named(theirs), "ours": _named(ours)}
     if changes is None:
         return Problem(
             "resume",
             ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours}); "
             "resume with its own config",
-            **named,
+            **group_texts,
         )
     return Problem(
         "resume",
         ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours}), as "
         "{changes}; set this back, or start another training from the weights that it has saved",
-        **named,
+        **group_texts,
         changes=changes,
     )
 

@@ -70,8 +70,8 @@ class State:
 
     def _fill(self, place: Path) -> None:
         step = self.facts["current_step"]
-        for name, named in self.tensors.items():
-            FilePlan.kept(named).write(place / name, {STEP_KEY: str(step)})
+        for name, tensors in self.tensors.items():
+            FilePlan.kept(tensors).write(place / name, {STEP_KEY: str(step)})
         for name, value in self.values.items():
             _save({**value, STEP_KEY: step}, place / name)
         (place / STATE_FACTS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
@@ -190,8 +190,8 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 def _file_digest(path: Path) -> str:
     try:
-        about = path.stat()
-        return _digest_of(path, about.st_size, about.st_mtime_ns, about.st_ino)
+        status = path.stat()
+        return _digest_of(path, status.st_size, status.st_mtime_ns, status.st_ino)
     except OSError:
         return ""
 

@@ -60,8 +60,8 @@ class LossFunction:
 
             def predict(controls: Sequence[Tensor]) -> Tensor:
                 def predict_all(noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
-                    shown = [pad_rows(rows, len(sizes)) for rows in controls]
-                    return family.predict(components.denoiser, noised, text, sizes, shown)
+                    padded_controls = [pad_rows(rows, len(sizes)) for rows in controls]
+                    return family.predict(components.denoiser, noised, text, sizes, padded_controls)
 
                 return predict_padded(size, predict_all, noised, text, batch.sizes)
 

@@ -100,11 +100,11 @@ class Meter:
             values = first.values.tolist()
             numbers = dict(zip(first.names, values, strict=False))
             losses = zip(values[len(first.names) :], first.images, strict=True)
-            bad = [path for loss, paths in losses if not math.isfinite(loss) for path in paths]
+            bad_images = [path for loss, paths in losses if not math.isfinite(loss) for path in paths]
             # Upstream's moving average: one slot for each step of an epoch, overwritten by the next epoch's.
             slot = (first.line["step"] - 1) % self.per_epoch
             self._losses[slot : slot + 1] = [numbers["loss"]]  # appends during the first epoch
-            yield first.line | numbers | {"avr_loss": self.average} | seconds(first.timestamps), bad
+            yield first.line | numbers | {"avr_loss": self.average} | seconds(first.timestamps), bad_images
 
     def speed(self, step: int) -> dict[str, float]:
         """Return seconds per step without warm-up, and the seconds left; empty before the first typical step."""

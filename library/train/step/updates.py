@@ -71,8 +71,8 @@ class Updates:
         self._shards, self._averager = method.shards, None
         if world.ranks > 1 and not self._early:  # an optimizer that steps early averages its gradients itself
             gradients.broadcast(p.detach() for p in self._parameters if not rows_of_parameter(p))
-            whole = [p for p in gradients.by_arrival(method) if not rows_of_parameter(p)]
-            self._averager = gradients.GradientAverager(whole, world.ranks)
+            unsharded = [p for p in gradients.by_arrival(method) if not rows_of_parameter(p)]
+            self._averager = gradients.GradientAverager(unsharded, world.ranks)
         # Not wrapped by accelerate, unlike `optimizer`.
         self.raw_optimizer = optimizers.make_optimizer(method, config, seed)
         if self._early:
