@@ -53,7 +53,7 @@ class Lora:
     adapters: dict[Module, AdapterFactors]  # plain LoRA
     metadata: Metadata = field(default_factory=dict)
     style: str = ""  # "": the family's own
-    others: dict[Module, LayerChange] = field(default_factory=dict)  # of all other kinds
+    other_changes: dict[Module, LayerChange] = field(default_factory=dict)  # of all other kinds
 
     def __post_init__(self) -> None:
         self.style = self.style or names.lora_names_of(self.family).saved
@@ -61,7 +61,9 @@ class Lora:
     @property
     def dtype(self) -> torch.dtype:
         """Return the widest dtype of its matrices."""
-        tensors = (tensor for change in self.others.values() for name, tensor in change.parts.items() if name != ALPHA)
+        tensors = (
+            tensor for change in self.other_changes.values() for name, tensor in change.parts.items() if name != ALPHA
+        )
         kinds = {adapter.up.dtype for adapter in self.adapters.values()}
         kinds |= {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
         return max(kinds, key=lambda kind: (kind.itemsize, str(kind)), default=torch.float32)
@@ -218,7 +220,7 @@ def tensors_in_format(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metada
                 out[name + endings[ALPHA]] = rank if piece.alpha is None else piece.alpha
     if ALPHA not in endings and lora.adapters:
         extra[FOLDED] = _record(lora)
-    for module, change in sorted(lora.others.items()):
+    for module, change in sorted(lora.other_changes.items()):
         if style == "diffusers":
             raise _no_peft(module, change)
         name = names.whole_name(module, lora.family, style)

@@ -25,7 +25,7 @@ class ModelFile:
         self.path, self.entries = Path(path), storage.stored_entries(path)
         shapes = {name.replace(tensor_names.COMPILE_PREFIX, ""): tuple(e["shape"]) for name, e in self.entries.items()}
         self.codes = {name.replace(tensor_names.COMPILE_PREFIX, ""): e["dtype"] for name, e in self.entries.items()}
-        self.family, self.found = self._family(shapes)
+        self.family, self.description = self._family(shapes)
         self.names = lora_names_of(self.family)
         if problem := weights.stored_oddly(self.path, self.entries):
             raise ConfigError(problem)

@@ -161,7 +161,7 @@ class FilePlan:
         self.tensors = dict(sorted(tensors.items(), key=lambda item: (ORDER[item[1].dtype], item[0])))
 
     @classmethod
-    def kept(cls, tensors: Mapping[str, Tensor], dtype_of: TypeChoice | None = None) -> "FilePlan":
+    def of_tensors(cls, tensors: Mapping[str, Tensor], dtype_of: TypeChoice | None = None) -> "FilePlan":
         """Plan a file of tensors in memory; `dtype_of(name, tensor)` returns the stored dtype of each."""
 
         def planned(name: str, tensor: Tensor) -> Planned:

@@ -29,7 +29,7 @@ def save_lora(
     """
     kind = storage.storage_dtype(dtype)
     plain = {module: adapter.to(kind) for module, adapter in lora.adapters.items()}
-    changes = {module: change.to(kind) for module, change in lora.others.items()}
+    changes = {module: change.to(kind) for module, change in lora.other_changes.items()}
     cast = Lora(lora.family, plain, lora.metadata, lora.style, changes)
     tensors, extra = adapters.tensors_in_format(cast, style or lora.style)
     if broken := [name for name, tensor in tensors.items() if not storage.is_finite(tensor)]:
@@ -41,7 +41,7 @@ def save_lora(
         )
     metadata = {key: value for key, value in lora.metadata.items() if not key.startswith("sshs_")} | extra
     metadata.setdefault("modelspec.title", Path(out).stem)
-    plan = storage.FilePlan.kept(tensors)
+    plan = storage.FilePlan.of_tensors(tensors)
     return plan.write_new(Path(out), metadata | plan.hashes(metadata), report)
 
 
@@ -66,14 +66,14 @@ def sized(lora: Lora) -> Lora:
     """Return the LoRA with its rank and alpha in the metadata; "Dynamic" if modules differ."""
     ranks = {a.rank for a in lora.adapters.values()}
     alphas = {a.rank if a.alpha is None else float(a.alpha) for a in lora.adapters.values()}
-    for change in lora.others.values():
+    for change in lora.other_changes.values():
         if rank := rank_of(change.parts):
             ranks.add(rank)
             alphas.add(float(change.parts[ALPHA]) if ALPHA in change.parts else rank)
     for key, values in (("ss_network_dim", ranks), ("ss_network_alpha", alphas)):
         if values:
             lora.metadata[key] = f"{values.pop():g}" if len(values) == 1 else "Dynamic"
-    if lora.others:
+    if lora.other_changes:
         lora.metadata["ss_network_module"] = LYCORIS
     return lora
 

@@ -99,7 +99,7 @@ class PreparedModel:
     ) -> None:
         self.subject, self.config, self.device = subject, config, device
         sides = size if isinstance(size, tuple) else ((size, size),)
-        self.made, self.ranks, self.rank = trainable, 1, 0
+        self.trainable, self.ranks, self.rank = trainable, 1, 0
         self.compile_log = log = CompileLog()
         text_learns = isinstance(trainable.method, LearnedText)
         latents = tuple((height // FACTOR, width // FACTOR) for width, height in sides)
@@ -121,7 +121,7 @@ class PreparedModel:
     def _loss(self, width: int, height: int) -> Callable[[], Tensor]:
         if isinstance(self.subject, FamilySubject):
             return self._own_loss(self.subject, width, height)
-        predict, denoiser = self.subject.predict(self.made, width, self.device), self.made.components.denoiser
+        predict, denoiser = self.subject.predict(self.trainable, width, self.device), self.trainable.components.denoiser
 
         def loss() -> Tensor:
             with self.autocast():
@@ -132,20 +132,20 @@ class PreparedModel:
     def _own_loss(self, subject: FamilySubject, width: int, height: int) -> Callable[[], Tensor]:
         """Return the trainer's own loss: noise, target, conditions, prediction, weighting."""
         number = subject.batch
-        latents = subject.latents(self.made, (width, height), self.device)
-        shown, inpaints = subject.shown(self.made, latents), subject.config({}).control_images.inpaints
+        latents = subject.latents(self.trainable, (width, height), self.device)
+        shown, inpaints = subject.shown(self.trainable, latents), subject.config({}).control_images.inpaints
         batch = Batch(
             captions=[""] * number,
             paths=[""] * number,
             sizes=torch.tensor([[height, width, 0.0, 0.0, height, width]] * number, device=self.device),
             weights=torch.ones(number, device=self.device),
             latents=latents,
-            text=subject.text(self.made, self.device),
+            text=subject.text(self.trainable, self.device),
             controls=tuple(shown[:1] if inpaints else shown),
             paint=shown[1] if inpaints else None,
             is_guided=subject.config({}).control_images.guided,
         )
-        trainable, generators = self.made, StepGenerators(0, self.device, 0)
+        trainable, generators = self.trainable, StepGenerators(0, self.device, 0)
         compute_loss = LossFunction(
             trainable.family, trainable.components, trainable.method, self.config, self, generators, self.compile_log
         )
@@ -159,7 +159,7 @@ class PreparedModel:
             self._swap.sync_to_host()
         if not self.config.optim.stepped_early:
             if self.config.optim.max_grad_norm:
-                torch.nn.utils.clip_grad_norm_(self.made.method.parameters(), self.config.optim.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(self.trainable.method.parameters(), self.config.optim.max_grad_norm)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self._swap:
@@ -168,7 +168,7 @@ class PreparedModel:
 
     def block(self, path: str, call: shapes.Call) -> Callable[[], None]:
         """Run one block, forward and backward, as within the model."""
-        arguments, block = shapes.made_real(call, self.device), self.made.components.denoiser.get_submodule(path)
+        arguments, block = shapes.made_real(call, self.device), self.trainable.components.denoiser.get_submodule(path)
         self._begin_pass(block)
         return lambda: shapes.forward_backward(block, arguments, self.autocast)
 
@@ -176,7 +176,7 @@ class PreparedModel:
         """Do what a pass of the whole model does before its blocks."""
         # Adapters get their cast and scaled factors from the network's hook.
         with self.autocast():
-            for prepared in self.made.method.factor_caches:
+            for prepared in self.trainable.method.factor_caches:
                 prepared.prepare()
         for layer in block.modules():
             if isinstance(layer, Adapter) and (factors := layer.cached_factors):
@@ -192,7 +192,7 @@ class PreparedModel:
         return {"compile": counts} | ({"not_compiled": self.not_compiled} if self.not_compiled else {})
 
     def close(self) -> None:
-        del self.made, self.optimizer, self._losses, self._swap
+        del self.trainable, self.optimizer, self._losses, self._swap
         self.compile_log.close()
 
 

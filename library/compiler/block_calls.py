@@ -25,7 +25,7 @@ class BlockCall:
 
     path: str  # in the denoiser
     kind: str
-    given: JsonValue  # (args, kwargs), see `encoded`
+    arguments: JsonValue  # (args, kwargs), see `encoded`
     autocast: str  # the type, "" without
     cached_casts: bool
 
@@ -35,7 +35,7 @@ class BlockCall:
     @property
     def largest_tensor(self) -> int:
         """Return the bytes of the largest argument."""
-        argument = decode_argument(self.given, torch.device("meta"))
+        argument = decode_argument(self.arguments, torch.device("meta"))
         return max((t.nbytes for t in pytree.tree_leaves(argument) if isinstance(t, Tensor)), default=0)
 
 
@@ -100,7 +100,7 @@ def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:
     discarded.
     """
     block = denoiser.get_submodule(call.path)
-    args, kwargs = decode_argument(call.given, device)
+    args, kwargs = decode_argument(call.arguments, device)
     dtype = _dtype(call.autocast) if call.autocast else None
     with torch.autocast(device.type, dtype, enabled=bool(call.autocast), cache_enabled=call.cached_casts):
         for hook in denoiser._forward_pre_hooks.values():  # adapters scale their factors once per pass (FactorCache)

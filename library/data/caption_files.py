@@ -21,7 +21,7 @@ class Missing(NamedTuple):
     """Remarks on images without captions; `whole_folder`: all captions have another extension."""
 
     whole_folder: Problem | None
-    others: list[Problem]
+    problems: list[Problem]
 
 
 # The only reader of captions, so that trainings and editors see the same text.

@@ -59,7 +59,7 @@ def find_images(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
     files = [caption_file(listing, name, subset.caption_extension) for name in names]
     missing = about_missing(subset, listing, names, files)
     survey.other_captions += [missing.whole_folder] if missing.whole_folder else []
-    survey.warnings += missing.others
+    survey.warnings += missing.problems
     return [
         FoundImage(listing.path(name), listing.known_size(name), None, file)
         for name, file in zip(names, files, strict=True)

@@ -161,7 +161,7 @@ def write_diffusers_folder(path: Path, method: Any, config: RunConfig) -> Path:
 
     def put(file: Path, tensors: Mapping[str, Tensor]) -> None:
         _warn_of_nan(path, tensors)
-        layout = FilePlan.kept(tensors, _wide(path, _types(config)))
+        layout = FilePlan.of_tensors(tensors, _wide(path, _types(config)))
         need_space(file, layout.size)
         layout.write(file, {"format": "pt"})
 
@@ -186,7 +186,7 @@ def model(
     unused = unused_alphas(tensors)
     _warn_of_nan(path, {n: t for n, t in tensors.items() if n not in unused}, refuse=config.adapters)
     type_of = _types(config)
-    layout = FilePlan.kept(
+    layout = FilePlan.of_tensors(
         {n: t.to(type_of(n, t)) if n in unused else t for n, t in tensors.items()}, _wide(path, type_of)
     )
     need_space(path, layout.size)

@@ -86,7 +86,7 @@ def extract_lora(
             "{tuned} and {base} do not differ in any layer that a LoRA can change", tuned=tuned, base=base
         )
     comment = f"extracted from {Path(tuned).name} minus {Path(base).name}"
-    metadata = writing.made_lora_metadata(new.family, comment, model=new.found)
+    metadata = writing.made_lora_metadata(new.family, comment, model=new.description)
     writing.save_lora(writing.sized(Lora(new.family, adapters, metadata)), out, report=report)
     return Extracted(out, len(adapters), same, left_out)
 

@@ -28,7 +28,7 @@ def prepare_for_comfyui(lora: Lora, path: str | Path) -> Lora:
     it does not support.
     """
     if unread := next(
-        (module for module, change in sorted(lora.others.items()) if change.kind is CHANGE_KINDS[ON_INPUT]), None
+        (module for module, change in sorted(lora.other_changes.items()) if change.kind is CHANGE_KINDS[ON_INPUT]), None
     ):
         raise ConfigError(
             UNREAD,
@@ -38,7 +38,10 @@ def prepare_for_comfyui(lora: Lora, path: str | Path) -> Lora:
             join=f"kohya tools merge {path} --trained_on MODEL --rank 16 --out NEW",
         )
     return replace(
-        lora, others={module: LayerChange(_as_comfyui_writes(change.parts)) for module, change in lora.others.items()}
+        lora,
+        other_changes={
+            module: LayerChange(_as_comfyui_writes(change.parts)) for module, change in lora.other_changes.items()
+        },
     )
 
 
@@ -46,7 +49,7 @@ def comfyui_notes(lora: Lora) -> Iterator[Message]:
     """Return a sentence for each kind that ComfyUI computes differently in any form, and one for those that diffusers
     does not support.
     """
-    kinds = list(lora.others.values())
+    kinds = list(lora.other_changes.values())
     if any(MAGNITUDE in kind.parts and _by_rows(kind.parts[MAGNITUDE]) for kind in kinds):
         yield Message(
             "ComfyUI computes DoRA over outputs otherwise than the training, so that images differ a little: add the "

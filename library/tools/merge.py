@@ -126,12 +126,12 @@ def join_loras(
     comment = f"merged ({ranks.how}): {_list_weighted(loras)}"
     metadata = writing.made_lora_metadata(family, comment, [lora for lora, _ in weighted])
     metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)
-    writing.save_lora(writing.sized(Lora(family, plain, metadata, others=changes)), out, report=report)
+    writing.save_lora(writing.sized(Lora(family, plain, metadata, other_changes=changes)), out, report=report)
     return Merged(out, len(modules))
 
 
 def parts_of(lora: Lora) -> Mapping[Module, Part]:
-    return {**lora.adapters, **lora.others}
+    return {**lora.adapters, **lora.other_changes}
 
 
 def _check_base(loras: Weighted, weighted: Sequence[tuple[Lora, float]], model: ModelFile | None) -> None:
@@ -143,7 +143,7 @@ def _check_base(loras: Weighted, weighted: Sequence[tuple[Lora, float]], model: 
                 family=_model_title(lora),
                 base=model.path,
             )
-        bound = next((change for change in lora.others.values() if change.uses_weight), None)
+        bound = next((change for change in lora.other_changes.values() if change.uses_weight), None)
         if bound is not None and model is None:
             template = "{path} is {kind}, whose change depends on the model that it was trained on: give that as {name}"
             raise ConfigError(template, path=path, kind=bound.title, name="trained_on")

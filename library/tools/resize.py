@@ -98,7 +98,7 @@ class Resized:
 
     path: Path
     ranks: dict[str, tuple[int, int]]  # module -> rank before and after
-    kept: float  # smallest kept share of a module's Frobenius norm
+    kept_share: float  # smallest kept share of a module's Frobenius norm
 
 
 def resize_lora(
@@ -112,7 +112,7 @@ def resize_lora(
     """
     out, kind = storage.fresh(out, lora), storage.storage_dtype(dtype)
     source, plain, changes, ranks, kept_share = adapters.read_lora(lora), {}, {}, {}, 1.0
-    parts: list[tuple[Module, Part]] = [*source.adapters.items(), *source.others.items()]
+    parts: list[tuple[Module, Part]] = [*source.adapters.items(), *source.other_changes.items()]
     for i, (module, part) in enumerate(parts):
         report(Message("resizing"), i, len(parts))
         if isinstance(part, AdapterFactors):
@@ -133,7 +133,7 @@ def resize_lora(
     if not ranks:
         raise ConfigError("{path} holds norms and biases alone, which have no rank", path=lora)
     result = writing.sized(Lora(source.family, plain, source.metadata, source.style, changes))
-    if source.others and "ss_network_args" in result.metadata:
+    if source.other_changes and "ss_network_args" in result.metadata:
         result.metadata["ss_network_args"] = json.dumps({"algo": "lora"})
     comment = source.metadata.get("ss_training_comment", "")
     if any(after < before for before, after in ranks.values()):

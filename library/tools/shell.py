@@ -96,7 +96,9 @@ def resize(arguments: argparse.Namespace) -> int:
     if all(after >= before for before, after in done.ranks.values()):
         print(f"note: no module has more ranks than asked for, so nothing was cut: {done.path} equals {arguments.lora}")
     ranks = sorted(after for _, after in done.ranks.values())
-    print(f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept:.1%} of its norm")
+    print(
+        f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept_share:.1%} of its norm"
+    )
     return EXIT_DONE
 
 

@@ -168,14 +168,14 @@ NEEDED: Mapping[str, Callable[[InputContext], Any]] = dict.fromkeys(
 
 
 class DiffusersInputs:
-    """The inputs of a class of networks; `given` are shapes by name, and `text_length`."""
+    """The inputs of a class of networks; `given_shapes` are shapes by name, and `text_length`."""
 
     def __init__(self, cls: type[Any], given_shapes: Mapping[str, Any], batch: int, frames: int) -> None:
-        self.cls, self.given, self.batch, self.frames = cls, dict(given_shapes), batch, frames
+        self.cls, self.given_shapes, self.batch, self.frames = cls, dict(given_shapes), batch, frames
         self.parameters = {n: p for n, p in inspect.signature(cls.forward).parameters.items() if n != "self"}
-        self.text = int(self.given.pop("text_length", 128))
+        self.text = int(self.given_shapes.pop("text_length", 128))
         self.layout = ""
-        if unknown := sorted(set(self.given) - set(self.parameters)):
+        if unknown := sorted(set(self.given_shapes) - set(self.parameters)):
             raise ConfigError(
                 "--input {name}: {network} is called with {parameters}",
                 name=unknown[0],
@@ -216,8 +216,8 @@ class DiffusersInputs:
             usual = USUAL_INPUTS.get(name) or (NEEDED.get(name) if needed else None)
             if name in ("img_ids", "img_shapes") and at.layout != "tokens" and not needed:
                 continue
-            if name in self.given:
-                yield name, _shaped(name, self.given[name], at.device)
+            if name in self.given_shapes:
+                yield name, _shaped(name, self.given_shapes[name], at.device)
             elif usual and (value := usual(at)) is not None:
                 yield name, value
             elif needed:

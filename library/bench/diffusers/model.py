@@ -84,7 +84,7 @@ class DiffusersSubject:
         """`arguments` are those of the class; `inputs` are shapes of parameters without a usual name, and the number of
         latent `frames` of a video. Raises ConfigError if they do not fit together.
         """
-        self.cls, self.given = class_of(name), class_arguments(name, arguments)
+        self.cls, self.arguments = class_of(name), class_arguments(name, arguments)
         self.values = {**usual(SCRIPT), **values}
         self.batch, self.title = int(self.config({}).data.train_batch_size), name
         self.inputs = DiffusersInputs(
@@ -112,7 +112,7 @@ class DiffusersSubject:
 
     def _empty(self) -> nn.Module:
         try:
-            return build_on_meta(lambda: self.cls(**self.given))
+            return build_on_meta(lambda: self.cls(**self.arguments))
         except Exception as error:  # foreign classes raise anything for wrong arguments
             why = (str(error).splitlines() or [""])[0][:200]
             template = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"

@@ -71,7 +71,7 @@ class State:
     def _fill(self, place: Path) -> None:
         step = self.facts["current_step"]
         for name, tensors in self.tensors.items():
-            FilePlan.kept(tensors).write(place / name, {STEP_KEY: str(step)})
+            FilePlan.of_tensors(tensors).write(place / name, {STEP_KEY: str(step)})
         for name, value in self.values.items():
             _save({**value, STEP_KEY: step}, place / name)
         (place / STATE_FACTS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
