@@ -164,6 +164,7 @@ class Probe:
         return batch
 
     def as_json(self) -> JsonObject:
+        """Return the tries and the best changes for the page."""
         best = self.best
         return {
             "state": self.state,

@@ -48,6 +48,7 @@ class Sheet:
     grid: str = ""
 
     def as_json(self) -> JsonObject:
+        """Return the sheet for the page."""
         return {
             "columns": self.columns,
             "rows": self.rows,
