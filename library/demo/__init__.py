@@ -33,7 +33,8 @@ DEMO_VARIANTS = tuple(name for family in families.all_families() for name in fam
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns 0, or raises ConfigError."""
     arguments = _build_demo_parser().parse_args(argv)
-    models = families.FAMILIES if arguments.family == "all" else (arguments.family,)
+    choice = arguments.family
+    models = families.FAMILIES if choice == "all" else (choice,)
     # A CPU takes minutes to compile, and gains little.
     compiled = gpu_slots.has_gpu() if arguments.compile is None else arguments.compile
     trained = [name for name in models if small_model_of(name)]
