@@ -99,7 +99,7 @@ class PreparedModel:
     ) -> None:
         self.subject, self.config, self.device = subject, config, device
         sides = size if isinstance(size, tuple) else ((size, size),)
-        self.trainable, self.ranks, self.rank = trainable, 1, 0
+        self.trainable, self.ranks, self.rank = trainable, 1, 0  # it is the `Machine` of its loss, with one process
         self.compile_log = log = CompileLog()
         text_learns = isinstance(trainable.method, LearnedText)
         latents = tuple((height // FACTOR, width // FACTOR) for width, height in sides)
@@ -137,6 +137,7 @@ class PreparedModel:
         batch = Batch(
             captions=[""] * number,
             paths=[""] * number,
+            # SDXL's size conditioning of an image that is not cropped.
             sizes=torch.tensor([[height, width, 0.0, 0.0, height, width]] * number, device=self.device),
             weights=torch.ones(number, device=self.device),
             latents=latents,

@@ -173,6 +173,7 @@ def _not_together(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _subject(arguments: argparse.Namespace) -> "Subject":
+    # Imported here and below only, as these load PyTorch.
     from library.bench import machine, subjects
     from library.bench.diffusers import model as diffusers_model
 

@@ -213,19 +213,18 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
 ) -> bool:
     """Return whether the file holds outputs with this `stamp` of a caption and of its reference images `references`.
 
-    `sources` are files that it must be newer than.
-
-    `lengths`: token lengths by array; `names`: keys of arrays in the file that differ from their names.
+    It must be newer than the files in `sources`. `lengths` are token lengths by array, `names` are keys of arrays in
+    the file that differ from their names.
     """
     if trust:
         return os.path.exists(file)
     options = stamp.get("options", {})
     try:
         with cache_files.open_cache_file(file) as cache_file:
-            shapes = {key: cache_file.shape((names or {}).get(key, key)) for key in lengths}
-            present = all((names or {}).get(key, key) in cache_file.names for key in lengths)
-            if not present or any(length not in (None, *shapes[key][:1]) for key, length in lengths.items()):
-                return False
+            for name, length in lengths.items():
+                key = (names or {}).get(name, name)
+                if key not in cache_file.names or length not in (None, *cache_file.shape(key)[:1]):
+                    return False
             cached_stamp = _stamp(cache_file, "")
             if cached_stamp is None:
                 sources = [*sources, *(control.path for control in references)]

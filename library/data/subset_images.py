@@ -94,6 +94,7 @@ def _from_metadata(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
         if (written := listing.find(name)) and written != name:
             name, entry = written, entry._replace(path=listing.path(written))
         size = entry.size or listing.known_size(name)
+        # An image that is gone can still be trained from its cached latents.
         if name not in listing.images and (os.path.splitext(name)[0], False) not in listing.sizes:
             absent.append(entry.path)
             continue
@@ -128,7 +129,7 @@ def read_sizes(
     survey: Survey, subset: SubsetConfig, candidates: list[FoundImage]
 ) -> list[tuple[FoundImage, Size, str]]:
     """Read image headers and caption files that are not known yet."""
-    remembers = subset.cache_info and not subset.metadata_file
+    remembers = subset.cache_info and not subset.metadata_file  # which has captions and sizes itself
     remembered = metadata.RememberedFacts(Path(subset.image_dir or "") if remembers else None)
     phase = Message(
         "reading image sizes" if any(candidate.size is None for candidate in candidates) else "reading captions"
@@ -144,7 +145,7 @@ def read_sizes(
             undecodable = [about_images(template, caption_file=candidate.caption_file, why=why)]
             problems = words.problems if isinstance(words, ConfigError) else undecodable
             bad_words += [problem.replaced(topic="images") for problem in problems]
-        elif min(size) < 1:
+        elif min(size) < 1:  # what an unreadable header gives
             broken.append(candidate.path)
         else:
             good.append((candidate, size, words))

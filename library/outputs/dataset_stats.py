@@ -72,6 +72,7 @@ def _dataset_facts(images: Any, position: int) -> JsonObject:
     for image in items:
         subsets.setdefault(id(image.subset), []).append(image)
     return {
+        # As sd-scripts calls data sets of folders, without a metadata file.
         "is_dreambooth": not any(image.subset.metadata_file for image in items),
         "batch_size_per_device": dataset.batch_size,
         "num_train_images": sum(i.repeats for i in items if not i.is_reg),

@@ -167,7 +167,7 @@ def _additions(
         place = _fitting(model, module, (part.up.shape[0], part.down[0].numel()), path)
         return [(place, lambda rows: weight * part.product().reshape(rows.shape))] if place else []
     if (shape := model.size(module)) is None or (part.has_weight and not part.fits(shape)):
-        place = _fitting(model, module, None, path)
+        place = _fitting(model, module, None, path)  # raises, unless the file lacks this text encoder
     else:
         place = model.place(module)
     if place is None:
