@@ -209,8 +209,8 @@ def tensors_in_format(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metada
     out: dict[str, Tensor] = {}
     endings, extra = names.endings(lora.family, style), {}
     for module, adapter in sorted(lora.adapters.items()):
-        written = adapter if ALPHA in endings else _folded(adapter)
-        for name, piece in _spelled(lora.family, module, written, style):
+        stored = adapter if ALPHA in endings else _folded(adapter)
+        for name, piece in _spelled(lora.family, module, stored, style):
             out[name + endings[DOWN]] = piece.down.clone()  # slices may share a tensor
             # Of DyLoRA; diffusers requires this shape.
             flat = piece.down.ndim == 4 and piece.up.ndim == 2 and style != "kohya"

@@ -307,15 +307,15 @@ def parse_name(name: str, family: str) -> Parsed:
     lora_names = lora_names_of(family)
     part_by_prefix = lora_names.part_of
     prefix = max((prefix for prefix in part_by_prefix if name.startswith(prefix)), key=len, default="")
-    part, written = part_by_prefix.get(prefix, "denoiser"), dotted_path(name.removeprefix(prefix))
+    part, path_in_file = part_by_prefix.get(prefix, "denoiser"), dotted_path(name.removeprefix(prefix))
     if not prefix and name.startswith(TEXT):
         return Parsed(Module(TEXT_PART, name), 0, 1, False)
-    if not prefix and not written.startswith(tuple(tree for other in all_lora_names() for tree in other.trees)):
+    if not prefix and not path_in_file.startswith(tuple(tree for other in all_lora_names() for tree in other.trees)):
         raise ConfigError(
             "{name} is no module of {title} in any known naming", name=name, title=families.facts_of(family).title
         )
-    path, piece, pieces = lora_names.canonical(written) if part == "denoiser" else (written, 0, 1)
-    swapped = part == "denoiser" and path != written and lora_names.has_swapped_halves(path)
+    path, piece, pieces = lora_names.canonical(path_in_file) if part == "denoiser" else (path_in_file, 0, 1)
+    swapped = part == "denoiser" and path != path_in_file and lora_names.has_swapped_halves(path)
     return Parsed(Module(part, path), piece, pieces, swapped)
 
 

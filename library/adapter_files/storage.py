@@ -202,13 +202,13 @@ class FilePlan:
             at += len(chunk)
         return {"sshs_model_hash": full.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
 
-    def write(self, place: Path, metadata: Mapping[str, str], report: Report = silent) -> None:
-        """Write the file at `place` and read its header back. Raises OSError if it differs."""
-        with place.open("wb") as file:
+    def write(self, path: Path, metadata: Mapping[str, str], report: Report = silent) -> None:
+        """Write the file at `path` and read its header back. Raises OSError if it differs."""
+        with path.open("wb") as file:
             for chunk in itertools.chain([self.header(metadata)], self.data(report)):
                 file.write(chunk)
         try:
-            with safe_open(place, framework="pt") as written:
+            with safe_open(path, framework="pt") as written:
                 names = set(written.keys())
         except SafetensorError as e:
             raise OSError(f"the file that was just written cannot be read back: {e}") from e
@@ -220,4 +220,4 @@ class FilePlan:
     def write_new(self, out: Path, metadata: Mapping[str, str], report: Report = silent) -> Path:
         """Write the file at `out`, which must be new; a failure leaves nothing behind."""
         need_space(out, self.size)
-        return write_atomic(fresh(out), lambda place: self.write(place, metadata, report))
+        return write_atomic(fresh(out), lambda temporary: self.write(temporary, metadata, report))

@@ -44,9 +44,9 @@ class BenchRun:
         work.phase(Message("the rate of matrix products"), 0, total)
         self.rate = timing.matmul_rate(self.device, fp8_storage.compute_type(plain))
         try:
-            for number, (first, act) in enumerate(todo):
-                work.phase(measurement_title(first), number, total)
-                for row in self._careful(first, act):
+            for number, (row_start, act) in enumerate(todo):
+                work.phase(measurement_title(row_start), number, total)
+                for row in self._careful(row_start, act):
                     self.rows.append(row)
                     self.say(report.measurement_line(row))
                 work.store(self.result(began, finished=False))
@@ -154,7 +154,7 @@ class BenchRun:
         self,
         row: JsonMapping,
         call: Callable[[], Any],
-        work: int | None = None,
+        operations: int | None = None,
         ready: prepared_model.PreparedModel | None = None,
     ) -> JsonObject:
         seconds_before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
@@ -162,8 +162,8 @@ class BenchRun:
             measured = timing.measure_call(call, self.device, self.plan)
         except torch.OutOfMemoryError as error:
             return {**row, "status": "failed", "why": timing.measuring_failure(error)}
-        work = work or (None if ready else flops(call))
-        row = {**row, "status": "ok", **measured.facts(), **report.compute_rates(work, measured.p50, self.rate)}
+        operations = operations or (None if ready else flops(call))
+        row = {**row, "status": "ok", **measured.facts(), **report.compute_rates(operations, measured.p50, self.rate)}
         if ready:
             row |= ready.compiling()
             if "compile" in row:

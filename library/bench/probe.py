@@ -198,9 +198,9 @@ class Probe:
 # ---- one try
 
 
-def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path, how: JsonMapping) -> Measured:
-    """Train some steps on generated images below `place`, and read the result."""
-    folder = place / secrets.token_hex(4)
+def measure_in_own_process(config: RunConfig, size: tuple[int, int], parent: Path, how: JsonMapping) -> Measured:
+    """Train some steps on generated images below `parent`, and read the result."""
+    folder = parent / secrets.token_hex(4)
     write_atomic(folder / "run.toml", to_toml(prepare_try(config, size, folder)))
     arguments, variables = starting(folder / "run.toml", config.script, **how)
     environment = {**os.environ, **variables, "KOHYA_HOME": str(folder / "home")}
@@ -229,15 +229,15 @@ def prepare_try(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
     images, each image has one, and both together have that size.
     """
     steps, pictures_option = WARM + TIMED, _pictures_beside(config)
-    place = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
+    images_folder = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
     if pictures_option == "control_directory":
         size = (size[0], max(1, size[1] // 2 // config.grid) * config.grid)
-    for images in (place, *[folder / "beside"] * bool(pictures_option)):
+    for images in (images_folder, *[folder / "beside"] * bool(pictures_option)):
         images.mkdir(parents=True)
         for number in range(config.data.train_batch_size):
             Image.new("RGB", size, (40 + 40 * (number % 5), 90, 140)).save(images / f"{number}.png")
     for number in range(config.data.train_batch_size):
-        (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
+        (images_folder / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
     options: JsonObject = {
         **{name: value for name, value in WITHOUT_EXTRAS.items() if name in options_of(type(config))},
         "train_data_dir": str(folder / "images"),
@@ -321,7 +321,7 @@ def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     memory = None if how.get("cpu") else graphics()[1]
     parent = Path(config.save.output_dir or "")
     parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))
+    temporary = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))
 
     def report(current: Probe) -> None:
         work.store(current.as_json())
@@ -330,7 +330,7 @@ def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
 
     try:
         return Probe(
-            config, size, memory, lambda changed: measure_in_own_process(changed, size, place, how), report
+            config, size, memory, lambda changed: measure_in_own_process(changed, size, temporary, how), report
         ).run()
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -59,18 +59,18 @@ def compare_with_first(result: JsonMapping, name: str) -> Message:
             "size": row["resolution"],
             "memory": f"{row['peak_gb']:.1f} GB",
         }
-        first = next((r for r in measured_rows(result, STEP, row["resolution"]) if r["candidate"] == base), None)
-        if first is None or name == base:
+        first_row = next((r for r in measured_rows(result, STEP, row["resolution"]) if r["candidate"] == base), None)
+        if first_row is None or name == base:
             sizes.append(Message("{time} a step at {size} with {memory}", **current))
             continue
-        baseline = {"before": milliseconds(first["ms"]["p50"]), "earlier": f"{first['peak_gb']:.1f} GB"}
-        times = f"{first['ms']['p50'] / row['ms']['p50']:.2f}"
+        baseline = {"before": milliseconds(first_row["ms"]["p50"]), "earlier": f"{first_row['peak_gb']:.1f} GB"}
+        times = f"{first_row['ms']['p50'] / row['ms']['p50']:.2f}"
         template = "{time} a step at {size} instead of {before} ({times} times as fast), {memory} instead of {earlier}"
         if current["memory"] == baseline["earlier"]:
             template = "{time} a step at {size} instead of {before} ({times} times as fast), {memory}"
             del baseline["earlier"]
         compared = Message(template, times=times, **current, **baseline)
-        sizes.append(_with_break_even(compared, row, first))
+        sizes.append(_with_break_even(compared, row, first_row))
     if name == base:
         return Message("Fastest: {name}: {sizes}.", name=name, sizes=join_messages(sizes, "; "))
     return Message(
@@ -78,9 +78,9 @@ def compare_with_first(result: JsonMapping, name: str) -> Message:
     )
 
 
-def _with_break_even(compared: Message, row: Row, first: Row) -> Message:
+def _with_break_even(compared: Message, row: Row, first_row: Row) -> Message:
     """Append to a comparison after how many steps compiling has paid off."""
-    spent, gain = row.get("compile", {}).get("seconds", 0.0), (first["ms"]["p50"] - row["ms"]["p50"]) / 1000
+    spent, gain = row.get("compile", {}).get("seconds", 0.0), (first_row["ms"]["p50"] - row["ms"]["p50"]) / 1000
     if not spent or gain <= 0:
         return compared
     template = "{compared}, compiled in {seconds} s, which are saved after {steps}"

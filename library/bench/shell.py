@@ -124,36 +124,36 @@ def build_bench_parser() -> argparse.ArgumentParser:
 
 def check_bench_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for all invalid options, before anything is loaded."""
-    wrong = []
+    problems = []
     subjects = [name for name in ("run", "family", "diffusers") if getattr(arguments, name)]
     subjects += ["config"] if arguments.config and not arguments.diffusers else []
     if len(subjects) != 1:
-        wrong.append("name one thing to measure: RUN.toml, --family NAME, or --diffusers CLASS --config FILE")
+        problems.append("name one thing to measure: RUN.toml, --family NAME, or --diffusers CLASS --config FILE")
     if arguments.diffusers and not arguments.config:
-        wrong.append("--diffusers needs --config FILE, the model's config.json")
+        problems.append("--diffusers needs --config FILE, the model's config.json")
     for path in filter(None, (arguments.run, arguments.config)):
         if not path.is_file():
-            wrong.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
-    wrong += [
+            problems.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
+    problems += [
         f"--part {part} is no part: choose from {', '.join(report.STEP_PARTS)}"
         for part in _split_commas(arguments.part)
         if part not in report.STEP_PARTS
     ]
     for side in _split_commas(arguments.resolution):
         if not (side.isascii() and side.isdigit()) or not 64 <= int(side) <= 8192 or int(side) % 64:
-            wrong.append(f"--resolution {side} must be a multiple of 64 from 64 to 8192")
+            problems.append(f"--resolution {side} must be a multiple of 64 from 64 to 8192")
     for name, least in (("batch", 1), ("steps", 1), ("warmup", 1), ("seconds", 0)):
         if (value := getattr(arguments, name)) is not None and not least <= value < math.inf:
-            wrong.append(f"--{name} must be at least {least}, got {value}")
-    wrong += [
+            problems.append(f"--{name} must be at least {least}, got {value}")
+    problems += [
         f"--{name} {text} must read NAME=VALUE"
         for name in ("set", "input")
         for text in getattr(arguments, name)
         if not text.partition("=")[0].strip() or "=" not in text
     ]
-    wrong += _not_together(arguments)
-    if wrong:
-        raise ConfigError(*wrong)
+    problems += _not_together(arguments)
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _not_together(arguments: argparse.Namespace) -> Iterator[str]:

@@ -223,10 +223,10 @@ def usual(script: str) -> JsonObject:
 def subject_of_run(path: Path, script: str, values: JsonMapping) -> FamilySubject:
     """Return the training described by a TOML. Raises ConfigError if its model is unreadable."""
     family_subject = FamilySubject(script, {**read_toml(path), **values}, None)
-    wrong = list(families.family_for(family_subject.config({})).problems())
+    problems = list(families.family_for(family_subject.config({})).problems())
     if not family_subject.values.get("pretrained_model_name_or_path"):
-        wrong = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]
-    if wrong:
-        raise ConfigError(*wrong)
+        problems = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]
+    if problems:
+        raise ConfigError(*problems)
     family_subject.title = f"{family_subject.kind.title} of {path.name}"
     return family_subject

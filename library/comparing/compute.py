@@ -198,9 +198,9 @@ class FileComparer:
             sample_features = encoder.features([row[at] for row in comparison.pictures], device, self.report)
             alike = sample_features @ training_features.T  # cosine similarities, as features have unit length
             comparison.likeness[at] = float(alike.mean())
-            for row, (value, place) in enumerate(zip(*alike.max(dim=1), strict=True)):
+            for row, (value, nearest) in enumerate(zip(*alike.max(dim=1), strict=True)):
                 if value >= copy_threshold:
-                    comparison.copies[row][at] = comparison.copies[row][at] or training[int(place)]
+                    comparison.copies[row][at] = comparison.copies[row][at] or training[int(nearest)]
 
 
 def survey_run_images(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Message]]:

@@ -46,9 +46,9 @@ class ImageEncoder:
             self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **local_only).eval()
             self._processor: Any = processor.from_pretrained(str(folder), **local_only)
         except Exception as error:  # any error of an unknown model's folder
-            first = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                "{folder} cannot be used as an image encoder: {first}", folder=folder, first=first
+                "{folder} cannot be used as an image encoder: {first}", folder=folder, first=reason
             ) from error
         if self._model.main_input_name != "pixel_values" and not hasattr(self._model, "get_image_features"):
             raise ConfigError(

@@ -185,9 +185,9 @@ def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
 
 def prompts_of_run(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
     """Return the prompts of a run's samples, from its file or its record; none if it has none."""
-    place = Path(str(config.sample.sample_prompts or ""))
-    if config.sample.sample_prompts and place.is_file():
-        return prompt_files.read_prompts(place)
+    prompt_file = Path(str(config.sample.sample_prompts or ""))
+    if config.sample.sample_prompts and prompt_file.is_file():
+        return prompt_files.read_prompts(prompt_file)
     samples = reader.progress(run.folder).update().events.get("sample", ())
     return [Prompt(text) for text in dict.fromkeys(str(event.get("prompt") or "") for event in samples) if text]
 

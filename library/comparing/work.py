@@ -27,8 +27,8 @@ def compare_files(
     report: Report = work.phase if work.folder else progress_line()
     config = plan.config_of_run(run)
     plan.saved_files_of_run(run, arguments.files)  # before an encoder is downloaded
-    place = encoder.encoder_folder(arguments.encoder, arguments.into, report) if arguments.encoder else None
-    eye = encoder.ImageEncoder(place) if place else None
+    weights_folder = encoder.encoder_folder(arguments.encoder, arguments.into, report) if arguments.encoder else None
+    eye = encoder.ImageEncoder(weights_folder) if weights_folder else None
     with _started_in(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
         files, notes = plan.saved_files_of_run(run, arguments.files)
         files, damaged = compute.readable_files(files, config)
@@ -55,8 +55,8 @@ def new_folder(run: Path) -> Path:
     """Create a folder for this comparison in the run's folder. Raises ConfigError on failure."""
     name = f"{COMPARE_FOLDER}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(100):
-        place = run / (f"{name}-{number}" if number else name)
-        with clear_errors(place), contextlib.suppress(FileExistsError):
-            place.mkdir()
-            return place
+        candidate = run / (f"{name}-{number}" if number else name)
+        with clear_errors(candidate), contextlib.suppress(FileExistsError):
+            candidate.mkdir()
+            return candidate
     raise ConfigError("{folder} already exists: delete it, or try again later", folder=run / name)

@@ -96,8 +96,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     """
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
     blocks = [block for group in target_blocks for block in group]
-    if wrong := [*find_compile_problems(args, device, disable_linear), *hooked(model, blocks)]:
-        raise ConfigError(*wrong)
+    if problems := [*find_compile_problems(args, device, disable_linear), *hooked(model, blocks)]:
+        raise ConfigError(*problems)
     cache.use_cache(getattr(args, "compile_cache_dir", None), device)
     sizes = max((block_inputs.sizes for block_inputs in (inputs or {}).values()), default=1)
     THREAD_SETTINGS.want(wanted_settings(args, device, sizes))

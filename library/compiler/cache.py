@@ -37,8 +37,8 @@ def use_cache(option_folder: str | None, device: torch.device) -> Path:
     Raises ConfigError if a folder that the user chose is unusable. If only the default is, PyTorch's temporary folder
     is used instead.
     """
-    if wrong := [*find_cache_problems(option_folder, device)]:
-        raise ConfigError(*wrong)
+    if problems := [*find_cache_problems(option_folder, device)]:
+        raise ConfigError(*problems)
     chosen, default = _in_environment(), default_cache_dir()
     folder = Path(chosen or option_folder or default_root() / key(device))
     if why := _why_unusable(folder, device) or _not_made(folder):

@@ -100,12 +100,12 @@ class Recording:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            first: BaseException = error
-            while isinstance(first.__context__, RuntimeError):
-                first = first.__context__  # leaving a failed capture raises again
-            if isinstance(first, torch.OutOfMemoryError):
-                raise first from None
-            return f"PyTorch could not record them ({str(first).splitlines()[0]})"
+            cause: BaseException = error
+            while isinstance(cause.__context__, RuntimeError):
+                cause = cause.__context__  # leaving a failed capture raises again
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
+            return f"PyTorch could not record them ({str(cause).splitlines()[0]})"
         self.has_grad = [new is not None for new in of_weights]
         self.grad_inputs = new_gradients[: len(new_gradients) - len(learn)]
         self.needs_grad = [output.requires_grad for output in outputs]

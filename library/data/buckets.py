@@ -146,9 +146,9 @@ def _shrunk(area: int, step: int, aspect: float) -> Size:
     """Round one side to the grid: the one that changes the aspect ratio less once the other is rounded, too."""
     width = math.sqrt(area * aspect)
     by_width, by_height = _round_to_step(width, step), _round_to_step(area / width, step)
-    height, other = _round_to_step(by_width / aspect, step), _round_to_step(by_height * aspect, step)
+    height, other_width = _round_to_step(by_width / aspect, step), _round_to_step(by_height * aspect, step)
     width_error = abs(by_width / height - aspect) if height else math.inf
-    height_error = abs(other / by_height - aspect) if by_height else math.inf
+    height_error = abs(other_width / by_height - aspect) if by_height else math.inf
     if width_error < height_error:
         return by_width, int(by_width / aspect + 0.5)
     return int(by_height * aspect + 0.5), by_height

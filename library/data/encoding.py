@@ -77,12 +77,12 @@ def encode_missing_caches(
     Networks keep their dtype and return to the host. Interruptible: written files stay. Raises ConfigError, naming the
     image, if it is unreadable or the result is NaN.
     """
-    work = EncodingJob(family, components, config, world, report)
+    job = EncodingJob(family, components, config, world, report)
     all_images = [*images.items, *(images.validation.items if images.validation else ())]
     if config.cache.latents:
-        images.latents = _latents(all_images, work)
+        images.latents = _latents(all_images, job)
     if config.cache.text:
-        images.text = text_encoding.encode_captions(images, work)
+        images.text = text_encoding.encode_captions(images, job)
     if images.validation:
         images.validation.latents, images.validation.text = images.latents, images.text
     if world.device.type == "cuda":
@@ -103,25 +103,25 @@ def existing(entry: LatentEntry) -> LatentEntry:
 # ---- latents
 
 
-def _latents(images: Sequence["Image"], work: EncodingJob) -> Latents:
-    store = Latents(latent_entries(images, work.family.latent_cache))
+def _latents(images: Sequence["Image"], job: EncodingJob) -> Latents:
+    store = Latents(latent_entries(images, job.family.latent_cache))
     entries = list(store.entries.values())
-    if not work.config.cache.cache_latents_to_disk:
-        _encode_images(entries, work, store.memory.__setitem__)
+    if not job.config.cache.cache_latents_to_disk:
+        _encode_images(entries, job, store.memory.__setitem__)
         return store
-    if work.family.latent_cache.architecture:  # its keys contain only the size of a reference image
+    if job.family.latent_cache.architecture:  # its keys contain only the size of a reference image
         refuse_other_references(images)
-    entries = share(entries, lambda entry: entry.image, work.world)
-    has_vae = work.components.vae is not None or "vae" in work.components.deferred
-    vae = identity.of_components(work.components, ["vae"]) if has_vae else None
-    trust, times = work.config.cache.skip_cache_check, Counter(entry.image for entry in store.entries.values())
+    entries = share(entries, lambda entry: entry.image, job.world)
+    has_vae = job.components.vae is not None or "vae" in job.components.deferred
+    vae = identity.of_components(job.components, ["vae"]) if has_vae else None
+    trust, times = job.config.cache.skip_cache_check, Counter(entry.image for entry in store.entries.values())
 
     def is_valid(entry: LatentEntry) -> bool:
         if trust and times[entry.image] > 1:  # an existing file may lack some of the sizes
             return caches.has_size(existing(entry))
         return caches.latents_are_good(existing(entry), vae, trust)
 
-    checked = spread(is_valid, entries, work.report, Message("checking cached latents"))
+    checked = spread(is_valid, entries, job.report, Message("checking cached latents"))
     todo = [entry for entry, is_good in zip(entries, checked, strict=True) if not is_good]
     clean_up_after([entry.file for entry in todo])
     if todo:
@@ -132,7 +132,7 @@ def _latents(images: Sequence["Image"], work: EncodingJob) -> Latents:
     def write(entry: LatentEntry, arrays: Arrays) -> None:
         caches.write_latents(entry, arrays, {"vae": vae, "image": stamps.image_stamp(entry.image)})
 
-    _encode_images(todo, work, write)
+    _encode_images(todo, job, write)
     return store
 
 
@@ -157,28 +157,28 @@ def latent_entries(images: Iterable["Image"], cache: LatentCache) -> dict[tuple[
     return entries
 
 
-def _encode_images(todo: list[LatentEntry], work: EncodingJob, keep: Callable[[LatentEntry, Arrays], None]) -> None:
+def _encode_images(todo: list[LatentEntry], job: EncodingJob, keep: Callable[[LatentEntry, Arrays], None]) -> None:
     if not todo:
         return
-    work.components.read_vae()
-    vae = work.components.vae
+    job.components.read_vae()
+    vae = job.components.vae
     if vae is None:
         raise ConfigError(
             "there is no VAE to encode {images} not cached yet: name one", images=counted(len(todo), "image")
         )
-    vae.to(work.world.device)
-    batches = _by_size(todo, work.config.cache.vae_batch_size)
+    vae.to(job.world.device)
+    batches = _by_size(todo, job.config.cache.vae_batch_size)
 
     def encoded() -> Iterator[list[tuple[LatentEntry, Arrays]]]:
         for pictures in ahead(_open_pictures, batches, num_workers(LOADERS)):
-            yield _encoded(pictures, work)
+            yield _encoded(pictures, job)
 
     def write_batch(batch: list[tuple[LatentEntry, Arrays]]) -> int:
         for entry, arrays in batch:
             keep(entry, arrays)
         return len(batch)
 
-    finish(write_batch, encoded(), phases.CACHING_LATENTS, len(todo), work.report)
+    finish(write_batch, encoded(), phases.CACHING_LATENTS, len(todo), job.report)
     vae.to("cpu")
 
 
@@ -218,8 +218,8 @@ def _open_pictures(batch: list[LatentEntry]) -> _Pictures:
     return _Pictures(batch, torch.stack(colours), masks, [torch.stack(row) for row in controls])
 
 
-def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[LatentEntry, Arrays]]:
-    batch, device = pictures.batch, work.world.device
+def _encoded(pictures: _Pictures, job: EncodingJob) -> list[tuple[LatentEntry, Arrays]]:
+    batch, device = pictures.batch, job.world.device
     arrays_by_image: list[Arrays] = [{} for _ in batch]
 
     def keep(name: str, tensor: torch.Tensor) -> None:
@@ -229,7 +229,7 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[LatentEntry, 
         ]
         if not_finite:
             raise NotFiniteError(
-                "encoding {some} gave NaN: {advice}", some=some(not_finite), advice=_nan_advice(work.components.vae)
+                "encoding {some} gave NaN: {advice}", some=some(not_finite), advice=_nan_advice(job.components.vae)
             )
         for arrays, latent in zip(arrays_by_image, latents.numpy(), strict=True):
             arrays[name] = latent
@@ -239,11 +239,11 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[LatentEntry, 
         view = colours.flip(-1) if ending else colours
         with torch.no_grad():
             generators = [image_generator(entry.image, entry.fit.bucket) for entry in batch]
-            keep(f"latents{ending}", work.family.latents(work.components, view, generator=generators))
+            keep(f"latents{ending}", job.family.latents(job.components, view, generator=generators))
             for number, control in enumerate(controls):
-                assert isinstance(work.family, TakesControls)
+                assert isinstance(job.family, TakesControls)
                 control_view = control.flip(-1) if ending else control
-                keep(f"control_{number}{ending}", work.family.control_latents(work.components, control_view))
+                keep(f"control_{number}{ending}", job.family.control_latents(job.components, control_view))
     for arrays, mask in zip(arrays_by_image, pictures.masks, strict=False):
         arrays["alpha_mask"] = mask
     return list(zip(batch, arrays_by_image, strict=True))

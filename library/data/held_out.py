@@ -150,8 +150,8 @@ def _digest_pieces(path: str, modified: int, num_bytes: int) -> str:
     del modified  # it is only part of the cache key
     with open(path, "rb") as f:
         pieces = [num_bytes.to_bytes(8)]
-        for place in (0, num_bytes // 2, max(0, num_bytes - PIECE_BYTES)):
-            f.seek(place)
+        for offset in (0, num_bytes // 2, max(0, num_bytes - PIECE_BYTES)):
+            f.seek(offset)
             pieces.append(f.read(PIECE_BYTES))
     return _digest_content(b"".join(pieces))
 
@@ -218,15 +218,15 @@ def by_folder(images: "ImageSet") -> Message | None:
         _paths_by_folder(images.validation.items),
         _paths_by_folder([*images.items, *images.validation.items]),
     )
-    names = Counter(os.path.basename(os.path.normpath(place)) for place in all_paths)
+    names = Counter(os.path.basename(os.path.normpath(folder)) for folder in all_paths)
     rows = [
         Message(
             "{held} of {count} in {folder}",
             held=len(paths),
-            count=len(all_paths[place]),
-            folder=name if names[name := os.path.basename(os.path.normpath(place))] == 1 else place,
+            count=len(all_paths[folder]),
+            folder=name if names[name := os.path.basename(os.path.normpath(folder))] == 1 else folder,
         )
-        for place, paths in held_paths.items()
+        for folder, paths in held_paths.items()
     ]
     shown = join_messages(rows[:MAX_FOLDERS_SHOWN])
     if len(rows) > MAX_FOLDERS_SHOWN:
@@ -290,6 +290,6 @@ def _paths_by_folder(images: "Iterable[Image]") -> Mapping[str, set[str]]:
     paths: dict[str, set[str]] = {}
     for image in images:
         if not image.is_reg:
-            place = image.subset.image_dir or image.subset.metadata_file or ""
-            paths.setdefault(place, set()).add(image.path)
+            folder = image.subset.image_dir or image.subset.metadata_file or ""
+            paths.setdefault(folder, set()).add(image.path)
     return paths

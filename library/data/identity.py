@@ -54,9 +54,9 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
     if not waiting:
         return fingerprint_networks(*_networks(components, names))
     facts = [[network.kind, [[str(f), *_file_version(f)] for f in network.files]] for network in waiting]
-    place = cache_folder() / "networks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
+    stored_file = cache_folder() / "networks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(ConfigError, OSError, ValueError):
-        stored = json.loads(place.read_text(encoding="utf-8"))
+        stored = json.loads(stored_file.read_text(encoding="utf-8"))
         if isinstance(stored, dict) and {"exact", "type", "marks"} == stored.keys():
             return stored
     if "vae" in names:
@@ -65,7 +65,7 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
         components.read_encoders()
     fingerprint = fingerprint_networks(*_networks(components, names))
     with contextlib.suppress(ConfigError, OSError):  # if this fails, the networks are read again the next time
-        write_atomic(place, json.dumps(fingerprint))
+        write_atomic(stored_file, json.dumps(fingerprint))
     return fingerprint
 
 

@@ -26,7 +26,7 @@ def overridden(config: RunConfig, survey: Survey) -> Iterator[Problem]:
             template, also = "{names} have no effect: {why}", " ".join(names)
             yield Problem("", template, also=also, names=together(map(option_name, names)), why=why, topic="images")
     images = survey.images
-    if repeated := [place for dataset in images.datasets for place in dataset.repeated]:
+    if repeated := [folder for dataset in images.datasets for folder in dataset.repeated]:
         yield about_images(
             "{places} given again in one [[datasets]] table, where only the first subset of a folder counts: put the "
             "others under a [[datasets]] of their own",

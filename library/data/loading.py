@@ -263,10 +263,10 @@ class ImageChoices(NamedTuple):
 
 def _region_to_paint(chosen: ImageChoices, view: augment.View) -> Tensor | None:
     """[H,W], 1 in the region that an inpainting model is to paint; None for an image without such a mask."""
-    first = next(iter(chosen.controls.values()), None)
-    if first is None or not first.is_masked:
+    control = next(iter(chosen.controls.values()), None)
+    if control is None or not control.is_masked:
         return None
-    return control_pixels.inpainting_region(first, view, chosen.image.interpolation)
+    return control_pixels.inpainting_region(control, view, chosen.image.interpolation)
 
 
 def latent_area(kind: Kind) -> int:

@@ -29,15 +29,15 @@ def write_demo_configs(
     """Write `<script>.toml` for every family in `models`, `<variant>_<script>.toml` for a variant; return the files by
     these names. Existing files are kept; `compiled` applies to new ones.
     """
-    written = {}
+    files_by_name = {}
     for model, files in models.items():
         for script in families.facts_of(families.owner(model)).scripts:
             name = toml_name(script, model)
             path = folder / f"{name}.toml"
             if not path.exists():
                 write_atomic(path, demo_toml(script, files, images, output, model, compiled))
-            written[name] = path
-    return written
+            files_by_name[name] = path
+    return files_by_name
 
 
 def toml_name(script: str, model: str) -> str:
@@ -150,5 +150,5 @@ def _learning(kind: str, module: str) -> Tables:
 
 def _toml_line(line: Line) -> str:
     name, value, remark = line
-    written = f"{name} = {toml_value(value)}"
-    return f"{written}  # {remark}" if remark else written
+    assignment = f"{name} = {toml_value(value)}"
+    return f"{assignment}  # {remark}" if remark else assignment

@@ -37,9 +37,9 @@ def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False, 
         folder = _free_demo_folder(folder)
         if not (folder / RECORD).exists():
             write_atomic(folder / RECORD, json.dumps({"demo": fingerprint_demo()}) + "\n")
-        written = {}
+        tomls = {}
         for family in (name for name in families if name in trained):
-            written |= _prepare_learning(folder, family, compiled)
+            tomls |= _prepare_learning(folder, family, compiled)
         at_random = [name for name in families if name not in trained or _further_scripts(name)]
         pictures = folder / "images"
         if at_random or not families:
@@ -51,20 +51,20 @@ def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False, 
             list_file.parent.name: _demo_file_paths(list_file)
             for list_file in sorted((folder / "models").glob("*/files.json"))
         }
-        written = configs.write_demo_configs(folder, models, pictures, folder / "output", compiled) | written
-    return Demo(folder, pictures, models, written)
+        tomls = configs.write_demo_configs(folder, models, pictures, folder / "output", compiled) | tomls
+    return Demo(folder, pictures, models, tomls)
 
 
 def _prepare_learning(folder: Path, family: str, compiled: bool) -> dict[str, Path]:
     """Make the training pictures, the small model, its prompts and its TOML files; return the latter by script."""
     _once(folder / zorb.NAME, zorb.write_zorbs)
     _once(folder / small_model.KNOWN_PICTURES, small_model.copy_known_pictures)
-    place = folder / "small-models" / family
-    _once(place, lambda new: small_model.copy_small_model(family, new))
+    model_folder = folder / "small-models" / family
+    _once(model_folder, lambda new: small_model.copy_small_model(family, new))
     model = small_model.small_model_of(family)
     assert model is not None
     return learning.write_learning_files(
-        folder, family, {part: place / name for part, name in model.files.items()}, compiled
+        folder, family, {part: model_folder / name for part, name in model.files.items()}, compiled
     )
 
 
@@ -121,17 +121,17 @@ def _once(folder: Path, fill: Callable[[Path], object]) -> None:
     os.replace(unfinished, folder)
 
 
-def _write_demo_model(family: str, place: Path) -> None:
+def _write_demo_model(family: str, folder: Path) -> None:
     """Create a tiny checkpoint of a family or variant, and a list of its files."""
     module = random_module(owner(family))
     paths = (
-        module.write_random_model(place, sizes=module.VARIANTS[family])
+        module.write_random_model(folder, sizes=module.VARIANTS[family])
         if family != owner(family)
-        else module.write_random_model(place)
+        else module.write_random_model(folder)
     )
     files = paths if isinstance(paths, Mapping) else {family: paths}
-    relative = {name: Path(path).relative_to(place).as_posix() for name, path in files.items()}
-    write_atomic(place / "files.json", json.dumps(relative, indent=1) + "\n")
+    relative = {name: Path(path).relative_to(folder).as_posix() for name, path in files.items()}
+    write_atomic(folder / "files.json", json.dumps(relative, indent=1) + "\n")
 
 
 def _demo_file_paths(list_file: Path) -> dict[str, Path]:

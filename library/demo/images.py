@@ -31,14 +31,14 @@ def draw_images(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = 
     """
     rng = random.Random(seed)
     for concept, (what, draw) in CONCEPTS.items():
-        place = folder / concept
-        place.mkdir(parents=True)
+        concept_folder = folder / concept
+        concept_folder.mkdir(parents=True)
         grounds = rng.sample(list(GROUNDS), len(sizes))
         for number, (size, ground) in enumerate(zip(sizes, grounds, strict=True), start=1):
             picture, where = _draw_picture(size, GROUNDS[ground], draw, rng)
-            picture.save(place / f"{number:02d}.png")
+            picture.save(concept_folder / f"{number:02d}.png")
             caption = f"{what}, {where}, {ground}\n"
-            (place / f"{number:02d}.txt").write_text(caption, encoding="utf-8", newline="\n")
+            (concept_folder / f"{number:02d}.txt").write_text(caption, encoding="utf-8", newline="\n")
     return folder
 
 

@@ -34,12 +34,12 @@ def write_learning_files(folder: Path, family: str, files: Mapping[str, Path], c
     assert small is not None
     if not prompts.exists():
         write_atomic(prompts, prompt_text(small))
-    written = {}
+    tomls = {}
     for script in scripts(family):
-        path = written[script] = folder / f"{toml_name(script, family)}.toml"
+        path = tomls[script] = folder / f"{toml_name(script, family)}.toml"
         if not path.exists():
             write_atomic(path, learning_toml(script, small, files, folder, compiled))
-    return written
+    return tomls
 
 
 def prompt_text(small: SmallModel) -> str:

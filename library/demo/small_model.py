@@ -23,26 +23,26 @@ def small_model_of(family: str) -> SmallModel | None:
     return getattr(families.random_module(family), "SMALL_MODEL", None)
 
 
-def parts_in(place: Path, family: str) -> dict[str, Path]:
+def parts_in(folder: Path, family: str) -> dict[str, Path]:
     """Return the files of a family's small model in a folder, by part."""
     model = small_model_of(family)
-    return {part: place / name for part, name in model.files.items()} if model else {}
+    return {part: folder / name for part, name in model.files.items()} if model else {}
 
 
 # Why: docs/decisions/2026-11-27-small-trained-models.md
-def copy_small_model(family: str, place: Path) -> None:
+def copy_small_model(family: str, folder: Path) -> None:
     """Copy a family's small model with its tokenizers into a folder. Raises ConfigError for files that are missing or
     damaged."""
     for source in whole_files(family):
-        target = place / source.relative_to(SMALL_MODELS_FOLDER / family)
+        target = folder / source.relative_to(SMALL_MODELS_FOLDER / family)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
 
 
-def copy_known_pictures(place: Path) -> None:
-    """Copy the regularization pictures and their captions into a `N_name` folder below `place`. Raises ConfigError for
+def copy_known_pictures(parent: Path) -> None:
+    """Copy the regularization pictures and their captions into a `N_name` folder below `parent`. Raises ConfigError for
     files that are missing or damaged."""
-    folder = place / "1_emoji"
+    folder = parent / "1_emoji"
     folder.mkdir(parents=True)
     for source in whole_files(KNOWN_PICTURES):
         shutil.copyfile(source, folder / source.name)

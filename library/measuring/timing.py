@@ -137,13 +137,13 @@ def measure_passes(
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    first, steady = 0.0, 0.0
+    extra, steady = 0.0, 0.0
     for call, share in passes:
         times = [time_call(call, device) for _ in range(1 + repeats)]
         usual = statistics.median(times[1:])
-        first += times[0] - usual
+        extra += times[0] - usual
         steady += usual * share
-    return steady, max(first, 0.0), cudagraph.peak(device) / BYTES_PER_GIB if device.type == "cuda" else 0.0
+    return steady, max(extra, 0.0), cudagraph.peak(device) / BYTES_PER_GIB if device.type == "cuda" else 0.0
 
 
 def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:

@@ -118,5 +118,5 @@ def _count_by_folder(items: list[Any], is_reg: bool | None) -> dict[str, dict[st
 
 
 def _folder(image: Any) -> str:
-    place = image.subset.image_dir or image.subset.metadata_file or os.path.dirname(image.path)
-    return os.path.basename(os.path.normpath(place))
+    source = image.subset.image_dir or image.subset.metadata_file or os.path.dirname(image.path)
+    return os.path.basename(os.path.normpath(source))

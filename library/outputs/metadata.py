@@ -97,13 +97,13 @@ class Hashes:
         return self._found
 
     def _work(self, files: dict[str, str]) -> None:
-        for key, place in files.items():
-            path = Path(place)
+        for key, name in files.items():
+            path = Path(name)
             if path.exists():
                 self._found[f"{key}_hash"] = short_hash(path)
                 self._found[f"new_{key}_hash"] = long_hash(path)
-                place = path.name
-            self._found[f"{key}_name"] = place
+                name = path.name
+            self._found[f"{key}_name"] = name
 
 
 def short_hash(path: Path) -> str:

@@ -165,7 +165,7 @@ def write_diffusers_folder(path: Path, method: Any, config: RunConfig) -> Path:
         need_space(file, layout.size)
         layout.write(file, {"format": "pt"})
 
-    written = write_folder_atomic(path, lambda place: method.write_folder(place, put))
+    written = write_folder_atomic(path, lambda temporary: method.write_folder(temporary, put))
     log.info("saved %s", written)
     return written
 
@@ -193,12 +193,12 @@ def model(
     if path.suffix == ".safetensors":
         ours = {key: value for key, value in metadata.items() if key.startswith("ss_")}
         facts = {**metadata, **(layout.hashes(ours) if isinstance(config, AdapterRun) else {})}
-        written = write_atomic(path, lambda place: layout.write(place, facts))
+        written = write_atomic(path, lambda temporary: layout.write(temporary, facts))
     else:
         stored: Any = {n: t.make().detach().to("cpu", t.dtype) for n, t in layout.tensors.items()}
         if not config.adapters:
             stored = {"state_dict": stored, "epoch": progress[0], "global_step": progress[1]}
-        written = write_atomic(path, lambda place: torch.save(stored, place))
+        written = write_atomic(path, lambda temporary: torch.save(stored, temporary))
     log.info("saved %s", written)
     return written
 

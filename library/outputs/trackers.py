@@ -139,13 +139,13 @@ class Trackers:
         log = config.log
         if log.wandb_api_key:
             os.environ["WANDB_API_KEY"] = log.wandb_api_key
-        how: JsonObject = {"name": log.wandb_run_name} if log.wandb_run_name else {}
+        arguments: JsonObject = {"name": log.wandb_run_name} if log.wandb_run_name else {}
         if log.log_tracker_config:
-            how = load_toml(log.log_tracker_config).get("wandb", {})
+            arguments = load_toml(log.log_tracker_config).get("wandb", {})
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
         if log.log_config:
-            how = {"config": tracker_settings(config), **how}
-        return wandb.init(project=project, dir=str(folder), **how)
+            arguments = {"config": tracker_settings(config), **arguments}
+        return wandb.init(project=project, dir=str(folder), **arguments)
 
 
 def _tracked_rates(rates: Mapping[str, float], network: bool) -> dict[str, float]:

@@ -57,16 +57,18 @@ def _state(folder: Path, facts: JsonMapping) -> Path | None:
 def _named_parent(facts: JsonMapping) -> JsonObject | None:
     """Return the run that the page names as resumed."""
     try:
-        place = registry.folder_of_run(facts["resumes"])
+        folder = registry.folder_of_run(facts["resumes"])
     except KeyError:
         return None
-    return {**layout.load_facts(place / layout.RUN), "at": place}
+    return {**layout.load_facts(folder / layout.RUN), "at": folder}
 
 
 def _maker(facts: JsonMapping, state: Path, at: int) -> JsonObject | None:
     """Return the newest older run that wrote states of this name there, and got as far."""
     output_dir = state.parent.absolute()
-    known_runs = [{**layout.load_facts(place / layout.RUN), "at": place} for place in registry.run_folders().values()]
+    known_runs = [
+        {**layout.load_facts(folder / layout.RUN), "at": folder} for folder in registry.run_folders().values()
+    ]
     candidates = [
         run
         for run in known_runs

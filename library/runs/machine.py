@@ -136,10 +136,10 @@ def computer_memory() -> dict[str, float]:
     return {"used": round((memory.total - memory.available) / 2**30, 1), "total": round(memory.total / 2**30, 1)}
 
 
-def disk_space(place: str | Path) -> dict[str, float]:
+def disk_space(folder: str | Path) -> dict[str, float]:
     """Return free and total space in GB of a folder's disk; {} if the folder is gone."""
     try:
-        usage = shutil.disk_usage(place)
+        usage = shutil.disk_usage(folder)
     except OSError:
         return {}
     return {"free": round(usage.free / 1e9, 1), "total": round(usage.total / 1e9, 1)}

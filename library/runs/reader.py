@@ -201,5 +201,5 @@ def progress(folder: Path) -> RunProgress:
     parent = lineage.parent_run(folder)
     if parent is None:
         return RunProgress(folder)
-    place, at = parent
-    return RunProgress(folder, Curve(progress(place).update().line, at))
+    parent_folder, at = parent
+    return RunProgress(folder, Curve(progress(parent_folder).update().line, at))

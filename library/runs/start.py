@@ -161,7 +161,7 @@ def detached(
     own_session: JsonObject = {"start_new_session": True}
     if sys.platform == "win32":
         own_session = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
-    place = folder if folder and Path(folder).is_dir() else None
+    working_folder = folder if folder and Path(folder).is_dir() else None
     variables = {
         **environment,
         "PYTHONUNBUFFERED": "1",
@@ -174,7 +174,7 @@ def detached(
             stdout=out,
             stderr=subprocess.STDOUT,
             env=variables,
-            cwd=place,
+            cwd=working_folder,
             **own_session,
         )
     # Wait for the end, or the process stays in the table as a zombie.

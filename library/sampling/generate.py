@@ -167,22 +167,22 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     done, total = 0, len(columns) * len(sample.prompts)
     # Each pass of the denoiser reports.
     model.components.denoiser.register_forward_pre_hook(lambda *_: report(Message("generating"), done, total))
-    place = folder / time.strftime("%Y%m%d-%H%M%S")
-    sheet = Sheet([column.title for column in columns], [prompt.prompt for prompt in sample.prompts], place)
+    new_folder = folder / time.strftime("%Y%m%d-%H%M%S")
+    sheet = Sheet([column.title for column in columns], [prompt.prompt for prompt in sample.prompts], new_folder)
     sheet.files = [[""] * len(columns) for _ in sample.prompts]
     base, tagged = str(config.model.pretrained_model_name_or_path), model.applied.tagged
     for at, column in enumerate(columns):
 
         def keep(row: int, image: Image.Image, at: int = at, column: Column = column) -> None:
             nonlocal done
-            path = place / f"{row:02d}_{at:02d}.png"
+            path = new_folder / f"{row:02d}_{at:02d}.png"
             save_image(image, path, plan.image_metadata(sample.prompts[row], column, base, tagged))
             done += 1
             sheet.files[row][at] = str(path)
             store(sheet)
 
         sample(column, keep)
-    sheet.grid = str(place / "grid.png")
+    sheet.grid = str(new_folder / "grid.png")
     save_image(side_by_side(sheet), Path(sheet.grid), plan.image_metadata(sample.prompts[0], columns[0], base, tagged))
     store(sheet)
     return sheet
@@ -192,8 +192,8 @@ def check_before(config: RunConfig, prompts: Sequence[Prompt]) -> None:
     """Raise ConfigError, a line each, for unreadable images of prompts and for a model that cannot be loaded with this
     config.
     """
-    if wrong := [*families.family_for(config).problems(), *_unreadable(config, prompts)]:
-        raise ConfigError(*wrong)
+    if problems := [*families.family_for(config).problems(), *_unreadable(config, prompts)]:
+        raise ConfigError(*problems)
 
 
 def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
@@ -268,4 +268,4 @@ def save_image(image: Image.Image, path: Path, facts: dict[str, str]) -> None:
     info = PngImagePlugin.PngInfo()
     for name, text in facts.items():
         info.add_itxt(name, text)
-    write_atomic(path, lambda place: image.save(place, pnginfo=info))
+    write_atomic(path, lambda temporary: image.save(temporary, pnginfo=info))

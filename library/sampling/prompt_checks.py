@@ -77,14 +77,14 @@ def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False,
     model is shown, `shifts` whether a prompt may shift the sigmas, and sides are multiples of `multiple`."""
     path = Path(path)
     return [
-        Problem("sample_prompts", ": {name}, {where}: {what} {why}", name=path.name, where=where, what=what, why=why)
+        Problem("sample_prompts", ": {name}, {where}: {what} {why}", name=path.name, where=where, what=option, why=why)
         for where, entry in _entries(path)
-        for what, why in _idle(entry, use, shifts, multiple)
+        for option, why in _idle(entry, use, shifts, multiple)
     ]
 
 
 def line_notes(line: str, use: ControlUse, shifts: bool, multiple: int) -> list[Message]:
-    return [Message("prompt: {what} {why}", what=what, why=why) for what, why in _idle(line, use, shifts, multiple)]
+    return [Message("prompt: {what} {why}", what=option, why=why) for option, why in _idle(line, use, shifts, multiple)]
 
 
 def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
@@ -107,8 +107,8 @@ def _idle(
 ) -> Iterator[tuple[MessageLike, MessageLike]]:
     """Yield the options of a prompt that do not do what they say, as written there, each with the reason."""
     num_controls = 0
-    for what, option in _written(entry):
-        why = _why_idle(what, option, use, shifts)
+    for written, option in _written(entry):
+        why = _why_idle(written, option, use, shifts)
         if not why and option and option[0] == "control_image_path":
             max_shown, num_controls = use.most or int(use.inpaints), num_controls + 1
             why = (
@@ -117,7 +117,7 @@ def _idle(
                 else ""
             )
         if why := why or _rounded(option, multiple):
-            yield what, why
+            yield written, why
 
 
 def _rounded(option: tuple[str, Any] | None, multiple: int) -> MessageLike:
@@ -150,12 +150,12 @@ def _is_text(piece: str) -> bool:
     return LETTERS.get(piece.partition(" ")[0].lower(), ("", WHOLE, int))[1] is TEXT
 
 
-def _why_idle(what: str, option: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> MessageLike:
+def _why_idle(written: str, option: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> MessageLike:
     """Return why an option of a prompt does not do what it says; "" if it does."""
     if option and option[0] == GLUE:
         return Message("is part of the text before it: an option begins with a blank and two dashes")
     if option:
-        if what.startswith("--") and (cut := _cut(what, option[1])):
+        if written.startswith("--") and (cut := _cut(written, option[1])):
             return cut
         if option[0] == "sample_sampler" and option[1] not in SAMPLERS:
             template = "is no known sampler, and {used} is used; known are {names}"
@@ -164,7 +164,7 @@ def _why_idle(what: str, option: tuple[str, Any] | None, use: ControlUse, shifts
         effects |= {"controlnet_image": use.guided, "flow_shift": shifts}
         works = effects.get(option[0], option[0] not in OTHER_MODELS)
         return "" if works else Message("has no effect; it is for other models")
-    letter = what.removeprefix("--").partition(" ")[0].lower()
+    letter = written.removeprefix("--").partition(" ")[0].lower()
     if letter not in LETTERS:
         return Message("has no effect; known are {names}", names=", ".join(f"--{letter}" for letter in LETTERS))
     name, pattern, _ = LETTERS[letter]
@@ -172,11 +172,11 @@ def _why_idle(what: str, option: tuple[str, Any] | None, use: ControlUse, shifts
     return Message("has no effect; {name} is text after a blank" if pattern is TEXT else template, name=name)
 
 
-def _cut(what: str, value: Any) -> MessageLike:
+def _cut(text: str, value: Any) -> MessageLike:
     """Return which part of a number in a line is not read, as a reason; "" if it is read whole."""
-    letter, _, written = what.removeprefix("--").partition(" ")
+    letter, _, value_text = text.removeprefix("--").partition(" ")
     pattern = LETTERS[letter.lower()][1]
-    written = written.strip()
-    if pattern is TEXT or (pattern.fullmatch(written) and float(written) == value):
+    value_text = value_text.strip()
+    if pattern is TEXT or (pattern.fullmatch(value_text) and float(value_text) == value):
         return ""
     return Message("is read as {value}; write a plain number", value=value)

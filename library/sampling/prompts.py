@@ -90,13 +90,13 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         entries = parse_json(text, path) if ending == ".json" else []
     readers = {".toml": lambda: _from_toml(tables), ".json": lambda: _from_json(entries)}
     parsed = list(readers.get(ending, lambda: _from_lines(text))())
-    wrong = [
+    problems = [
         Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
         for _, problem in parsed
         if problem
     ]
-    if wrong:
-        raise ConfigError(*wrong)
+    if problems:
+        raise ConfigError(*problems)
     if not parsed:
         raise ConfigError(Problem("sample_prompts", ": {name} holds no prompt; write one per line", name=path.name))
     return [prompt for prompt, _ in parsed]

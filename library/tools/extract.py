@@ -73,12 +73,12 @@ def extract_lora(
     modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
     left_out = tuple(sorted(_unchanged_encoders(new, old, modules, choices.min_diff, report)))
     modules = [module for module in modules if module.part not in left_out]
-    adapters, same = {}, 0
+    adapters, num_unchanged = {}, 0
     for i, module in enumerate(modules):
         report(Message("extracting"), i, len(modules))
         change = weight_difference(new, old, module)
         if not bool(change.any()):
-            same += 1
+            num_unchanged += 1
             continue
         adapters[module] = nearest_adapter(change, choices).to(kind)
     if not adapters:
@@ -88,7 +88,7 @@ def extract_lora(
     comment = f"extracted from {Path(tuned).name} minus {Path(base).name}"
     metadata = writing.made_lora_metadata(new.family, comment, model=new.description)
     writing.save_lora(writing.sized(Lora(new.family, adapters, metadata)), out, report=report)
-    return Extracted(out, len(adapters), same, left_out)
+    return Extracted(out, len(adapters), num_unchanged, left_out)
 
 
 def weight_difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:

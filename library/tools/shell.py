@@ -107,7 +107,7 @@ def convert(arguments: argparse.Namespace) -> int:
     from library.tools.convert import convert_lora as tool
 
     notes: list[Message] = []
-    written = tool(
+    path = tool(
         arguments.lora,
         arguments.out,
         to=arguments.to,
@@ -115,7 +115,7 @@ def convert(arguments: argparse.Namespace) -> int:
         report=arguments.report,
         note=notes.append,
     )
-    print(f"{written}: {arguments.to} names")
+    print(f"{path}: {arguments.to} names")
     for sentence in notes:
         print(f"note: {str(sentence)}")
     return EXIT_DONE
@@ -171,7 +171,7 @@ def metadata(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "this would change {file} itself: add --yes if that is meant, or give --out", file=arguments.file
         )
-    written = tool.edit(
+    path = tool.edit(
         arguments.file,
         arguments.out,
         values=values,
@@ -179,7 +179,7 @@ def metadata(arguments: argparse.Namespace) -> int:
         in_place=arguments.in_place,
         report=arguments.report,
     )
-    print(f"{written}: metadata written, tensors unchanged")
+    print(f"{path}: metadata written, tensors unchanged")
     return EXIT_DONE
 
 

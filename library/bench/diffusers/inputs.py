@@ -185,15 +185,15 @@ class DiffusersInputs:
 
     def settle(self, model: nn.Module) -> None:
         """Find the order of dimensions in which the model reads images. Raises ConfigError if it reads none."""
-        wrong = []
+        errors = []
         for layout in self._layouts(model):
             self.layout = layout
             if not (error := self._tried(model)):
                 return
             if isinstance(error, ConfigError):
                 raise error
-            wrong.append(error)
-        why = f"{type(wrong[0]).__name__}: {str(wrong[0]).partition(chr(10))[0][:160]}"
+            errors.append(error)
+        why = f"{type(errors[0]).__name__}: {str(errors[0]).partition(chr(10))[0][:160]}"
         raise ConfigError(
             "{network} cannot be called with what its parameters' names suggest ({why}): check its config, "
             "or give shapes with --input NAME=1,16,64 for {parameters}",
@@ -207,8 +207,8 @@ class DiffusersInputs:
         config: Any = model.config
         at = InputContext(config, self.batch, self.text, self.frames, resolution // FACTOR, self.layout, device)
         # 8-bit weights are stored in another type than they are computed in.
-        first = next(p for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
-        return {name: _cast_input(value, first.dtype) for name, value in self._each(at)}
+        parameter = next(p for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
+        return {name: _cast_input(value, parameter.dtype) for name, value in self._each(at)}
 
     def _each(self, at: InputContext) -> Iterator[tuple[str, Any]]:
         for name, parameter in self.parameters.items():

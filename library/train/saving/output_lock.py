@@ -25,11 +25,11 @@ def hold_output_name(config: RunConfig) -> Iterator[None]:
         return
     names = paths.output_names(config)
     # The extension is left out, as files of other formats have states of the same name.
-    place = names.folder / f".{names.last.name.removesuffix(names.extension)}.lock"
+    lock_file = names.folder / f".{names.last.name.removesuffix(names.extension)}.lock"
     with contextlib.ExitStack() as stack:
         holds_lock: bool | None = None
         with contextlib.suppress(OSError, NotImplementedError):  # a disk without locks or write permission
-            holds_lock = stack.enter_context(locking.hold_lock(place, LOCK_TIMEOUT))
+            holds_lock = stack.enter_context(locking.hold_lock(lock_file, LOCK_TIMEOUT))
         if holds_lock is False:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
             raise ConfigError(
@@ -42,4 +42,4 @@ def hold_output_name(config: RunConfig) -> Iterator[None]:
         finally:
             # While it is held, so that nobody's lock is removed; Windows removes it itself.
             if holds_lock and os.name != "nt":
-                place.unlink(missing_ok=True)
+                lock_file.unlink(missing_ok=True)

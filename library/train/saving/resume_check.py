@@ -108,8 +108,8 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
         return [Problem("resume", ": {folder} is damaged; choose another -state folder", folder=folder)]
     if config is None:
         return []
-    if other := [*_other_training(folder, facts, config)]:
-        return other
+    if other_training := [*_other_training(folder, facts, config)]:
+        return other_training
     # With initial_step or initial_epoch the config says where to begin, not the state.
     if config.steps.moved:
         return []
@@ -123,8 +123,8 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
 def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iterator[Problem]:
     """Yield why the state belongs to another kind of training than this config."""
     stored, saved = header(folder / WEIGHTS), facts.get("settings", {})
-    if other := _other_model(folder, stored, config):
-        yield other
+    if other_model := _other_model(folder, stored, config):
+        yield other_model
         return
     yield from _other_moments(folder, saved, config)
     if isinstance(config, AdapterRun):

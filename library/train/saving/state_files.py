@@ -68,16 +68,16 @@ class State:
         need_space(folder, self.size)
         write_folder_atomic(folder, self._fill)
 
-    def _fill(self, place: Path) -> None:
+    def _fill(self, folder: Path) -> None:
         step = self.facts["current_step"]
         for name, tensors in self.tensors.items():
-            FilePlan.of_tensors(tensors).write(place / name, {STEP_KEY: str(step)})
+            FilePlan.of_tensors(tensors).write(folder / name, {STEP_KEY: str(step)})
         for name, value in self.values.items():
-            _save({**value, STEP_KEY: step}, place / name)
-        (place / STATE_FACTS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
-        digests = _digests(place, sorted(os.listdir(place)))
+            _save({**value, STEP_KEY: step}, folder / name)
+        (folder / STATE_FACTS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
+        digests = _digests(folder, sorted(os.listdir(folder)))
         text = "".join([f"# {STEP_KEY} {step}\n", *(f"{digest}  {name}\n" for name, digest in digests.items())])
-        (place / SUMS).write_text(text + _last_line(text), encoding="utf-8", newline="\n")
+        (folder / SUMS).write_text(text + _last_line(text), encoding="utf-8", newline="\n")
 
 
 def randomness(rank: int) -> str:
@@ -214,10 +214,10 @@ def _save(value: Any, path: Path) -> None:
     with open(path, "r+b") as file:  # allocate the file now: with mmap a full disk would end the process by SIGBUS
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-        room = pytree.tree_leaves(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
-    for place, leaf in zip(room, leaves, strict=True):
+        targets = pytree.tree_leaves(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    for target, leaf in zip(targets, leaves, strict=True):
         if isinstance(leaf, Tensor):
-            place.copy_(leaf)
+            target.copy_(leaf)
 
 
 @contextlib.contextmanager

@@ -86,25 +86,25 @@ class Meter:
 
     def lines(self, wait: bool = False) -> list[Line]:
         # Those whose numbers have arrived, or all with `wait`, in order.
-        return list(self._read(lambda first: wait or first.arrived is None or first.arrived.query()))
+        return list(self._read(lambda pending: wait or pending.arrived is None or pending.arrived.query()))
 
     def lines_until(self, step: int) -> list[Line]:
         # Independent of what has arrived, so the same in every process.
-        return list(self._read(lambda first: first.line["step"] <= step))
+        return list(self._read(lambda pending: pending.line["step"] <= step))
 
     def _read(self, is_ready: Callable[[_Pending], bool]) -> Iterator[Line]:
         while self._pending and is_ready(self._pending[0]):
-            first = self._pending.popleft()
-            if first.arrived is not None:
-                first.arrived.synchronize()
-            values = first.values.tolist()
-            numbers = dict(zip(first.names, values, strict=False))
-            losses = zip(values[len(first.names) :], first.images, strict=True)
+            pending = self._pending.popleft()
+            if pending.arrived is not None:
+                pending.arrived.synchronize()
+            values = pending.values.tolist()
+            numbers = dict(zip(pending.names, values, strict=False))
+            losses = zip(values[len(pending.names) :], pending.images, strict=True)
             bad_images = [path for loss, paths in losses if not math.isfinite(loss) for path in paths]
             # Upstream's moving average: one slot for each step of an epoch, overwritten by the next epoch's.
-            slot = (first.line["step"] - 1) % self.per_epoch
+            slot = (pending.line["step"] - 1) % self.per_epoch
             self._losses[slot : slot + 1] = [numbers["loss"]]  # appends during the first epoch
-            yield first.line | numbers | {"avr_loss": self.average} | seconds(first.timestamps), bad_images
+            yield pending.line | numbers | {"avr_loss": self.average} | seconds(pending.timestamps), bad_images
 
     def speed(self, step: int) -> dict[str, float]:
         """Return seconds per step without warm-up, and the seconds left; empty before the first typical step."""
