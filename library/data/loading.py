@@ -170,7 +170,7 @@ class Batches:
             number = captions.drawn_number(image.subset, random, moment, self._variants)
             words = "" if number is None else image.variant(number)
             return words, words
-        if self._variants and self.config.cache.cached_caption_variants > 1:  # it is measured, with one of them
+        if self._variants and self.config.cache.cached_caption_variants > 1:  # validation uses one of them
             return image.encoded_caption, image.encoded_caption
         words = captions.process(image.caption, image.subset, random, moment, self.config.caption_change)
         return words, image.encoded_caption if words and self._variants else ""

@@ -181,7 +181,7 @@ def _facts(
 ) -> tuple[Size, str | Exception]:
     folder, name = os.path.split(candidate.path)
     file = survey.files(folder).images.get(name)
-    # What names of caches and files of metadata state may be the size as it is stored, or the upright one.
+    # Names of caches and metadata files may state the stored size or the upright one.
     is_turned = file is not None and survey.how.turns(candidate.path)
     size = None if is_turned else candidate.size or (remembered.size(candidate.path, file.changed) if file else None)
     if size is None:

@@ -16,7 +16,7 @@ from library.files import write_atomic
 
 # Why: docs/decisions/2026-11-27-four-ways-to-faster-settings.md
 def results_folder() -> Path:
-    return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"  # beside compiled code
+    return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"  # next to compiled code
 
 
 def digest(facts: object) -> str:

@@ -126,9 +126,9 @@ def rounded_side(side: int, multiple: int) -> int:
 def parse_line(line: str) -> Prompt:
     """`a cat --w 640 --h 960 --d 42 --n blurry` -> Prompt, by the rules of sd-scripts.
 
-    Options are divided by a blank and two dashes. One that is unknown, or whose value does not begin as it should, is
-    left out; `--ci` may come several times. What stands before the first option is the prompt, and is read as an option
-    as well.
+    Options are separated by a blank and two dashes. Unknown options, and those whose value does not begin as it should,
+    are left out; `--ci` may occur several times. The text before the first option is the prompt, and is also read as an
+    option.
     """
     pieces = line.split(" --")
     options = [option for option in map(option_of, pieces) if option]
