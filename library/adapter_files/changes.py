@@ -252,12 +252,10 @@ class LayerChange:
         blank = self.ready("meta")
         bias = blank.bias()
         try:
-            weight_fits = not self.has_weight or tuple(blank.delta(torch.empty(shape, device="meta")).shape) == tuple(
-                shape
-            )
+            whole = not self.has_weight or tuple(blank.delta(torch.empty(shape, device="meta")).shape) == tuple(shape)
         except (KeyError, RuntimeError, IndexError, ValueError):
             return False
-        return weight_fits and (bias is None or tuple(bias.shape) == tuple(shape[:1]))
+        return whole and (bias is None or tuple(bias.shape) == tuple(shape[:1]))
 
     def shape(self) -> tuple[int, ...] | None:
         """Return its product's shape, maybe with flattened convolution kernels; None if the weight determines it."""

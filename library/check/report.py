@@ -28,7 +28,7 @@ from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options_of, section_options
 from library.data import held_out
-from library.data.encoding import existing, latent_entries
+from library.data.encoding import existing, wanted_latents
 from library.data.images import ImageSet
 from library.families import config_class
 from library.files import free_space, size_text
@@ -264,7 +264,7 @@ def _check_caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
         if config.cache.latents:
             yield Finding("caches", "ok", "images are encoded once at the start, and kept in memory")
         return
-    wanted = latent_entries(images.items, families.family_for(config).latent_cache).values()
+    wanted = wanted_latents(images.items, families.family_for(config).latent_cache).values()
     there = sum(os.path.exists(existing(one).file) for one in wanted)
     yield Finding(
         "caches",

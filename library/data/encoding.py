@@ -104,7 +104,7 @@ def existing(entry: LatentEntry) -> LatentEntry:
 
 
 def _latents(images: Sequence["Image"], job: EncodingJob) -> Latents:
-    store = Latents(latent_entries(images, job.family.latent_cache))
+    store = Latents(wanted_latents(images, job.family.latent_cache))
     entries = list(store.entries.values())
     if not job.config.cache.cache_latents_to_disk:
         _encode_images(entries, job, store.memory.__setitem__)
@@ -136,7 +136,7 @@ def _latents(images: Sequence["Image"], job: EncodingJob) -> Latents:
     return store
 
 
-def latent_entries(images: Iterable["Image"], cache: LatentCache) -> dict[tuple[str, tuple[int, int]], LatentEntry]:
+def wanted_latents(images: Iterable["Image"], cache: LatentCache) -> dict[tuple[str, tuple[int, int]], LatentEntry]:
     """Return the latents to cache by path and bucket: one entry for all data sets with the image at that size."""
     entries: dict[tuple[str, tuple[int, int]], LatentEntry] = {}
     paths: set[str] = set()

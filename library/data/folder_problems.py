@@ -13,7 +13,7 @@ from library.data.folders import (
     concept,
     concepts,
     has_flat_images,
-    list_if_readable,
+    looked_into,
     some,
 )
 
@@ -54,7 +54,7 @@ def _unusable(option: str, parent: Path) -> Problem | None:
         return Problem(option, ": {parent} does not exist", parent=parent)
     if not parent.is_dir():
         return Problem(option, ": {parent} is a file; give the folder that holds your images", parent=parent)
-    if why := list_if_readable(parent).unreadable:
+    if why := looked_into(parent).unreadable:
         return Problem(option, ": {path} cannot be read: {why}", path=parent, why=why)
     return None
 
@@ -74,12 +74,12 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
 
 def _without_concepts(option: str, parent: Path) -> Problem:
     """Return why none of the folders in `parent` has a name with repeats and contains images."""
-    listing = list_if_readable(parent)
+    listing = looked_into(parent)
     if listing.images:
         above = parent.absolute().parent
         template = ": {parent} holds the images themselves; give the folder above it: {above}"
         return Problem(option, template, parent=parent, above=above, fix={option: str(above)})
-    if with_images := [name for name in listing.folders if list_if_readable(parent / name).images]:
+    if with_images := [name for name in listing.folders if looked_into(parent / name).images]:
         return _misnamed(option, parent, with_images)
     if listing.undecodable:
         template = ": {undecodable} in {parent} are in formats that are not read here; convert them to PNG or WebP"
@@ -130,18 +130,16 @@ def _with_images(parent: Path) -> Iterator[Path]:
     """Yield folders below `parent` that contain images, the nearest first; links are not followed."""
     level, num_searched = [parent], 0
     for _ in range(MAX_SEARCH_DEPTH):
-        below = [folder / name for folder in level for name in list_if_readable(folder).folders]
+        below = [folder / name for folder in level for name in looked_into(folder).folders]
         level = [folder for folder in below if not folder.is_symlink()][: MAX_FOLDERS_SEARCHED - num_searched]
         num_searched += len(level)
-        yield from (folder for folder in level if list_if_readable(folder).images)
+        yield from (folder for folder in level if looked_into(folder).images)
 
 
 def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
     """Yield what in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
-    listing, flat = list_if_readable(parent), has_flat_images(parent)
-    skipped = [
-        name for name in listing.folders if concept(parent / name) is None and list_if_readable(parent / name).images
-    ]
+    listing, flat = looked_into(parent), has_flat_images(parent)
+    skipped = [name for name in listing.folders if concept(parent / name) is None and looked_into(parent / name).images]
     if skipped and not flat:
         yield Problem(
             option,

@@ -124,7 +124,7 @@ def _plain_form(name: str) -> str:
     return (stem if stem.isascii() else unicodedata.normalize("NFC", stem)) + suffix.lower()
 
 
-def list_if_readable(folder: str | Path) -> Listing:
+def looked_into(folder: str | Path) -> Listing:
     """List a folder, or set `unreadable`: some folders of a drive are closed even to its owner."""
     try:
         return list_folder(folder)
@@ -158,7 +158,7 @@ def concept(folder: Path) -> Concept | None:
 
 def concepts(parent: Path) -> list[Concept]:
     """Return the folders named <repeats>_<words> directly inside `parent`, by name, without those of 0 repeats."""
-    entries = (concept(parent / name) for name in list_if_readable(parent).folders)
+    entries = (concept(parent / name) for name in looked_into(parent).folders)
     return [entry for entry in entries if entry is not None and entry.repeats > 0]
 
 
@@ -170,7 +170,7 @@ def has_flat_images(parent: Path) -> bool:
     parent_concept = concept(parent.absolute())
     if parent_concept is not None and parent_concept.repeats < MANY_REPEATS:
         return False
-    listing = list_if_readable(parent)
+    listing = looked_into(parent)
     inner = (concept(parent / name) for name in listing.folders)
     return bool(listing.images) and not any(entry.repeats for entry in inner if entry)
 

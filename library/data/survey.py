@@ -57,5 +57,5 @@ class Survey:
         key = os.fspath(folder)
         if key not in self.listings:
             exists = os.path.isdir(folder)
-            self.listings[key] = folders.list_if_readable(key) if exists else Listing(key)
+            self.listings[key] = folders.looked_into(key) if exists else Listing(key)
         return self.listings[key]

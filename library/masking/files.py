@@ -76,7 +76,7 @@ def mask_file(
         return usual
     masks_by_image = {} if masks_by_image is None else masks_by_image
     if place.parent not in masks_by_image:
-        masks_by_image[place.parent] = folders.list_if_readable(place.parent)
+        masks_by_image[place.parent] = folders.looked_into(place.parent)
     name = masks_by_image[place.parent].image_named(place.stem)
     return place.with_name(name) if name else usual
 
