@@ -61,7 +61,7 @@ class StepLog:
         self._log.note_step(step, None if compiled else self.meter.took)
         if compiled or (step == 1 and not self._config.compile.ahead):
             self._precompiler.prove()
-        # With several processes the step before is the last whose numbers all of them have.
+        # Several processes must read the same lines: up to the step before, whose numbers have most likely arrived.
         self._read(self.meter.lines() if self._world.ranks == 1 else self.meter.lines_until(step - 1))
 
     def settle(self) -> None:
