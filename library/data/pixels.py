@@ -196,8 +196,8 @@ def resize_pixels(picture: np.ndarray, size: tuple[int, int], interpolation: str
     shrinks = size[0] <= picture.shape[1] and size[1] <= picture.shape[0]
     method = interpolation.lower() if interpolation else "area" if shrinks else "lanczos"
     if method in ("lanczos", "box"):
-        how = Image.Resampling.LANCZOS if method == "lanczos" else Image.Resampling.BOX
-        return np.asarray(Image.fromarray(picture).resize(size, how))
+        resampling = Image.Resampling.LANCZOS if method == "lanczos" else Image.Resampling.BOX
+        return np.asarray(Image.fromarray(picture).resize(size, resampling))
     if method not in RESIZE:
         raise ConfigError(
             Problem(

@@ -58,8 +58,8 @@ def same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
     if not isinstance(stamps, list) or len(stamps) != len(controls):
         return False
     for control, stamp in zip(controls, stamps, strict=True):
-        how = reading(control)
-        if not isinstance(stamp, list) or stamp[2:] != [list(control.fit.resized), *how]:
+        decoding = reading(control)
+        if not isinstance(stamp, list) or stamp[2:] != [list(control.fit.resized), *decoding]:
             return False
         has_mask_file = control.mask and control.mask != control.path
         drawn = None if control.drawn is None else f"drawn {control.drawn}"

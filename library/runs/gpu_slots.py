@@ -55,21 +55,21 @@ def taken(active: Iterable[JsonMapping]) -> set[str]:
 
 # The devices of a training started in a shell are unknown, so it counts as using all of them.
 # Why: docs/decisions/2026-11-20-gpus-are-given-to-one-training.md
-def choose_devices(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
+def choose_devices(launch_options: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     """Return the devices that a training gets out of the free ones; () if it must wait.
 
-    `how` are its launch options. Raises ConfigError for GPUs that this machine lacks.
+    `launch_options` are its launch options. Raises ConfigError for GPUs that this machine lacks.
     """
     all_devices, available = devices(), tuple(free)
-    if how.get("cpu") or all_devices == (CPU,):
+    if launch_options.get("cpu") or all_devices == (CPU,):
         return (CPU,) if CPU in available else ()
-    gpu_ids = str(how.get("gpu_ids") or "").replace(" ", "").strip(",")
+    gpu_ids = str(launch_options.get("gpu_ids") or "").replace(" ", "").strip(",")
     if gpu_ids and gpu_ids != "all":
         requested = tuple(gpu_ids.split(","))
         if wrong := _absent_gpu_problem(requested, all_devices):
             raise ConfigError(wrong)
         return requested if set(requested) <= set(available) else ()
-    count = len(all_devices) if gpu_ids == "all" else min(wanted_processes(how), len(all_devices))
+    count = len(all_devices) if gpu_ids == "all" else min(wanted_processes(launch_options), len(all_devices))
     free_in_order = [device for device in all_devices if device in available]
     if len(free_in_order) > count:  # other programs may use some, so prefer those with most free memory
         room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}
@@ -78,16 +78,16 @@ def choose_devices(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     return tuple(free_in_order) if len(free_in_order) >= count else ()
 
 
-def find_launch_problems(how: JsonMapping) -> list[Problem]:
+def find_launch_problems(launch_options: JsonMapping) -> list[Problem]:
     """Return every problem of launch options; of GPUs only if this machine's are known."""
-    problems, all_devices = launch_problems(how), devices()
-    if all_devices == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
+    problems, all_devices = launch_problems(launch_options), devices()
+    if all_devices == (CPU,) or str(launch_options.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
         return problems
-    gpu_ids = [part.strip() for part in str(how.get("gpu_ids") or "").split(",") if part.strip()]
+    gpu_ids = [part.strip() for part in str(launch_options.get("gpu_ids") or "").split(",") if part.strip()]
     requested = all_devices if not gpu_ids or gpu_ids == ["all"] else tuple(gpu_ids)
     if wrong := _absent_gpu_problem(requested, all_devices):
         problems.append(wrong)
-    elif not problems and (number := wanted_processes(how)) > len(requested):
+    elif not problems and (number := wanted_processes(launch_options)) > len(requested):
         what = Message("gpu_ids names" if gpu_ids and gpu_ids != ["all"] else "this machine has")
         gpus = Message("{count} GPUs" if len(requested) > 1 else "{count} GPU", count=len(requested))
         facts = {"number": number, "what": what, "gpus": gpus}
@@ -143,15 +143,23 @@ def device_environment(assigned: Iterable[str]) -> dict[str, str]:
     return {} if CPU in assigned else {VISIBLE: ",".join(assigned), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def options_for_devices(how: JsonMapping, assigned: Iterable[str]) -> JsonObject:
+def options_for_devices(launch_options: JsonMapping, assigned: Iterable[str]) -> JsonObject:
     """Return the launch options of a training with these devices."""
     assigned = tuple(assigned)
     if CPU in assigned:
-        return dict(how)
-    port_option = {"main_process_port": how.get("main_process_port") or 0} if wanted_processes(how) > 1 else {}
-    return {**how, "gpu_ids": ",".join(assigned), **port_option}  # 0: any free port, as another run may use the default
+        return dict(launch_options)
+    port_option = (
+        {"main_process_port": launch_options.get("main_process_port") or 0}
+        if wanted_processes(launch_options) > 1
+        else {}
+    )
+    return {
+        **launch_options,
+        "gpu_ids": ",".join(assigned),
+        **port_option,
+    }  # 0: any free port, as another run may use the default
 
 
-def wanted_processes(how: JsonMapping) -> int:
-    machines = int(how.get("num_machines") or 1)
-    return max(1, int(how.get("num_processes") or 1) // max(1, machines))
+def wanted_processes(launch_options: JsonMapping) -> int:
+    machines = int(launch_options.get("num_machines") or 1)
+    return max(1, int(launch_options.get("num_processes") or 1) // max(1, machines))

@@ -181,8 +181,8 @@ class ControlRequests:
         # Later signals must interrupt nothing.
         self._ending = True
 
-    def _note(self, how: str) -> None:
-        self._how = max(self._how, how, key=STOP_WAYS.index)
+    def _note(self, urgency: str) -> None:
+        self._how = max(self._how, urgency, key=STOP_WAYS.index)
 
     def _on_disk(self) -> str:
         request = self._record.stop_requested() if self._record else ""
