@@ -58,7 +58,7 @@ def taken(active: Iterable[JsonMapping]) -> set[str]:
 def choose_devices(launch_options: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     """Return the devices that a training gets out of the free ones; () if it must wait.
 
-    `launch_options` are its launch options. Raises ConfigError for GPUs that this machine lacks.
+    Raises ConfigError for GPUs that this machine lacks.
     """
     all_devices, available = devices(), tuple(free)
     if launch_options.get("cpu") or all_devices == (CPU,):
@@ -148,16 +148,13 @@ def options_for_devices(launch_options: JsonMapping, assigned: Iterable[str]) ->
     assigned = tuple(assigned)
     if CPU in assigned:
         return dict(launch_options)
+    # Port 0 is any free one, as another run may use the default.
     port_option = (
         {"main_process_port": launch_options.get("main_process_port") or 0}
         if wanted_processes(launch_options) > 1
         else {}
     )
-    return {
-        **launch_options,
-        "gpu_ids": ",".join(assigned),
-        **port_option,
-    }  # 0: any free port, as another run may use the default
+    return {**launch_options, "gpu_ids": ",".join(assigned), **port_option}
 
 
 def wanted_processes(launch_options: JsonMapping) -> int:
