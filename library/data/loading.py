@@ -55,17 +55,15 @@ class Batches:
         self.epoch, self.index = 1, 0
         self._buckets = images.buckets()
         self._sizes = {key: images.datasets[key[0]].batch_size for key in self._buckets}
-        self._length = -(
-            -sum(self.shapes.values()) // world
-        )  # rounded up: `draws` repeats batches to fill the last round
+        # Rounded up: `draws` repeats batches to fill the last round.
+        self._length = -(-sum(self.shapes.values()) // world)
         self.text_lengths: dict[int, int] = {}  # tokens that steps read, by area of the latents; empty: all
         self._workers = num_workers(config.data.max_data_loader_n_workers)
         self._pool: ThreadPoolExecutor | None = None
         self._pin = torch.cuda.is_available()
         num_variants = 1 if images.is_validation else config.cache.cached_caption_variants
-        self._variants = (
-            num_variants if config.cache.text else 0
-        )  # of each caption that are encoded; 0: as each step draws it
+        # Of each caption that are encoded; 0: captions are encoded as each step draws them.
+        self._variants = num_variants if config.cache.text else 0
 
     def __len__(self) -> int:
         return self._length

@@ -162,11 +162,8 @@ def detached(
     if sys.platform == "win32":
         own_session = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
     working_folder = folder if folder and Path(folder).is_dir() else None
-    variables = {
-        **environment,
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONIOENCODING": "utf-8",
-    }  # readers expect UTF-8, on Windows, too
+    # Readers expect UTF-8, on Windows, too.
+    variables = {**environment, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
     with log.open("ab") as out:
         started = subprocess.Popen(
             list(arguments),
