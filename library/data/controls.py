@@ -149,9 +149,9 @@ def controls_of(
         os.path.isdir(folder) for folder in subset.more_control_directories
     )
     too_few = len(paths) < min_count and not (subset.is_reg and not paths)
-    place = next(iter(subset.control_directories), subset.metadata_file)
-    if too_few and not folder_is_missing and place and os.path.exists(place):
-        survey.unreferenced.setdefault(place, []).append(image.path)
+    source = next(iter(subset.control_directories), subset.metadata_file)
+    if too_few and not folder_is_missing and source and os.path.exists(source):
+        survey.unreferenced.setdefault(source, []).append(image.path)  # `without_pictures` makes one problem of them
     elif folder_is_missing or too_few or len(paths) > use.most:
         survey.problems.append(_wrong_number(subset, image, len(paths), use))
     controls = []
@@ -205,9 +205,9 @@ def _named_like(survey: "Survey", subset: SubsetConfig, folder: str, image: Imag
     # If suffixes distinguish them, references may lie among the images.
     image_stems = set() if subset.control_suffix else survey.files(os.path.dirname(image.path)).stems
     numbered = sorted(
-        numbered_file
-        for numbered_file in files_by_stem.get(f"{stem}_", ())
-        if os.path.splitext(numbered_file[1])[0] not in image_stems
+        (number, name)
+        for number, name in files_by_stem.get(f"{stem}_", ())
+        if os.path.splitext(name)[0] not in image_stems
     )
     names = [name for _, name in [*files_by_stem.get(stem, [])[:1], *numbered]]
     survey.beside.setdefault(listing.folder, set()).update(names)

@@ -91,7 +91,7 @@ def hold_out(
     chosen = state_marks if state_marks & set(marks.values()) else fresh
     split = Split(marks=tuple(sorted(chosen | state_marks)))  # including images that are gone and may come back
     split.fresh = sum(
-        digest in fresh for share, digests in zip(shares, contents, strict=True) if share for digest in digests
+        mark in fresh for share, own_marks in zip(shares, contents, strict=True) if share for mark in own_marks
     )
     for share, images, regular_images in zip(shares, learned, regular, strict=True):
         held = [image for image in images if marks[image.path] in chosen]
