@@ -53,33 +53,35 @@ class Lora:
     adapters: dict[Module, AdapterFactors]  # plain LoRA
     metadata: Metadata = field(default_factory=dict)
     style: str = ""  # "": the family's own
-    others: dict[Module, LayerChange] = field(default_factory=dict)  # of all other kinds
+    other_changes: dict[Module, LayerChange] = field(default_factory=dict)  # of all other kinds
 
     def __post_init__(self) -> None:
         self.style = self.style or names.lora_names_of(self.family).saved
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest dtype of its matrices."""
-        others = (tensor for change in self.others.values() for name, tensor in change.parts.items() if name != ALPHA)
+        """Return the widest dtype of its matrices."""
+        tensors = (
+            tensor for change in self.other_changes.values() for name, tensor in change.parts.items() if name != ALPHA
+        )
         kinds = {adapter.up.dtype for adapter in self.adapters.values()}
-        kinds |= {tensor.dtype for tensor in others if tensor.is_floating_point()}
+        kinds |= {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
         return max(kinds, key=lambda kind: (kind.itemsize, str(kind)), default=torch.float32)
 
 
-def read_lora(path: str | Path, wanted: str = "") -> Lora:
-    """Read an adapter of any kind in any of the formats, of the family `wanted` if its names allow that. Raises
+def read_lora(path: str | Path, preferred: str = "") -> Lora:
+    """Read an adapter of any kind in any of the formats, of the family `preferred` if its names allow that. Raises
     ConfigError for anything else.
     """
     stored, metadata = storage.open_stored(path), storage.metadata_of(path)
     try:
         groups = grouped(stored)
-        family = names.find_lora_family(groups, metadata, names.module_sizes(stored.shapes()), wanted)
+        family = names.find_lora_family(groups, metadata, names.module_sizes(stored.shapes()), preferred)
         style = style_of(groups)
         if style == "diffusers":
             add_alphas(groups, metadata)
         adapters = assembled({name: parts for name, parts in groups.items() if LayerChange(parts).is_plain}, family)
-        others = placed({name: parts for name, parts in groups.items() if not LayerChange(parts).is_plain}, family)
+        changes = placed({name: parts for name, parts in groups.items() if not LayerChange(parts).is_plain}, family)
     except ConfigError as e:
         raise ConfigError("{path}: {error}", path=path, error=e) from e
     try:
@@ -89,7 +91,7 @@ def read_lora(path: str | Path, wanted: str = "") -> Lora:
         raise ConfigError(
             "{path}: its metadata {folded} was changed and cannot be used: remove that key", path=path, folded=FOLDED
         ) from e
-    return Lora(family, adapters, metadata, style, others)
+    return Lora(family, adapters, metadata, style, changes)
 
 
 def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
@@ -101,9 +103,8 @@ def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str
     except ConfigError:
         if all(names.split_key(name) for name in tensors):
             raise
-        return {
-            names.kohya_key(name): tensor for name, tensor in tensors.items()
-        }  # layers that our model does not have
+        # Layers that our model does not have.
+        return {names.kohya_key(name): tensor for name, tensor in tensors.items()}
 
 
 def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> MessageLike:
@@ -118,13 +119,13 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return {module's name: its tensors, such as "down", "up" and "alpha"}. Raises ConfigError for unknown keys and
     incomplete modules.
     """
-    found: dict[str, dict[str, Tensor]] = {}
+    groups: dict[str, dict[str, Tensor]] = {}
     for key in tensors:
         parts = names.split_any(key, tensors.keys())
         if parts is None:
             raise ConfigError(not_known(key))
-        found.setdefault(parts[0], {})[parts[1]] = tensors[key]
-    for name, parts in found.items():
+        groups.setdefault(parts[0], {})[parts[1]] = tensors[key]
+    for name, parts in groups.items():
         if missing := {DOWN, UP} - parts.keys() if LayerChange(parts).kind.title == "LoRA" else ():
             raise ConfigError(HALF, name=name, matrix=min(missing))
         if len({DOWN, UP} & parts.keys()) == 2 and not fit_together(parts):
@@ -134,9 +135,9 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
             raise ConfigError(odd)
         if missing := LayerChange(parts).missing:
             raise ConfigError(LACKS, name=name, kind=LayerChange(parts).title, parts=", ".join(missing))
-    if not found:
+    if not groups:
         raise ConfigError("there is no LoRA in this file")
-    return found
+    return groups
 
 
 def fit_together(parts: Mapping[str, Tensor]) -> bool:
@@ -152,57 +153,51 @@ def not_known(key: str) -> Message:
 
 
 def other_kind(key: str) -> str:
-    """Return the kind of adapter of a key that is no plain LoRA's, "" if unknown."""
     return next((kind for mark, kind in OTHER_KINDS.items() if re.search(mark, key)), "")
 
 
 def style_of(keys: Iterable[str]) -> str:
     """Return the format of the modules' names."""
     keys = list(keys)
-    first = min(
-        [name for name in keys if not name.startswith(names.TEXT)] or keys
-    )  # text encoders' names may be unchanged
+    # The names of text encoders may be the same in several formats.
+    first = min([name for name in keys if not name.startswith(names.TEXT)] or keys)
     if first.startswith("lora_"):
         return "kohya"
     return "comfy" if first.startswith(("diffusion_model.", "text_encoders.")) else "diffusers"
 
 
-def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, AdapterFactors]:
+def assembled(groups: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, AdapterFactors]:
     """Return adapters by module; slices of fused layers are joined exactly."""
     adapters: dict[Module, AdapterFactors] = {}
-    apart: dict[Module, list[AdapterFactors | None]] = {}
-    for name, parts in found.items():
-        found_as = names.parse_name(name, family)
+    pieces_by_module: dict[Module, list[AdapterFactors | None]] = {}
+    for name, parts in groups.items():
+        parsed = names.parse_name(name, family)
         adapter = AdapterFactors(parts[DOWN], parts[UP], parts.get(ALPHA))
-        if found_as.is_swapped:
+        if parsed.is_swapped:
             adapter = swap_halves(adapter)
-        if found_as.pieces > 1:
-            missing: list[AdapterFactors | None] = [None] * found_as.pieces
-            apart.setdefault(found_as.module, missing)[found_as.piece] = adapter
+        if parsed.pieces > 1:
+            missing: list[AdapterFactors | None] = [None] * parsed.pieces
+            pieces_by_module.setdefault(parsed.module, missing)[parsed.piece] = adapter
             continue
-        paths = names.lora_names_of(family).apart(found_as.module.path)
+        paths = names.lora_names_of(family).apart(parsed.module.path)
         for path, piece in zip(paths, taken_apart(adapter, len(paths)) if len(paths) > 1 else [adapter], strict=True):
             if piece:
-                adapters[Module(found_as.module.part, path)] = piece
-    return adapters | {module: fuse_factors(parts) for module, parts in apart.items()}
+                adapters[Module(parsed.module.part, path)] = piece
+    return adapters | {module: fuse_factors(parts) for module, parts in pieces_by_module.items()}
 
 
-def placed(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, LayerChange]:
+def placed(groups: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, LayerChange]:
     """Return modules that are no plain LoRA. Raises ConfigError for a slice of a layer that is fused here."""
     # Only products of plain LoRA can be joined and split.
     out: dict[Module, LayerChange] = {}
-    for name, parts in found.items():
-        found_as, change = names.parse_name(name, family), LayerChange(dict(parts))
-        if (
-            found_as.pieces > 1
-            or found_as.is_swapped
-            or len(names.lora_names_of(family).apart(found_as.module.path)) > 1
-        ):
+    for name, parts in groups.items():
+        parsed, change = names.parse_name(name, family), LayerChange(dict(parts))
+        if parsed.pieces > 1 or parsed.is_swapped or len(names.lora_names_of(family).apart(parsed.module.path)) > 1:
             template = (
                 "{name} is {kind} for a layer that {title} has otherwise here, which only plain LoRA can be fitted to"
             )
             raise ConfigError(template, name=name, kind=change.title, title=families.facts_of(family).title)
-        out[found_as.module] = change
+        out[parsed.module] = change
     return out
 
 
@@ -214,23 +209,24 @@ def tensors_in_format(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metada
     out: dict[str, Tensor] = {}
     endings, extra = names.endings(lora.family, style), {}
     for module, adapter in sorted(lora.adapters.items()):
-        written = adapter if ALPHA in endings else _folded(adapter)
-        for name, piece in _spelled(lora.family, module, written, style):
+        stored = adapter if ALPHA in endings else _folded(adapter)
+        for name, piece in _spelled(lora.family, module, stored, style):
             out[name + endings[DOWN]] = piece.down.clone()  # slices may share a tensor
-            flat = (
-                piece.down.ndim == 4 and piece.up.ndim == 2 and style != "kohya"
-            )  # of DyLoRA; diffusers requires this shape
+            # Of DyLoRA; diffusers requires this shape.
+            flat = piece.down.ndim == 4 and piece.up.ndim == 2 and style != "kohya"
             out[name + endings[UP]] = piece.up[:, :, None, None] if flat else piece.up
             if ALPHA in endings:
                 rank = torch.tensor(float(piece.rank))
                 out[name + endings[ALPHA]] = rank if piece.alpha is None else piece.alpha
     if ALPHA not in endings and lora.adapters:
         extra[FOLDED] = _record(lora)
-    for module, change in sorted(lora.others.items()):
+    for module, change in sorted(lora.other_changes.items()):
         if style == "diffusers":
             raise _no_peft(module, change)
         name = names.whole_name(module, lora.family, style)
-        out |= {f"{name}{names.WRITTEN['kohya'].get(part, f'.{part}')}": one for part, one in change.parts.items()}
+        out |= {
+            f"{name}{names.WRITTEN['kohya'].get(part, f'.{part}')}": tensor for part, tensor in change.parts.items()
+        }
     return {name: tensor.contiguous() for name, tensor in out.items()}, extra
 
 
@@ -244,12 +240,14 @@ def _no_peft(module: Module, change: LayerChange) -> ConfigError:
 
 
 def _spelled(family: str, module: Module, adapter: AdapterFactors, style: str) -> list[tuple[str, AdapterFactors]]:
-    made_of = names.spelled(module, family, style)
-    own = names.lora_names_of(family)
-    if (own.shared.names if style == "comfy" else style) == "diffusers" and own.has_swapped_halves(module.path):
+    spelled_names = names.spelled(module, family, style)
+    lora_names = names.lora_names_of(family)
+    if (lora_names.shared.names if style == "comfy" else style) == "diffusers" and lora_names.has_swapped_halves(
+        module.path
+    ):
         adapter = swap_halves(adapter)
-    parts = taken_apart(adapter, len(made_of)) if len(made_of) > 1 else [adapter]
-    return [(name, part) for name, part in zip(made_of, parts, strict=True) if part is not None]
+    parts = taken_apart(adapter, len(spelled_names)) if len(spelled_names) > 1 else [adapter]
+    return [(name, part) for name, part in zip(spelled_names, parts, strict=True) if part is not None]
 
 
 def _folded(adapter: AdapterFactors) -> AdapterFactors:
@@ -263,22 +261,22 @@ def _folded(adapter: AdapterFactors) -> AdapterFactors:
 
 def _record(lora: Lora) -> str:
     """Return the alphas for converting back: the most common one as "*", others by name."""
-    each = {
+    alphas = {
         module.kohya: None
         if a.alpha is None
         else [a.alpha.item(), storage.ORDER[a.alpha.dtype][1], storage.ORDER[a.up.dtype][1]]
         for module, a in lora.adapters.items()
     }
-    common = Counter(json.dumps(value) for value in each.values()).most_common(1)[0][0]
-    others = {name: value for name, value in each.items() if json.dumps(value) != common}
-    return json.dumps({"*": json.loads(common), **others})
+    common = Counter(json.dumps(value) for value in alphas.values()).most_common(1)[0][0]
+    exceptions = {name: value for name, value in alphas.items() if json.dumps(value) != common}
+    return json.dumps({"*": json.loads(common), **exceptions})
 
 
 def _unfolded(module: Module, adapter: AdapterFactors, recorded: JsonMapping) -> AdapterFactors:
-    about = recorded.get(module.kohya, recorded.get("*"))
-    if about is None:
+    alpha_record = recorded.get(module.kohya, recorded.get("*"))
+    if alpha_record is None:
         return adapter
-    value, code, up_code = about
+    value, code, up_code = alpha_record
     alpha = torch.tensor(value).to(storage.CODES[code])
     strength = float(alpha) / adapter.rank
     if not strength:
@@ -286,11 +284,11 @@ def _unfolded(module: Module, adapter: AdapterFactors, recorded: JsonMapping) ->
     return AdapterFactors(adapter.down, (adapter.up.double() / strength).to(storage.CODES[up_code]), alpha)
 
 
-def add_alphas(found: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> None:
+def add_alphas(groups: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> None:
     """Read alphas from diffusers' metadata: one per part, and name patterns for exceptions."""
     try:
         facts: JsonObject = parse_json(metadata.get("lora_adapter_metadata", "{}"), "lora_adapter_metadata")
-        for name, parts in found.items():
+        for name, parts in groups.items():
             part, _, path = name.partition(".")
             if ALPHA in parts or f"{part}.lora_alpha" not in facts:
                 continue

@@ -28,7 +28,7 @@ Formula = Callable[[Parts, Tensor, float], Tensor]  # tensors of a module, weigh
 
 
 def rank_of(parts: Parts) -> int | None:
-    """Return the rank that alpha is relative to; None for kinds without one."""
+    # Alpha is relative to this rank; None for kinds without one.
     return next((parts[name].shape[0] for name in OF_RANK if name in parts), None)
 
 
@@ -58,8 +58,8 @@ def _loha(parts: Parts, weight: Tensor, strength: float) -> Tensor:
     halves = []
     for half in "12":
         rows, columns = parts[f"hada_w{half}_a"], parts[f"hada_w{half}_b"]
-        whole = _tucker(parts[f"hada_t{half}"], rows, columns) if f"hada_t{half}" in parts else rows @ columns
-        halves.append(whole.reshape(weight.shape))
+        product = _tucker(parts[f"hada_t{half}"], rows, columns) if f"hada_t{half}" in parts else rows @ columns
+        halves.append(product.reshape(weight.shape))
     return halves[0] * halves[1] * (strength * _scale(parts))
 
 
@@ -89,8 +89,8 @@ def _rotations(parts: Parts, rows: int) -> Tensor:
     generator = blocks - blocks.transpose(-1, -2)
     if limit := float(parts.get(ALPHA, 0.0)) * rows:  # the constraint, stored as alpha
         generator = generator * (limit / (generator.norm() + OFT_EPSILON)).clamp(max=1.0)
-    one = torch.eye(blocks.shape[-1], device=blocks.device)
-    return (one + generator) @ torch.linalg.inv(one - generator)
+    identity = torch.eye(blocks.shape[-1], device=blocks.device)
+    return (identity + generator) @ torch.linalg.inv(identity - generator)
 
 
 def _rescaled(parts: Parts, turned: Tensor, strength: float) -> Tensor:
@@ -100,7 +100,7 @@ def _rescaled(parts: Parts, turned: Tensor, strength: float) -> Tensor:
 
 
 def _along(weight: Tensor, dim: int, values: Tensor) -> Tensor:
-    """Broadcast one value per row or column over a weight. Raises RuntimeError if their number differs."""
+    # RuntimeError if there are more or fewer values.
     return values.reshape([size if at == dim else 1 for at, size in enumerate(weight.shape)])
 
 
@@ -108,8 +108,8 @@ def _oft(parts: Parts, weight: Tensor, strength: float) -> Tensor:
     blocks = parts["oft_blocks"]
     if blocks.ndim == 4:
         return _boft(parts, weight, strength)
-    one = torch.eye(blocks.shape[-1], device=weight.device)
-    turns = _rotations(parts, weight.shape[0]) - one
+    identity = torch.eye(blocks.shape[-1], device=weight.device)
+    turns = _rotations(parts, weight.shape[0]) - identity
     rows = weight.reshape(*blocks.shape[:2], *weight.shape[1:])
     turned = weight + strength * torch.einsum("k n m, k n ... -> k m ...", turns, rows).reshape(weight.shape)
     return _rescaled(parts, turned, strength) - weight
@@ -119,12 +119,12 @@ def _boft(parts: Parts, weight: Tensor, strength: float) -> Tensor:
     """Apply BOFT's stages."""
     # Stage i rotates rows that are 2^i half blocks apart.
     size = parts["oft_blocks"].shape[-1]
-    one, turned = torch.eye(size, device=weight.device), weight.flatten(1)
+    identity, turned = torch.eye(size, device=weight.device), weight.flatten(1)
     for stage, turns in enumerate(_rotations(parts, weight.shape[0])):
-        apart = 2**stage * (size // 2)
-        rows = turned.unflatten(0, (-1, 2, apart)).transpose(1, 2).flatten(0, 2).unflatten(0, (-1, size))
-        rows = torch.einsum("b i j, b j c -> b i c", one + strength * (turns - one), rows)
-        turned = rows.flatten(0, 1).unflatten(0, (-1, apart, 2)).transpose(1, 2).flatten(0, 2)
+        distance = 2**stage * (size // 2)
+        rows = turned.unflatten(0, (-1, 2, distance)).transpose(1, 2).flatten(0, 2).unflatten(0, (-1, size))
+        rows = torch.einsum("b i j, b j c -> b i c", identity + strength * (turns - identity), rows)
+        turned = rows.flatten(0, 1).unflatten(0, (-1, distance, 2)).transpose(1, 2).flatten(0, 2)
     return _rescaled(parts, turned.reshape(weight.shape), strength) - weight
 
 
@@ -185,7 +185,7 @@ class LayerChange:
 
     @property
     def title(self) -> str:
-        """The name of the kind in messages."""
+        """Return the name of the kind in messages."""
         if MAGNITUDE in self.parts and self.kind is CHANGE_KINDS[DOWN]:
             return "DoRA"
         blocks = self.parts.get("oft_blocks")
@@ -206,9 +206,13 @@ class LayerChange:
     @property
     def missing(self) -> tuple[str, ...]:
         """Tensors that its kind needs and the file lacks."""
-        has_one = (any(set(one.split("+")) <= self.parts.keys() for one in group) for group in self.kind.needed)
+        is_present = (
+            any(set(alternative.split("+")) <= self.parts.keys() for alternative in group) for group in self.kind.needed
+        )
         return tuple(
-            group[-1].replace("+", ", ") for group, has in zip(self.kind.needed, has_one, strict=True) if not has
+            group[-1].replace("+", ", ")
+            for group, present in zip(self.kind.needed, is_present, strict=True)
+            if not present
         )
 
     def ready(self, device: torch.device | str | None = None) -> "LayerChange":
@@ -240,8 +244,8 @@ class LayerChange:
         return strength * (_with_magnitudes(changed, self.parts[MAGNITUDE]) - weight)
 
     def bias(self, strength: float = 1.0) -> Tensor | None:
-        found = self.parts.get(BIAS, self.parts.get(NORM_BIAS))
-        return None if found is None else found.float() * strength
+        stored = self.parts.get(BIAS, self.parts.get(NORM_BIAS))
+        return None if stored is None else stored.float() * strength
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether it fits a weight of this shape."""
@@ -254,7 +258,7 @@ class LayerChange:
         return whole and (bias is None or tuple(bias.shape) == tuple(shape[:1]))
 
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of its product, possibly with flattened convolution kernels; None if the weight determines it."""
+        """Return its product's shape, maybe with flattened convolution kernels; None if the weight determines it."""
         parts = self.parts
         if self.kind.uses_weight or not self.has_weight:
             return None
@@ -292,7 +296,7 @@ class LayerChange:
         """Return what is wrong with the module itself, under its name; "" if nothing."""
         if missing := self.missing:
             return Message(LACKS, name=name, kind=self.title, parts=", ".join(missing))
-        if broken := sorted(part for part, one in self.parts.items() if not storage.is_finite(one)):
+        if broken := sorted(part for part, tensor in self.parts.items() if not storage.is_finite(tensor)):
             is_unread = broken == [ALPHA] and rank_of(self.parts) is None and "oft_blocks" not in self.parts
             return "" if is_unread else Message(BROKEN, name=name, parts=", ".join(broken))
         return ""
@@ -329,6 +333,6 @@ def _with_magnitudes(weight: Tensor, magnitudes: Tensor) -> Tensor:
     """
     by_rows = magnitudes.ndim == 1 or magnitudes.shape[0] == magnitudes.numel()
     along = 0 if by_rows else 1
-    others = [dim for dim in range(weight.ndim) if dim != along]
-    length = torch.linalg.vector_norm(weight, dim=others, keepdim=True) + torch.finfo(torch.float32).eps
+    other_dims = [dim for dim in range(weight.ndim) if dim != along]
+    length = torch.linalg.vector_norm(weight, dim=other_dims, keepdim=True) + torch.finfo(torch.float32).eps
     return weight * (_along(weight, along, magnitudes) / length)

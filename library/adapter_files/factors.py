@@ -29,15 +29,14 @@ class AdapterFactors:
 
     @property
     def is_large_conv(self) -> bool:
-        """A convolution with a real kernel; 1x1 ones count as linear layers."""
-        return self.down.ndim == 4 and self.down.shape[2:] != (1, 1)
+        return self.down.ndim == 4 and self.down.shape[2:] != (1, 1)  # 1x1 kernels count as linear layers
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """(up [out, rank] with the strength in it, down [rank, in * k * k]) in float32."""
+        # Up [out, rank] contains the strength; down is [rank, in * k * k].
         return self.up.float().flatten(1) * self.strength, self.down.float().flatten(1)
 
     def product(self) -> Tensor:
-        """The change of the weight, float32 [out, in * k * k]."""
+        """Return the change of the weight, float32 [out, in * k * k]."""
         up, down = self.factors()
         return up @ down
 
@@ -67,6 +66,7 @@ def fuse_factors(parts: list[AdapterFactors | None]) -> AdapterFactors:
     """
     present = [part for part in parts if part is not None]
     first, width = present[0], present[0].down.shape[1]
+    # A missing part: query, key and value are as wide as the stream.
     rows = [width * (MLP if i == 3 else 1) if p is None else p.up.shape[0] for i, p in enumerate(parts)]
     same = all(torch.equal(p.down, first.down) and p.strength == first.strength for p in present)
     if same and len(present) == len(parts):
@@ -77,10 +77,10 @@ def fuse_factors(parts: list[AdapterFactors | None]) -> AdapterFactors:
     up = torch.zeros(
         sum(rows), sum(p.rank for p in present), dtype=max((u.dtype for u in ups), key=lambda dtype: dtype.itemsize)
     )
-    column, row, given = 0, 0, iter(ups)
+    column, row, remaining_ups = 0, 0, iter(ups)
     for part, size in zip(parts, rows, strict=True):
         if part is not None:
-            up[row : row + size, column : column + part.rank] = next(given)
+            up[row : row + size, column : column + part.rank] = next(remaining_ups)
             column += part.rank
         row += size
     alpha = None if differ or first.alpha is None else torch.tensor(first.strength * up.shape[1])
@@ -119,6 +119,7 @@ def _ranks(used: list[Tensor]) -> list[int] | None:
     """Return the number of columns used only by each row block; None if blocks share columns."""
     table = torch.stack(used)  # [blocks, rank]
     count, rank = table.shape
+    # Equal ranks first: a column of zeros, which no block uses, fits them as well.
     if rank % count == 0:
         equal = torch.block_diag(*(torch.ones(1, rank // count) for _ in range(count))).bool()
         if not (table & ~equal).any():

@@ -10,7 +10,7 @@ class ForeignModel:
     """How to recognise a model's adapters: metadata, layer paths, and layer inputs."""
 
     title: str
-    said: str  # pattern of ss_base_model_version and modelspec.architecture
+    version_pattern: str  # pattern of ss_base_model_version and modelspec.architecture
     paths: str = ""  # pattern of paths that no supported family has
     wide: tuple[str, int] = ("", 0)  # pattern of paths shared with a supported family, and their inputs
 
@@ -41,7 +41,7 @@ def foreign_model(base: str, paths: Iterable[str], sizes: Mapping[str, tuple[int
     """
     paths = list(paths)
     for model in FOREIGN:
-        if re.search(model.said, base, re.IGNORECASE) if base else False:
+        if re.search(model.version_pattern, base, re.IGNORECASE) if base else False:
             return model.title
     for model in FOREIGN:
         pattern, inputs = model.wide

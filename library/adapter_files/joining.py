@@ -51,9 +51,10 @@ def join_parts(
     layer sizes.
     """
     shapes = [_shape(module, family, part, model) for part, _ in parts]
-    shape = max(shapes, key=len)
+    shape = max(shapes, key=len)  # the most precise one: the kernel of a convolution may be flattened
     if any(
-        one != shape and (one[0], torch.Size(one).numel()) != (shape[0], torch.Size(shape).numel()) for one in shapes
+        other != shape and (other[0], torch.Size(other).numel()) != (shape[0], torch.Size(shape).numel())
+        for other in shapes
     ):
         raise ConfigError(
             "the LoRAs have {module} in different sizes: they are for different models", module=module.kohya
@@ -103,22 +104,22 @@ def weight_shape(module: Module, family: str, part: Part) -> tuple[int, ...] | N
 
 
 def _shape(module: Module, family: str, part: Part, model: ModelFile | None) -> tuple[int, ...]:
-    known = model.size(module) if model is not None else None
-    if isinstance(part, LayerChange) and known is not None and not part.fits(known):
+    model_size = model.size(module) if model is not None else None
+    if isinstance(part, LayerChange) and model_size is not None and not part.fits(model_size):
         raise ConfigError(
             "{module} does not fit {model}: is it for another model?",
             module=module.kohya,
             model=model.path if model else "",
         )
     bias = part.bias() if isinstance(part, LayerChange) else None
-    found = known or weight_shape(module, family, part) or (tuple(bias.shape) if bias is not None else None)
-    if found is None:
+    size = model_size or weight_shape(module, family, part) or (tuple(bias.shape) if bias is not None else None)
+    if size is None:
         raise ConfigError(
             "{module} is not in {model}: is it for another model?",
             module=module.kohya,
             model=model.path if model else "",
         )
-    return found
+    return size
 
 
 def _factors(part: Part, weight: float) -> tuple[Tensor, Tensor] | None:
@@ -136,21 +137,21 @@ def _whole_matrix(
     """Return the sum as a full matrix, kept or reduced to a rank."""
     place = model.place(module) if model is not None else None
     base = place.of(model.tensor(place.key)).float() if model is not None and place else torch.zeros(*shape)
-    whole, biases, has_weight = torch.zeros(*shape), [], False
+    total, biases, has_weight = torch.zeros(*shape), [], False
     for part, weight in parts:
         if isinstance(part, AdapterFactors):
-            whole += weight * part.product().reshape(whole.shape)
+            total += weight * part.product().reshape(total.shape)
         elif part.has_weight:
-            whole += part.ready().delta(base, weight)
+            total += part.ready().delta(base, weight)
         has_weight = has_weight or isinstance(part, AdapterFactors) or part.has_weight
         if isinstance(part, LayerChange) and (bias := part.bias(weight)) is not None:
             biases.append(bias)
     bias = torch.stack(biases).sum(0) if biases else None
     if len(shape) == 1 and has_weight:
-        return LayerChange({"w_norm": whole} | ({} if bias is None else {NORM_BIAS: bias}))
+        return LayerChange({"w_norm": total} | ({} if bias is None else {NORM_BIAS: bias}))
     if limit is not None and has_weight:
-        return with_bias(nearest_lora(whole, limit), bias)
-    return LayerChange(({"diff": whole} if has_weight else {}) | ({} if bias is None else {BIAS: bias}))
+        return with_bias(nearest_lora(total, limit), bias)
+    return LayerChange(({"diff": total} if has_weight else {}) | ({} if bias is None else {BIAS: bias}))
 
 
 def nearest_lora(change: Tensor, rank: int) -> AdapterFactors:

@@ -25,7 +25,7 @@ class ModelFile:
         self.path, self.entries = Path(path), storage.stored_entries(path)
         shapes = {name.replace(tensor_names.COMPILE_PREFIX, ""): tuple(e["shape"]) for name, e in self.entries.items()}
         self.codes = {name.replace(tensor_names.COMPILE_PREFIX, ""): e["dtype"] for name, e in self.entries.items()}
-        self.family, self.found = self._family(shapes)
+        self.family, self.description = self._family(shapes)
         self.names = lora_names_of(self.family)
         if problem := weights.stored_oddly(self.path, self.entries):
             raise ConfigError(problem)
@@ -41,8 +41,8 @@ class ModelFile:
         facts, description = recognition.family_and_description(shapes)
         if facts and description in lora_names_of(facts.name).mergeable:
             return facts.name, description
-        wanted = ", or ".join(family.base_model for family in families.all_families())
-        raise ConfigError("{path} is {found}: give {wanted}", path=self.path, found=description, wanted=wanted)
+        expected = ", or ".join(family.base_model for family in families.all_families())
+        raise ConfigError("{path} is {found}: give {wanted}", path=self.path, found=description, wanted=expected)
 
     @functools.cached_property
     def _file(self) -> weights.Weights:
@@ -62,9 +62,13 @@ class ModelFile:
         return storage.CODES[code]
 
     def planned(self, key: str, dtype: torch.dtype | None) -> Planned:
-        """A tensor of a file to be written, unchanged but for its type; integers keep theirs."""
-        own = self.dtype(key)
-        return Planned(dtype if dtype and own.is_floating_point else own, self.shapes[key], lambda: self.tensor(key))
+        """Plan to write a tensor of this file, cast to a dtype; integers keep theirs."""
+        stored_dtype = self.dtype(key)
+        return Planned(
+            dtype if dtype and stored_dtype.is_floating_point else stored_dtype,
+            self.shapes[key],
+            lambda: self.tensor(key),
+        )
 
     def place(self, module: Module) -> WeightSlice | None:
         place = self.names.slice_of(module.part, module.path, self.shapes)
@@ -75,8 +79,8 @@ class ModelFile:
         place = self.place(module)
         if place is None:
             return None
-        rows, *rest = self.shapes[place.key]
-        return rows // place.parts, *rest
+        rows, *columns = self.shapes[place.key]
+        return rows // place.parts, *columns
 
     def bias_place(self, module: Module) -> WeightSlice | None:
         """Locate a module's bias; None if it has none."""
@@ -87,10 +91,9 @@ class ModelFile:
         return WeightSlice(key, place.part, place.parts) if key in self.shapes else None
 
     def modules(self, convolutions: bool) -> Iterator[Module]:
-        """Return what sd-scripts' LoRA adapts: attention and MLP, with `convolutions` also residual blocks."""
+        # As sd-scripts' LoRA: attention and MLP, with `convolutions` also residual blocks.
         yield from (Module(part, path) for part, path in self.names.layers(self.shapes, convolutions))
 
 
 def delta_shape(shape: tuple[int, ...], change: Tensor) -> bool:
-    """Whether a change [out, in * k * k] fits a weight of this shape."""
-    return tuple(change.shape) == (shape[0], torch.Size(shape[1:]).numel())
+    return tuple(change.shape) == (shape[0], torch.Size(shape[1:]).numel())  # the change is [out, in * k * k]

@@ -125,12 +125,12 @@ def lora_names_of(family: str) -> LoraNames:
 
 @functools.cache
 def _name_pattern() -> re.Pattern[str]:
-    own = [re.escape(word) for name in all_lora_names() for word in name.words]
-    return re.compile("".join(f"{word} | " for word in own) + LAYER_WORDS, re.VERBOSE)
+    words = [re.escape(word) for name in all_lora_names() for word in name.words]
+    return re.compile("".join(f"{word} | " for word in words) + LAYER_WORDS, re.VERBOSE)
 
 
 def dotted_path(name: str) -> str:
-    """ "input_blocks_4_1_proj_in" -> "input_blocks.4.1.proj_in"; a dotted name is unchanged."""
+    # Such as "input_blocks_4_1_proj_in" -> "input_blocks.4.1.proj_in".
     return name if "." in name else ".".join(_name_pattern().findall(name))
 
 
@@ -145,8 +145,8 @@ def split_any(key: str, keys: Collection[str] = ()) -> tuple[str, str] | None:
     """A file's key -> (module's name, tensor's name in it), for any kind of adapter; None for other keys. `keys` are
     all keys of the file, by which iA3 is recognised.
     """
-    if found := split_key(key):
-        return found
+    if plain := split_key(key):
+        return plain
     clean = cleaned(key)
     ending = max((ending for ending in OTHER_ENDINGS if clean.endswith(ending)), key=len, default="")
     if ending:
@@ -164,16 +164,15 @@ def find_lora_family(
     names: Iterable[str],
     metadata: Mapping[str, str],
     sizes: Mapping[str, tuple[int, int]] | None = None,
-    wanted: str = "",
+    preferred: str = "",
 ) -> str:
-    """Return the family of a file's modules; `wanted` if they allow it. Raises ConfigError if it is unclear."""
+    """Return the family of a file's modules; `preferred` if they allow it. Raises ConfigError if it is unclear."""
     names = list(names)
     possible = possible_families(names, metadata, sizes)
-    if wanted in possible:
-        return wanted
-    possible = [
-        family for family in possible if not of_other_tree(names, family)
-    ] or possible  # kohya's names follow one tree
+    if preferred in possible:
+        return preferred
+    # Kohya's names follow one tree.
+    possible = [family for family in possible if not of_other_tree(names, family)] or possible
     readings = {family: reading for family in possible if (reading := _parse_names(names, family))}
     if len(possible) > 1 and not any(lora_names_of(family).version_word in _base(metadata) for family in possible):
         if len({*readings.values()}) > 1:
@@ -208,22 +207,28 @@ def possible_families(
     base = _base(metadata)
     names, names_by_family = list(names), dict[str, LoraNames](zip(families.FAMILIES, all_lora_names(), strict=True))
     paths = list(map(_path, names))
-    said = {family: len(own.version_word) if own.version_word in base else 0 for family, own in names_by_family.items()}
+    # The longer the word of a version in the metadata, the surer the family.
+    version_scores = {
+        family: len(lora_names.version_word) if lora_names.version_word in base else 0
+        for family, lora_names in names_by_family.items()
+    }
     if title := foreign_model(
-        "" if any(said.values()) else base, paths, {_path(n): s for n, s in (sizes or {}).items()}
+        "" if any(version_scores.values()) else base, paths, {_path(n): s for n, s in (sizes or {}).items()}
     ):
         template = "this is a LoRA for {title}, which is no model that is trained here: those of {titles} are"
         raise ForeignModelError(template, title=title, titles=families.titles())
-    for family, own in names_by_family.items():
-        if own.marks and any(re.search(own.marks, path) for path in paths):
+    for family, lora_names in names_by_family.items():
+        if lora_names.marks and any(re.search(lora_names.marks, path) for path in paths):
             return [family]
     for path in paths:
-        found = [family for family, own in names_by_family.items() if path.startswith(own.trees)]
-        if found:  # sizes and metadata decide between families with the same tree
-            fitting = [family for family in found if _has_sizes(names_by_family[family], sizes or {})]
-            return sorted(fitting or found, key=lambda family: -said[family])
-    for family, own in names_by_family.items():
-        if said[family] or any(name.startswith(own.encoder_names) for name in names if own.encoder_names):
+        candidates = [family for family, lora_names in names_by_family.items() if path.startswith(lora_names.trees)]
+        if candidates:  # sizes and metadata decide between families with the same tree
+            fitting = [family for family in candidates if _has_sizes(names_by_family[family], sizes or {})]
+            return sorted(fitting or candidates, key=lambda family: -version_scores[family])
+    for family, lora_names in names_by_family.items():
+        if version_scores[family] or any(
+            name.startswith(lora_names.encoder_names) for name in names if lora_names.encoder_names
+        ):
             return [family]
     raise ConfigError(
         "the LoRA has no module that tells its model: only those of {titles} are known", titles=families.titles()
@@ -231,15 +236,17 @@ def possible_families(
 
 
 def _path(name: str) -> str:
-    denoisers = (prefix for own in all_lora_names() for prefix, part in own.part_of.items() if part == "denoiser")
+    denoisers = (
+        prefix for lora_names in all_lora_names() for prefix, part in lora_names.part_of.items() if part == "denoiser"
+    )
     return dotted_path(name.removeprefix(next((p for p in denoisers if name.startswith(p)), "")))
 
 
-def _has_sizes(own: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
+def _has_sizes(lora_names: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
     """Return whether every layer's ratio of outputs to inputs matches this family."""
     for name, (inputs, outputs) in sizes.items():
         path = _path(name)
-        if any(path.endswith(end) and outputs != ratio * inputs for end, ratio in own.ratios.items()):
+        if any(path.endswith(end) and outputs != ratio * inputs for end, ratio in lora_names.ratios.items()):
             return False
     return True
 
@@ -248,26 +255,34 @@ def module_sizes(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, in
     """Return inputs and outputs of the modules of a LoRA, LoHa, LoKr or difference by name, from tensor
     shapes by key.
     """
-    found: dict[str, dict[str, int]] = {}
+    sides_by_module: dict[str, dict[str, int]] = {}
     for key, shape in shapes.items():
         parts, sides = split_key(key), list(shape)
         if parts and len(sides) > 1:
-            found.setdefault(parts[0], {})[parts[1]] = sides[0] if parts[1] == UP else sides[1]
-        elif (product := PRODUCT.fullmatch(key)) and len(
-            sides
-        ) > 1:  # one of two matrices, or one that is itself a product
-            one = found.setdefault(product["module"], {UP: 1, DOWN: 1})
-            one[UP] *= 1 if product["half"] == "_b" else sides[0]
-            one[DOWN] *= 1 if product["half"] == "_a" else sides[1]
-    return {name: (one[DOWN], one[UP]) for name, one in found.items() if {DOWN, UP} <= one.keys()}
+            sides_by_module.setdefault(parts[0], {})[parts[1]] = sides[0] if parts[1] == UP else sides[1]
+        elif (product := PRODUCT.fullmatch(key)) and len(sides) > 1:
+            # One of two matrices, or one that is itself a product.
+            module_sides = sides_by_module.setdefault(product["module"], {UP: 1, DOWN: 1})
+            module_sides[UP] *= 1 if product["half"] == "_b" else sides[0]
+            module_sides[DOWN] *= 1 if product["half"] == "_a" else sides[1]
+    return {
+        name: (module_sides[DOWN], module_sides[UP])
+        for name, module_sides in sides_by_module.items()
+        if {DOWN, UP} <= module_sides.keys()
+    }
 
 
 def of_other_tree(keys: Iterable[str], family: str) -> bool:
     """Return whether names like kohya's belong to another tree than ours, or to another trainer."""
-    patterns = [own.elsewhere for own in (lora_names_of(family),) if own.elsewhere]
-    known = {prefix for own in all_lora_names() for prefix, part in own.other_prefixes.items() if part == "denoiser"}
-    others = tuple(prefix for prefix in known if prefix.startswith("lora_"))
-    return any(key.startswith(others) or any(re.search(pattern, key) for pattern in patterns) for key in keys)
+    patterns = [lora_names.elsewhere for lora_names in (lora_names_of(family),) if lora_names.elsewhere]
+    prefixes = {
+        prefix
+        for lora_names in all_lora_names()
+        for prefix, part in lora_names.other_prefixes.items()
+        if part == "denoiser"
+    }
+    kohya_prefixes = tuple(prefix for prefix in prefixes if prefix.startswith("lora_"))
+    return any(key.startswith(kohya_prefixes) or any(re.search(pattern, key) for pattern in patterns) for key in keys)
 
 
 def kohya_key(key: str) -> str:
@@ -289,18 +304,18 @@ class Parsed(NamedTuple):
 
 def parse_name(name: str, family: str) -> Parsed:
     """Return what a name in any format refers to. Raises ConfigError for an unknown one."""
-    own = lora_names_of(family)
-    known = own.part_of
-    prefix = max((prefix for prefix in known if name.startswith(prefix)), key=len, default="")
-    part, written = known.get(prefix, "denoiser"), dotted_path(name.removeprefix(prefix))
+    lora_names = lora_names_of(family)
+    part_by_prefix = lora_names.part_of
+    prefix = max((prefix for prefix in part_by_prefix if name.startswith(prefix)), key=len, default="")
+    part, path_in_file = part_by_prefix.get(prefix, "denoiser"), dotted_path(name.removeprefix(prefix))
     if not prefix and name.startswith(TEXT):
         return Parsed(Module(TEXT_PART, name), 0, 1, False)
-    if not prefix and not written.startswith(tuple(tree for other in all_lora_names() for tree in other.trees)):
+    if not prefix and not path_in_file.startswith(tuple(tree for other in all_lora_names() for tree in other.trees)):
         raise ConfigError(
             "{name} is no module of {title} in any known naming", name=name, title=families.facts_of(family).title
         )
-    path, piece, pieces = own.canonical(written) if part == "denoiser" else (written, 0, 1)
-    swapped = part == "denoiser" and path != written and own.has_swapped_halves(path)
+    path, piece, pieces = lora_names.canonical(path_in_file) if part == "denoiser" else (path_in_file, 0, 1)
+    swapped = part == "denoiser" and path != path_in_file and lora_names.has_swapped_halves(path)
     return Parsed(Module(part, path), piece, pieces, swapped)
 
 
@@ -309,20 +324,20 @@ def endings(family: str, style: str) -> dict[str, str]:
     if style != "comfy":
         return WRITTEN[style]
     shared = lora_names_of(family).shared
-    made = WRITTEN["diffusers" if shared.is_peft else "kohya"] | {ALPHA: ".alpha"}
-    return made if shared.has_alphas else {part: made[part] for part in (DOWN, UP)}
+    suffixes = WRITTEN["diffusers" if shared.is_peft else "kohya"] | {ALPHA: ".alpha"}
+    return suffixes if shared.has_alphas else {part: suffixes[part] for part in (DOWN, UP)}
 
 
 def spelled(module: Module, family: str, style: str) -> tuple[str, ...]:
     """Return the names of a plain LoRA's module in a format: its slices there, in the order of rows."""
     if module.part == TEXT_PART:
         return (module.path,)
-    own = lora_names_of(family)
-    tree = own.shared.names if style == "comfy" else style
-    prefix = own.shared_prefix(module.part) if style == "comfy" else own.prefixes[style][module.part]
+    lora_names = lora_names_of(family)
+    tree = lora_names.shared.names if style == "comfy" else style
+    prefix = lora_names.shared_prefix(module.part) if style == "comfy" else lora_names.prefixes[style][module.part]
     if tree == "kohya":
         return (prefix + module.path.replace(".", "_"),)
-    paths = own.pieces(module.path) if tree == "diffusers" and module.part == "denoiser" else (module.path,)
+    paths = lora_names.pieces(module.path) if tree == "diffusers" and module.part == "denoiser" else (module.path,)
     if not paths:
         raise ConfigError("{module} has no name in diffusers: leave it out, or use another format", module=module.kohya)
     return tuple(prefix + path for path in paths)
@@ -332,7 +347,7 @@ def whole_name(module: Module, family: str, style: str) -> str:
     """Return the name of an unsplittable module, in kohya's or ComfyUI's own tree."""
     if module.part == TEXT_PART:
         return module.path
-    own = lora_names_of(family)
-    if style == "kohya" or own.shared.names == "kohya":
-        return own.prefixes["kohya"][module.part] + module.path.replace(".", "_")
-    return own.prefixes["comfy"][module.part] + module.path
+    lora_names = lora_names_of(family)
+    if style == "kohya" or lora_names.shared.names == "kohya":
+        return lora_names.prefixes["kohya"][module.part] + module.path.replace(".", "_")
+    return lora_names.prefixes["comfy"][module.part] + module.path

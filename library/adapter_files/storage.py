@@ -22,13 +22,12 @@ TypeChoice = Callable[[str, Tensor], torch.dtype]
 # Values of `dtype`, by the names of save_precision.
 DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 CODES = {code: getattr(torch, name) for code, name in weights.STORED_TYPES.items()}
-ORDER = {
-    dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items())
-}  # order in a file, and the dtype's code
+# dtype -> order in a file, and the dtype's code.
+ORDER = {dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items())}
 
 
 def silent(what: MessageLike, done: int, total: int) -> None:
-    """A report callback that does nothing."""
+    """Report nothing."""
 
 
 def storage_dtype(name: str | None) -> torch.dtype | None:
@@ -67,7 +66,7 @@ def stored_entries(path: str | Path) -> dict[str, JsonObject]:
     for file in weights.files(check_readable(path)):
         try:
             entries = weights.header_entries(check_readable(file))
-            out |= {name: {"dtype": about["dtype"], "shape": list(about["shape"])} for name, about in entries.items()}
+            out |= {name: {"dtype": entry["dtype"], "shape": list(entry["shape"])} for name, entry in entries.items()}
         except (AttributeError, IndexError, KeyError, TypeError) as e:  # a JSON header with other content
             raise ConfigError("{file} is a damaged safetensors file: get it again", file=file) from e
     return out
@@ -79,8 +78,8 @@ def metadata_of(path: str | Path) -> Metadata:
     if path.is_dir():
         return {}
     stored_entries(path)
-    about = weights.raw_header(path).get("__metadata__")
-    return {str(key): str(value) for key, value in about.items()} if isinstance(about, dict) else {}
+    metadata = weights.raw_header(path).get("__metadata__")
+    return {str(key): str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
 
 
 def header_bytes(table: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:
@@ -126,8 +125,8 @@ def keeps_numbers(dtype: torch.dtype, tensor: Tensor) -> bool:
         return True
     if tensor.is_floating_point() and torch.finfo(dtype).max >= torch.finfo(tensor.dtype).max:
         return True
-    given = tensor.detach()
-    ends = torch.stack((given.float() if given.dtype.itemsize == 1 else given).aminmax()).cpu()
+    values = tensor.detach()
+    ends = torch.stack((values.float() if values.dtype.itemsize == 1 else values).aminmax()).cpu()
     # float8_e4m3fn has no infinity: too large numbers silently become its largest one.
     cut = dtype == torch.float8_e4m3fn and float(ends.float().abs().max()) > torch.finfo(dtype).max
     return (is_finite(ends.to(dtype)) and not cut) or not is_finite(ends)
@@ -162,7 +161,7 @@ class FilePlan:
         self.tensors = dict(sorted(tensors.items(), key=lambda item: (ORDER[item[1].dtype], item[0])))
 
     @classmethod
-    def kept(cls, tensors: Mapping[str, Tensor], dtype_of: TypeChoice | None = None) -> "FilePlan":
+    def of_tensors(cls, tensors: Mapping[str, Tensor], dtype_of: TypeChoice | None = None) -> "FilePlan":
         """Plan a file of tensors in memory; `dtype_of(name, tensor)` returns the stored dtype of each."""
 
         def planned(name: str, tensor: Tensor) -> Planned:
@@ -172,24 +171,23 @@ class FilePlan:
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
-        return sum(about.size for about in self.tensors.values())
+        return sum(planned.size for planned in self.tensors.values())  # bytes of all tensors
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
         """Return the start of the file."""
         table, at = {}, 0
-        for name, about in self.tensors.items():
-            offsets = [at, at + about.size]
-            table[name] = {"dtype": ORDER[about.dtype][1], "shape": list(about.shape), "data_offsets": offsets}
+        for name, planned in self.tensors.items():
+            offsets = [at, at + planned.size]
+            table[name] = {"dtype": ORDER[planned.dtype][1], "shape": list(planned.shape), "data_offsets": offsets}
             at = offsets[1]
         return header_bytes(table, metadata)
 
     def data(self, report: Report = silent) -> Iterator[bytes | memoryview]:
         """Yield the tensors' bytes, each made on demand. Raises ConfigError if a dtype is too narrow for the values."""
-        for i, (name, about) in enumerate(self.tensors.items()):
+        for i, (name, planned) in enumerate(self.tensors.items()):
             report(Message("writing"), i, len(self.tensors))
-            made = about.make().detach()  # evaluates a lazy tensor only once
-            stored = cast_checked(name, made, about.dtype).reshape(about.shape)
+            tensor = planned.make().detach()  # evaluates a lazy tensor only once
+            stored = cast_checked(name, tensor, planned.dtype).reshape(planned.shape)
             yield stored.reshape(-1).view(torch.uint8).numpy().data
         report(Message("writing"), len(self.tensors), len(self.tensors))
 
@@ -197,20 +195,20 @@ class FilePlan:
         """Return the keys by which other tools identify a LoRA: SHA-256 of the tensors' bytes; and, for tools of 2022,
         8 digits of that of bytes 0x100000 to 0x110000 of a file with this metadata.
         """
-        whole, legacy, at = hashlib.sha256(), hashlib.sha256(), 0
+        full, legacy, at = hashlib.sha256(), hashlib.sha256(), 0
         for i, chunk in enumerate(itertools.chain([self.header(metadata)], self.data())):
-            whole.update(chunk if i else b"")
+            full.update(chunk if i else b"")
             legacy.update(chunk[max(0, 0x100000 - at) : max(0, 0x110000 - at)])
             at += len(chunk)
-        return {"sshs_model_hash": whole.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
+        return {"sshs_model_hash": full.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
 
-    def write(self, place: Path, metadata: Mapping[str, str], report: Report = silent) -> None:
-        """Write the file at `place` and read its header back. Raises OSError if it differs."""
-        with place.open("wb") as file:
+    def write(self, path: Path, metadata: Mapping[str, str], report: Report = silent) -> None:
+        """Write the file at `path` and read its header back. Raises OSError if it differs."""
+        with path.open("wb") as file:
             for chunk in itertools.chain([self.header(metadata)], self.data(report)):
                 file.write(chunk)
         try:
-            with safe_open(place, framework="pt") as written:
+            with safe_open(path, framework="pt") as written:
                 names = set(written.keys())
         except SafetensorError as e:
             raise OSError(f"the file that was just written cannot be read back: {e}") from e
@@ -222,4 +220,4 @@ class FilePlan:
     def write_new(self, out: Path, metadata: Mapping[str, str], report: Report = silent) -> Path:
         """Write the file at `out`, which must be new; a failure leaves nothing behind."""
         need_space(out, self.size)
-        return write_atomic(fresh(out), lambda place: self.write(place, metadata, report))
+        return write_atomic(fresh(out), lambda temporary: self.write(temporary, metadata, report))

@@ -82,7 +82,7 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
     sound = {}
     for i, (name, parts) in enumerate(sorted(groups.items())):
         report(Message("checking modules"), i, len(groups))
-        if _look(findings, name, parts):
+        if _check_module(findings, name, parts):
             sound[name] = parts
     _overall(findings)
     _note_own_names(findings, list(stored))
@@ -113,7 +113,7 @@ def _group_by_module(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[st
     return groups, unknown
 
 
-def _look(findings: Findings, name: str, parts: dict[str, Tensor]) -> bool:
+def _check_module(findings: Findings, name: str, parts: dict[str, Tensor]) -> bool:
     """Check one module by itself; return whether it is valid."""
     change = LayerChange(parts)
     if problem := _fit_problem(name, parts, change):
@@ -134,7 +134,7 @@ def _look(findings: Findings, name: str, parts: dict[str, Tensor]) -> bool:
             findings.warnings.append(Message(template, name=name, rank=rank))
     else:
         norm, dead = change.norm(), change.is_dead
-    largest = max(float(one.float().abs().max()) for part, one in parts.items() if part != ALPHA)
+    largest = max(float(tensor.float().abs().max()) for part, tensor in parts.items() if part != ALPHA)
     strength = alpha / rank if rank else 1.0
     findings.modules.append(ModuleReport(name, change.title, rank, alpha, strength, norm, largest, dead))
     return True

@@ -29,8 +29,8 @@ def save_lora(
     """
     kind = storage.storage_dtype(dtype)
     plain = {module: adapter.to(kind) for module, adapter in lora.adapters.items()}
-    others = {module: change.to(kind) for module, change in lora.others.items()}
-    cast = Lora(lora.family, plain, lora.metadata, lora.style, others)
+    changes = {module: change.to(kind) for module, change in lora.other_changes.items()}
+    cast = Lora(lora.family, plain, lora.metadata, lora.style, changes)
     tensors, extra = adapters.tensors_in_format(cast, style or lora.style)
     if broken := [name for name, tensor in tensors.items() if not storage.is_finite(tensor)]:
         raise ConfigError(
@@ -41,7 +41,7 @@ def save_lora(
         )
     metadata = {key: value for key, value in lora.metadata.items() if not key.startswith("sshs_")} | extra
     metadata.setdefault("modelspec.title", Path(out).stem)
-    plan = storage.FilePlan.kept(tensors)
+    plan = storage.FilePlan.of_tensors(tensors)
     return plan.write_new(Path(out), metadata | plan.hashes(metadata), report)
 
 
@@ -66,14 +66,14 @@ def sized(lora: Lora) -> Lora:
     """Return the LoRA with its rank and alpha in the metadata; "Dynamic" if modules differ."""
     ranks = {a.rank for a in lora.adapters.values()}
     alphas = {a.rank if a.alpha is None else float(a.alpha) for a in lora.adapters.values()}
-    for change in lora.others.values():
+    for change in lora.other_changes.values():
         if rank := rank_of(change.parts):
             ranks.add(rank)
             alphas.add(float(change.parts[ALPHA]) if ALPHA in change.parts else rank)
     for key, values in (("ss_network_dim", ranks), ("ss_network_alpha", alphas)):
         if values:
             lora.metadata[key] = f"{values.pop():g}" if len(values) == 1 else "Dynamic"
-    if lora.others:
+    if lora.other_changes:
         lora.metadata["ss_network_module"] = LYCORIS
     return lora
 
@@ -82,13 +82,13 @@ def decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tens
     """Return U, S and V of a matrix, of which the first `rank` count: a randomised SVD with `iterations` power steps if
     the matrix is much larger; 0 for an exact one.
     """
-    looked_at = 2 * rank + OVERSAMPLED
-    if not iterations or 2 * looked_at > min(matrix.shape):
+    num_directions = 2 * rank + OVERSAMPLED
+    if not iterations or 2 * num_directions > min(matrix.shape):
         return torch.linalg.svd(matrix, full_matrices=False)
     devices = [matrix.device] if matrix.device.type != "cpu" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)  # the same matrix gives the same LoRA
-        u, s, v = torch.svd_lowrank(matrix, q=looked_at, niter=iterations)
+        u, s, v = torch.svd_lowrank(matrix, q=num_directions, niter=iterations)
     return u, s, v.T
 
 

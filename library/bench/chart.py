@@ -43,12 +43,12 @@ class Bar:
 def groups(result: JsonMapping) -> list[tuple[str, list[Bar]]]:
     """Return the measured rows by part and size; parts measured with one setting share a group at the end."""
     # The whole step comes first, as it matters most.
-    found: dict[tuple[bool, str, int], list[Row]] = {}
+    rows_by_group: dict[tuple[bool, str, int], list[Row]] = {}
     for row in report.measured_rows(result):
-        found.setdefault((row["part"] != report.STEP, row["part"], row.get("resolution") or 0), []).append(row)
+        rows_by_group.setdefault((row["part"] != report.STEP, row["part"], row.get("resolution") or 0), []).append(row)
     grouped: list[tuple[str, list[Bar]]] = []
     single: list[tuple[str, Row]] = []
-    for (_, part, size), rows in sorted(found.items(), key=lambda group: group[0]):
+    for (_, part, size), rows in sorted(rows_by_group.items(), key=lambda group: group[0]):
         title = part_title(part) + (f" at {size}" if size else "")
         if len(rows) == 1 and part != report.STEP:
             single.append((title, rows[0]))
@@ -62,8 +62,8 @@ def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:
     longest = min(max(row["ms"]["p90"] for _, row in rows), 1.5 * max(row["ms"]["p50"] for _, row in rows))
     quickest = min(row["ms"]["p50"] for _, row in rows)
 
-    def share(row: Row, which: str) -> float:
-        return round(min(1.0, row["ms"][which] / longest), 4)
+    def share(row: Row, percentile: str) -> float:
+        return round(min(1.0, row["ms"][percentile] / longest), 4)
 
     return [
         Bar(name, row, share(row, "p50"), share(row, "p90"), compared and row["ms"]["p50"] == quickest)
@@ -72,8 +72,8 @@ def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:
 
 
 def part_title(part: str) -> str:
-    known = {report.STEP: "Training step", report.ENCODE: "VAE, encoding", report.DECODE: "VAE, decoding"}
-    return known.get(part, part[:1].upper() + part[1:])
+    titles = {report.STEP: "Training step", report.ENCODE: "VAE, encoding", report.DECODE: "VAE, decoding"}
+    return titles.get(part, part[:1].upper() + part[1:])
 
 
 def svg(result: JsonMapping) -> str:
@@ -103,13 +103,13 @@ def _bar_svg(bar: Bar, y: int) -> str:
     room, row = WIDTH - NAME_WIDTH - VALUE, bar.row
     wide, far, middle = room * bar.share, room * bar.far, y + BAR / 2
     value = report.milliseconds(row["ms"]["p50"])
-    more = f", {row['peak_gb']:.1f} GB" + (f", MFU {row['mfu']:.0%}" if "mfu" in row else "")
+    details = f", {row['peak_gb']:.1f} GB" + (f", MFU {row['mfu']:.0%}" if "mfu" in row else "")
     return (
         f'<text x="{NAME_WIDTH - 10}" y="{y + 14}" class="name">{escape(bar.name)}</text>'
         f'<rect x="{NAME_WIDTH}" y="{y}" width="{wide:.1f}" height="{BAR}" rx="3" '
         f'class="{"best" if bar.best else "bar"}"/>'
         f'<line x1="{NAME_WIDTH + wide:.1f}" x2="{NAME_WIDTH + far:.1f}" y1="{middle}" y2="{middle}"/>'
-        f'<text x="{NAME_WIDTH + far + 8:.1f}" y="{y + 14}">{value}<tspan class="quiet">{more}</tspan></text>'
+        f'<text x="{NAME_WIDTH + far + 8:.1f}" y="{y + 14}">{value}<tspan class="quiet">{details}</tspan></text>'
     )
 
 

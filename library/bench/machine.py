@@ -10,12 +10,12 @@ from library.config.problems import ConfigError
 from library.measuring import timing
 
 
-def choose_device(asked: str) -> torch.device:
+def choose_device(requested: str) -> torch.device:
     """Return the device to measure on; `auto` prefers a GPU. Raises ConfigError for a missing one."""
-    if asked == "auto":
-        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    if requested == "auto":
+        requested = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(asked)
+        device = torch.device(requested)
         if device.type == "cuda":
             torch.cuda.get_device_properties(device)
             # CUDA events, streams and Triton's kernels belong to the current GPU, even if tensors are elsewhere.
@@ -23,10 +23,12 @@ def choose_device(asked: str) -> torch.device:
             return torch.device("cuda", torch.cuda.current_device())
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            "--device {asked} cannot be used here ({why}); use auto or cpu", asked=asked, why=_first_error_line(error)
+            "--device {asked} cannot be used here ({why}); use auto or cpu",
+            asked=requested,
+            why=_first_error_line(error),
         ) from error
     if device.type not in timing.MATRICES:
-        raise ConfigError("--device {asked}: only cuda and cpu can be measured", asked=asked)
+        raise ConfigError("--device {asked}: only cuda and cpu can be measured", asked=requested)
     return device
 
 
@@ -39,7 +41,7 @@ def half_type(on: torch.device) -> str:
 
 def measured_machine(on: torch.device) -> JsonObject:
     """Return what a reader of the results needs to know about the machine."""
-    found: JsonObject = {
+    facts: JsonObject = {
         "device": on.type,
         "name": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
@@ -48,15 +50,15 @@ def measured_machine(on: torch.device) -> JsonObject:
         "platform": platform.platform(),
     }
     if on.type == "cuda":
-        about = torch.cuda.get_device_properties(on)
-        found |= {
-            "name": about.name,
-            "memory_gb": round(about.total_memory / timing.BYTES_PER_GIB, 1),
-            "capability": f"{about.major}.{about.minor}",
+        properties = torch.cuda.get_device_properties(on)
+        facts |= {
+            "name": properties.name,
+            "memory_gb": round(properties.total_memory / timing.BYTES_PER_GIB, 1),
+            "capability": f"{properties.major}.{properties.minor}",
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }
-    return found
+    return facts
 
 
 def free_bytes(on: torch.device) -> int:

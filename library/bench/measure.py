@@ -44,21 +44,21 @@ class BenchRun:
         work.phase(Message("the rate of matrix products"), 0, total)
         self.rate = timing.matmul_rate(self.device, fp8_storage.compute_type(plain))
         try:
-            for number, (first, act) in enumerate(todo):
-                work.phase(measurement_title(first), number, total)
-                for row in self._careful(first, act):
+            for number, (row_start, act) in enumerate(todo):
+                work.phase(measurement_title(row_start), number, total)
+                for row in self._careful(row_start, act):
                     self.rows.append(row)
                     self.say(report.measurement_line(row))
                 work.store(self.result(began, finished=False))
         except KeyboardInterrupt:
             work.store(self.result(began, finished=False))
             raise
-        work.store(found := self.result(began, finished=True))
-        return found
+        work.store(result := self.result(began, finished=True))
+        return result
 
     def result(self, began: float, finished: bool) -> JsonObject:
         """Return the result as in the file; docs/bench.md explains each entry."""
-        found = {
+        content = {
             "kind": "bench",
             "schema": SCHEMA,
             "started": began,
@@ -70,7 +70,7 @@ class BenchRun:
             "candidates": {c.name: {"about": c.about, "options": c.chosen()} for c in self.candidates},
             "results": self.rows,
         }
-        return found | {"best": report.best(found)}
+        return content | {"best": report.best(content)}
 
     # ---- what there is to do
 
@@ -85,10 +85,10 @@ class BenchRun:
                 yield row, lambda part=part, at=at: self._vae(part, at)
         if BLOCKS in self.parts or STEP in self.parts:
             for resolution in self.resolutions:
-                counted: list[prepared_model.StepCost] = []  # counted with the first candidate for all of this size
+                costs: list[prepared_model.StepCost] = []  # counted with the first candidate for all of this size
                 for candidate in self.candidates:
                     row = {"part": STEP, "resolution": resolution, "candidate": candidate.name}
-                    yield row, lambda c=candidate, at=resolution, known=counted: self._training(c, at, known)
+                    yield row, lambda c=candidate, at=resolution, costs=costs: self._training(c, at, costs)
 
     def _careful(self, row: JsonObject, act: Callable[[], Iterator[JsonObject]]) -> Iterator[JsonObject]:
         """Run one measurement; an error becomes its result, and the others continue."""
@@ -116,9 +116,10 @@ class BenchRun:
             return
         shape = (self.subject.batch, 3, resolution, resolution)
         if part == DECODE:
+            # Latents of all families have an eighth of an image's side.
             shape = (self.subject.batch, vae.config.latent_channels, resolution // 8, resolution // 8)
-        given = torch.randn(shape, device=self.device, dtype=dtype)
-        call = (lambda: vae.encode(given)) if part == ENCODE else (lambda: vae.decode(given))
+        values = torch.randn(shape, device=self.device, dtype=dtype)
+        call = (lambda: vae.encode(values)) if part == ENCODE else (lambda: vae.decode(values))
         yield from self._plain({"part": part, "resolution": resolution}, call)
 
     def _plain(self, row: JsonMapping, call: Callable[[], Any]) -> Iterator[JsonObject]:
@@ -130,41 +131,43 @@ class BenchRun:
             compiled = torch.compile(call, dynamic=False, backend=backend)
             yield self._row({**row, "candidate": "compiled"}, _no_grad(compiled), eager.get("flops"))
 
-    def _training(self, candidate: Candidate, at: int, known: list[prepared_model.StepCost]) -> Iterator[JsonObject]:
+    def _training(self, candidate: Candidate, at: int, costs: list[prepared_model.StepCost]) -> Iterator[JsonObject]:
         """Measure blocks, then the whole step, with one candidate."""
         where = {"resolution": at, "candidate": candidate.name}
         config = self.subject.config(candidate.chosen())
-        made = self.subject.make(config, self.device)
-        if not known:
-            known.append(prepared_model.count_step(self.subject, made, config, at))
-        with prepared_model.open_prepared(self.subject, config, self.device, at, made) as ready:
-            del made
+        trainable = self.subject.make(config, self.device)
+        if not costs:
+            costs.append(prepared_model.count_step(self.subject, trainable, config, at))
+        with prepared_model.open_prepared(self.subject, config, self.device, at, trainable) as ready:
+            del trainable  # `ready` alone keeps the model now, and frees it when it is closed
             # In a model compiled as a whole, a block has no graph of its own.
-            apart = BLOCKS in self.parts and not (config.compile.compile and config.compile.compile_scope == "model")
-            for kind, (path, call) in (known[0].blocks if apart else {}).items():
+            measures_blocks = BLOCKS in self.parts and not (
+                config.compile.compile and config.compile.compile_scope == "model"
+            )
+            for kind, (path, call) in (costs[0].blocks if measures_blocks else {}).items():
                 row = {"part": f"block {kind}", **where}
-                yield self._row(row, ready.block(path, call), known[0].block_flops[kind], ready)
+                yield self._row(row, ready.block(path, call), costs[0].block_flops[kind], ready)
             if STEP in self.parts:
-                yield self._row({"part": STEP, **where}, ready.step, known[0].step, ready)
+                yield self._row({"part": STEP, **where}, ready.step, costs[0].step, ready)
 
     def _row(
         self,
         row: JsonMapping,
         call: Callable[[], Any],
-        work: int | None = None,
+        operations: int | None = None,
         ready: prepared_model.PreparedModel | None = None,
     ) -> JsonObject:
-        before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
+        seconds_before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
         try:
-            found = timing.measure_call(call, self.device, self.plan)
+            measured = timing.measure_call(call, self.device, self.plan)
         except torch.OutOfMemoryError as error:
             return {**row, "status": "failed", "why": timing.measuring_failure(error)}
-        work = work or (None if ready else flops(call))
-        row = {**row, "status": "ok", **found.facts(), **report.compute_rates(work, found.p50, self.rate)}
+        operations = operations or (None if ready else flops(call))
+        row = {**row, "status": "ok", **measured.facts(), **report.compute_rates(operations, measured.p50, self.rate)}
         if ready:
             row |= ready.compiling()
             if "compile" in row:
-                row["compile"]["seconds_here"] = round(row["compile"]["seconds"] - before, 2)
+                row["compile"]["seconds_here"] = round(row["compile"]["seconds"] - seconds_before, 2)
         return row
 
 

@@ -38,33 +38,34 @@ class StepCost:
     block_flops: Mapping[str, int | None]
 
 
-def count_step(subject: Subject, made: TrainableModel, config: RunConfig, resolution: int) -> StepCost:
+def count_step(subject: Subject, trainable: TrainableModel, config: RunConfig, resolution: int) -> StepCost:
     """Count a step on a copy without memory, on the CPU: shapes and dtypes are the same on every device.
 
     A model that reads values, such as the lengths of captions, has to be run for it.
     """
     world, device = shapes.FakeTensorContext(), torch.device("cpu")
-    empty = world.copy(made.components.denoiser, device, fp8_storage.compute_type(config))
-    apart = replace(made, family=copy.deepcopy(made.family))  # a family caches tensors between calls
+    empty = world.copy(trainable.components.denoiser, device, fp8_storage.compute_type(config))
+    # A family caches tensors between calls.
+    with_own_family = replace(trainable, family=copy.deepcopy(trainable.family))
     with world.inside(), warnings.catch_warnings(action="ignore"):
-        step = _count_step(empty, subject.predict(apart, resolution, device), apart, config, device)
+        step = _count_step(empty, subject.predict(with_own_family, resolution, device), with_own_family, config, device)
     if step.step is not None:
         return step
-    model = made.components.denoiser
+    model = trainable.components.denoiser
     device = next(model.parameters()).device
-    apart = replace(made, family=copy.deepcopy(made.family))
+    with_own_family = replace(trainable, family=copy.deepcopy(trainable.family))
     try:
-        return _count_step(model, subject.predict(apart, resolution, device), apart, config, device)
+        return _count_step(model, subject.predict(with_own_family, resolution, device), with_own_family, config, device)
     finally:
         for p in model.parameters():
             p.grad = None
 
 
 def _count_step(
-    model: nn.Module, predict: Callable[..., Tensor], made: TrainableModel, config: RunConfig, device: torch.device
+    model: nn.Module, predict: Callable[..., Tensor], trainable: TrainableModel, config: RunConfig, device: torch.device
 ) -> StepCost:
     """Count a step of a model, and of each kind of its blocks."""
-    total, each = [], {}
+    total, flops_by_kind = [], {}
     quietly = isinstance(next(model.parameters()), FakeTensor)
 
     def step() -> None:
@@ -72,13 +73,17 @@ def _count_step(
             loss = predict(model).square().mean()
         loss.backward()
 
-    def run(block: nn.Module, given: shapes.Call) -> None:
-        shapes.forward_backward(block, given, lambda: autocast(config, device))
+    def run(block: nn.Module, arguments: shapes.Call) -> None:
+        shapes.forward_backward(block, arguments, lambda: autocast(config, device))
 
-    caught = shapes.called_blocks(model, made.family.block_classes, lambda: total.append(shapes.flops(step, quietly)))
+    caught = shapes.called_blocks(
+        model, trainable.family.block_classes, lambda: total.append(shapes.flops(step, quietly))
+    )
     for kind, (path, call) in caught.items() if total[0] is not None else ():
-        each[kind] = shapes.flops(functools.partial(run, model.get_submodule(path), shapes.made_real(call, device)))
-    return StepCost(total[0], caught, each)
+        flops_by_kind[kind] = shapes.flops(
+            functools.partial(run, model.get_submodule(path), shapes.made_real(call, device))
+        )
+    return StepCost(total[0], caught, flops_by_kind)
 
 
 def autocast(config: RunConfig, device: torch.device) -> contextlib.AbstractContextManager:
@@ -90,22 +95,24 @@ class PreparedModel:
     """One candidate at one or several image sizes, ready to be timed. Close it to free its memory."""
 
     def __init__(
-        self, subject: Subject, config: RunConfig, device: torch.device, size: Size, made: TrainableModel
+        self, subject: Subject, config: RunConfig, device: torch.device, size: Size, trainable: TrainableModel
     ) -> None:
         self.subject, self.config, self.device = subject, config, device
         sides = size if isinstance(size, tuple) else ((size, size),)
-        self.made, self.ranks, self.rank = made, 1, 0
+        self.trainable, self.ranks, self.rank = trainable, 1, 0  # it is the `Machine` of its loss, with one process
         self.compile_log = log = CompileLog()
-        text_learns = isinstance(made.method, LearnedText)
+        text_learns = isinstance(trainable.method, LearnedText)
         latents = tuple((height // FACTOR, width // FACTOR) for width, height in sides)
-        prepared = prepare_denoiser(made.components.denoiser, made.family, config, device, latents, text_learns, log)
+        prepared = prepare_denoiser(
+            trainable.components.denoiser, trainable.family, config, device, latents, text_learns, log
+        )
         self.not_compiled = log.fallback = prepared.not_compiled
-        self.optimizer = optimizers.make_optimizer(made.method, config)
+        self.optimizer = optimizers.make_optimizer(trainable.method, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
-        self._swap = None if config.adapters else swapping.find_trainable_swap(made.components.denoiser)
+        self._swap = None if config.adapters else swapping.find_trainable_swap(trainable.components.denoiser)
         optimizers.train_mode(self.optimizer)
-        made.method.train()
+        trainable.method.train()
         self._losses = itertools.cycle([self._loss(width, height) for width, height in sides])
 
     def autocast(self) -> contextlib.AbstractContextManager:
@@ -114,7 +121,7 @@ class PreparedModel:
     def _loss(self, width: int, height: int) -> Callable[[], Tensor]:
         if isinstance(self.subject, FamilySubject):
             return self._own_loss(self.subject, width, height)
-        predict, denoiser = self.subject.predict(self.made, width, self.device), self.made.components.denoiser
+        predict, denoiser = self.subject.predict(self.trainable, width, self.device), self.trainable.components.denoiser
 
         def loss() -> Tensor:
             with self.autocast():
@@ -125,22 +132,23 @@ class PreparedModel:
     def _own_loss(self, subject: FamilySubject, width: int, height: int) -> Callable[[], Tensor]:
         """Return the trainer's own loss: noise, target, conditions, prediction, weighting."""
         number = subject.batch
-        latents = subject.latents(self.made, (width, height), self.device)
-        shown, inpaints = subject.shown(self.made, latents), subject.config({}).control_images.inpaints
+        latents = subject.latents(self.trainable, (width, height), self.device)
+        shown, inpaints = subject.shown(self.trainable, latents), subject.config({}).control_images.inpaints
         batch = Batch(
             captions=[""] * number,
             paths=[""] * number,
+            # SDXL's size conditioning of an image that is not cropped.
             sizes=torch.tensor([[height, width, 0.0, 0.0, height, width]] * number, device=self.device),
             weights=torch.ones(number, device=self.device),
             latents=latents,
-            text=subject.text(self.made, self.device),
+            text=subject.text(self.trainable, self.device),
             controls=tuple(shown[:1] if inpaints else shown),
             paint=shown[1] if inpaints else None,
             is_guided=subject.config({}).control_images.guided,
         )
-        made, generators = self.made, StepGenerators(0, self.device, 0)
+        trainable, generators = self.trainable, StepGenerators(0, self.device, 0)
         compute_loss = LossFunction(
-            made.family, made.components, made.method, self.config, self, generators, self.compile_log
+            trainable.family, trainable.components, trainable.method, self.config, self, generators, self.compile_log
         )
         return lambda: compute_loss(batch)
 
@@ -152,7 +160,7 @@ class PreparedModel:
             self._swap.sync_to_host()
         if not self.config.optim.stepped_early:
             if self.config.optim.max_grad_norm:
-                torch.nn.utils.clip_grad_norm_(self.made.method.parameters(), self.config.optim.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(self.trainable.method.parameters(), self.config.optim.max_grad_norm)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self._swap:
@@ -161,15 +169,15 @@ class PreparedModel:
 
     def block(self, path: str, call: shapes.Call) -> Callable[[], None]:
         """Run one block, forward and backward, as within the model."""
-        given, block = shapes.made_real(call, self.device), self.made.components.denoiser.get_submodule(path)
+        arguments, block = shapes.made_real(call, self.device), self.trainable.components.denoiser.get_submodule(path)
         self._begin_pass(block)
-        return lambda: shapes.forward_backward(block, given, self.autocast)
+        return lambda: shapes.forward_backward(block, arguments, self.autocast)
 
     def _begin_pass(self, block: nn.Module) -> None:
         """Do what a pass of the whole model does before its blocks."""
         # Adapters get their cast and scaled factors from the network's hook.
         with self.autocast():
-            for prepared in self.made.method.factor_caches:
+            for prepared in self.trainable.method.factor_caches:
                 prepared.prepare()
         for layer in block.modules():
             if isinstance(layer, Adapter) and (factors := layer.cached_factors):
@@ -181,11 +189,11 @@ class PreparedModel:
             return {}
         self.compile_log.drain()
         total = self.compile_log.summary()
-        kept = {name: total[name] for name in ("num_graphs", "recompiles", "seconds", "cache_hits")}
-        return {"compile": kept} | ({"not_compiled": self.not_compiled} if self.not_compiled else {})
+        counts = {name: total[name] for name in ("num_graphs", "recompiles", "seconds", "cache_hits")}
+        return {"compile": counts} | ({"not_compiled": self.not_compiled} if self.not_compiled else {})
 
     def close(self) -> None:
-        del self.made, self.optimizer, self._losses, self._swap
+        del self.trainable, self.optimizer, self._losses, self._swap
         self.compile_log.close()
 
 

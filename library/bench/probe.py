@@ -102,14 +102,14 @@ class Probe:
     def run(self) -> "Probe":
         """Make it fit first, then make it fast; at most `TRIES` tries."""
         changes: Overrides = {}
-        while (found := self._try(changes)).lacks_memory and len(self.tries) < TRIES:
+        while (trial := self._try(changes)).lacks_memory and len(self.tries) < TRIES:
             smaller = next(candidates.saving_memory(self._changed(changes)), None)
             if smaller is None:
                 break
             changes = {**changes, **smaller}
-        for more in self._faster() if not found.why else ():
+        for faster in self._faster() if not trial.why else ():
             if len(self.tries) < TRIES:
-                self._try(more)
+                self._try(faster)
         self.state, self.doing = "done", ""
         self._report(self)
         return self
@@ -117,8 +117,8 @@ class Probe:
     @property
     def best(self) -> Measured | None:
         # Compare by images per second, as batch sizes may differ.
-        good = [one for one in self.tries if not one.why]
-        return min(good, key=lambda one: one.seconds / self._batch(one.changes), default=None)
+        successful = [trial for trial in self.tries if not trial.why]
+        return min(successful, key=lambda trial: trial.seconds / self._batch(trial.changes), default=None)
 
     def _batch(self, changes: JsonMapping) -> int:
         return int(changes.get("train_batch_size", self.config.data.train_batch_size))
@@ -141,19 +141,19 @@ class Probe:
         ideas += [] if self.config.compile.compile else [compiled]
         ideas += [] if self.config.memory.blocks_to_swap else candidates.checkpointing_less(self.config)
         for changes in ideas:
-            wanted = {**(self.best.changes if self.best else {}), **changes}
+            combined = {**(self.best.changes if self.best else {}), **changes}
             with contextlib.suppress(ConfigError):
-                if self._would_fit(wanted) and wanted not in [one.changes for one in self.tries]:
-                    yield wanted
+                if self._would_fit(combined) and combined not in [trial.changes for trial in self.tries]:
+                    yield combined
 
     def _would_fit(self, changes: JsonMapping) -> bool:
         """Return whether changes fit by the estimate, corrected by the best try's actual memory."""
         best = self.best
         if best is None or not best.peak or self.memory is None:
             return False
-        now = fitting.estimate(self._changed(best.changes), self.size).peak
-        then = fitting.estimate(self._changed(changes), self.size).peak
-        return best.peak * then / now <= self.memory * MEMORY_MARGIN
+        estimate_now = fitting.estimate(self._changed(best.changes), self.size).peak
+        estimate_then = fitting.estimate(self._changed(changes), self.size).peak
+        return best.peak * estimate_then / estimate_now <= self.memory * MEMORY_MARGIN
 
     def largest_batch(self) -> int:
         """Return the largest batch that should fit with the best settings."""
@@ -164,12 +164,12 @@ class Probe:
         return batch
 
     def as_json(self) -> JsonObject:
-        """For the page."""
+        """Return the tries and the best changes for the page."""
         best = self.best
         return {
             "state": self.state,
             "doing": self.doing,
-            "tries": [{**dataclasses.asdict(one), "text": one.sentence()} for one in self.tries],
+            "tries": [{**dataclasses.asdict(trial), "text": trial.sentence()} for trial in self.tries],
             "best": best.changes if best else None,
             "text": self.sentence(),
         }
@@ -184,23 +184,24 @@ class Probe:
             nothing = Message("Nothing that was tried fits: lower the resolution, or train on a larger GPU.")
             return nothing if self.tries else ""
         template = "Proposed: {settings} ({found})." if best.changes else "The settings fit as they are ({found})."
-        found = [Message("{memory} GB at its peak", memory=f"{best.peak:.1f}")]
+        measurements = [Message("{memory} GB at its peak", memory=f"{best.peak:.1f}")]
         if best.seconds:
-            found.append(Message("{seconds} s a step", seconds=f"{best.seconds:.3g}"))
-        said = Message(template, settings=candidates.format_changes(best.changes), found=join_messages(found))
-        if (more := self.largest_batch()) > self._batch(best.changes):
-            return Message("{proposed} A batch of {number} should fit, too.", proposed=said, number=more)
-        return said
+            measurements.append(Message("{seconds} s a step", seconds=f"{best.seconds:.3g}"))
+        proposal = Message(
+            template, settings=candidates.format_changes(best.changes), found=join_messages(measurements)
+        )
+        if (larger := self.largest_batch()) > self._batch(best.changes):
+            return Message("{proposed} A batch of {number} should fit, too.", proposed=proposal, number=larger)
+        return proposal
 
 
 # ---- one try
 
 
-def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path, how: JsonMapping) -> Measured:
-    """Train some steps on generated images below `place`, and read the result."""
-    folder = place / secrets.token_hex(4)
-    trial = prepare_try(config, size, folder)
-    write_atomic(folder / "run.toml", to_toml(trial))
+def measure_in_own_process(config: RunConfig, size: tuple[int, int], parent: Path, how: JsonMapping) -> Measured:
+    """Train some steps on generated images below `parent`, and read the result."""
+    folder = parent / secrets.token_hex(4)
+    write_atomic(folder / "run.toml", to_toml(prepare_try(config, size, folder)))
     arguments, variables = starting(folder / "run.toml", config.script, **how)
     environment = {**os.environ, **variables, "KOHYA_HOME": str(folder / "home")}
     with (folder / "log.txt").open("wb") as log:
@@ -208,17 +209,17 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
             arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
         ).returncode
     output = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-    found = sorted((folder / "out" / "runs").glob("*")) if (folder / "out").is_dir() else []
-    facts = layout.load_facts(found[-1] / layout.RUN) if found else {}
+    run_folders = sorted((folder / "out" / "runs").glob("*")) if (folder / "out").is_dir() else []
+    facts = layout.load_facts(run_folders[-1] / layout.RUN) if run_folders else {}
     trial = Measured({}, peak=facts.get("peak_memory_gb") or facts.get("peak_ram_gb") or 0.0)
     if code or facts.get("state") != "finished":
         trial.why = facts.get("error") or explain.cause(output) or Message("it ended with code {code}", code=code)
         return trial
-    if failed := [event for event in reader.read_events(found[-1])[0] if event.get("kind") == "sample_failed"]:
+    if failed := [event for event in reader.read_events(run_folders[-1])[0] if event.get("kind") == "sample_failed"]:
         trial.why = failed[0]["text"]  # the training continues without samples, but the config wants them
         return trial
     compiled = facts.get("compile") or {}
-    trial.seconds = _pace(found[-1], facts) or 0.0
+    trial.seconds = _pace(run_folders[-1], facts) or 0.0
     trial.graphs, trial.compiling = compiled.get("num_graphs", 0), compiled.get("seconds", 0.0)
     return trial
 
@@ -227,17 +228,17 @@ def prepare_try(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
     """Return the config of a try: the same, but some steps on images of `size` generated in `folder`. With reference
     images, each image has one, and both together have that size.
     """
-    steps, beside = WARM + TIMED, _pictures_beside(config)
-    place = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
-    if beside == "control_directory":
+    steps, pictures_option = WARM + TIMED, _pictures_beside(config)
+    images_folder = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
+    if pictures_option == "control_directory":
         size = (size[0], max(1, size[1] // 2 // config.grid) * config.grid)
-    for images in (place, *[folder / "beside"] * bool(beside)):
+    for images in (images_folder, *[folder / "beside"] * bool(pictures_option)):
         images.mkdir(parents=True)
         for number in range(config.data.train_batch_size):
             Image.new("RGB", size, (40 + 40 * (number % 5), 90, 140)).save(images / f"{number}.png")
     for number in range(config.data.train_batch_size):
-        (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
-    wanted: JsonObject = {
+        (images_folder / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
+    options: JsonObject = {
         **{name: value for name, value in WITHOUT_EXTRAS.items() if name in options_of(type(config))},
         "train_data_dir": str(folder / "images"),
         "resolution": f"{size[0]},{size[1]}",
@@ -246,22 +247,22 @@ def prepare_try(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
         "output_name": "probe",
         "max_data_loader_n_workers": 0,
     }
-    if beside:
-        wanted[beside] = str(folder / "beside")
+    if pictures_option:
+        options[pictures_option] = str(folder / "beside")
     if config.optim.lr_scheduler.split(":")[0] != "adafactor":
-        wanted |= {"lr_scheduler": "constant", "lr_scheduler_type": "", "lr_scheduler_args": ()}
+        options |= {"lr_scheduler": "constant", "lr_scheduler_type": "", "lr_scheduler_args": ()}
     sample = config.sample
     can = sample.wanted and (not sample.sample_prompts or Path(sample.sample_prompts).is_file())
-    wanted |= {"sample_images": can, "sample_every_n_steps": steps if can else None}
-    return replace_options(config, **wanted)
+    options |= {"sample_images": can, "sample_every_n_steps": steps if can else None}
+    return replace_options(config, **options)
 
 
 def _pictures_beside(config: RunConfig) -> str:
     """Return the option for the folder of reference or control images, "" without."""
     if config.control_images.guided:
         return "conditioning_data_dir"
-    shown = getattr(config.data, "control_directory", None) or config.control_images.least
-    return "control_directory" if shown else ""
+    has_references = getattr(config.data, "control_directory", None) or config.control_images.least
+    return "control_directory" if has_references else ""
 
 
 def _pace(folder: Path, facts: JsonMapping) -> float | None:
@@ -270,9 +271,9 @@ def _pace(folder: Path, facts: JsonMapping) -> float | None:
     if facts.get("peak_memory_gb"):
         steps = [event for event in reader.read_events(folder)[0] if event.get("kind") == "step"]
         parts = ("data_s", "transfer_s", "compute_s")
-        each = [sum(step[part] for part in parts) for step in steps[-TIMED:] if parts[-1] in step]
-        if each:
-            return sum(each) / len(each)
+        seconds = [sum(step[part] for part in parts) for step in steps[-TIMED:] if parts[-1] in step]
+        if seconds:
+            return sum(seconds) / len(seconds)
     return reader.progress(folder).update().last.get("s_it")
 
 
@@ -294,12 +295,12 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
         help="the training script; detected from the file when not given",
     )
     parser.add_argument("--cpu", action="store_true", help="on the processor, even where there is a GPU")
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     with join_work("probe") as work:
         config = build_config(
-            config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name
+            config_class(arguments.script or script_of(arguments.file)), read_toml(arguments.file), arguments.file.name
         )
-        probe = run_probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
+        probe = run_probe(config, {"cpu": arguments.cpu, "mixed_precision": config.precision.mixed_precision}, work)
     print(probe.sentence())
     return 0 if probe.best else 1
 
@@ -308,7 +309,7 @@ def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     """Probe a config on this machine. Raises ConfigError for problems other than memory."""
     images = data.check_data(config, config.grid)
     # An existing output does not matter, as a probe leaves nothing there.
-    if problems := [one for one in preflight.evaluate(config, images)[0] if one.code != save.THERE]:
+    if problems := [problem for problem in preflight.evaluate(config, images)[0] if problem.code != save.THERE]:
         raise ConfigError(*problems)
     if busy := reader.active():
         raise ConfigError(
@@ -320,14 +321,16 @@ def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     memory = None if how.get("cpu") else graphics()[1]
     parent = Path(config.save.output_dir or "")
     parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))
+    temporary = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))
 
-    def report(now: Probe) -> None:
-        work.store(now.as_json())
-        if now.tries and now.doing and not work.folder:
-            print(now.tries[-1].sentence(), flush=True)
+    def report(current: Probe) -> None:
+        work.store(current.as_json())
+        if current.tries and current.doing and not work.folder:
+            print(current.tries[-1].sentence(), flush=True)
 
     try:
-        return Probe(config, size, memory, lambda made: measure_in_own_process(made, size, place, how), report).run()
+        return Probe(
+            config, size, memory, lambda changed: measure_in_own_process(changed, size, temporary, how), report
+        ).run()
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,6 +1,6 @@
 """What a profile means: operations sorted into kinds, and sentences on what takes the time and what to change.
 
-Plain tables in, words out. No torch in here, so that the rules can be tried on tables that are made up.
+Plain tables in, words out. Loads no torch, so that the rules can be applied to made-up tables.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +48,6 @@ class Advice:
 
 
 def settings_for_advice(config: RunConfig) -> JsonObject:
-    """The options of a run that the rules ask for."""
     return {name: value for name, value in option_values(config).items() if name in ADVISED_OPTIONS}
 
 
@@ -56,21 +55,20 @@ def settings_for_advice(config: RunConfig) -> JsonObject:
 
 
 def judge(facts: JsonMapping) -> list[Advice]:
-    """What dominates, and what to change, the weightiest first. The first sentence always says what dominates."""
-    found = [finding for rule in RULES for finding in rule(facts, facts.get("set", {}))]
-    return [_dominant(facts), *sorted(found, key=lambda finding: -finding.share)]
+    """Return what dominates, then what to change, the largest share of a step first."""
+    findings = [finding for rule in RULES for finding in rule(facts, facts.get("set", {}))]
+    return [_dominant(facts), *sorted(findings, key=lambda finding: -finding.share)]
 
 
 Facts = JsonMapping
 
 
 def _waits(facts: Facts) -> int:
-    """How often the host waits for the GPU in a step."""
-    return facts["syncs"] if facts.get("idle") is not None else 0
+    return facts["syncs"] if facts.get("idle") is not None else 0  # without a GPU nothing waits for it
 
 
 def _starved(facts: Facts) -> bool:
-    """Whether the GPU is idle because the host waits for it, rather than because the host is slow."""
+    # The GPU is idle because the host waits for it, rather than because the host is slow.
     return (facts.get("idle") or 0.0) >= IDLE and _waits(facts) >= 10 and _waits(facts) * 50 >= facts["launches"]
 
 
@@ -85,7 +83,7 @@ def _dominant(facts: Facts) -> Advice:
             text = Message(template, share=f"{idle:.0%}", count=f"{_waits(facts):,}")
         return Advice("dominant", idle, text)
     first, share = next(iter(kinds.items()), ("nothing", 0.0))
-    others = [
+    next_kinds = [
         Message("{kind} {share}", kind=Message(name), share=f"{part:.0%}") for name, part in list(kinds.items())[1:4]
     ]
     template = "{share} of the time goes into {first}; then {others}."
@@ -96,19 +94,19 @@ def _dominant(facts: Facts) -> Advice:
             "PyTorch's profiler may not look at this GPU, so this is the host's time: {share} of it goes into {first}; "
             "then {others}."
         )
-    then = join_messages(others) if others else Message("nothing")
+    then = join_messages(next_kinds) if next_kinds else Message("nothing")
     return Advice("dominant", share, Message(template, share=f"{share:.0%}", first=Message(first), others=then))
 
 
-def _waiting(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _waiting(facts: Facts, settings: Facts) -> Iterator[Advice]:
     idle = facts.get("idle") or 0.0
     if idle < IDLE:
         return
     cure, options = Message("larger batches give the GPU more to do for each of them"), {}
-    if not now.get("compile"):
+    if not settings.get("compile"):
         cure = Message("compile the blocks, which makes a few large kernels of many small ones")
         options = {"compile": True}
-    elif now.get("compile_mode") == "default" and not now.get("blocks_to_swap"):
+    elif settings.get("compile_mode") == "default" and not settings.get("blocks_to_swap"):
         cure = Message("if the images have few sizes, replay them as CUDA graphs; or use larger batches")
         options = {"compile_mode": "reduce-overhead"}
     template = "The GPU is idle for {share} of a step, while the host starts {count} kernels: {cure}."
@@ -116,11 +114,11 @@ def _waiting(facts: Facts, now: Facts) -> Iterator[Advice]:
     yield Advice("launches", idle, text, options)
 
 
-def _advise_on_waits(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _advise_on_waits(facts: Facts, settings: Facts) -> Iterator[Advice]:
     if (waits := _waits(facts)) < 2:
         return
     share = facts["idle"] if _starved(facts) else min(0.5, 0.02 * waits)
-    name = str(now.get("optimizer_type") or "AdamW").rpartition(".")[2]
+    name = str(settings.get("optimizer_type") or "AdamW").rpartition(".")[2]
     cure = Message("Look for item and nonzero in the trace.")
     if not name.lower().startswith("adamw"):
         template = "{optimizer} may be what reads them: try AdamW. Else look for item and nonzero in the trace."
@@ -131,35 +129,35 @@ def _advise_on_waits(facts: Facts, now: Facts) -> Iterator[Advice]:
     yield Advice("syncs", share, Message(template, count=f"{waits:,}", cure=cure))
 
 
-def _swapping(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _swapping(facts: Facts, settings: Facts) -> Iterator[Advice]:
     moved = sum(facts["copies"][way]["share"] for way in ("to device", "to host"))
     if moved < 0.1:
         return
     cure, options = Message("nothing is swapped, so look in the trace for what is copied"), {}
-    if swapped := now.get("blocks_to_swap"):
+    if swapped := settings.get("blocks_to_swap"):
         cure = Message("swap fewer than {blocks}, as far as memory allows", blocks=counted(swapped, "block"))
-    elif now.get("cpu_offload_checkpointing"):
+    elif settings.get("cpu_offload_checkpointing"):
         cure = Message("keep checkpoints on the GPU, if they fit")
         options = {"cpu_offload_checkpointing": False, "gradient_checkpointing": True}
     template = "Copies between host and GPU take as long as {share} of its work: {cure}."
     yield Advice("swapping", moved, Message(template, share=f"{moved:.0%}", cure=cure), options)
 
 
-def _fusing(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _fusing(facts: Facts, settings: Facts) -> Iterator[Advice]:
     small = sum(facts["kinds"].get(name, 0.0) for name in SMALL_KINDS)
     if small < 0.25:
         return
-    stays = now.get("blocks_to_swap") or now.get("gradient_checkpointing")
-    if not now.get("compile"):
+    stays = settings.get("blocks_to_swap") or settings.get("gradient_checkpointing")
+    if not settings.get("compile"):
         cure, options = Message("compiling fuses most of them"), {"compile": True}
-    elif now.get("compile_scope") == "inner":
+    elif settings.get("compile_scope") == "inner":
         cure, options = (
             Message("they are outside of what is compiled, so compile whole blocks"),
             {"compile_scope": "blocks"},
         )
-    elif now.get("compile_blocks"):
+    elif settings.get("compile_blocks"):
         cure, options = Message("let compile_blocks name more blocks, or none, which compiles all"), {}
-    elif now.get("compile_scope") == "blocks" and not stays:
+    elif settings.get("compile_scope") == "blocks" and not stays:
         cure = Message("they are outside of the compiled blocks, so compile the model as a whole")
         options = {"compile_scope": "model"}
     else:
@@ -168,14 +166,14 @@ def _fusing(facts: Facts, now: Facts) -> Iterator[Advice]:
     yield Advice("fusing", small, Message(template, share=f"{small:.0%}", cure=cure), options)
 
 
-def _streaming(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _streaming(facts: Facts, settings: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("compiled kernels", 0.0)
     if share < 0.5 or (facts.get("idle") or 0.0) >= IDLE:
         return
-    if now.get("gradient_checkpointing"):
+    if settings.get("gradient_checkpointing"):
         cure = Message("part of them recompute activations; keep these, as far as memory allows")
         options = {"gradient_checkpointing": False}
-    elif facts.get("idle") is not None and now.get("compile_mode") == "default":
+    elif facts.get("idle") is not None and settings.get("compile_mode") == "default":
         cure = Message("let the compiler try several versions of each, which takes minutes once")
         options = {"compile_mode": "max-autotune-no-cudagraphs"}
     else:
@@ -184,11 +182,11 @@ def _streaming(facts: Facts, now: Facts) -> Iterator[Advice]:
     yield Advice("streaming", share, Message(template, share=f"{share:.0%}", cure=cure), options)
 
 
-def _advise_on_attention(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _advise_on_attention(facts: Facts, settings: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("attention", 0.0)
     if share < 0.3 and next(iter(facts["kinds"]), "") != "attention":
         return
-    if now.get("gradient_checkpointing") and not now.get("checkpoint_keep_attention"):
+    if settings.get("gradient_checkpointing") and not settings.get("checkpoint_keep_attention"):
         template = "Attention takes {share}, part of it to recompute: keep its outputs, which cost little memory."
         options = {"checkpoint_keep_attention": True}
     else:
@@ -200,7 +198,7 @@ def _advise_on_attention(facts: Facts, now: Facts) -> Iterator[Advice]:
     yield Advice("attention", share, Message(template, share=f"{share:.0%}"), options)
 
 
-def _optimizing(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _optimizing(facts: Facts, settings: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("optimizer", 0.0)
     if share >= 0.1:
         template = (
@@ -210,50 +208,54 @@ def _optimizing(facts: Facts, now: Facts) -> Iterator[Advice]:
         yield Advice("optimizer", share, Message(template, share=f"{share:.0%}"))
 
 
-def _convolving(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _convolving(facts: Facts, settings: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("convolution", 0.0)
-    if share >= 0.25 and facts.get("idle") is not None and not now.get("cuda_cudnn_benchmark"):
+    if share >= 0.25 and facts.get("idle") is not None and not settings.get("cuda_cudnn_benchmark"):
         template = "Convolutions take {share}: let cuDNN try its kernels, if the data set has few image sizes."
         text = Message(template, share=f"{share:.0%}")
         yield Advice("convolution", share, text, {"cuda_cudnn_benchmark": True})
 
 
-def _multiplying(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _multiplying(facts: Facts, settings: Facts) -> Iterator[Advice]:
     share, idle = facts["kinds"].get("matrix products", 0.0), facts.get("idle")
     if share < 0.5 or (idle or 0.0) >= IDLE:
         return
-    if idle is not None and now.get("mixed_precision") == "no":
+    if idle is not None and settings.get("mixed_precision") == "no":
         text = Message("Matrix products in float32 take {share}: bf16 is many times as fast.", share=f"{share:.0%}")
         yield Advice("precision", share, text, {"mixed_precision": "bf16"})
         return
     template, options = "Matrix products take {share}. Only less work is faster: smaller images, shorter captions.", {}
-    if _could_use_8_bits(facts, now):
+    if _could_use_8_bits(facts, settings):
         template = "Matrix products take {share}: with a frozen base they are faster in 8 bits, if a little less exact."
         options = {"fp8_base": True, "fp8_compute": True}
     yield Advice("products", share, Message(template, share=f"{share:.0%}"), options)
 
 
-def _could_use_8_bits(facts: Facts, now: Facts) -> bool:
+def _could_use_8_bits(facts: Facts, settings: Facts) -> bool:
     capability = str((facts.get("machine") or {}).get("capability") or "0.0").split(".")
-    frozen = bool(now.get("network_module")) and not (now.get("fp8_compute") or now.get("int8_base"))
-    fast = bool(now.get("compile")) and now.get("mixed_precision") == "bf16" and tuple(map(int, capability)) >= (8, 9)
+    frozen = bool(settings.get("network_module")) and not (settings.get("fp8_compute") or settings.get("int8_base"))
+    fast = (
+        bool(settings.get("compile"))
+        and settings.get("mixed_precision") == "bf16"
+        and tuple(map(int, capability)) >= (8, 9)
+    )
     return facts.get("idle") is not None and frozen and fast
 
 
-def _recomputing(facts: Facts, now: Facts) -> Iterator[Advice]:
-    used, there = facts.get("peak_gb") or 0.0, facts.get("memory_gb") or 0.0
-    if now.get("gradient_checkpointing") and not now.get("blocks_to_swap") and used < 0.5 * there:
+def _recomputing(facts: Facts, settings: Facts) -> Iterator[Advice]:
+    used, available = facts.get("peak_gb") or 0.0, facts.get("memory_gb") or 0.0
+    if settings.get("gradient_checkpointing") and not settings.get("blocks_to_swap") and used < 0.5 * available:
         template = (
             "{used} of {memory} GB are used, while activations are recomputed: switch gradient_checkpointing off, or "
             "keep the outputs of attention."
         )
-        text = Message(template, used=f"{used:.1f}", memory=f"{there:.0f}")
+        text = Message(template, used=f"{used:.1f}", memory=f"{available:.0f}")
         yield Advice("recompute", 0.25, text, {"gradient_checkpointing": False})
 
 
-def _casting(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _casting(facts: Facts, settings: Facts) -> Iterator[Advice]:
     share, casts = facts["copies"]["within"]["share"], facts["casts"]
-    if share >= 0.1 and casts >= 50 and now.get("compile"):
+    if share >= 0.1 and casts >= 50 and settings.get("compile"):
         template = (
             "{count} casts and copies outside of compiled blocks take {share}: keep what is frozen in the type that is "
             "computed in."
@@ -280,7 +282,7 @@ RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (
 
 
 def profile_text(facts: JsonMapping) -> str:
-    """The verdict and the tables, for a shell."""
+    """Return the verdict and the tables, for a shell."""
     at = f"{facts['way']['name']} at {facts['resolution']}"
     title, where = report.heading(facts)
     idle = f", the GPU idle for {facts['idle']:.0%}" if facts.get("idle") is not None else ""
@@ -313,5 +315,4 @@ def profile_text(facts: JsonMapping) -> str:
 
 
 def change(options: JsonMapping) -> str:
-    """Options to set, as flags read."""
     return f" ({format_changes(options)})" if options else ""

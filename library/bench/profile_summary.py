@@ -1,6 +1,6 @@
 """Sum up a profiler's table per step: shares of the kinds of operations, launches, waits, copies and casts.
 
-No torch in here, so that it can be tried on tables that are made up.
+Loads no torch, so that it can be applied to made-up tables.
 """
 
 import re
@@ -58,19 +58,18 @@ class ProfileRow:
 
 
 def kind(name: str) -> str:
-    """The kind of an operation or kernel."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.I)), "other")
 
 
 def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str) -> JsonObject:
-    """A profiler's table, per step: shares by kind, the longest operations, launches, syncs, copies and casts.
+    """Sum up a profiler's table per step: shares by kind, the longest operations, launches, syncs, copies and casts.
 
     `step_ms` is the time of a step without the profiler. On a GPU shares are of the time in which it works, and the
     rest of the step is idle; on a CPU they are of the host's time.
     """
     all_rows = [row for row in rows if not re.search(NOT_WORK, row.name)]
-    seen = device == "cuda" and any(row.on_device for row in all_rows)
-    working = [row for row in all_rows if row.on_device == seen]
+    sees_gpu = device == "cuda" and any(row.on_device for row in all_rows)
+    working = [row for row in all_rows if row.on_device == sees_gpu]
     total = sum(row.us for row in working) or 1.0
     kinds: dict[str, float] = defaultdict(float)
     for row in working:
@@ -92,8 +91,8 @@ def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str)
         "steps": steps,
         "step_ms": round(step_ms, 3),
         "busy_ms": round(busy, 3),
-        "idle": round(max(0.0, 1 - busy / step_ms), 4) if seen and step_ms else None,
-        "blind": device == "cuda" and not seen,  # the profiler was not allowed to look at the GPU
+        "idle": round(max(0.0, 1 - busy / step_ms), 4) if sees_gpu and step_ms else None,
+        "blind": device == "cuda" and not sees_gpu,  # the profiler was not allowed to look at the GPU
         "kinds": {name: round(us / total, 4) for name, us in sorted(kinds.items(), key=lambda k: -k[1])},
         "operations": operations,
         "launches": _count(all_rows, LAUNCHES) // steps,
@@ -113,10 +112,10 @@ def _count(rows: Iterable[ProfileRow], pattern: str) -> int:
 
 
 def _copies(rows: Iterable[ProfileRow], pattern: str, steps: int, total: float) -> dict[str, float]:
-    of = [row for row in rows if re.search(pattern, row.name)]
-    spent = sum(row.us for row in of)
+    matching = [row for row in rows if re.search(pattern, row.name)]
+    spent = sum(row.us for row in matching)
     return {
-        "calls": sum(row.count for row in of) // steps,
+        "calls": sum(row.count for row in matching) // steps,
         "ms": round(spent / 1000 / steps, 4),
         "share": round(spent / total, 4),
     }

@@ -72,7 +72,6 @@ def fill_randomly(
 
 
 def _fan_in(weight: Tensor) -> int:
-    """Return the number of inputs of each output of a layer."""
     return weight[0].numel()
 
 
@@ -81,9 +80,9 @@ def _random(name: str, like: Tensor, device: torch.device, dtype: torch.dtype, g
     if like.ndim < 2:
         return tensor.fill_(1.0 if name in ("weight", "scale") else 0.0)
     flat = tensor.view(-1)
-    few = flat[:RANDOM_VALUES]  # drawing all values would take minutes on a CPU
-    few.normal_(0.0, 0.7 / _fan_in(like) ** 0.5, generator=generator)
+    drawn = flat[:RANDOM_VALUES]  # drawing all values would take minutes on a CPU
+    drawn.normal_(0.0, 0.7 / _fan_in(like) ** 0.5, generator=generator)
     for start in range(RANDOM_VALUES, flat.numel(), RANDOM_VALUES):
-        rest = flat[start : start + RANDOM_VALUES]
-        rest.copy_(few[: rest.numel()])
+        piece = flat[start : start + RANDOM_VALUES]
+        piece.copy_(drawn[: piece.numel()])
     return tensor

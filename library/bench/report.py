@@ -16,7 +16,7 @@ def compute_rates(flops: int | None, milliseconds: float, matmul: JsonMapping) -
     """Return FLOPs of a measurement, TFLOP/s, and the share of the measured matrix product rate (MFU)."""
     if not flops:
         return {}
-    tflops = flops / milliseconds / 1e9
+    tflops = flops / milliseconds / 1e9  # per second, in 10^12
     share = {"mfu": round(tflops / matmul["tflops"], 4)} if matmul.get("tflops") else {}
     return {"flops": flops, "tflops": round(tflops, 4 if tflops < 1 else 1), **share}
 
@@ -36,14 +36,15 @@ def best(result: JsonMapping) -> JsonObject | None:
         times.setdefault(row["candidate"], {})[row["resolution"]] = row
     if not times:
         return None
-    most = max(map(len, times.values()))
-    full = {name: rows for name, rows in times.items() if len(rows) == most}
-    pace = {name: math.prod(r["ms"]["p50"] for r in rows.values()) ** (1 / most) for name, rows in full.items()}
+    max_sizes = max(map(len, times.values()))
+    full = {name: rows for name, rows in times.items() if len(rows) == max_sizes}
+    # The geometric mean, in which no size outweighs the others.
+    pace = {name: math.prod(r["ms"]["p50"] for r in rows.values()) ** (1 / max_sizes) for name, rows in full.items()}
     quickest = min(pace.values())
     close = [name for name, value in pace.items() if value <= quickest * NEAR]
     name = min(close, key=lambda n: (max(r["peak_gb"] for r in full[n].values()), pace[n]))
-    about = result.get("candidates", {}).get(name, {})
-    return {"candidate": name, "options": about.get("options", {}), "sentence": compare_with_first(result, name)}
+    candidate = result.get("candidates", {}).get(name, {})
+    return {"candidate": name, "options": candidate.get("options", {}), "sentence": compare_with_first(result, name)}
 
 
 def compare_with_first(result: JsonMapping, name: str) -> Message:
@@ -53,19 +54,23 @@ def compare_with_first(result: JsonMapping, name: str) -> Message:
     for row in measured_rows(result, STEP):
         if row["candidate"] != name:
             continue
-        now = {"time": milliseconds(row["ms"]["p50"]), "size": row["resolution"], "memory": f"{row['peak_gb']:.1f} GB"}
-        first = next((r for r in measured_rows(result, STEP, row["resolution"]) if r["candidate"] == base), None)
-        if first is None or name == base:
-            sizes.append(Message("{time} a step at {size} with {memory}", **now))
+        current = {
+            "time": milliseconds(row["ms"]["p50"]),
+            "size": row["resolution"],
+            "memory": f"{row['peak_gb']:.1f} GB",
+        }
+        first_row = next((r for r in measured_rows(result, STEP, row["resolution"]) if r["candidate"] == base), None)
+        if first_row is None or name == base:
+            sizes.append(Message("{time} a step at {size} with {memory}", **current))
             continue
-        before = {"before": milliseconds(first["ms"]["p50"]), "earlier": f"{first['peak_gb']:.1f} GB"}
-        times = f"{first['ms']['p50'] / row['ms']['p50']:.2f}"
+        baseline = {"before": milliseconds(first_row["ms"]["p50"]), "earlier": f"{first_row['peak_gb']:.1f} GB"}
+        times = f"{first_row['ms']['p50'] / row['ms']['p50']:.2f}"
         template = "{time} a step at {size} instead of {before} ({times} times as fast), {memory} instead of {earlier}"
-        if now["memory"] == before["earlier"]:
+        if current["memory"] == baseline["earlier"]:
             template = "{time} a step at {size} instead of {before} ({times} times as fast), {memory}"
-            del before["earlier"]
-        compared = Message(template, times=times, **now, **before)
-        sizes.append(_with_break_even(compared, row, first))
+            del baseline["earlier"]
+        compared = Message(template, times=times, **current, **baseline)
+        sizes.append(_with_break_even(compared, row, first_row))
     if name == base:
         return Message("Fastest: {name}: {sizes}.", name=name, sizes=join_messages(sizes, "; "))
     return Message(
@@ -73,9 +78,9 @@ def compare_with_first(result: JsonMapping, name: str) -> Message:
     )
 
 
-def _with_break_even(compared: Message, row: Row, first: Row) -> Message:
+def _with_break_even(compared: Message, row: Row, first_row: Row) -> Message:
     """Append to a comparison after how many steps compiling has paid off."""
-    spent, gain = row.get("compile", {}).get("seconds", 0.0), (first["ms"]["p50"] - row["ms"]["p50"]) / 1000
+    spent, gain = row.get("compile", {}).get("seconds", 0.0), (first_row["ms"]["p50"] - row["ms"]["p50"]) / 1000
     if not spent or gain <= 0:
         return compared
     template = "{compared}, compiled in {seconds} s, which are saved after {steps}"
@@ -129,11 +134,13 @@ def speed(result: JsonMapping, row: Row) -> str:
 
 def compiled_summary(row: Row) -> MessageLike:
     """Return graphs and seconds of compiling."""
-    about = row.get("compile")
-    if not about:
+    compilation = row.get("compile")
+    if not compilation:
         return ""
-    template = "{graphs}, {seconds} s, cached" if about["cache_hits"] else "{graphs}, {seconds} s"
-    return Message(template, graphs=counted(about["num_graphs"], "graph"), seconds=f"{about['seconds']:.1f}")
+    template = "{graphs}, {seconds} s, cached" if compilation["cache_hits"] else "{graphs}, {seconds} s"
+    return Message(
+        template, graphs=counted(compilation["num_graphs"], "graph"), seconds=f"{compilation['seconds']:.1f}"
+    )
 
 
 def measurements_table(result: JsonMapping) -> str:
@@ -141,8 +148,8 @@ def measurements_table(result: JsonMapping) -> str:
     titles, rows = cells(result)
     why = [f"{row_title(row)}: {row['why']}" for row in result["results"] if row["status"] != "ok"]
     lines = [*map(str, heading(result)), "", *align_columns([titles, *rows]), "", *why]
-    if found := result.get("best"):
-        lines.append(found["sentence"])
+    if fastest := result.get("best"):
+        lines.append(fastest["sentence"])
     lines += noise_warning(result)
     if not result.get("finished"):
         lines.append("It was stopped before its end.")

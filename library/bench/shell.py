@@ -49,24 +49,24 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
 
     `script_of` returns the script of a TOML.
     """
-    asked = build_bench_parser().parse_args(argv)
-    if asked.run and asked.run.is_file() and not asked.script:
-        asked.script = script_of(asked.run)
-    if asked.list:
+    arguments = build_bench_parser().parse_args(argv)
+    if arguments.run and arguments.run.is_file() and not arguments.script:
+        arguments.script = script_of(arguments.run)
+    if arguments.list:
         print("\n".join(f"{c.name:24} {c.about}" for c in candidates.ALL))
         return 0
-    check_bench_options(asked)
+    check_bench_options(arguments)
     environment.check_cache_variables()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler
-    kind = "profile" if asked.profile else "bench"
-    with begin_work(kind, asked.out) as work, _cold(asked.fresh):
+    kind = "profile" if arguments.profile else "bench"
+    with begin_work(kind, arguments.out) as work, _cold(arguments.fresh):
         work.phase(Message("loading PyTorch"))
-        subject = _subject(asked)
-        found = (_profiled if asked.profile else _measured)(asked, subject, work)
-        if asked.json:
+        subject = _subject(arguments)
+        result = (_profiled if arguments.profile else _measured)(arguments, subject, work)
+        if arguments.json:
             print((work.folder / RESULT).read_text(encoding="utf-8"))
     # A failed profile has raised; a benchmark without success has a row for each failure.
-    return 0 if asked.profile or any(row["status"] == "ok" for row in found["results"]) else 1
+    return 0 if arguments.profile or any(row["status"] == "ok" for row in result["results"]) else 1
 
 
 def build_bench_parser() -> argparse.ArgumentParser:
@@ -122,95 +122,96 @@ def build_bench_parser() -> argparse.ArgumentParser:
     return args
 
 
-def check_bench_options(asked: argparse.Namespace) -> None:
+def check_bench_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for all invalid options, before anything is loaded."""
-    wrong = []
-    named = [name for name in ("run", "family", "diffusers") if getattr(asked, name)]
-    named += ["config"] if asked.config and not asked.diffusers else []
-    if len(named) != 1:
-        wrong.append("name one thing to measure: RUN.toml, --family NAME, or --diffusers CLASS --config FILE")
-    if asked.diffusers and not asked.config:
-        wrong.append("--diffusers needs --config FILE, the model's config.json")
-    for path in filter(None, (asked.run, asked.config)):
+    problems = []
+    subjects = [name for name in ("run", "family", "diffusers") if getattr(arguments, name)]
+    subjects += ["config"] if arguments.config and not arguments.diffusers else []
+    if len(subjects) != 1:
+        problems.append("name one thing to measure: RUN.toml, --family NAME, or --diffusers CLASS --config FILE")
+    if arguments.diffusers and not arguments.config:
+        problems.append("--diffusers needs --config FILE, the model's config.json")
+    for path in filter(None, (arguments.run, arguments.config)):
         if not path.is_file():
-            wrong.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
-    wrong += [
+            problems.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
+    problems += [
         f"--part {part} is no part: choose from {', '.join(report.STEP_PARTS)}"
-        for part in _split_commas(asked.part)
+        for part in _split_commas(arguments.part)
         if part not in report.STEP_PARTS
     ]
-    for side in _split_commas(asked.resolution):
+    for side in _split_commas(arguments.resolution):
         if not (side.isascii() and side.isdigit()) or not 64 <= int(side) <= 8192 or int(side) % 64:
-            wrong.append(f"--resolution {side} must be a multiple of 64 from 64 to 8192")
+            problems.append(f"--resolution {side} must be a multiple of 64 from 64 to 8192")
     for name, least in (("batch", 1), ("steps", 1), ("warmup", 1), ("seconds", 0)):
-        if (value := getattr(asked, name)) is not None and not least <= value < math.inf:
-            wrong.append(f"--{name} must be at least {least}, got {value}")
-    wrong += [
+        if (value := getattr(arguments, name)) is not None and not least <= value < math.inf:
+            problems.append(f"--{name} must be at least {least}, got {value}")
+    problems += [
         f"--{name} {text} must read NAME=VALUE"
         for name in ("set", "input")
-        for text in getattr(asked, name)
+        for text in getattr(arguments, name)
         if not text.partition("=")[0].strip() or "=" not in text
     ]
-    wrong += _not_together(asked)
-    if wrong:
-        raise ConfigError(*wrong)
+    problems += _not_together(arguments)
+    if problems:
+        raise ConfigError(*problems)
 
 
-def _not_together(asked: argparse.Namespace) -> Iterator[str]:
+def _not_together(arguments: argparse.Namespace) -> Iterator[str]:
     """Yield options that conflict with others, or name nothing."""
-    if asked.script and asked.family and config_class(asked.script).family != asked.family:
-        own = ", ".join(script for script in RUNS if config_class(script).family == asked.family)
-        yield f"--script {asked.script} is none of --family {asked.family}: choose from {own}"
-    if asked.script and asked.diffusers:
+    if arguments.script and arguments.family and config_class(arguments.script).family != arguments.family:
+        scripts = ", ".join(script for script in RUNS if config_class(script).family == arguments.family)
+        yield f"--script {arguments.script} is none of --family {arguments.family}: choose from {scripts}"
+    if arguments.script and arguments.diffusers:
         yield "--script is for --family and RUN.toml: a transformer of diffusers is trained with LoRA"
-    if asked.input and (asked.run or asked.family):
+    if arguments.input and (arguments.run or arguments.family):
         yield "--input is for --diffusers: what our own families are called with is known"
     for name in ("part", "candidate", "resolution"):
-        if (given := getattr(asked, name)) and not _split_commas(given):
-            yield f"--{name} {','.join(given)} names nothing: give one or leave it out"
-        if asked.profile and name != "part" and len(_split_commas(given)) > 1:
+        if (values := getattr(arguments, name)) and not _split_commas(values):
+            yield f"--{name} {','.join(values)} names nothing: give one or leave it out"
+        if arguments.profile and name != "part" and len(_split_commas(values)) > 1:
             yield f"--profile looks at one way at one size: give --{name} one only"
 
 
-def _subject(asked: argparse.Namespace) -> "Subject":
+def _subject(arguments: argparse.Namespace) -> "Subject":
+    # Imported here and below only, as these load PyTorch.
     from library.bench import machine, subjects
     from library.bench.diffusers import model as diffusers_model
 
-    device, shapes = machine.choose_device(asked.device), _parse_shapes(asked.input)
-    arguments: JsonObject = dict(text.split("=", 1) for text in asked.set)
-    if device.type == "cuda" and not asked.run:
-        arguments = {"mixed_precision": machine.half_type(device), **arguments}
-    if asked.batch:
-        arguments["train_batch_size"] = asked.batch
-    if asked.run:
-        return subjects.subject_of_run(asked.run, asked.script, arguments)
-    if asked.family:
-        size = asked.size or ("full" if device.type == "cuda" else "tiny")
-        return subjects.FamilySubject(asked.script or families.lora_script(asked.family), arguments, size)
-    config = diffusers_model.read_config(asked.config)
-    name = asked.diffusers or config.get("_class_name")
+    device, shapes = machine.choose_device(arguments.device), _parse_shapes(arguments.input)
+    options: JsonObject = dict(text.split("=", 1) for text in arguments.set)
+    if device.type == "cuda" and not arguments.run:
+        options = {"mixed_precision": machine.half_type(device), **options}
+    if arguments.batch:
+        options["train_batch_size"] = arguments.batch
+    if arguments.run:
+        return subjects.subject_of_run(arguments.run, arguments.script, options)
+    if arguments.family:
+        size = arguments.size or ("full" if device.type == "cuda" else "tiny")
+        return subjects.FamilySubject(arguments.script or families.lora_script(arguments.family), options, size)
+    config = diffusers_model.read_config(arguments.config)
+    name = arguments.diffusers or config.get("_class_name")
     if not name:
-        raise ConfigError("{config} does not name its class: give it with --diffusers CLASS", config=asked.config)
-    return diffusers_model.DiffusersSubject(str(name), config, arguments, shapes)
+        raise ConfigError("{config} does not name its class: give it with --diffusers CLASS", config=arguments.config)
+    return diffusers_model.DiffusersSubject(str(name), config, options, shapes)
 
 
-def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
+def _measured(arguments: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
     from library.bench import machine, measure
     from library.measuring import timing
 
-    device = machine.choose_device(asked.device)
-    ways = candidates.choose_candidates(asked.candidate, bool(asked.run), device.type, _options(subject))
-    sizes = tuple(int(side) for side in _split_commas(asked.resolution)) or subject.resolutions
-    plan = timing.TimingPlan(asked.steps, asked.warmup, asked.seconds)
-    say = (lambda text: None) if asked.json else functools.partial(print, flush=True)
+    device = machine.choose_device(arguments.device)
+    ways = candidates.choose_candidates(arguments.candidate, bool(arguments.run), device.type, _options(subject))
+    sizes = tuple(int(side) for side in _split_commas(arguments.resolution)) or subject.resolutions
+    plan = timing.TimingPlan(arguments.steps, arguments.warmup, arguments.seconds)
+    say = (lambda text: None) if arguments.json else functools.partial(print, flush=True)
     bench = measure.BenchRun(
         subject,
         device,
         ways,
-        tuple(_split_commas(asked.part)) or report.STEP_PARTS,
+        tuple(_split_commas(arguments.part)) or report.STEP_PARTS,
         sizes,
         plan,
-        asked.compile_all,
+        arguments.compile_all,
         say,
     )
     try:
@@ -231,43 +232,47 @@ def _show(folder: Path, say: Any) -> None:
     say(f"\n{text}\n\n{folder}")
 
 
-def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
+def _profiled(arguments: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
     from library.bench import machine, profiling
 
-    device = machine.choose_device(asked.device)
-    usual = candidates.OWN_SETTINGS if asked.run else "compiled" if device.type == "cuda" else "eager"
-    way = candidates.choose_candidates(asked.candidate or [usual], bool(asked.run), device.type, _options(subject))[0]
-    side = int((_split_commas(asked.resolution) or [min(1024, max(subject.resolutions))])[0])
-    found = profiling.profile_training(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)
-    work.store(found)
-    text = profile_advice.profile_text(found)
+    device = machine.choose_device(arguments.device)
+    usual = candidates.OWN_SETTINGS if arguments.run else "compiled" if device.type == "cuda" else "eager"
+    candidate = candidates.choose_candidates(
+        arguments.candidate or [usual], bool(arguments.run), device.type, _options(subject)
+    )[0]
+    side = int((_split_commas(arguments.resolution) or [min(1024, max(subject.resolutions))])[0])
+    content = profiling.profile_training(
+        subject, candidate, device, side, min(arguments.steps, profiling.MAX_PROFILED_STEPS), work
+    )
+    work.store(content)
+    text = profile_advice.profile_text(content)
     write_atomic(work.folder / "table.txt", text + "\n")
-    if not asked.json:
+    if not arguments.json:
         print(f"{text}\n\n{work.folder / profiling.TRACE} can be opened at ui.perfetto.dev or chrome://tracing")
-    return found
+    return content
 
 
 def _options(subject: "Subject") -> Sequence[str]:
     return list(options_of(type(subject.config({}))))
 
 
-def _parse_shapes(given: Sequence[str]) -> JsonObject:
+def _parse_shapes(texts: Sequence[str]) -> JsonObject:
     """Parse NAME=1,16,64 as a shape, and frames=5 as a number."""
     shapes: JsonObject = {}
-    for text in given:
+    for text in texts:
         name, _, sizes = text.partition("=")
         number = name in ("frames", "text_length")
         if not re.fullmatch("[1-9][0-9]*" if number else "[1-9][0-9]*(,[1-9][0-9]*)*", sizes):
-            wanted = f"a whole number from 1 on: {name}=5" if number else f"sizes with commas between: {name}=1,16,64"
-            raise ConfigError("--input {text} must be {wanted}", text=text, wanted=wanted)
+            expected = f"a whole number from 1 on: {name}=5" if number else f"sizes with commas between: {name}=1,16,64"
+            raise ConfigError("--input {text} must be {wanted}", text=text, wanted=expected)
         shapes[name] = int(sizes) if number else tuple(int(size) for size in sizes.split(","))
     return shapes
 
 
 @contextlib.contextmanager
-def _cold(wanted: bool) -> Iterator[None]:
+def _cold(is_requested: bool) -> Iterator[None]:
     """Use an empty compile cache, if requested."""
-    if not wanted:
+    if not is_requested:
         yield
         return
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -276,5 +281,5 @@ def _cold(wanted: bool) -> Iterator[None]:
         yield
 
 
-def _split_commas(given: Sequence[str]) -> list[str]:
-    return [part.strip() for text in given for part in text.split(",") if part.strip()]
+def _split_commas(texts: Sequence[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]

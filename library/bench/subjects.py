@@ -57,25 +57,22 @@ class Subject(Protocol):
     batch: int
     resolutions: tuple[int, ...]
 
-    def config(self, given: JsonMapping) -> RunConfig:
-        """The settings with these options on top. Raises ConfigError for an invalid combination."""
-        ...
+    def config(self, options: JsonMapping) -> RunConfig:
+        """Return the settings with these options on top. Raises ConfigError for an invalid combination."""
 
     def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
-        """A fresh denoiser on the device."""
-        ...
+        """Return a new denoiser on the device."""
 
-    def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
-        """A function that calls a denoiser for images of this size: its own, or a copy on another device."""
-        ...
+    def predict(
+        self, trainable: TrainableModel, resolution: int, device: torch.device
+    ) -> Callable[[nn.Module], Tensor]:
+        """Return a function that calls a denoiser for images of this size: its own, or a copy on another device."""
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
-        """Text encoders by name: a function that loads one and returns a function that runs it."""
-        ...
+        """Return text encoders by name: a function that loads one and returns a function that runs it."""
 
     def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
-        """The image autoencoder, if it has one."""
-        ...
+        """Return the image autoencoder, if the model has one."""
 
 
 class FamilySubject:
@@ -99,8 +96,8 @@ class FamilySubject:
         self.resolutions: tuple[int, ...] = self.random.resolutions if self.random else (side,)
         self._loaded: ModelComponents | None = None
 
-    def config(self, given: JsonMapping) -> RunConfig:
-        return build_config(self.kind, {**self.values, **given}, notes=[])
+    def config(self, options: JsonMapping) -> RunConfig:
+        return build_config(self.kind, {**self.values, **options}, notes=[])
 
     def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
         """Return a new denoiser on the device, with its trained parameters."""
@@ -123,33 +120,35 @@ class FamilySubject:
             return TrainableModel(components, family, LearnedText(config, texts))
         return TrainableModel(components, family, methods.attach_method(components, family, config))
 
-    def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
+    def predict(
+        self, trainable: TrainableModel, resolution: int, device: torch.device
+    ) -> Callable[[nn.Module], Tensor]:
         """Return a function that calls a denoiser for images of this size."""
-        latents = self.latents(made, resolution, device)
+        latents = self.latents(trainable, resolution, device)
         ones = torch.ones(len(latents), device=device)
         noised = NoisedBatch(latents, ones, latents, ones, ones, ones)
-        text, sizes = self.text(made, device), torch.ones(len(latents), 6, device=device)
-        controls = self.shown(made, latents)
-        return lambda denoiser: made.family.predict(denoiser, noised, text, sizes, controls)
+        text, sizes = self.text(trainable, device), torch.ones(len(latents), 6, device=device)
+        controls = self.shown(trainable, latents)
+        return lambda denoiser: trainable.family.predict(denoiser, noised, text, sizes, controls)
 
-    def latents(self, made: TrainableModel, size: int | tuple[int, int], device: torch.device) -> Tensor:
+    def latents(self, trainable: TrainableModel, size: int | tuple[int, int], device: torch.device) -> Tensor:
         """Return random latents [B, C, h, w] of images of one size: the side of a square, or (width, height)."""
         width, height = size if isinstance(size, tuple) else (size, size)
-        channels = self._module.input_shapes(made.family, made.components.denoiser).latent_channels
+        channels = self._module.input_shapes(trainable.family, trainable.components.denoiser).latent_channels
         return torch.randn(self.batch, channels, height // FACTOR, width // FACTOR, device=device)
 
-    def shown(self, made: TrainableModel, latents: Tensor) -> list[Tensor]:
+    def shown(self, trainable: TrainableModel, latents: Tensor) -> list[Tensor]:
         """Return random control inputs for these latents: latents, or pixels for models that read pixels."""
         if self.config({}).control_images.guided:
             number, _, height, width = latents.shape
             return [torch.rand(number, 3, height * FACTOR, width * FACTOR, device=latents.device) * 2 - 1]
-        return self._module.input_shapes(made.family, made.components.denoiser).controls(latents)
+        return self._module.input_shapes(trainable.family, trainable.components.denoiser).controls(latents)
 
-    def text(self, made: TrainableModel, device: torch.device) -> dict[str, Tensor]:
+    def text(self, trainable: TrainableModel, device: torch.device) -> dict[str, Tensor]:
         """Return random text outputs in the shapes of the caches."""
-        if isinstance(made.method, LearnedText):
-            return {name: text.to(device) for name, text in made.method.texts.items()}
-        return self._module.input_shapes(made.family, made.components.denoiser).texts(self.batch, device)
+        if isinstance(trainable.method, LearnedText):
+            return {name: text.to(device) for name, text in trainable.method.texts.items()}
+        return self._module.input_shapes(trainable.family, trainable.components.denoiser).texts(self.batch, device)
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
         names = self._module.make_networks(self._module.model_sizes(self.config({}), full=False)).encoders
@@ -177,11 +176,11 @@ class FamilySubject:
         return random_weights.fill_randomly(model, device, dtype)
 
     def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
-        """The image autoencoder."""
+        """Return the image autoencoder, random or from the run's files."""
         if self.random:
             return self._small(self.random.vae(), device, dtype)
-        found = self._stored(dtype).vae
-        return found.to(device) if found is not None else None
+        autoencoder = self._stored(dtype).vae
+        return autoencoder.to(device) if autoencoder is not None else None
 
     def _stored(self, dtype: torch.dtype) -> ModelComponents:
         """Read the run's text encoders and VAE, only once."""
@@ -194,7 +193,7 @@ class FamilySubject:
 def usual(script: str) -> JsonObject:
     """Return the usual training options, with placeholders for files."""
     cls = families.config_class(script)
-    given = {
+    values = {
         "pretrained_model_name_or_path": PATH,
         "train_data_dir": PATH,
         "output_dir": PATH,
@@ -217,17 +216,17 @@ def usual(script: str) -> JsonObject:
     }
     options = options_of(cls)
     if issubclass(cls, EmbeddingRun):
-        del given["cache_text_encoder_outputs"]  # captions with the trained word are encoded in each step
-    return {name: value for name, value in given.items() if name in options}
+        del values["cache_text_encoder_outputs"]  # captions with the trained word are encoded in each step
+    return {name: value for name, value in values.items() if name in options}
 
 
 def subject_of_run(path: Path, script: str, values: JsonMapping) -> FamilySubject:
     """Return the training described by a TOML. Raises ConfigError if its model is unreadable."""
     family_subject = FamilySubject(script, {**read_toml(path), **values}, None)
-    wrong = list(families.family_for(family_subject.config({})).problems())
+    problems = list(families.family_for(family_subject.config({})).problems())
     if not family_subject.values.get("pretrained_model_name_or_path"):
-        wrong = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]
-    if wrong:
-        raise ConfigError(*wrong)
+        problems = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]
+    if problems:
+        raise ConfigError(*problems)
     family_subject.title = f"{family_subject.kind.title} of {path.name}"
     return family_subject

@@ -33,8 +33,8 @@ from library.sampling.prompts import Prompt
 
 COMPARISON = "comparison.json"
 PROMPTS_FROM_CAPTIONS = 4  # prompts made from captions
-LOOKED_AT = 200  # training images to encode
-HASHED = 2000  # training images to hash
+MAX_ENCODED_IMAGES = 200  # training images to encode
+MAX_HASHED_IMAGES = 2000  # training images to hash
 NO_ENCODER = "Likeness to the training pictures was not measured: add --encoder dinov2 (downloaded once, 350 MB)."
 
 
@@ -64,7 +64,7 @@ class Comparison:
         return [{row[at] for row in self.copies} - {""} for at in range(len(self.files))]
 
     def as_json(self) -> JsonObject:
-        """As JSON for the page and the run's folder."""
+        """Return the comparison for the page and the file in the run's folder."""
         proposal = {"column": self.proposal.column, "reason": self.proposal.reason} if self.proposal else None
         return {
             "run": self.run,
@@ -96,29 +96,33 @@ class FileComparer:
 
     def __call__(self, encoder: ImageEncoder | None) -> Comparison:
         """Compare everything, file by file."""
-        made = self.comparison
+        comparison = self.comparison
         self._measure: losses.HeldOutLoss | None = None
         if self.images is not None:
-            shown, made.held_out = losses.measured_on(self.images)
-            self._measure = losses.HeldOutLoss(shown, self.config)
-            if not made.held_out:
+            measured_images, comparison.held_out = losses.measured_on(self.images)
+            self._measure = losses.HeldOutLoss(measured_images, self.config)
+            if not comparison.held_out:
                 text = "The run held no images out, so the loss is that of {count} that it was trained on."
-                made.notes.append(Message(text, count=counted(len(shown), "image")))
+                comparison.notes.append(Message(text, count=counted(len(measured_images), "image")))
         device = self._adapters() if self.config.adapters else self._models()
         self._judge(encoder, device)
-        made.grid = str(made.folder / "grid.png")
-        sheet = Sheet([str(file.title) for file in made.files], made.rows, made.folder, made.pictures)
-        generate.save_image(generate.side_by_side(sheet), Path(made.grid), {})
-        layout.store(made.folder / COMPARISON, made.as_json())
-        self.store(made)
-        return made
+        comparison.grid = str(comparison.folder / "grid.png")
+        sheet = Sheet(
+            [str(file.title) for file in comparison.files], comparison.rows, comparison.folder, comparison.pictures
+        )
+        generate.save_image(generate.side_by_side(sheet), Path(comparison.grid), {})
+        layout.store(comparison.folder / COMPARISON, comparison.as_json())
+        self.store(comparison)
+        return comparison
 
     def _adapters(self) -> torch.device:
         """Compare files on one model."""
         config = plan.model_config(self.config)
         base = [(Path(path), weight) for path, weight in _base_weights(self.config)]
         columns = [Column(str(file.title), (*base, (file.path, 1.0))) for file in self.comparison.files]
-        model = generate.open_sampling_model(config, (path for one in columns for path, _ in one.loras), self.report)
+        model = generate.open_sampling_model(
+            config, (path for column in columns for path, _ in column.loras), self.report
+        )
         sample = self._sampler(model, config)
         for number, column in enumerate(columns):
             self._column(number, column, model, sample, config)
@@ -137,64 +141,66 @@ class FileComparer:
             if self._measure and self.config.trains_whole_encoders:
                 self._measure.forget_text()
             device = model.world.device
-            del model, sample
+            del model, sample  # before the next model is opened
             _free_memory(device)
         return device
 
     def _sampler(self, model: OpenModel, config: RunConfig) -> ColumnSampler:
-        made = self.comparison
+        comparison = self.comparison
         sample = ColumnSampler(model, self.prompts, config)
-        made.rows = [prompt.prompt for prompt in sample.prompts]
-        made.pictures = made.pictures or [[""] * len(made.files) for _ in made.rows]
-        made.copies = made.copies or [[""] * len(made.files) for _ in made.rows]
+        comparison.rows = [prompt.prompt for prompt in sample.prompts]
+        comparison.pictures = comparison.pictures or [[""] * len(comparison.files) for _ in comparison.rows]
+        comparison.copies = comparison.copies or [[""] * len(comparison.files) for _ in comparison.rows]
         return sample
 
     def _column(self, number: int, column: Column, model: OpenModel, sample: ColumnSampler, config: RunConfig) -> None:
         """Measure the loss of a file, and generate its images."""
-        made, file = self.comparison, self.comparison.files[number]
-        done, total = number * len(made.rows), len(made.files) * len(made.rows)
+        comparison, file = self.comparison, self.comparison.files[number]
+        done, total = number * len(comparison.rows), len(comparison.files) * len(comparison.rows)
         if self._measure:
-            made.losses[number] = self._measure(model, dict(column.loras), config, self.report)
-            self.store(made)
+            comparison.losses[number] = self._measure(model, dict(column.loras), config, self.report)
+            self.store(comparison)
 
         def keep(row: int, image: Image.Image) -> None:
-            path = made.folder / f"{row:02d}_{number:02d}.png"
+            path = comparison.folder / f"{row:02d}_{number:02d}.png"
             facts = sampling.image_metadata(sample.prompts[row], column, str(file.path), model.applied.tagged)
             generate.save_image(image, path, facts)
-            made.pictures[row][number] = str(path)
+            comparison.pictures[row][number] = str(path)
             self.report(Message("generating"), done + row + 1, total)
-            self.store(made)
+            self.store(comparison)
 
         self.report(Message("generating"), done, total)
         sample(column, keep)
-        layout.store(made.folder / COMPARISON, made.as_json())  # intermediate result, in case of an interruption
+        # An intermediate result, in case of an interruption.
+        layout.store(comparison.folder / COMPARISON, comparison.as_json())
 
     def _judge(self, encoder: ImageEncoder | None, device: torch.device) -> None:
         """Find copies, measure likeness and propose a file."""
-        made = self.comparison
+        comparison = self.comparison
         _free_memory(device)
-        known = [image.path for image in self.images.items if not image.is_reg] if self.images else []
-        if known:
-            looks = TrainingLooks(_evenly_spread(known, HASHED), self.report)
-            made.copies = [[looks.nearest(path) for path in row] for row in made.pictures]
-        if encoder and known:
-            self._look(encoder, _evenly_spread(known, LOOKED_AT), device)
+        training_paths = [image.path for image in self.images.items if not image.is_reg] if self.images else []
+        if training_paths:
+            looks = TrainingLooks(_evenly_spread(training_paths, MAX_HASHED_IMAGES), self.report)
+            comparison.copies = [[looks.nearest(path) for path in row] for row in comparison.pictures]
+        if encoder and training_paths:
+            self._look(encoder, _evenly_spread(training_paths, MAX_ENCODED_IMAGES), device)
         elif not encoder:
-            made.notes.append(Message(NO_ENCODER))
-        measured = zip(made.files, made.losses, made.likeness, made.copied, strict=True)
+            comparison.notes.append(Message(NO_ENCODER))
+        measured = zip(comparison.files, comparison.losses, comparison.likeness, comparison.copied, strict=True)
         scores = [FileScore(file.title, loss, likeness, len(copied)) for file, loss, likeness, copied in measured]
-        made.proposal = proposed(scores, made.held_out)
+        comparison.proposal = proposed(scores, comparison.held_out)
 
     def _look(self, encoder: ImageEncoder, training: Sequence[str], device: torch.device) -> None:
-        made = self.comparison
-        there = encoder.features(training, device, self.report)
-        copy = encoders.threshold(there)
-        for at in range(len(made.files)):
-            alike = encoder.features([row[at] for row in made.pictures], device, self.report) @ there.T
-            made.likeness[at] = float(alike.mean())
-            for row, (value, place) in enumerate(zip(*alike.max(dim=1), strict=True)):
-                if value >= copy:
-                    made.copies[row][at] = made.copies[row][at] or training[int(place)]
+        comparison = self.comparison
+        training_features = encoder.features(training, device, self.report)
+        copy_threshold = encoders.threshold(training_features)
+        for at in range(len(comparison.files)):
+            sample_features = encoder.features([row[at] for row in comparison.pictures], device, self.report)
+            alike = sample_features @ training_features.T  # cosine similarities, as features have unit length
+            comparison.likeness[at] = float(alike.mean())
+            for row, (value, nearest) in enumerate(zip(*alike.max(dim=1), strict=True)):
+                if value >= copy_threshold:
+                    comparison.copies[row][at] = comparison.copies[row][at] or training[int(nearest)]
 
 
 def survey_run_images(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Message]]:
@@ -212,19 +218,19 @@ def survey_run_images(config: RunConfig, report: Report) -> tuple[ImageSet | Non
 
 def caption_prompts(images: ImageSet | None) -> list[Prompt]:
     """Return prompts from captions of the data set, as large as their images. Raises ConfigError without any."""
-    own = [image for image in images.items if image.caption.strip() and not image.is_reg] if images else []
-    if not own:
+    captioned = [image for image in images.items if image.caption.strip() and not image.is_reg] if images else []
+    if not captioned:
         raise ConfigError("there are no prompts: write --prompt TEXT or --prompts FILE")
-    first = {image.encoded_caption: image for image in own}
+    by_caption = {image.encoded_caption: image for image in captioned}
     return [
         Prompt(caption, width=image.fit.bucket[0], height=image.fit.bucket[1])
-        for caption, image in _evenly_spread([*first.items()], PROMPTS_FROM_CAPTIONS)
+        for caption, image in _evenly_spread([*by_caption.items()], PROMPTS_FROM_CAPTIONS)
     ]
 
 
-def sound(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[SavedFile], list[Message]]:
+def readable_files(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[SavedFile], list[Message]]:
     """Return the readable files, and a note for each other one. Raises ConfigError if none is readable."""
-    kept, wrong = [], []
+    readable, wrong = [], []
     for file in files:
         try:
             if file.path.is_file() and (config.adapters or file.path.suffix == ".safetensors"):
@@ -232,23 +238,23 @@ def sound(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[SavedFile
                     raise ConfigError("{path} holds no tensors", path=file.path)
             elif file.path.is_dir():
                 recognise_file(file.path)
-            kept.append(file)
+            readable.append(file)
         except ConfigError as error:
             wrong.append(error.problems[0])
-    if not kept:
+    if not readable:
         raise ConfigError(*wrong)
-    return kept, [Message("A file is left out ({why}).", why=problem) for problem in wrong]
+    return readable, [Message("A file is left out ({why}).", why=problem) for problem in wrong]
 
 
 def _base_weights(config: RunConfig) -> Sequence[tuple[str, float]]:
     return methods.base_weights(config) if isinstance(config, AdapterRun) else ()
 
 
-def _evenly_spread(members: Sequence[Any], most: int) -> list[Any]:
-    """Return at most `most` items of a list, evenly spread."""
-    if len(members) <= most:
+def _evenly_spread(members: Sequence[Any], max_members: int) -> list[Any]:
+    """Return at most `max_members` items of a list, evenly spread."""
+    if len(members) <= max_members:
         return [*members]
-    return [members[at * len(members) // most] for at in range(most)]
+    return [members[at * len(members) // max_members] for at in range(max_members)]
 
 
 def _free_memory(device: torch.device) -> None:

@@ -14,18 +14,18 @@ class TrainingLooks:
         self._known: list[tuple[str, tuple[int, int]]] = []
         for number, path in enumerate(paths):
             report(Message("reading the training pictures"), number, len(paths))
-            if (found := looks(path)) is not None:
-                self._known.append((path, found))
+            if (hashes := looks(path)) is not None:
+                self._known.append((path, hashes))
 
     def nearest(self, picture: str) -> str:
         """Return the training image that this image nearly copies, "" if none."""
-        own = looks(picture)
-        if own is None:
+        picture_hashes = looks(picture)
+        if picture_hashes is None:
             return ""
-        apart = [(_apart(own, other), path) for path, other in self._known]
-        bits, path = min(apart, default=(NEAR + 1, ""))
+        distances = [(_distance(picture_hashes, other), path) for path, other in self._known]
+        bits, path = min(distances, default=(NEAR + 1, ""))
         return path if bits <= NEAR else ""
 
 
-def _apart(one: tuple[int, int], other: tuple[int, int]) -> int:
-    return sum((a ^ b).bit_count() for a, b in zip(one, other, strict=True))
+def _distance(first: tuple[int, int], second: tuple[int, int]) -> int:
+    return sum((a ^ b).bit_count() for a, b in zip(first, second, strict=True))  # the number of different bits

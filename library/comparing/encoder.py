@@ -39,16 +39,16 @@ class ImageEncoder:
     def __init__(self, folder: Path) -> None:
         """Weights must be .safetensors, and no code of the folder is executed. Raises ConfigError for other folders."""
         check_folder(folder)
-        here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
+        local_only: JsonObject = {"local_files_only": True, "trust_remote_code": False}
         try:
             # Import only if likeness is requested.
             model, processor = (families.load_object(f"transformers.models.auto:Auto{name}") for name in AUTO_CLASSES)
-            self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **here).eval()
-            self._processor: Any = processor.from_pretrained(str(folder), **here)
+            self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **local_only).eval()
+            self._processor: Any = processor.from_pretrained(str(folder), **local_only)
         except Exception as error:  # any error of an unknown model's folder
-            first = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                "{folder} cannot be used as an image encoder: {first}", folder=folder, first=first
+                "{folder} cannot be used as an image encoder: {first}", folder=folder, first=reason
             ) from error
         if self._model.main_input_name != "pixel_values" and not hasattr(self._model, "get_image_features"):
             raise ConfigError(
@@ -58,15 +58,15 @@ class ImageEncoder:
     def features(self, paths: Sequence[str], device: torch.device, report: Report) -> torch.Tensor:
         """Return unit-length features [N, D], float32 on the CPU. Raises ConfigError for an unreadable image."""
         self._model.to(device)
-        made = []
+        batches = []
         for start in range(0, len(paths), PICTURES_PER_BATCH):
             report(Message("looking at pictures"), start, len(paths))
             pictures = [_open_picture(path) for path in paths[start : start + PICTURES_PER_BATCH]]
             pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"].to(device)
             with torch.inference_mode():
-                made.append(self._features(pixels).float().cpu())
+                batches.append(self._features(pixels).float().cpu())
         self._model.to("cpu")
-        return torch.nn.functional.normalize(torch.cat(made), dim=-1)
+        return torch.nn.functional.normalize(torch.cat(batches), dim=-1)
 
     def _features(self, pixels: torch.Tensor) -> torch.Tensor:
         if hasattr(self._model, "get_image_features"):

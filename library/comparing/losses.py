@@ -86,26 +86,26 @@ class HeldOutLoss:
 
     @property
     def _seed(self) -> int:
-        own = self.config.validation.validation_seed if isinstance(self.config, AdapterRun) else None
-        return (self.config.steps.seed or 0) if own is None else own
+        validation_seed = self.config.validation.validation_seed if isinstance(self.config, AdapterRun) else None
+        return (self.config.steps.seed or 0) if validation_seed is None else validation_seed
 
     def _with_latents(self, model: OpenModel) -> Iterator[Batch]:
         """Return the batches, encoded like in the training: image by image if it caches latents."""
         batches = Batches(self.images, self.config, self._seed)
-        most = self.config.validation.max_validation_steps if isinstance(self.config, AdapterRun) else None
+        max_batches = self.config.validation.max_validation_steps if isinstance(self.config, AdapterRun) else None
         vae, device = model.components.vae, model.world.device
         assert vae is not None
         places = {image.path: image for image in self.images.items}
         vae.to(device)
         try:
-            for number, draw in enumerate(batches.draws(epoch=1)[:most]):
+            for number, draw in enumerate(batches.draws(epoch=1)[:max_batches]):
                 batch = batches.make(draw).to(device)
                 assert batch.pixels is not None
                 # Like the training, which caches latents outside of mixed precision.
                 with torch.no_grad() if self.config.cache.latents else model.computing():
-                    own = validation_generator(self._seed, number, "image", device)
-                    cached = [latent_generator(path, places[path].fit.bucket) for path in batch.paths]
-                    generator = cached if self.config.cache.latents else own
+                    batch_generator = validation_generator(self._seed, number, "image", device)
+                    image_generators = [latent_generator(path, places[path].fit.bucket) for path in batch.paths]
+                    generator = image_generators if self.config.cache.latents else batch_generator
                     latents = model.family.latents(model.components, batch.pixels, generator)
                     controls = batch.controls
                     if controls and not batch.is_guided:
@@ -121,8 +121,8 @@ class HeldOutLoss:
 
     def _encode_text(self, model: OpenModel) -> list[dict[str, Tensor]]:
         with model.computing(), model.encoders_on_device():
-            made = [model.family.text(model.components, batch.captions) for batch in self._encoded]
-        return [{name: value.cpu() for name, value in one.items()} for one in made]
+            outputs = [model.family.text(model.components, batch.captions) for batch in self._encoded]
+        return [{name: value.cpu() for name, value in output.items()} for output in outputs]
 
 
 def measured_on(images: ImageSet) -> tuple[ImageSet, bool]:
@@ -131,7 +131,7 @@ def measured_on(images: ImageSet) -> tuple[ImageSet, bool]:
     """
     if images.validation:
         return images.validation, True
-    own = [image for image in images.items if not image.is_reg] or images.items
-    chosen = own[:: max(1, len(own) // MEASURED_IMAGES)][:MEASURED_IMAGES]
+    learned = [image for image in images.items if not image.is_reg] or images.items
+    chosen = learned[:: max(1, len(learned) // MEASURED_IMAGES)][:MEASURED_IMAGES]
     items = [replace(image, repeats=1, subset=plain_options(image.subset)) for image in chosen]
     return ImageSet(items, images.datasets), False

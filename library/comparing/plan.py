@@ -78,14 +78,14 @@ def is_comparable(run: reader.RecordedRun) -> bool:
 
 def _with_earlier(run: reader.RecordedRun) -> list[tuple[reader.RecordedRun, JsonObject]]:
     """Return the events of a run's files, preceded by those of the runs that it resumes, up to its start."""
-    told = [(run, event) for event in _saved(run)]
-    folder, most = run.folder, math.inf
-    while (before := lineage.parent_run(folder)) is not None:
-        folder, at = before
-        most = min(most, math.inf if at is None else at)
+    recorded = [(run, event) for event in _saved(run)]
+    folder, last_step = run.folder, math.inf
+    while (parent := lineage.parent_run(folder)) is not None:
+        folder, at = parent
+        last_step = min(last_step, math.inf if at is None else at)
         earlier = reader.run_at(folder)
-        told = [*((earlier, event) for event in _saved(earlier) if _step(event) <= most), *told]
-    return told
+        recorded = [*((earlier, event) for event in _saved(earlier) if _step(event) <= last_step), *recorded]
+    return recorded
 
 
 def _step(event: JsonMapping) -> int:
@@ -94,31 +94,33 @@ def _step(event: JsonMapping) -> int:
 
 
 def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
-    found = reader.progress(run.folder).update().events.get("saved", ())
-    return [event for event in found if event.get("file") and not str(event["file"]).rstrip("/\\").endswith("-state")]
+    events = reader.progress(run.folder).update().events.get("saved", ())
+    return [event for event in events if event.get("file") and not str(event["file"]).rstrip("/\\").endswith("-state")]
 
 
 def saved_files_of_run(
-    run: reader.RecordedRun, most: int = MAX_COMPARED_FILES
+    run: reader.RecordedRun, max_files: int = MAX_COMPARED_FILES
 ) -> tuple[list[SavedFile], list[Message]]:
     """Return the files of a run and of the runs that it resumes, earliest first, and what is left out.
 
-    At most `most`, evenly spread; the last one is always included. Raises ConfigError without any.
+    At most `max_files`, evenly spread; the last one is always included. Raises ConfigError without any.
     """
-    told = _with_earlier(run)
-    if not told:
+    recorded = _with_earlier(run)
+    if not recorded:
         raise ConfigError("{run} has saved no file yet", run=run.id)
-    known: dict[Path, int] = {}
+    steps_by_path: dict[Path, int] = {}
     gone: list[str] = []
-    for own, event in told:
-        path = _locate_saved_file(own, str(event["file"]))
+    for saving_run, event in recorded:
+        path = _locate_saved_file(saving_run, str(event["file"]))
         if path is None:
             gone.append(Path(str(event["file"])).name)
         else:
-            known[path] = _step(event)
+            steps_by_path[path] = _step(event)
     # The last file also belongs to a step or an epoch.
-    newest = {(step, path.stem.endswith(AVERAGE)): path for path, step in known.items()}
-    files = sorted((SavedFile(path, step) for (step, _), path in newest.items()), key=lambda one: (one.step, one.path))
+    newest = {(step, path.stem.endswith(AVERAGE)): path for path, step in steps_by_path.items()}
+    files = sorted(
+        (SavedFile(path, step) for (step, _), path in newest.items()), key=lambda file: (file.step, file.path)
+    )
     if not files:
         raise ConfigError(
             "the files that {run} has saved are gone: {names}", run=run.id, names=", ".join(gone[:MAX_COMPARED_FILES])
@@ -126,12 +128,12 @@ def saved_files_of_run(
     notes = []
     if gone:
         notes.append(Message("{count} that the run has saved are gone.", count=counted(len(set(gone)), "file")))
-    if len(files) > most:
+    if len(files) > max_files:
         notes.append(
-            Message("{shown} of {count} files are compared: --files says how many.", shown=most, count=len(files))
+            Message("{shown} of {count} files are compared: --files says how many.", shown=max_files, count=len(files))
         )
-        last = len(files) - 1
-        files = [files[last - round(at * last / max(1, most - 1))] for at in reversed(range(most))]
+        last = len(files) - 1  # counted back from the last file, so that it is always included
+        files = [files[last - round(at * last / max(1, max_files - 1))] for at in reversed(range(max_files))]
     return files, notes
 
 
@@ -155,37 +157,39 @@ def config_of_run(run: reader.RecordedRun) -> RunConfig:
         template = "the files of {run} are no LoRA and no model: compare them in the tab Try it, or with kohya sample"
         raise ConfigError(template, run=run.id)
     toml = run.folder / layout.TOML
-    given = flatten_sections(load_toml(toml)) if toml.is_file() else flatten_sections(resume.run_settings(run))
+    settings = flatten_sections(load_toml(toml)) if toml.is_file() else flatten_sections(resume.run_settings(run))
     options = options_of(kind)
-    read = {name: options[name].read(value) for name, value in given.items() if name in options and value is not None}
+    values = {
+        name: options[name].read(value) for name, value in settings.items() if name in options and value is not None
+    }
     if isinstance(seed := run.facts.get("seed"), int):
-        read["seed"] = seed
-    if not read.get("pretrained_model_name_or_path"):
+        values["seed"] = seed
+    if not values.get("pretrained_model_name_or_path"):
         raise ConfigError("{run} does not say which model it trained", run=run.id)
-    return draft(kind, read)
+    return draft(kind, values)
 
 
 def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
     """Return the config to open a model that a run has trained or started from, with training-only options off."""
     kind = families.config_class(families.lora_script(config.family))
     options = options_of(kind)
-    kept = {
+    values = {
         name: value
         for name, value in option_values(config).items()
         if name in options and name not in LEFT_OUT and options[name].section not in LEFT_OUT_SECTIONS
     }
     if model is not None:
-        kept["pretrained_model_name_or_path"] = str(model)
-    return draft(kind, kept)
+        values["pretrained_model_name_or_path"] = str(model)
+    return draft(kind, values)
 
 
 def prompts_of_run(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
     """Return the prompts of a run's samples, from its file or its record; none if it has none."""
-    place = Path(str(config.sample.sample_prompts or ""))
-    if config.sample.sample_prompts and place.is_file():
-        return prompt_files.read_prompts(place)
-    told = reader.progress(run.folder).update().events.get("sample", ())
-    return [Prompt(text) for text in dict.fromkeys(str(event.get("prompt") or "") for event in told) if text]
+    prompt_file = Path(str(config.sample.sample_prompts or ""))
+    if config.sample.sample_prompts and prompt_file.is_file():
+        return prompt_files.read_prompts(prompt_file)
+    samples = reader.progress(run.folder).update().events.get("sample", ())
+    return [Prompt(text) for text in dict.fromkeys(str(event.get("prompt") or "") for event in samples) if text]
 
 
 def with_seed(prompts: Sequence[Prompt], seed: int = SEED) -> list[Prompt]:

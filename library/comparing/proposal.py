@@ -32,16 +32,16 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     """Return the file with the lowest loss among those that copy the fewest training images; without losses the most
     similar one. `held_out`: no file was trained on the images of its loss.
     """
-    every = [(score.loss, at) for at, score in enumerate(scores) if score.loss is not None]
-    if not every:
+    losses = [(score.loss, at) for at, score in enumerate(scores) if score.loss is not None]
+    if not losses:
         return _by_likeness(scores)
-    fewest = min(scores[at].copies for _, at in every)
-    known = [(loss, at) for loss, at in every if scores[at].copies == fewest]
-    lowest, best = min(known)
-    if held_out and len(every) > 1 and max(every)[0] <= min(every)[0] * (1 + CLOSE):
-        best = known[0][1]
+    fewest_copies = min(scores[at].copies for _, at in losses)
+    candidates = [(loss, at) for loss, at in losses if scores[at].copies == fewest_copies]
+    lowest, best = min(candidates)
+    if held_out and len(losses) > 1 and max(losses)[0] <= min(losses)[0] * (1 + CLOSE):
+        best = candidates[0][1]
         parts = [Message("the held-out losses of all files hardly differ, so an early one")]
-    elif min(every)[0] < lowest:
+    elif min(losses)[0] < lowest:
         parts = [Message(FEWEST_COPIES if held_out else FEWEST_OF_TRAINED)]
     else:
         parts = [
@@ -54,10 +54,10 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
 
 
 def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
-    known = [(score.copies, -score.likeness, at) for at, score in enumerate(scores) if score.likeness is not None]
-    if not known:
+    candidates = [(score.copies, -score.likeness, at) for at, score in enumerate(scores) if score.likeness is not None]
+    if not candidates:
         return ProposedFile(None, Message("Nothing could be measured: choose by the pictures."))
-    best = min(known)[-1]
+    best = min(candidates)[-1]
     parts = [Message("most like the training pictures"), *_about_copies(scores, best)]
     return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
 
@@ -69,7 +69,9 @@ def _about_copies(scores: Sequence[FileScore], best: int) -> list[Message]:
         return [Message("it copies {pictures}, and no other file fewer", pictures=pictures)]
     later = max((score.copies for score in scores[best + 1 :]), default=0)
     earlier = max((score.copies for score in scores[:best]), default=0)
-    made = [Message("later files copy {pictures}", pictures=counted(later, "training picture"))] * bool(later)
-    return made + [Message("earlier files copy {pictures}", pictures=counted(earlier, "training picture"))] * bool(
-        earlier
-    )
+    arguments = []
+    if later:
+        arguments.append(Message("later files copy {pictures}", pictures=counted(later, "training picture")))
+    if earlier:
+        arguments.append(Message("earlier files copy {pictures}", pictures=counted(earlier, "training picture")))
+    return arguments

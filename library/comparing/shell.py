@@ -23,18 +23,19 @@ EXIT_DONE = 0
 
 def main(argv: list[str]) -> int:
     """Compare and return 0. Raises ConfigError."""
-    asked = build_compare_parser().parse_args(argv)
-    if asked.files < 1:
-        raise ConfigError("--files {count}: write how many files are compared at most, such as 8", count=asked.files)
-    prompts = prompts_to_sample(asked)
-    run = plan.run_of(asked.run)
-    with join_work("compare") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
-        os.environ.update(gpu_slots.device_environment(own))
-        compare = families.load_object(
-            "library.comparing.work:compare_files"
-        )  # loads torch, which detects GPUs only once
-        made = compare(run, asked, prompts, work)
-        for line in comparison_lines(made):
+    arguments = build_compare_parser().parse_args(argv)
+    if arguments.files < 1:
+        raise ConfigError(
+            "--files {count}: write how many files are compared at most, such as 8", count=arguments.files
+        )
+    prompts = prompts_to_sample(arguments)
+    run = plan.run_of(arguments.run)
+    with join_work("compare") as work, free_devices({"cpu": arguments.cpu}, work.wait) as devices:
+        os.environ.update(gpu_slots.device_environment(devices))
+        # Loads torch, which detects GPUs only once.
+        compare = families.load_object("library.comparing.work:compare_files")
+        comparison = compare(run, arguments, prompts, work)
+        for line in comparison_lines(comparison):
             print(line)
     return EXIT_DONE
 
@@ -81,7 +82,7 @@ def build_compare_parser() -> argparse.ArgumentParser:
 
 def comparison_lines(comparison: "Comparison") -> list[str]:
     """Return the printed lines: one per file, the proposal, and what was left out."""
-    said = []
+    lines = []
     for at, file in enumerate(comparison.files):
         parts = [str(file.title), file.path.name]
         if (loss := comparison.losses[at]) is not None:
@@ -90,7 +91,7 @@ def comparison_lines(comparison: "Comparison") -> list[str]:
             parts.append(f"likeness {likeness:.3f}")
         if copied := comparison.copied[at]:
             parts.append(f"copies {len(copied)}")
-        said.append("  ".join(parts))
+        lines.append("  ".join(parts))
     if comparison.proposal:
-        said.append(str(comparison.proposal.reason))
-    return [*said, *map(str, comparison.notes), comparison.grid]
+        lines.append(str(comparison.proposal.reason))
+    return [*lines, *map(str, comparison.notes), comparison.grid]

@@ -21,27 +21,27 @@ COMPARE_FOLDER = "compare"
 
 
 def compare_files(
-    run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prompt], work: JobRecord
+    run: reader.RecordedRun, arguments: argparse.Namespace, requested_prompts: list[Prompt], work: JobRecord
 ) -> Comparison:
-    """Compare the files of a run as given on the command line. Finds mistakes before loading the model."""
+    """Compare the files of a run with the options of the command line. Finds mistakes before loading the model."""
     report: Report = work.phase if work.folder else progress_line()
     config = plan.config_of_run(run)
-    plan.saved_files_of_run(run, asked.files)  # before an encoder is downloaded
-    place = encoder.encoder_folder(asked.encoder, asked.into, report) if asked.encoder else None
-    eye = encoder.ImageEncoder(place) if place else None
+    plan.saved_files_of_run(run, arguments.files)  # before an encoder is downloaded
+    weights_folder = encoder.encoder_folder(arguments.encoder, arguments.into, report) if arguments.encoder else None
+    eye = encoder.ImageEncoder(weights_folder) if weights_folder else None
     with _started_in(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
-        files, notes = plan.saved_files_of_run(run, asked.files)
-        files, damaged = compute.sound(files, config)
+        files, notes = plan.saved_files_of_run(run, arguments.files)
+        files, damaged = compute.readable_files(files, config)
         images, unread = compute.survey_run_images(config, report)
-        prompts = given or plan.prompts_of_run(run, config) or compute.caption_prompts(images)
-        prompts = plan.with_seed(prompts, asked.seed)
+        prompts = requested_prompts or plan.prompts_of_run(run, config) or compute.caption_prompts(images)
+        prompts = plan.with_seed(prompts, arguments.seed)
         check_image_count(len(files), prompts)
         generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
         folder = new_folder(run.folder)
         comparison = Comparison(run.id, folder, files, [*notes, *damaged, *unread])
 
-        def store(one: Comparison) -> None:
-            work.store(one.as_json())
+        def store(current: Comparison) -> None:
+            work.store(current.as_json())
 
         return compute.FileComparer(config, images, prompts, comparison, report, store)(eye)
 
@@ -55,8 +55,8 @@ def new_folder(run: Path) -> Path:
     """Create a folder for this comparison in the run's folder. Raises ConfigError on failure."""
     name = f"{COMPARE_FOLDER}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(100):
-        place = run / (f"{name}-{number}" if number else name)
-        with clear_errors(place), contextlib.suppress(FileExistsError):
-            place.mkdir()
-            return place
+        candidate = run / (f"{name}-{number}" if number else name)
+        with clear_errors(candidate), contextlib.suppress(FileExistsError):
+            candidate.mkdir()
+            return candidate
     raise ConfigError("{folder} already exists: delete it, or try again later", folder=run / name)

@@ -25,18 +25,17 @@ class BlockCall:
 
     path: str  # in the denoiser
     kind: str
-    given: JsonValue  # (args, kwargs), see `encoded`
+    arguments: JsonValue  # (args, kwargs), see `encoded`
     autocast: str  # the type, "" without
     cached_casts: bool
 
     def as_json(self) -> JsonObject:
-        """For another process: BlockCall(**values)."""
-        return asdict(self)
+        return asdict(self)  # BlockCall(**values) rebuilds it in another process
 
     @property
     def largest_tensor(self) -> int:
-        """Bytes of the largest argument."""
-        argument = decode_argument(self.given, torch.device("meta"))
+        """Return the bytes of the largest argument."""
+        argument = decode_argument(self.arguments, torch.device("meta"))
         return max((t.nbytes for t in pytree.tree_leaves(argument) if isinstance(t, Tensor)), default=0)
 
 
@@ -48,13 +47,13 @@ class NotDescribed(ValueError):
 def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
     """Collect the calls of compiled blocks made in this context, one per graph."""
     paths = {id(module): path for path, module in denoiser.named_modules()}
-    known: set[tuple[type[nn.Module], str]] = set()
+    seen_calls: set[tuple[type[nn.Module], str]] = set()
     calls: list[BlockCall] = []
 
     def note(block: nn.Module, args: Any, kwargs: Any) -> None:
         argument = encode_argument([list(args), kwargs])
-        if (key := (type(block), json.dumps(argument))) not in known:
-            known.add(key)
+        if (key := (type(block), json.dumps(argument))) not in seen_calls:
+            seen_calls.add(key)
             # Graphs depend on autocast, too: its dtype and whether casts are cached.
             device = next(t.device.type for t in pytree.tree_leaves(args) if isinstance(t, Tensor))
             dtype = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
@@ -69,13 +68,13 @@ def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
 
 
 def encode_argument(value: Any) -> JsonObject:
-    """Arguments as JSON: a tensor is its shape, strides, type, and whether it wants a gradient."""
+    """Return arguments as JSON: a tensor is its shape, strides, type, and whether it requires a gradient."""
     if isinstance(value, Tensor):
         return {"tensor": [list(value.shape), list(value.stride()), str(value.dtype), value.requires_grad]}
     if isinstance(value, dict):
-        return {"dict": {name: encode_argument(one) for name, one in value.items()}}
+        return {"dict": {name: encode_argument(inner) for name, inner in value.items()}}
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [encode_argument(one) for one in value]}
+        return {type(value).__name__: [encode_argument(inner) for inner in value]}
     if value is None or isinstance(value, bool | int | float | str):
         return {"plain": value}
     raise NotDescribed(type(value).__name__)
@@ -85,9 +84,9 @@ def decode_argument(value: Any, device: torch.device) -> Any:
     """Rebuild arguments from their description, with random numbers in the tensors."""
     ((kind, content),) = value.items()
     if kind == "dict":
-        return {name: decode_argument(one, device) for name, one in content.items()}
+        return {name: decode_argument(inner, device) for name, inner in content.items()}
     if kind in ("list", "tuple"):
-        return {"list": list, "tuple": tuple}[kind](decode_argument(one, device) for one in content)
+        return {"list": list, "tuple": tuple}[kind](decode_argument(inner, device) for inner in content)
     if kind == "plain":
         return content
     shape, strides, dtype, learns = content
@@ -101,16 +100,16 @@ def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:
     discarded.
     """
     block = denoiser.get_submodule(call.path)
-    args, kwargs = decode_argument(call.given, device)
+    args, kwargs = decode_argument(call.arguments, device)
     dtype = _dtype(call.autocast) if call.autocast else None
     with torch.autocast(device.type, dtype, enabled=bool(call.autocast), cache_enabled=call.cached_casts):
         for hook in denoiser._forward_pre_hooks.values():  # adapters scale their factors once per pass (FactorCache)
             hook(denoiser, ())
         answers = pytree.tree_leaves(block(*args, **kwargs))
     ends = [answer for answer in answers if isinstance(answer, Tensor) and answer.requires_grad]
-    given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    input_tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     # The backward graph depends on which inputs and weights need gradients.
-    targets = [t for t in (*given, *block.parameters()) if t.requires_grad]
+    targets = [t for t in (*input_tensors, *block.parameters()) if t.requires_grad]
     if ends and targets:
         torch.autograd.grad(ends, targets, [torch.zeros_like(end) for end in ends], allow_unused=True)
 

@@ -96,14 +96,14 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     """
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
     blocks = [block for group in target_blocks for block in group]
-    if wrong := [*find_compile_problems(args, device, disable_linear), *hooked(model, blocks)]:
-        raise ConfigError(*wrong)
+    if problems := [*find_compile_problems(args, device, disable_linear), *hooked(model, blocks)]:
+        raise ConfigError(*problems)
     cache.use_cache(getattr(args, "compile_cache_dir", None), device)
-    sizes = max((given.sizes for given in (inputs or {}).values()), default=1)
+    sizes = max((block_inputs.sizes for block_inputs in (inputs or {}).values()), default=1)
     THREAD_SETTINGS.want(wanted_settings(args, device, sizes))
     log = log or CompileLog()
     log.listen()
-    backends, options, known = backends or {}, torch_compile_options(args, sizes), bool(blocks)
+    backends, options, all_described = backends or {}, torch_compile_options(args, sizes), bool(blocks)
     learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
     for block in blocks:
         if disable_linear:
@@ -118,8 +118,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         block.__class__ = with_canonical_inputs(type(block), shape, streams, dynamic, learns)
         block.__dict__["_compile_log"] = log
         log.expect(kind, shape, block_inputs.sizes if block_inputs else 1)
-        known &= block_inputs is not None
-    if known and options["dynamic"] is None:
+        all_described &= block_inputs is not None
+    if all_described and options["dynamic"] is None:
         # Dimensions that vary are marked one by one. With dynamic=None PyTorch infers them per line of code, which
         # blocks of all widths share, and would make a size dynamic that is the same for all images.
         options["dynamic"] = False
@@ -134,9 +134,9 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         begin_due(log, first_steps, 1)
     else:
         log.begin_some(blocks)
-    shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
+    option_text = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
     graphs = counted(sum(log.predicted().values()), "graph")
-    logger.info("%s: %s, %s (%s)", log_prefix, counted(len(blocks), "block"), graphs, shown)
+    logger.info("%s: %s, %s (%s)", log_prefix, counted(len(blocks), "block"), graphs, option_text)
     return model
 
 
@@ -168,12 +168,12 @@ def _begin(blocks: Iterable[nn.Module], options: JsonMapping, backends: Mapping[
     for block in blocks:
         backend = backends.get(block, options["backend"])
         # Only inductor has modes.
-        own = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
-        block.compile(**own | {"backend": torch_private.eager_backend if backend == "eager" else backend})
+        backend_options = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
+        block.compile(**backend_options | {"backend": torch_private.eager_backend if backend == "eager" else backend})
 
 
 def uncompile_model(model: nn.Module) -> None:
-    """Restore eager blocks. Call it only between steps: forward and backward of a step must match."""
+    # Only between steps, as forward and backward of a step must match.
     for module in model.modules():
         torch_private.forget_compiled_call(module)
 
@@ -187,7 +187,7 @@ def disable_linear_from_compile(module: nn.Module) -> None:
 
 
 def maybe_uncompile_state_dict(state_dict: dict[str, V]) -> dict[str, V]:
-    """Keys without the `_orig_mod.` that wrapped (not in-place) compilation leaves in them; values are not copied."""
+    """Remove from keys the `_orig_mod.` that wrapped (not in-place) compilation leaves. Values are not copied."""
     if not any(WRAPPER in key for key in state_dict):
         return state_dict
     cleaned = {key.replace(WRAPPER, ""): value for key, value in state_dict.items()}
@@ -199,9 +199,9 @@ def maybe_uncompile_state_dict(state_dict: dict[str, V]) -> dict[str, V]:
 def is_compile_error(error: BaseException) -> bool:
     """Return whether the compiler raised this error, not the model (such as out of memory)."""
     # Chains of causes can be circular.
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         if isinstance(error, torch.OutOfMemoryError):
             return False
         if type(error).__module__.startswith(torch_private.COMPILER_MODULES):
@@ -211,7 +211,7 @@ def is_compile_error(error: BaseException) -> bool:
 
 
 def compile_error_cause(error: BaseException, torch_file: str = torch.__file__) -> str:
-    """The line of a compiler's error output that names the cause."""
+    """Return the line of a compiler's error output that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     if " " in torch_file and any("cannot find" in line for line in lines):
         # Inductor's linker call does not quote the path.

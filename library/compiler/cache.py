@@ -28,50 +28,50 @@ from library.files import write_atomic
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
 LIMIT_FILE = "limit.json"
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-_told: dict[str, str] = {}  # environment variables set by `use`, which it may change again
+_set_variables: dict[str, str] = {}  # environment variables set by `use_cache`, which it may change again
 
 
-def use_cache(given: str | None, device: torch.device) -> Path:
+def use_cache(option_folder: str | None, device: torch.device) -> Path:
     """Set PyTorch's cache folder and return it. A folder named by an environment variable takes precedence.
 
     Raises ConfigError if a folder that the user chose is unusable. If only the default is, PyTorch's temporary folder
     is used instead.
     """
-    if wrong := [*find_cache_problems(given, device)]:
-        raise ConfigError(*wrong)
+    if problems := [*find_cache_problems(option_folder, device)]:
+        raise ConfigError(*problems)
     chosen, default = _in_environment(), default_cache_dir()
-    folder = Path(chosen or given or default_root() / key(device))
+    folder = Path(chosen or option_folder or default_root() / key(device))
     if why := _why_unusable(folder, device) or _not_made(folder):
-        if chosen or given:
-            raise ConfigError(_unusable_cache(given, folder, why))
+        if chosen or option_folder:
+            raise ConfigError(_unusable_cache(option_folder, folder, why))
         return Path(default)
     # A value that somebody else has set stays.
     for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
-        if os.environ.get(name) in (None, default, _told.get(name)):
-            os.environ[name] = _told[name] = str(inner)
+        if os.environ.get(name) in (None, default, _set_variables.get(name)):
+            os.environ[name] = _set_variables[name] = str(inner)
     repair(folder)
     same_cache_keys()
     if not chosen:
         # A folder from the environment is the user's, and is not pruned.
-        prune_cache(folder if given else default_root(), keep=folder)
+        prune_cache(folder if option_folder else default_root(), keep=folder)
     return folder
 
 
-def find_cache_problems(given: str | None, device: torch.device) -> Iterator[Problem]:
+def find_cache_problems(option_folder: str | None, device: torch.device) -> Iterator[Problem]:
     """Yield why the chosen folder cannot be used. Creates nothing."""
-    named = _in_environment() or given
-    if named and (why := _why_unusable(Path(named), device)):
-        yield _unusable_cache(given, Path(named), why)
+    chosen = _in_environment() or option_folder
+    if chosen and (why := _why_unusable(Path(chosen), device)):
+        yield _unusable_cache(option_folder, Path(chosen), why)
 
 
 def _in_environment() -> str | None:
     # PyTorch sets the variable itself on import; that default is not the user's choice.
     chosen = os.environ.get(INDUCTOR)
-    return None if chosen in (default_cache_dir(), _told.get(INDUCTOR)) else chosen
+    return None if chosen in (default_cache_dir(), _set_variables.get(INDUCTOR)) else chosen
 
 
-def _unusable_cache(given: str | None, folder: Path, why: MessageLike) -> Problem:
-    if given and not _in_environment():
+def _unusable_cache(option_folder: str | None, folder: Path, why: MessageLike) -> Problem:
+    if option_folder and not _in_environment():
         option = "compile_cache_dir"
         return Problem(
             option, ": {folder} cannot be used ({why}); choose another", folder=folder, why=why, fix={option: None}
@@ -134,14 +134,14 @@ def _driver_cuda() -> int:
 
 
 def cache_folders(root: Path | None = None) -> dict[str, int]:
-    """Bytes per cache folder: one for each combination of PyTorch, Python and device."""
+    """Return the bytes of each cache folder: one for each combination of PyTorch, Python and device."""
     root = root or default_root()
-    found = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()] if root.is_dir() else []
-    return {path.name: cache_size(path) for path in sorted(found, key=_used, reverse=True)}
+    folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()] if root.is_dir() else []
+    return {path.name: cache_size(path) for path in sorted(folders, key=_used, reverse=True)}
 
 
 def cache_size(folder: Path | None = None) -> int:
-    """Bytes in a folder, by default in the whole cache. Files that vanish meanwhile count as 0."""
+    """Return the bytes in a folder, by default in the whole cache. Files that vanish meanwhile count as 0."""
     total = 0
     for path in (folder or default_root()).rglob("*"):
         try:
@@ -185,25 +185,25 @@ def limit(number: int | None = None, root: Path | None = None) -> int:
     return number
 
 
-def prune_cache(root: Path, keep: Path | None = None, most: int | None = None) -> None:
+def prune_cache(root: Path, keep: Path | None = None, max_bytes: int | None = None) -> None:
     """Delete the least recently used code until the rest fits the limit: whole folders first, then single graphs of the
     folder in use (`keep`). If `root` is that folder, only it is pruned.
     """
-    most = limit(root=default_root() if keep == root else root) if most is None else most
-    others = [] if keep == root else [root / name for name in cache_folders(root)]
+    max_bytes = limit(root=default_root() if keep == root else root) if max_bytes is None else max_bytes
+    other_folders = [] if keep == root else [root / name for name in cache_folders(root)]
     if keep:
         # Folders are pruned by age, and reading from one does not change its time.
         os.utime(keep)
-    last = keep or next(iter(others), None)
-    left = {folder: cache_size(folder) for folder in others if folder != last}
-    kept = cache_size(last) if last else 0
-    for folder in reversed(left):
-        if kept + sum(left.values()) <= most:
+    last = keep or next(iter(other_folders), None)
+    sizes = {folder: cache_size(folder) for folder in other_folders if folder != last}
+    last_size = cache_size(last) if last else 0
+    for folder in reversed(sizes):
+        if last_size + sum(sizes.values()) <= max_bytes:
             return
-        left[folder] = 0
+        sizes[folder] = 0
         shutil.rmtree(folder, ignore_errors=True)
-    if last and kept > most:
-        trim(last, most)
+    if last and last_size > max_bytes:
+        trim(last, max_bytes)
 
 
 def _used(folder: Path) -> float:

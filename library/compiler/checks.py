@@ -55,18 +55,18 @@ def find_compile_problems(args: Any, device: torch.device, disable_linear: bool 
 
 
 def _unknown_backends(args: Any) -> Iterator[Problem]:
-    of_some = []
+    block_backends = []
     with contextlib.suppress(ConfigError):  # unknown blocks have a message of their own
-        of_some = [backend for _, _, backend in args.choices() if backend] if hasattr(args, "choices") else []
-    if {args.compile_backend, *of_some} <= ALWAYS:  # listing them loads torch._dynamo, which takes seconds
+        block_backends = [backend for _, _, backend in args.choices() if backend] if hasattr(args, "choices") else []
+    if {args.compile_backend, *block_backends} <= ALWAYS:  # listing them loads torch._dynamo, which takes seconds
         return
     # PyTorch does not list backends whose names begin with an underscore.
     missing = {name for name, package in BACKEND_PACKAGES.items() if find_spec(package) is None}
-    every, listed = (
+    all_backends, listed = (
         {*torch.compiler.list_backends(exclude_tags=tags)} - missing for tags in ((), ("debug", "experimental"))
     )
-    known = ", ".join(sorted(listed))
-    for option, names in (("compile_backend", [args.compile_backend]), ("compile_blocks", of_some)):
+    choices = ", ".join(sorted(listed))
+    for option, names in (("compile_backend", [args.compile_backend]), ("compile_blocks", block_backends)):
         fix = {"compile_backend": "inductor"} if option == "compile_backend" else {}
         for name in dict.fromkeys(names):
             if name in missing:
@@ -75,15 +75,15 @@ def _unknown_backends(args: Any) -> Iterator[Problem]:
                     ": the backend {name} is in the package {package}, which is not installed; choose one of {known}",
                     name=name,
                     package=BACKEND_PACKAGES[name],
-                    known=known,
+                    known=choices,
                     fix=fix,
                 )
-            elif name not in every:
+            elif name not in all_backends:
                 yield Problem(
                     option,
                     ": PyTorch has no backend called {name}; choose one of {known}",
                     name=quoted(name),
-                    known=known,
+                    known=choices,
                     fix=fix,
                 )
 

@@ -87,9 +87,9 @@ def peak(device: torch.device) -> int:
     steps.
     """
     # The two are not added: the peak comes from passes before a recording, which then takes over their memory.
-    whole = (s for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0))
-    kept = sum(s["total_size"] - s["allocated_size"] for s in whole if s["device"] == (device.index or 0))
-    return max(torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device) + kept)
+    segments = (s for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0))
+    idle_bytes = sum(s["total_size"] - s["allocated_size"] for s in segments if s["device"] == (device.index or 0))
+    return max(torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device) + idle_bytes)
 
 
 def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
@@ -138,19 +138,19 @@ class GraphedModel:
         """Return the denoiser's output, replayed if a recording for these inputs exists or can be made."""
         if self.why_not:
             return call(*args, **kwargs)
-        asked = Call.of(args, kwargs)
+        flattened = Call.of(args, kwargs)
         # A second forward pass before the backward pass of the first would overwrite its buffers.
-        if self._busy() is not None or any(t.device.type != "cuda" for t in asked.tensors):
+        if self._busy() is not None or any(t.device.type != "cuda" for t in flattened.tensors):
             return call(*args, **kwargs)
-        recording = self.made.get(asked.key) or self.record(call, asked)
+        recording = self.made.get(flattened.key) or self.record(call, flattened)
         if recording and [p.data_ptr() for p in self.learn] != recording.addresses:
             recording = self.give_up("weights have moved since they were recorded")
         if recording is None:
             return call(*args, **kwargs)
         in_flight = _InFlight(recording, self)
         self._busy = weakref.ref(in_flight)
-        learned = [t for t in (*asked.tensors, *self.learn) if t.requires_grad]
-        outputs = _Replay.apply(in_flight, asked.tensors, *learned)
+        learned = [t for t in (*flattened.tensors, *self.learn) if t.requires_grad]
+        outputs = _Replay.apply(in_flight, flattened.tensors, *learned)
         return pytree.tree_unflatten(list(outputs), recording.tree)
 
     def free(self) -> None:
@@ -162,12 +162,12 @@ class GraphedModel:
 
     def keep_gradients(self) -> None:
         """Copy gradients out of the shared buffers, before the next replay overwrites them."""
-        for p, here in zip(self.learn, self.gradients, strict=True):
+        for p, buffer in zip(self.learn, self.gradients, strict=True):
             # After the first replay of a step the gradient is the shared buffer itself.
-            if p.grad is not None and p.grad.data_ptr() == here.data_ptr():
+            if p.grad is not None and p.grad.data_ptr() == buffer.data_ptr():
                 p.grad = p.grad.clone()
 
-    def record(self, call: Callable[..., Any], asked: Call) -> Recording | None:
+    def record(self, call: Callable[..., Any], flattened: Call) -> Recording | None:
         """Record a size. Return None if it has to run eagerly, because of the size limit or of GPU memory.
 
         Random generators keep their state.
@@ -175,13 +175,13 @@ class GraphedModel:
         if len(self.made) >= self.size_limit:
             return None
         began = time.perf_counter()
-        outcome = self._try_to_record(call, asked)
+        outcome = self._try_to_record(call, flattened)
         while isinstance(outcome, NotRecorded) and outcome.lacks_memory and self.free_others():
             self._release(self.size_limit)
-            outcome = self._try_to_record(call, asked)
-        shape = asked.shape
+            outcome = self._try_to_record(call, flattened)
+        shape = flattened.shape
         if isinstance(outcome, Recording):
-            self.made[asked.key] = outcome
+            self.made[flattened.key] = outcome
             logger.info(
                 "Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, time.perf_counter() - began, outcome.pace
             )
@@ -197,7 +197,7 @@ class GraphedModel:
         self.lacks_memory = outcome.lacks_memory
         return self.give_up(outcome.why, expected=outcome.expected)
 
-    def _try_to_record(self, call: Callable[..., Any], asked: Call) -> "Recording | NotRecorded":
+    def _try_to_record(self, call: Callable[..., Any], flattened: Call) -> "Recording | NotRecorded":
         """Attempt one recording."""
         rng_states = torch.get_rng_state(), torch.cuda.get_rng_state()
         try:
@@ -206,7 +206,7 @@ class GraphedModel:
                 self.gradients = [torch.empty_like(p) for p in self.learn]
                 self._memory = GraphMemory()
             passes = PASSES_OF_OTHER_SIZES if self.made else WARMUP_PASSES
-            recording = Recording(call, asked, self.learn, self._memory, passes)
+            recording = Recording(call, flattened, self.learn, self._memory, passes)
             if why := recording.capture(self.learn, self.gradients, self._memory):
                 return NotRecorded(why)
             return self._not_worth_it(recording) or recording
@@ -216,7 +216,7 @@ class GraphedModel:
             torch.set_rng_state(rng_states[0])
             torch.cuda.set_rng_state(rng_states[1])
         # Returning from here releases what the failed attempt allocated, as no name holds it any more.
-        why = f"the GPU's memory is too small for those of inputs of {asked.shape}"
+        why = f"the GPU's memory is too small for those of inputs of {flattened.shape}"
         return NotRecorded(why, out_of_memory=True, lacks_memory=True)
 
     def _not_worth_it(self, recording: Recording) -> "NotRecorded | None":
@@ -276,10 +276,10 @@ class _Replay(torch.autograd.Function):
     """Replay a recording: inputs and trained parameters -> outputs; backward returns their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, in_flight: _InFlight, given: Sequence[Tensor], *learned: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, in_flight: _InFlight, tensors: Sequence[Tensor], *learned: Tensor) -> tuple[Tensor, ...]:
         ctx.in_flight, recording = in_flight, in_flight.recording
         ctx.place = recording.states.place
-        torch_private.foreach_copy_(recording.inputs, [t.detach() for t in given])
+        torch_private.foreach_copy_(recording.inputs, [t.detach() for t in tensors])
         recording.forward.replay()
         # The next replay overwrites the recording's own outputs.
         outputs = tuple(output.clone() for output in recording.outputs)
@@ -304,10 +304,10 @@ class _Replay(torch.autograd.Function):
 def _casts_included() -> Iterator[None]:
     """Disable autocast's cache of cast weights."""
     # A cast made before the capture would be missing from the graph.
-    before = torch.is_autocast_cache_enabled()
+    was_enabled = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(before)
+        torch.set_autocast_cache_enabled(was_enabled)

@@ -17,7 +17,7 @@ Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
 
 
 def graph_shape(block: nn.Module) -> Shape:
-    """Return what separates graphs within a class: names, sizes and types of weights, and which are trained."""
+    # What separates graphs within a class.
     return tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in block.named_parameters())
 
 
@@ -71,8 +71,8 @@ def _like_inner_block(stream: Tensor, in_graph: bool) -> Tensor:
     for dimension in reversed(order):
         strides[dimension], step = step, step * stream.shape[dimension]
     if list(stream.stride()) != strides:
-        kept = torch.channels_last if stream.dim() == 4 else torch.contiguous_format
-        stream = stream.clone(memory_format=kept)
+        memory_format = torch.channels_last if stream.dim() == 4 else torch.contiguous_format
+        stream = stream.clone(memory_format=memory_format)
     # Skip requires_grad when neither inputs nor blocks are trainable.
     if in_graph and torch.is_grad_enabled() and not stream.requires_grad:
         stream = stream.detach().requires_grad_(True)

@@ -19,7 +19,7 @@ class Call:
     """The arguments of a call, flattened: its tensors, its other values, and the structure that holds them."""
 
     tensors: tuple[Tensor, ...]
-    others: tuple[Hashable, ...]
+    plain_values: tuple[Hashable, ...]
     places: tuple[bool, ...]  # which of the leaves are tensors
     tree: Any
 
@@ -36,30 +36,30 @@ class Call:
         """Key of the recordings that can replay this call."""
         kinds = tuple((tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in self.tensors)
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        return kinds, self.others, self.tree, autocast
+        return kinds, self.plain_values, self.tree, autocast
 
     @property
     def shape(self) -> str:
         return " x ".join(map(str, self.tensors[0].shape))
 
     def arguments(self, tensors: Sequence[Tensor]) -> Any:
-        given, others = iter(tensors), iter(self.others)
-        return pytree.tree_unflatten([next(given if place else others) for place in self.places], self.tree)
+        next_tensors, next_values = iter(tensors), iter(self.plain_values)
+        return pytree.tree_unflatten([next(next_tensors if place else next_values) for place in self.places], self.tree)
 
 
 class Recording:
     """The CUDA graphs of one size, forward and backward, and the memory that they read and write."""
 
     def __init__(
-        self, call: Callable[..., Any], asked: Call, learn: Sequence[nn.Parameter], memory: GraphMemory, passes: int
+        self, call: Callable[..., Any], flattened: Call, learn: Sequence[nn.Parameter], memory: GraphMemory, passes: int
     ) -> None:
         """Run `passes` eager passes, so that compiling and the choice of kernels happen before the capture."""
-        self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in asked.tensors]
+        self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in flattened.tensors]
         self.addresses = [p.data_ptr() for p in learn]
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.before = self.seconds = 0.0  # per pass, eager and replayed
         self.states = RecomputeStates(self.inputs[0].device)
-        args, kwargs = asked.arguments(self.inputs)
+        args, kwargs = flattened.arguments(self.inputs)
         self._call: Any = lambda: call(*args, **kwargs)
         self._targets = [*(t for t in self.inputs if t.requires_grad), *learn]
         self._random_on_host = False
@@ -77,7 +77,7 @@ class Recording:
 
     @property
     def pace(self) -> str:
-        """The speedup of a pass for the log; "" if no replay was timed."""
+        # "" if no replay was timed.
         return f", {self.seconds:.3f} s a pass instead of {self.before:.3f} s" if self.seconds else ""
 
     def capture(self, learn: Sequence[nn.Parameter], gradients: Sequence[Tensor], memory: GraphMemory) -> str:
@@ -92,22 +92,22 @@ class Recording:
             self.grad_outputs = [torch.zeros_like(root) for root in roots]
             self.states.register(self.backward)
             with memory.capturing(self.backward):
-                found = self._gradients(roots, self.grad_outputs)
-                of_weights = found[len(found) - len(learn) :]
-                there = [(to, new) for to, new in zip(gradients, of_weights, strict=True) if new is not None]
-                if there:  # empty if only text encoders are trained
-                    torch_private.foreach_copy_([to for to, _ in there], [new for _, new in there])
+                new_gradients = self._gradients(roots, self.grad_outputs)
+                of_weights = new_gradients[len(new_gradients) - len(learn) :]
+                pairs = [(to, new) for to, new in zip(gradients, of_weights, strict=True) if new is not None]
+                if pairs:  # empty if only text encoders are trained
+                    torch_private.foreach_copy_([to for to, _ in pairs], [new for _, new in pairs])
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            first: BaseException = error
-            while isinstance(first.__context__, RuntimeError):
-                first = first.__context__  # leaving a failed capture raises again
-            if isinstance(first, torch.OutOfMemoryError):
-                raise first from None
-            return f"PyTorch could not record them ({str(first).splitlines()[0]})"
+            cause: BaseException = error
+            while isinstance(cause.__context__, RuntimeError):
+                cause = cause.__context__  # leaving a failed capture raises again
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
+            return f"PyTorch could not record them ({str(cause).splitlines()[0]})"
         self.has_grad = [new is not None for new in of_weights]
-        self.grad_inputs = found[: len(found) - len(learn)]
+        self.grad_inputs = new_gradients[: len(new_gradients) - len(learn)]
         self.needs_grad = [output.requires_grad for output in outputs]
         self.outputs = [output.detach() for output in outputs]  # frees the autograd graph for the next recording
         self._call = None

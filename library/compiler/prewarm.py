@@ -29,7 +29,7 @@ def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
     """
     # Takes 3 to 10 s, hidden by loading a large model.
     thread = None
-    if _wanted(args, device):
+    if _should_prewarm(args, device):
         thread = threading.Thread(target=_compile_small_graph, args=(device.type,), name="compiler")
         thread.start()
     try:
@@ -41,11 +41,11 @@ def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
 
 def prewarm_before_steps(config: RunConfig, device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Prewarm inductor for a training, unless another process may compile during its first steps."""
-    beside = device.type == "cuda" and not config.compile.why_not_in_background(config)
-    return contextlib.nullcontext() if beside else prewarm_inductor(config.compile, device)
+    compiles_elsewhere = device.type == "cuda" and not config.compile.why_not_in_background(config)
+    return contextlib.nullcontext() if compiles_elsewhere else prewarm_inductor(config.compile, device)
 
 
-def _wanted(args: Any, device: torch.device) -> bool:
+def _should_prewarm(args: Any, device: torch.device) -> bool:
     if not args.compile or args.compile_backend != "inductor" or any(find_compile_problems(args, device)):
         return False
     try:
@@ -66,8 +66,8 @@ def _compile_small_graph(kind: str) -> None:
         normed = graph.call_function(F.layer_norm, (graph.call_function(F.linear, (x, weight)), (64,)))
         heads = graph.call_method("unflatten", (normed, -1, (4, 16)))
         heads = graph.call_method("transpose", (heads, 1, 2))
-        seen = graph.call_function(F.scaled_dot_product_attention, (heads, heads, heads))
-        graph.output((graph.call_function(F.gelu, (seen,)),))
+        attended = graph.call_function(F.scaled_dot_product_attention, (heads, heads, heads))
+        graph.output((graph.call_function(F.gelu, (attended,)),))
         module = torch.fx.GraphModule(nn.Module(), graph)
         tensors = [torch.ones(2, 16, 64, device=kind), torch.ones(64, 64, device=kind, requires_grad=True)]
         (answer,) = torch_private.warm_inductor(module, tensors, processes=kind == "cuda")(*tensors)

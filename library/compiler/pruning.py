@@ -29,17 +29,17 @@ class Piece:
     size: int
 
 
-def trim(folder: Path, most: int) -> int:
-    """Delete the least recently used pieces until at most `most` bytes are left; return how many are."""
+def trim(folder: Path, max_bytes: int) -> int:
+    """Delete the least recently used pieces until at most `max_bytes` bytes are left; return how many are."""
     # Only files of PyTorch and Triton count, as the user may have chosen a folder with other files.
     pieces = sorted(_cache_pieces(folder), key=lambda piece: piece.used)
-    left = sum(piece.size for piece in pieces)
+    remaining = sum(piece.size for piece in pieces)
     for piece in pieces:
-        if left <= most:
+        if remaining <= max_bytes:
             break
         _remove(piece.path)
-        left -= piece.size
-    return left
+        remaining -= piece.size
+    return remaining
 
 
 # PyTorch trusts generated code and kernel metadata, so a damaged file would fail at every start.
@@ -49,7 +49,9 @@ def repair(folder: Path) -> int:
 
     PyTorch detects and replaces other damaged files, but not these. Returns the number of deleted pieces.
     """
-    sources = (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME_LENGTH)
+    sources = (
+        file for subfolder in _lettered(folder) for file in subfolder.glob("c*.py") if len(file.stem) == NAME_LENGTH
+    )
     damaged = [*filter(_is_changed, sources), *filter(_is_torn, _leaf_folders(folder / "triton"))]
     for path in damaged:
         _remove(path)
@@ -57,32 +59,32 @@ def repair(folder: Path) -> int:
 
 
 def _cache_pieces(folder: Path) -> Iterator[Piece]:
-    for place in (place for name in CACHE_FOLDERS for place in _leaf_folders(folder / name)):
-        found = [piece for file in place.iterdir() if (piece := _piece(file))]
-        yield Piece(place, max((p.used for p in found), default=0.0), sum(p.size for p in found))
-    for place in _lettered(folder):
-        yield from (piece for file in place.iterdir() if len(file.name) > NAME_LENGTH and (piece := _piece(file)))
+    for subfolder in (subfolder for name in CACHE_FOLDERS for subfolder in _leaf_folders(folder / name)):
+        files = [piece for file in subfolder.iterdir() if (piece := _piece(file))]
+        yield Piece(subfolder, max((p.used for p in files), default=0.0), sum(p.size for p in files))
+    for subfolder in _lettered(folder):
+        yield from (piece for file in subfolder.iterdir() if len(file.name) > NAME_LENGTH and (piece := _piece(file)))
 
 
 def _piece(file: Path) -> Piece | None:
     with contextlib.suppress(OSError):  # another process may delete it
-        about = file.stat()
-        read = 0.0 if file.suffix in LOOKED_AT else about.st_atime
-        return Piece(file, max(read, about.st_mtime), about.st_size)
+        status = file.stat()
+        access_time = 0.0 if file.suffix in LOOKED_AT else status.st_atime
+        return Piece(file, max(access_time, status.st_mtime), status.st_size)
     return None
 
 
 def _leaf_folders(root: Path) -> Iterator[Path]:
     """Yield the folders below `root` that contain files."""
-    for place, _, files in os.walk(root):
+    for subfolder, _, files in os.walk(root):
         if files:
-            yield Path(place)
+            yield Path(subfolder)
 
 
 def _lettered(folder: Path) -> Iterator[Path]:
-    for place in folder.iterdir() if folder.is_dir() else ():
-        if len(place.name) == LETTERS and place.is_dir():
-            yield place
+    for subfolder in folder.iterdir() if folder.is_dir() else ():
+        if len(subfolder.name) == LETTERS and subfolder.is_dir():
+            yield subfolder
 
 
 def _is_changed(file: Path) -> bool:
@@ -94,9 +96,9 @@ def _is_changed(file: Path) -> bool:
     return file.stem != "c" + base64.b32encode(digest)[: NAME_LENGTH - 1].decode().lower()
 
 
-def _is_torn(place: Path) -> bool:
+def _is_torn(folder: Path) -> bool:
     try:
-        for file in place.glob("*.json"):
+        for file in folder.glob("*.json"):
             json.loads(file.read_bytes())
     except ValueError:
         return True

@@ -46,8 +46,8 @@ class RecomputeStates:
         inner: Callable[[], Contexts] = how.get("context_fn", lambda: (contextlib.nullcontext(),) * 2)
 
         def contexts() -> Contexts:
-            forward, again = inner()
-            return _both(self._first_time(call), forward), _both(self._once_more(call), again)
+            forward, recompute = inner()
+            return _both(self._first_time(call), forward), _both(self._once_more(call), recompute)
 
         return {**how, "preserve_rng_state": False, "context_fn": contexts}
 
@@ -74,10 +74,10 @@ class RecomputeStates:
         if self._capturing:
             yield
             return
-        before = self._generator.get_offset()
+        offset = self._generator.get_offset()
         yield
-        if self._generator.get_offset() != before:
-            self._offsets[call] = before - self._begin
+        if self._generator.get_offset() != offset:
+            self._offsets[call] = offset - self._begin
 
     @contextlib.contextmanager
     def _once_more(self, call: int) -> Iterator[None]:

@@ -38,22 +38,22 @@ _BEHAVIOURS: dict[type[nn.Module], str] = {}  # of subclasses, which live as lon
 
 # A wrapper would change parameter names, and hide the class from families and LyCORIS.
 # Why: docs/decisions/2026-11-22-blocks-change-class.md
-def keep_class_name(made: type[nn.Module], cls: type[nn.Module], behaviour: str = "") -> type[nn.Module]:
+def keep_class_name(subclass: type[nn.Module], cls: type[nn.Module], behaviour: str = "") -> type[nn.Module]:
     """Give a subclass the name of the block's class, by which families, adapters and the compiler identify it.
 
     `behaviours_of` returns its `behaviour`.
     """
     if behaviour:
-        inner = {_BEHAVIOURS[one] for one in cls.__mro__ if one in _BEHAVIOURS}
+        inner = {_BEHAVIOURS[ancestor] for ancestor in cls.__mro__ if ancestor in _BEHAVIOURS}
         later = sorted(inner & {*INSIDE_OUT[INSIDE_OUT.index(behaviour) + 1 :]})
         assert not later, f"{cls.__name__} is {', '.join(later)} already and cannot be {behaviour} inside that"
-        _BEHAVIOURS[made] = behaviour
-    if "forward" in vars(made):
+        _BEHAVIOURS[subclass] = behaviour
+    if "forward" in vars(subclass):
         # Subclasses made by one function share its code, so blocks of different classes would look like recompilations
         # of each other.
-        made.forward = clone_code(vars(made)["forward"])
-    made.__name__, made.__qualname__, made.__module__ = cls.__name__, cls.__qualname__, cls.__module__
-    return made
+        subclass.forward = clone_code(vars(subclass)["forward"])
+    subclass.__name__, subclass.__qualname__, subclass.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return subclass
 
 
 def behaviours_of(module: nn.Module) -> set[str]:

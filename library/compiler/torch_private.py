@@ -45,8 +45,8 @@ foreach_mul_ = torch._foreach_mul_
 # ---- records of the compiler
 
 
-def listen_to_compiler(on_start: Callable[[str], None], kept: int) -> None:
-    """Call `on_start` with the id ("frame/attempt") of each begun graph; buffer up to `kept` metrics.
+def listen_to_compiler(on_start: Callable[[str], None], max_metrics: int) -> None:
+    """Call `on_start` with the id ("frame/attempt") of each begun graph; buffer up to `max_metrics` metrics.
 
     Clears earlier metrics. `torch.compiler.reset()` ends the calls. Public are only log lines (TORCH_LOGS) and a trace
     file (TORCH_TRACE).
@@ -54,7 +54,7 @@ def listen_to_compiler(on_start: Callable[[str], None], kept: int) -> None:
     import torch._dynamo.callback as callback
 
     callback.on_compile_start(lambda args: on_start(str(args.compile_id)))
-    torch._dynamo.utils.set_compilation_metrics_limit(kept)
+    torch._dynamo.utils.set_compilation_metrics_limit(max_metrics)
     torch._dynamo.utils.clear_compilation_metrics()
     compile_counters("graph_break").clear()
 
@@ -128,7 +128,7 @@ def same_cache_keys() -> None:
     Keys contain pickled tensor metadata, and a memory format is pickled with the name of the module that first imported
     torch, which differs between programs. There is no public switch.
     """
-    copyreg.pickle(torch.memory_format, lambda kept: (_memory_format, (str(kept),)))
+    copyreg.pickle(torch.memory_format, lambda memory_format: (_memory_format, (str(memory_format),)))
 
 
 def _memory_format(name: str) -> torch.memory_format:
@@ -202,13 +202,13 @@ def sdp_priority_order() -> list[int]:
     return torch._C._get_sdp_priority_order()
 
 
-def fused_sdp_choice(*given: Any, **named: Any) -> int:
+def fused_sdp_choice(*arguments: Any, **keywords: Any) -> int:
     """Return the number of the kernel (SDPBackend) that scaled_dot_product_attention would use. Raises RuntimeError if
     none fits.
 
     `torch.backends.cuda.can_use_*_attention` ignore the CPU, cuDNN's priority and disabled kernels.
     """
-    return torch._fused_sdp_choice(*given, **named)
+    return torch._fused_sdp_choice(*arguments, **keywords)
 
 
 def scaled_mm(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def int_mm(left: Tensor, right: Tensor) -> Tensor:
 
 
 def eager_backend(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-    """The backend "eager", with checkpoints that draw the same random numbers when recomputed.
+    """Compile with the backend "eager", with checkpoints that draw the same random numbers when recomputed.
 
     PyTorch's own leaves that to later compiler stages, and "eager" has none: the recomputed block had another dropout
     mask, and gradients were silently wrong.
@@ -241,12 +241,14 @@ def eager_backend(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[...
 
 def _checkpoint(function: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     operator: Any = torch.ops.higher_order.tag_activation_checkpoint
-    how, own = operator.divide_kwargs(kwargs)
+    checkpoint_options, function_arguments = operator.divide_kwargs(kwargs)
     if "_checkpoint_context_fn" in function.meta:
-        how["context_fn"] = function.meta["_checkpoint_context_fn"]
-    how |= {"use_reentrant": False, "preserve_rng_state": True}
+        checkpoint_options["context_fn"] = function.meta["_checkpoint_context_fn"]
+    checkpoint_options |= {"use_reentrant": False, "preserve_rng_state": True}
     states = RecomputeStates.recording
-    return checkpoint(function, *args, **states.options(how) if states else how, **own)
+    return checkpoint(
+        function, *args, **states.options(checkpoint_options) if states else checkpoint_options, **function_arguments
+    )
 
 
 # ---- memory
@@ -330,5 +332,5 @@ class LazyTensor(Tensor):
     @classmethod  # which PyTorch declares as a function that passes all by
     # pyrefly: ignore[bad-override]
     def __torch_dispatch__(cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None):
-        given, named = pytree.tree_map_only(cls, lambda lazy: lazy.make(), (args, kwargs or {}))
-        return func(*given, **named)
+        arguments, keywords = pytree.tree_map_only(cls, lambda lazy: lazy.make(), (args, kwargs or {}))
+        return func(*arguments, **keywords)

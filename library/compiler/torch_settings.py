@@ -35,27 +35,27 @@ class ThreadSettings(threading.local):
     every block calls `hold`, which costs nothing once done.
     """
 
-    wanted: ClassVar[list[Setting]] = []  # the same for all threads
+    required: ClassVar[list[Setting]] = []  # the same for all threads
     held: list[Setting] | None = None
     before: list[Setting]  # this thread's values before
 
     def __init__(self) -> None:
         self.before = []
 
-    def want(self, wanted: list[Setting]) -> None:
+    def want(self, settings: list[Setting]) -> None:
         """Set these options in every thread that compiles a block, and restore all others."""
-        type(self).wanted = wanted
+        type(self).required = settings
         self.hold()
 
     def hold(self) -> None:
-        """Apply the wanted options in this thread, and restore earlier ones."""
-        if self.held is not self.wanted:
+        """Apply the required options in this thread, and restore earlier ones."""
+        if self.held is not self.required:
             for module, name, value in self.before:
                 setattr(module, name, value)
-            self.before = [(module, name, getattr(module, name)) for module, name, _ in self.wanted]
-            for module, name, value in self.wanted:
+            self.before = [(module, name, getattr(module, name)) for module, name, _ in self.required]
+            for module, name, value in self.required:
                 setattr(module, name, value)
-            self.held = self.wanted
+            self.held = self.required
 
 
 THREAD_SETTINGS = ThreadSettings()
@@ -70,7 +70,7 @@ def keep_torch_settings() -> Iterator[None]:
     Other threads restore their options when they next compile. For attention kernels and matrix precision see
     `library.memory.attention.keep_attention_settings`.
     """
-    before = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
     with without_collecting():  # loads the tracing, as every optimizer does
         stance = torch.compiler.set_stance("default")
     with stance:
@@ -80,11 +80,11 @@ def keep_torch_settings() -> Iterator[None]:
             THREAD_SETTINGS.want([])
             torch_private.keep_graphs_in_order(False)
             if torch.cuda.is_initialized():
-                torch.cuda.set_stream(before or torch.cuda.default_stream())
+                torch.cuda.set_stream(stream or torch.cuda.default_stream())
 
 
 def limit_of(args: Any, sizes: int) -> int:
-    """Return the maximum number of graphs per block: the option, or as many as needed; 0 for PyTorch's own limit."""
+    # As many as needed; 0 is PyTorch's own limit.
     return int(args.compile_cache_size_limit) or (sizes if sizes > OWN_LIMIT else 0)
 
 
@@ -103,7 +103,7 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
     # With varying sizes inductor would otherwise make sizes constants in convolution backwards, and recompile every
     # bucket.
     # Why: docs/decisions/2026-11-20-force-channels-last.md
-    wanted: list[Setting] = [
+    settings: list[Setting] = [
         # PyTorch's cache key does not contain the attention kernel of a graph.
         (torch.compiler.config, "cache_key_tag", f"{TAG} {kernels()}".strip()),
         # Text and image lengths that happen to be equal must not be taken for the same size.
@@ -115,22 +115,21 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
     ]
     if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
         # 8-bit products have their own backward; it is part of the graph, so the cache distinguishes it.
-        wanted.append((functorch, "autograd_cache_allow_custom_autograd_functions", True))
+        settings.append((functorch, "autograd_cache_allow_custom_autograd_functions", True))
     if (limit := limit_of(args, sizes)) and torch_version() < (2, 13):
-        wanted.append((dynamo, "recompile_limit", limit))
+        settings.append((dynamo, "recompile_limit", limit))
     # PyTorch would list all kernels that it has tried for each product, in hundreds of lines.
     for name, quiet in QUIET.items() if args.compile_mode in TUNED_MODES else ():
         if hasattr(inductor, name) and f"TORCHINDUCTOR_{name.upper()}" not in os.environ:
-            wanted.append((inductor, name, quiet))
+            settings.append((inductor, name, quiet))
     if device.type == "cuda":
         if hasattr(inductor, mixed := "triton.mix_order_reduction"):
-            # It fuses both gradients of a trained norm only above some number of tokens. That becomes a guard, so
-            # smaller
-            # images cost a recompilation.
-            wanted.append((inductor, mixed, False))
+            # It fuses both gradients of a trained norm only above some number of tokens. That becomes a guard, so that
+            # smaller images cost a recompilation.
+            settings.append((inductor, mixed, False))
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
         recorded = args.compile_mode in RECORDED_MODES or getattr(args, "cuda_graphs", "false") != "false"
         aligned = hasattr(inductor, "align_random_eager") and not recorded
         # PyTorch's own random kernels draw anew at each replay of a CUDA graph; inductor's would not.
-        wanted.append((inductor, "align_random_eager" if aligned else "fallback_random", True))
-    return wanted
+        settings.append((inductor, "align_random_eager" if aligned else "fallback_random", True))
+    return settings

@@ -57,9 +57,10 @@ def around_face(size: "Size", window: "Size", face: Face, bounds: tuple[float, f
     Enlarges the image only as far as the crop requires.
     """
     cover = max(window[0] / size[0], window[1] / size[1])
+    # The max keeps a bound of 0 from dividing by zero.
     tight, wide = (min(window) / (max(face[2:]) * max(bound, 1e-6)) for bound in bounds)
-    least, most = max(cover, min(1.0, wide)), max(cover, min(1.0, tight))
-    scale = random.uniform(least, most) if least < most else least
+    min_scale, max_scale = max(cover, min(1.0, wide)), max(cover, min(1.0, tight))
+    scale = random.uniform(min_scale, max_scale) if min_scale < max_scale else min_scale
     resized = (max(window[0], int(size[0] * scale + 0.5)), max(window[1], int(size[1] * scale + 0.5)))
     corner = [
         max(0, min(int(centre * scale + 0.5) - side // 2, length - side))

@@ -50,14 +50,15 @@ class Batch:
         """Width and height of the images in pixels, such as "1024x768"."""
         # From shapes alone, as reading values would wait for the GPU.
         scale = 1 if self.latents is None else LATENT
-        first = self.pixels if self.latents is None else self.latents
-        beside = () if self.paint is not None or self.is_guided else self.controls
-        shown = (first, *beside)
-        return "+".join(f"{one.shape[-1] * scale}x{one.shape[-2] * scale}" for one in shown if one is not None)
+        main = self.pixels if self.latents is None else self.latents
+        references = () if self.paint is not None or self.is_guided else self.controls
+        tensors = (main, *references)
+        return "+".join(
+            f"{tensor.shape[-1] * scale}x{tensor.shape[-2] * scale}" for tensor in tensors if tensor is not None
+        )
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Copy the batch to a device, asynchronously."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))  # asynchronous only from pinned memory
 
     def pinned(self) -> "Batch":
         return self._each(Tensor.pin_memory)
@@ -100,29 +101,29 @@ def batch_of(samples: Sequence[BatchSample], images: Sequence["Image"]) -> Batch
     batch.controls = tuple(torch.stack(row) for row in zip(*(sample.controls for sample in samples), strict=True))
     if (paint := _stacked([sample.paint for sample in samples])) is not None:
         batch.paint = paint[:, None]
-    kept = [bool((image.subset.custom_attributes or {}).get("diff_output_preservation")) for image in images]
-    batch.keep_base = torch.tensor(kept) if any(kept) else None
+    preserves_base = [bool((image.subset.custom_attributes or {}).get("diff_output_preservation")) for image in images]
+    batch.keep_base = torch.tensor(preserves_base) if any(preserves_base) else None
     return batch
 
 
 def _stacked(tensors: list[Tensor | None]) -> Tensor | None:
-    found = [tensor for tensor in tensors if tensor is not None]
-    return torch.stack(found) if found else None
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.stack(present) if present else None
 
 
 def padded(texts: list[dict[str, np.ndarray]]) -> dict[str, Tensor] | None:
     """Stack the outputs of text encoders, padding shorter ones with zeros."""
     if not texts:
         return None
-    together = {}
+    stacked = {}
     for name in texts[0]:
         parts = [torch.from_numpy(np.atleast_1d(text[name])) for text in texts]
         longest = max(part.shape[0] for part in parts)
         if any(part.shape[0] != longest for part in parts):
             gaps = [[0, 0] * (part.ndim - 1) + [0, longest - part.shape[0]] for part in parts]
             parts = [functional.pad(part, gap) for part, gap in zip(parts, gaps, strict=True)]
-        together[name] = torch.stack(parts)
-    return together
+        stacked[name] = torch.stack(parts)
+    return stacked
 
 
 def _masks(masks: list[Tensor | None], shape: tuple[int, int]) -> Tensor | None:

@@ -79,8 +79,7 @@ class Buckets:
             )
 
     def fit(self, size: Size) -> BucketFit | None:
-        """Choose the bucket of an image; None if the image is thinner than the thinnest bucket."""
-        return _fit(self, size)
+        return _fit(self, size)  # None: the image is thinner than the thinnest bucket
 
 
 def resolutions(resolution: Size, smallest: int, largest: int, step: int) -> tuple[Size, ...]:
@@ -88,12 +87,12 @@ def resolutions(resolution: Size, smallest: int, largest: int, step: int) -> tup
     smallest, largest = _bounds(smallest, largest, step)
     area = resolution[0] * resolution[1]
     square = int(math.sqrt(area) // step) * step
-    found = {(square, square)}
+    sizes = {(square, square)}
     for width in range(smallest, largest + 1, step):
         height = min(largest, area // width // step * step)
         if height >= smallest:
-            found |= {(width, height), (height, width)}
-    return tuple(sorted(found))
+            sizes |= {(width, height), (height, width)}
+    return tuple(sorted(sizes))
 
 
 def crop_ltrb(bucket: Size, size: Size) -> tuple[float, float, float, float]:
@@ -147,17 +146,17 @@ def _shrunk(area: int, step: int, aspect: float) -> Size:
     """Round one side to the grid: the one that changes the aspect ratio less once the other is rounded, too."""
     width = math.sqrt(area * aspect)
     by_width, by_height = _round_to_step(width, step), _round_to_step(area / width, step)
-    height, other = _round_to_step(by_width / aspect, step), _round_to_step(by_height * aspect, step)
+    height, other_width = _round_to_step(by_width / aspect, step), _round_to_step(by_height * aspect, step)
     width_error = abs(by_width / height - aspect) if height else math.inf
-    height_error = abs(other / by_height - aspect) if by_height else math.inf
+    height_error = abs(other_width / by_height - aspect) if by_height else math.inf
     if width_error < height_error:
         return by_width, int(by_width / aspect + 0.5)
     return int(by_height * aspect + 0.5), by_height
 
 
 def _round_to_step(side: float, step: int) -> int:
-    return int(side + 0.5) // step * step
+    return int(side + 0.5) // step * step  # halves go up, as upstream; round() would take them to the even number
 
 
 def _bounds(smallest: int, largest: int, step: int) -> Size:
-    return smallest // step * step, -(-largest // step) * step
+    return smallest // step * step, -(-largest // step) * step  # the second is rounded up

@@ -48,15 +48,12 @@ class CacheFile(Protocol):
 
     def array(self, name: str) -> np.ndarray:
         """Return an array; KeyError if it is missing. bfloat16, which numpy lacks, becomes float32."""
-        ...
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return an array's shape, () if it is missing. Reads no values, as 100,000 files may have to be checked."""
-        ...
 
     def fact(self, name: str) -> str | None:
         """Return a text, or None if it is missing."""
-        ...
 
 
 @contextmanager
@@ -88,8 +85,8 @@ def write_cache_file(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping
     # Masks in .npz are deflated, as they are nearly uniform; latents would not shrink. .safetensors has no compression,
     # so masks keep 8 bits there.
     if not file.endswith(".safetensors"):
-        known = {name: as_mask(array) if name.startswith(MASK) else array for name, array in arrays.items()}
-        content = {**known, **{name: np.array(text) for name, text in facts.items()}}
+        converted = {name: as_mask(array) if name.startswith(MASK) else array for name, array in arrays.items()}
+        content = {**converted, **{name: np.array(text) for name, text in facts.items()}}
         write_atomic(file, lambda path: _write_npz(path, content))
         return
     typed = {f"{name}_{array.dtype}": np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -97,7 +94,7 @@ def write_cache_file(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping
 
 
 def as_mask(array: np.ndarray) -> np.ndarray:
-    """A mask as float32 in 0..1, of one in 8 bits or in floats."""
+    # 8 bits when decoded and in .safetensors, floats in 0..1 in .npz.
     return array.astype(np.float32) / 255 if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
 
 
@@ -123,8 +120,10 @@ class _Npz:
             return ()
         with self._npz.zip.open(name + ".npy") as f:
             version = np.lib.format.read_magic(f)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            return read(f)[0]
+            read_header = (
+                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            )
+            return read_header(f)[0]
 
     def fact(self, name: str) -> str | None:
         return str(self._npz[name]) if name in self.names else None
@@ -135,6 +134,7 @@ class _InMemory:
 
     def __init__(self, content: bytes) -> None:
         self._tensors = load(content)
+        # The first 8 bytes are the length of the header, which is JSON.
         head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         self._texts: dict[str, str] = head.get("__metadata__", {})
 

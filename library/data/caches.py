@@ -41,7 +41,7 @@ NO_CACHE = LatentCache("", keyed_by_size=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LatentEntry:
     """Latents that a training needs: their image, its crop, and further arrays such as masks and control latents.
 
     `tail` is the suffix of the keys: "_<h>x<w>" in files with several sizes, else empty.
@@ -65,12 +65,12 @@ class Wanted:
 
     @property
     def cut(self) -> JsonObject:
-        made = {"resized": list(self.fit.resized), "interpolation": self.interpolation}
-        return made | ({"read": marks} if (marks := self.how.marks(self.image)) else {})
+        provenance = {"resized": list(self.fit.resized), "interpolation": self.interpolation}
+        return provenance | ({"read": marks} if (marks := self.how.marks(self.image)) else {})
 
     @property
     def arrays(self) -> dict[str, Size]:
-        """Names and sizes (height, width) of all needed arrays."""
+        """Return the sizes (height, width) of all needed arrays by name."""
         width, height = self.fit.bucket
         sizes = {"latents": self.shape} | ({"alpha_mask": (height, width)} if self.mask else {})
         for number, control in enumerate(self.controls):
@@ -115,88 +115,88 @@ def text_file(image: str, suffix: str, number: int | None = None) -> str:
 
 
 def empty_text_file(image: str, suffix: str, is_shared: bool) -> str:
-    """The file of the empty caption: beside an image, or one for all images of its folder."""
+    # A shared one serves all images of its folder.
     return text_file(os.path.join(os.path.dirname(image), EMPTY_CAPTION) if is_shared else image, suffix, 0)
 
 
 # ---- latents
 
 
-def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = False) -> bool:
+def latents_are_good(entry: LatentEntry, vae: JsonMapping | None, trust: bool = False) -> bool:
     """Return whether the file holds these latents of the current image; with `trust`, whether the file exists.
 
     `vae` identifies the network that would make them, see `identity`; None if it is unknown.
     """
     if trust:
-        return os.path.exists(wanted.file)
+        return os.path.exists(entry.file)
     try:
-        with cache_files.open_cache_file(wanted.file) as file:
-            if not _has_size(file, wanted):
+        with cache_files.open_cache_file(entry.file) as file:
+            if not _has_size(file, entry):
                 return False
-            stamp = _stamp(file, wanted.tail)
+            stamp = _stamp(file, entry.tail)
             if stamp is None:
                 sources = [
-                    wanted.image,
-                    *(path for control in wanted.controls for path in (control.path, control.mask) if path),
+                    entry.image,
+                    *(path for control in entry.controls for path in (control.path, control.mask) if path),
                 ]
-                as_stored = not wanted.how.marks(wanted.image) and not any(map(stamps.reading, wanted.controls))
-                return as_stored and _is_younger(wanted.file, sources) and _same_crop(file, wanted)
+                as_stored = not entry.how.marks(entry.image) and not any(map(stamps.reading, entry.controls))
+                return as_stored and _is_younger(entry.file, sources) and _same_crop(file, entry)
     except BROKEN:
         return False
     # How a deleted image was decoded cannot be checked.
-    names = ["resized", "interpolation"] + ["read"] * os.path.exists(wanted.image)
-    if any(stamp.get(name) != wanted.cut.get(name) for name in names) or not identity.is_same_network(
+    names = ["resized", "interpolation"] + ["read"] * os.path.exists(entry.image)
+    if any(stamp.get(name) != entry.cut.get(name) for name in names) or not identity.is_same_network(
         stamp.get("vae"), vae
     ):
         return False
-    same = stamps.same_image(wanted.image, stamp.get("image"))
-    return same and stamps.same_controls(wanted.controls, stamp.get("controls", []))
+    same = stamps.same_image(entry.image, stamp.get("image"))
+    return same and stamps.same_controls(entry.controls, stamp.get("controls", []))
 
 
-def has_size(wanted: Wanted) -> bool:
+def has_size(entry: LatentEntry) -> bool:
     """Return whether the file has latents of this size, whatever they were made from."""
     try:
-        with cache_files.open_cache_file(wanted.file) as file:
-            return _has_size(file, wanted)
+        with cache_files.open_cache_file(entry.file) as file:
+            return _has_size(file, entry)
     except BROKEN:
         return False
 
 
-def _has_size(file: CacheFile, wanted: Wanted) -> bool:
-    return all(file.shape(wanted.key(name))[-2:] == wanted.stored_size(name) for name in wanted.arrays)
+def _has_size(file: CacheFile, entry: LatentEntry) -> bool:
+    return all(file.shape(entry.key(name))[-2:] == entry.stored_size(name) for name in entry.arrays)
 
 
-def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
-    """Read latents [C, h, w] and the other wanted arrays, by the names of `Wanted.arrays`."""
-    with cache_files.open_cache_file(wanted.file) as file:
-        latents = {name: file.array(wanted.key(name)) for name in wanted.arrays}
+def read_latents(entry: LatentEntry) -> dict[str, np.ndarray]:
+    """Read latents [C, h, w] and the other arrays of an entry, by the names of `LatentEntry.arrays`."""
+    with cache_files.open_cache_file(entry.file) as file:
+        latents = {name: file.array(entry.key(name)) for name in entry.arrays}
     # In musubi-tuner's format latents of some families have a frame dimension; in our earlier files all have it.
     latents = {name: array[:, 0] if array.ndim == 4 else array for name, array in latents.items()}
-    square = wanted.cache.square
+    square = entry.cache.square
     return {
         name: _spread_squares(array, square) if square > 1 and array.ndim == 3 else array
         for name, array in latents.items()
     }
 
 
-def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
-    """Write the arrays by the names of `Wanted.arrays`, keeping other sizes that the file already holds."""
-    content, facts = _others(wanted)
-    cache = wanted.cache
+def write_latents(entry: LatentEntry, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
+    """Write the arrays by the names of `LatentEntry.arrays`, keeping other sizes that the file already holds."""
+    content, facts = _arrays_of_other_sizes(entry)
+    cache = entry.cache
     for name, array in arrays.items():
         if array.ndim == 3:
             array = _squares(array, cache.square) if cache.square > 1 else array[:, None] if cache.frames else array
-        content[wanted.key(name)] = np.asarray(array)
-    if wanted.controls:
-        stamp = {**stamp, "controls": stamps.control_stamps(wanted.controls)}
-    facts[MADE_FROM + wanted.tail] = json.dumps({**stamp, **wanted.cut})
-    if wanted.cache.architecture:
-        facts |= {"architecture": wanted.cache.architecture, "format_version": FORMAT}
-        facts |= {"width": str(wanted.size[0]), "height": str(wanted.size[1])}
+        content[entry.key(name)] = np.asarray(array)
+    if entry.controls:
+        stamp = {**stamp, "controls": stamps.control_stamps(entry.controls)}
+    facts[MADE_FROM + entry.tail] = json.dumps({**stamp, **entry.cut})
+    if entry.cache.architecture:
+        facts |= {"architecture": entry.cache.architecture, "format_version": FORMAT}
+        facts |= {"width": str(entry.size[0]), "height": str(entry.size[1])}
     else:
-        content["original_size" + wanted.tail] = np.array(wanted.size)
-        content["crop_ltrb" + wanted.tail] = np.array(crop_ltrb(wanted.fit.bucket, wanted.size))
-    cache_files.write_cache_file(wanted.file, content, facts)
+        content["original_size" + entry.tail] = np.array(entry.size)
+        content["crop_ltrb" + entry.tail] = np.array(crop_ltrb(entry.fit.bucket, entry.size))
+    cache_files.write_cache_file(entry.file, content, facts)
 
 
 # ---- text
@@ -209,38 +209,40 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
     stamp: JsonMapping,
     trust: bool = False,
     names: Mapping[str, str] | None = None,
-    shown: "Sequence[ControlImage]" = (),
+    references: "Sequence[ControlImage]" = (),
 ) -> bool:
-    """Return whether the file holds outputs with this `stamp` of a caption and of the reference images `shown` with it;
-    `sources` are files that it must be newer than.
+    """Return whether the file holds outputs with this `stamp` of a caption and of its reference images `references`.
 
-    `lengths`: token lengths by array; `names`: keys of arrays in the file that differ from their names.
+    It must be newer than the files in `sources`. `lengths` are token lengths by array, `names` are keys of arrays in
+    the file that differ from their names.
     """
     if trust:
         return os.path.exists(file)
     options = stamp.get("options", {})
     try:
         with cache_files.open_cache_file(file) as cache_file:
-            shapes = {key: cache_file.shape((names or {}).get(key, key)) for key in lengths}
-            present = all((names or {}).get(key, key) in cache_file.names for key in lengths)
-            if not present or any(length not in (None, *shapes[key][:1]) for key, length in lengths.items()):
-                return False
-            made = _stamp(cache_file, "")
-            if made is None:
-                sources = [*sources, *(one.path for one in shown)]
+            for name, length in lengths.items():
+                key = (names or {}).get(name, name)
+                if key not in cache_file.names or length not in (None, *cache_file.shape(key)[:1]):
+                    return False
+            cached_stamp = _stamp(cache_file, "")
+            if cached_stamp is None:
+                sources = [*sources, *(control.path for control in references)]
                 same = _same_options(cache_file, options) and _same_caption(cache_file, stamp["caption"])
-                same = same and not any(map(stamps.reading, shown))
+                same = same and not any(map(stamps.reading, references))
                 return same and _is_younger(file, sources)
     except BROKEN:
         return False
-    known = made.get("options")
-    if not isinstance(known, dict) or any(known.get(name) != value for name, value in options.items()):
+    cached_options = cached_stamp.get("options")
+    if not isinstance(cached_options, dict) or any(
+        cached_options.get(name) != value for name, value in options.items()
+    ):
         return False
-    same = all(made.get(name) == stamp.get(name) for name in ("caption", "template"))
+    same = all(cached_stamp.get(name) == stamp.get(name) for name in ("caption", "template"))
     return (
         same
-        and identity.is_same_network(made.get("encoders"), stamp["encoders"])
-        and stamps.same_controls(shown, made.get("controls", []))
+        and identity.is_same_network(cached_stamp.get("encoders"), stamp["encoders"])
+        and stamps.same_controls(references, cached_stamp.get("controls", []))
     )
 
 
@@ -286,7 +288,7 @@ def _squares(latents: np.ndarray, side: int) -> np.ndarray:
 
 
 def _spread_squares(squares: np.ndarray, side: int) -> np.ndarray:
-    """The inverse of `_squares`."""
+    """Undo `_squares`."""
     channels, height, width = squares.shape
     parts = squares.reshape(-1, side, side, height, width).transpose(0, 3, 1, 4, 2)
     return parts.reshape(channels // side**2, height * side, width * side)
@@ -296,17 +298,17 @@ def _stamp(file: CacheFile, tail: str) -> JsonObject | None:
     text = file.fact(MADE_FROM + tail)
     if text is None:
         return None
-    found = json.loads(text)
-    return found if isinstance(found, dict) else {}
+    stamp = json.loads(text)
+    return stamp if isinstance(stamp, dict) else {}
 
 
-def _same_crop(file: CacheFile, wanted: Wanted) -> bool:
-    """Whether another trainer cropped the same image to the same bucket; musubi-tuner stores the image's size."""
-    if wanted.cache.architecture:
-        return (file.fact("width"), file.fact("height")) == tuple(map(str, wanted.size))
-    size, crop = file.array("original_size" + wanted.tail), file.array("crop_ltrb" + wanted.tail)
-    same_size = tuple(int(side) for side in size) == wanted.size
-    return same_size and np.allclose(crop, crop_ltrb(wanted.fit.bucket, wanted.size), atol=1.0)
+def _same_crop(file: CacheFile, entry: LatentEntry) -> bool:
+    """Return whether another trainer cropped the same image to the same bucket; musubi-tuner stores its size."""
+    if entry.cache.architecture:
+        return (file.fact("width"), file.fact("height")) == tuple(map(str, entry.size))
+    size, crop = file.array("original_size" + entry.tail), file.array("crop_ltrb" + entry.tail)
+    same_size = tuple(int(side) for side in size) == entry.size
+    return same_size and np.allclose(crop, crop_ltrb(entry.fit.bucket, entry.size), atol=1.0)
 
 
 def _same_options(file: CacheFile, options: JsonMapping) -> bool:
@@ -321,10 +323,10 @@ def _same_caption(file: CacheFile, caption: str) -> bool:
     """Return whether another trainer encoded the caption of this hash, if it stores one; of several lines, the first
     caption.
     """
-    told = (file.fact(CAPTION) or "").strip()
+    stored_caption = (file.fact(CAPTION) or "").strip()
     return file.fact(CAPTION) is None or caption in (
-        _caption_hash(told),
-        _caption_hash(told.partition("\n")[0].strip()),
+        _caption_hash(stored_caption),
+        _caption_hash(stored_caption.partition("\n")[0].strip()),
     )
 
 
@@ -333,24 +335,25 @@ def _caption_hash(caption: str) -> str:
 
 
 def _is_younger(file: str, sources: Sequence[str]) -> bool:
-    made = os.stat(file).st_mtime_ns
-    return all(os.stat(source).st_mtime_ns <= made for source in sources if os.path.exists(source))
+    cache_time = os.stat(file).st_mtime_ns
+    # A deleted source cannot have changed.
+    return all(os.stat(source).st_mtime_ns <= cache_time for source in sources if os.path.exists(source))
 
 
-def _others(wanted: Wanted) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _arrays_of_other_sizes(entry: LatentEntry) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays and texts of other sizes in the file that belong to the current image."""
     try:
-        with cache_files.open_cache_file(wanted.file) as file:
-            if wanted.cache.architecture:  # its keys contain the size of a reference image, not of the image itself
-                if any(not _still_same_image(file, wanted, name[len(MADE_FROM) :]) for name in _made_from(file)):
+        with cache_files.open_cache_file(entry.file) as file:
+            if entry.cache.architecture:  # its keys contain the size of a reference image, not of the image itself
+                if any(not _still_same_image(file, entry, name[len(MADE_FROM) :]) for name in _made_from(file)):
                     return {}, {}
                 return {name: file.array(name) for name in file.names}, {
                     n: file.fact(n) or "" for n in _made_from(file)
                 }
-            tails = {found[1] for key in file.names if (found := SEVERAL.fullmatch(key))} - {wanted.tail}
-            good = {tail for tail in tails if _still_same_image(file, wanted, tail)}
-            kept = (key for key in file.names if (found := KEPT_ARRAYS.fullmatch(key)) and found[1] in good)
-            return {key: file.array(key) for key in kept}, {}
+            tails = {match[1] for key in file.names if (match := SEVERAL.fullmatch(key))} - {entry.tail}
+            unchanged = {tail for tail in tails if _still_same_image(file, entry, tail)}
+            keys = (key for key in file.names if (match := KEPT_ARRAYS.fullmatch(key)) and match[1] in unchanged)
+            return {key: file.array(key) for key in keys}, {}
     except BROKEN:
         return {}, {}
 
@@ -359,11 +362,11 @@ def _made_from(file: CacheFile) -> list[str]:
     return [name for name in file.facts if name.startswith(MADE_FROM)]
 
 
-def _still_same_image(file: CacheFile, wanted: Wanted, tail: str) -> bool:
+def _still_same_image(file: CacheFile, entry: LatentEntry, tail: str) -> bool:
     stamp = _stamp(file, tail)
     if stamp is None:
-        return _is_younger(wanted.file, [wanted.image])
-    return stamps.same_image(wanted.image, stamp.get("image"))
+        return _is_younger(entry.file, [entry.image])
+    return stamps.same_image(entry.image, stamp.get("image"))
 
 
 def unreadable_cache(file: str | Path, error: Exception) -> ConfigError:

@@ -21,7 +21,7 @@ class Missing(NamedTuple):
     """Remarks on images without captions; `whole_folder`: all captions have another extension."""
 
     whole_folder: Problem | None
-    others: list[Problem]
+    problems: list[Problem]
 
 
 # The only reader of captions, so that trainings and editors see the same text.
@@ -35,37 +35,37 @@ def read_caption(path: str | Path) -> str:
     return decode_text(read_bytes(path, CAPTION))
 
 
-def caption_file(here: Listing, image: str, extension: str) -> str:
+def caption_file(listing: Listing, image: str, extension: str) -> str:
     """Return the caption file of an image, or "": with the same name, or the name without the numbers of a face."""
     stem = os.path.splitext(image)[0]
     parts = stem.split("_")
     names = [stem + extension] + (["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])
-    return next((here.path(found) for name in names if (found := here.find(name))), "")
+    return next((listing.path(name_in_folder) for name in names if (name_in_folder := listing.find(name))), "")
 
 
-def odd_files(here: Listing, images: Collection[str]) -> list[str]:
+def odd_files(listing: Listing, images: Collection[str]) -> list[str]:
     """Return text files that seem to belong to these images but are not named like captions: a.png.txt,
     A.txt, a.json.
     """
-    wanted = {_fold_name(name) for name in images} | {_fold_name(os.path.splitext(name)[0]) for name in images}
-    parts = ((name, *os.path.splitext(name)) for name in here.names)
-    return sorted(name for name, stem, suffix in parts if suffix.lower() in TEXTS and _fold_name(stem) in wanted)
+    image_names = {_fold_name(name) for name in images} | {_fold_name(os.path.splitext(name)[0]) for name in images}
+    parts = ((name, *os.path.splitext(name)) for name in listing.names)
+    return sorted(name for name, stem, suffix in parts if suffix.lower() in TEXTS and _fold_name(stem) in image_names)
 
 
-def about_odd_files(here: Listing, files: Collection[str], extension: str) -> Iterator[Problem]:
+def about_odd_files(listing: Listing, files: Collection[str], extension: str) -> Iterator[Problem]:
     """Report that these files are not read as captions."""
     if files:
         yield about_images(
             "{folder}: not read as captions: {names}; to use them, save each as text with the name of its image and "
             "the ending {extension}",
-            folder=here.folder,
+            folder=listing.folder,
             names=some(sorted(files)),
             extension=extension,
             topic="captions",
         )
 
 
-def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files: list[str]) -> Missing:
+def about_missing(subset: SubsetConfig, listing: Listing, images: list[str], files: list[str]) -> Missing:
     """Report the images of a folder whose caption file, in the order of the images, is ""."""
     bare = [name for name, file in zip(images, files, strict=True) if not file]
     if not bare:
@@ -75,7 +75,7 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
         fallback = Message("trained with '{words}'", words=subset.class_tokens)
     ending = subset.caption_extension
     stems = {os.path.splitext(name)[0] for name in images}
-    endings = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)
+    endings = Counter(os.path.splitext(name)[1] for name in listing.names if os.path.splitext(name)[0] in stems)
     other = next((e for e in (*CAPTION_SUFFIXES, ".TXT") if e != ending and endings[e]), None)
     if other and len(bare) == len(files):
         template = (
@@ -84,25 +84,31 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
         )
         count = endings[other]
         files_there = ngettext("{count} {ending} file", "{count} {ending} files", count, ending=other)
-        facts = {"folder": here.folder, "files": files_there, "other": other, "extension": ending, "fallback": fallback}
+        facts = {
+            "folder": listing.folder,
+            "files": files_there,
+            "other": other,
+            "extension": ending,
+            "fallback": fallback,
+        }
         fix = {"caption_extension": other}
         return Missing(about_images(template, topic="captions", fix=fix, **facts), [])
-    said = list(about_odd_files(here, odd_files(here, bare), ending))
-    said += [
+    remarks = list(about_odd_files(listing, odd_files(listing, bare), ending))
+    remarks += [
         about_images(
             "{folder}: {name} is read only if in_json, or metadata_file in a dataset_config, names it",
-            folder=here.folder,
+            folder=listing.folder,
             name=name,
             topic="captions",
         )
         for name in AUTOMATIC
-        if name in here.names
+        if name in listing.names
     ]
     if len(bare) < len(files) or not subset.class_tokens:
-        said.append(
+        remarks.append(
             about_images(
                 "{folder}: {count} without a {caption_extension} file, {fallback}: {bare}",
-                folder=here.folder,
+                folder=listing.folder,
                 count=counted(len(bare), "image"),
                 caption_extension=ending,
                 fallback=fallback,
@@ -110,7 +116,7 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
                 topic="captions",
             )
         )
-    return Missing(None, said)
+    return Missing(None, remarks)
 
 
 def _fold_name(name: str) -> str:

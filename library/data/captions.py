@@ -63,8 +63,8 @@ def variant(caption: str, options: SubsetConfig, name: str, number: int) -> str:
     """
     if number == 0:
         return encoded_once(caption, options, name)
-    kept = replace(options, caption_dropout_rate=0.0, caption_dropout_every_n_epochs=0)
-    return process(caption, kept, Random(f"{name} {caption} {number}"))
+    without_dropout = replace(options, caption_dropout_rate=0.0, caption_dropout_every_n_epochs=0)
+    return process(caption, without_dropout, Random(f"{name} {caption} {number}"))
 
 
 def may_be_dropped(options: SubsetConfig) -> bool:
@@ -72,8 +72,7 @@ def may_be_dropped(options: SubsetConfig) -> bool:
 
 
 def drawn_number(options: SubsetConfig, random: Random, moment: Moment, count: int) -> int | None:
-    """Draw one of `count` variants; None: no caption at all."""
-    return None if _is_dropped(options, random, moment) else random.randrange(count)
+    return None if _is_dropped(options, random, moment) else random.randrange(count)  # None: no caption at all
 
 
 def with_affixes(caption: str, options: SubsetConfig) -> str:
@@ -134,8 +133,8 @@ def _without_marks(caption: str, options: SubsetConfig) -> str:
 def _is_dropped(options: SubsetConfig, random: Random, moment: Moment) -> bool:
     if options.caption_dropout_rate > 0 and random.random() < options.caption_dropout_rate:
         return True
-    every = options.caption_dropout_every_n_epochs
-    return every > 0 and moment.epoch % every == 0
+    period = options.caption_dropout_every_n_epochs
+    return period > 0 and moment.epoch % period == 0
 
 
 def _expanded(caption: str, random: Random) -> str:
@@ -143,7 +142,7 @@ def _expanded(caption: str, random: Random) -> str:
     if "\n" in caption:
         caption = random.choice(caption.split("\n"))
     caption = caption.replace("{{", _OPEN).replace("}}", _CLOSE)
-    caption = _CHOICE.sub(lambda found: random.choice(found[1].split("|")), caption)
+    caption = _CHOICE.sub(lambda match: random.choice(match[1].split("|")), caption)
     return caption.replace(_OPEN, "{").replace(_CLOSE, "}")
 
 
@@ -175,7 +174,7 @@ def _split_caption(text: str, options: SubsetConfig) -> list[str]:
 
 
 def _warmed_up(count: int, options: SubsetConfig, moment: Moment) -> int:
-    """The number of tags in use at this step: from token_warmup_min at step 0 to all at token_warmup_step."""
+    """Return the number of tags in use at this step: from token_warmup_min at step 0 to all at token_warmup_step."""
     steps = options.token_warmup_step
     if 0 < steps < 1:
         steps = math.floor(steps * moment.total_steps)

@@ -15,7 +15,7 @@ SHAPES = ("rectangle", "ellipse", "line")
 
 
 def control_input(control: ControlImage, interpolation: str | None, flip: bool = False) -> torch.Tensor:
-    """A control image as the model's input: colours [3,H,W] in -1..1, grey (0) in the masked region."""
+    """Return a control image as the model's input: colours [3,H,W] in -1..1, grey (0) in the masked region."""
     view = augment.middle(control.fit, flip)
     picture = pixels.read_pixels(control.path, control.how)
     pixels.expect_size(control.path, picture, control.size)
@@ -24,16 +24,16 @@ def control_input(control: ControlImage, interpolation: str | None, flip: bool =
 
 
 def reference(control: ControlImage, interpolation: str | None) -> Image.Image:
-    """A reference image as of `shown`, as a PIL image."""
+    """Return a reference image, scaled and cropped as the model reads it."""
     picture = pixels.read_pixels(control.path, control.how)
     pixels.expect_size(control.path, picture, control.size)
     return Image.fromarray(pixels.apply_view(picture, augment.middle(control.fit), interpolation))
 
 
 def inpainting_region(control: ControlImage, view: augment.View, interpolation: str | None) -> torch.Tensor:
-    """The region to inpaint [H,W]: 1 where the mask is brighter than half, else 0."""
+    """Return the region to inpaint [H,W]: 1 where the mask is brighter than half, else 0."""
     if control.drawn is not None:
-        mask = random_mask(
+        mask = random_mask(  # seeded by name, number and size, so that each epoch, process and resume draws the same
             view.size,
             Random(f"{os.path.basename(control.path)} {control.drawn} {view.size}".encode("utf-8", "surrogatepass")),
         )
@@ -42,13 +42,13 @@ def inpainting_region(control: ControlImage, view: augment.View, interpolation: 
         mask = pixels.read_pixels(control.path, control.how, alpha=True)[:, :, 3]
     else:
         mask = pixels.read_mask(control.mask, control.how)
-    seen = pixels.apply_view(np.ascontiguousarray(mask), view, interpolation)
-    return torch.from_numpy((seen >= 128).astype(np.float32))
+    cropped = pixels.apply_view(np.ascontiguousarray(mask), view, interpolation)
+    return torch.from_numpy((cropped >= 128).astype(np.float32))
 
 
 def random_mask(size: Size, random: Random) -> np.ndarray:
-    """A mask [H,W] of zeros and ones in float32, for an image of (width, height): up to four rectangles, ellipses and
-    broad lines."""
+    """Draw a mask [H,W] of zeros and ones, float32, for an image of (width, height): up to four rectangles, ellipses
+    and broad lines."""
     mask = Image.new("L", size)
     draw = ImageDraw.Draw(mask)
 

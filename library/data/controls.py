@@ -17,53 +17,52 @@ from library.data.pixels import header_size
 if TYPE_CHECKING:
     from library.data.survey import Survey
 
-SIDE_MULTIPLE = (
-    16  # sides of reference images are multiples of this many pixels: one token of all models that take them
-)
+# Sides of reference images are multiples of this many pixels: one token of all models that take them.
+SIDE_MULTIPLE = 16
 UNLIMITED = (1 << 16, 1 << 16)
 NUMBERED = re.compile(r"(.+)_(\d+)")
 
 
-def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
+def mask_of(survey: "Survey", subset: SubsetConfig, image: Image) -> str:
     """Return the mask or control image of an image, "" without one: the file of the same name, except for its suffix,
     in conditioning_data_dir or in its sub-folder named like the image's folder; without that option OneTrainer's mask
     beside the image.
     """
     folder, file = os.path.split(image.path)
-    stem, guided = os.path.splitext(file)[0], result.control_use.guided
+    stem, guided = os.path.splitext(file)[0], survey.control_use.guided
     if not subset.conditioning_data_dir:
-        here = result.files(folder)
-        name = next((label for label in here.labels if label.startswith(f"{stem}{MASK_LABEL}.")), "")
-        if not name or not result.takes_masks:
+        listing = survey.files(folder)
+        name = next((label for label in listing.labels if label.startswith(f"{stem}{MASK_LABEL}.")), "")
+        if not name or not survey.takes_masks:
             return ""
     else:
-        here = _like_the_images(result, subset.conditioning_data_dir, image)
-        name = here.image_named(stem)
+        listing = _like_the_images(survey, subset.conditioning_data_dir, image)
+        name = listing.image_named(stem)
         if not name:
-            result.unpaired.setdefault((subset.conditioning_data_dir, here.folder), []).append(image.path)
+            survey.unpaired.setdefault((subset.conditioning_data_dir, listing.folder), []).append(image.path)
             return ""
-        result.beside.setdefault(here.folder, set()).add(name)
-    if 0 in (size := stored_image_size(result, here.path(name))):
-        result.problems.append(about_images("{path} cannot be read as an image", path=here.path(name)))
+        survey.beside.setdefault(listing.folder, set()).add(name)
+    if 0 in (size := stored_image_size(survey, listing.path(name))):
+        survey.problems.append(about_images("{path} cannot be read as an image", path=listing.path(name)))
     elif size != image.size:
-        wanted = f"{image.size[0]}x{image.size[1]}"
-        result.problems.append(
+        image_size = f"{image.size[0]}x{image.size[1]}"
+        survey.problems.append(
             about_images(
                 "the control image {path} is {width}x{height}, but its image is {wanted}"
                 if guided
                 else "the mask {path} is {width}x{height}, but its image is {wanted}",
-                path=here.path(name),
+                path=listing.path(name),
                 width=size[0],
                 height=size[1],
-                wanted=wanted,
+                wanted=image_size,
             )
         )
-    return here.path(name)
+    return listing.path(name)
 
 
-def without_pictures(result: "Survey") -> Iterator[Problem]:
+def without_pictures(survey: "Survey") -> Iterator[Problem]:
     """Return problems of images without mask or control image, one per folder that should hold them."""
-    for place, images in result.unreferenced.items():
+    for place, images in survey.unreferenced.items():
         template = (
             ": {path} names no reference image of {count}: {images}; write them there as control_path, name their "
             "folder in control_directory, or take these images out"
@@ -71,23 +70,23 @@ def without_pictures(result: "Survey") -> Iterator[Problem]:
             else ": {path} has no reference image of {count}: {images}; add files of the same names, or take these "
             "images out"
         )
-        yield Problem("control_directory", template, path=place, **_few(images))
-    if result.unmasked:
+        yield Problem("control_directory", template, path=place, **_count_and_examples(images))
+    if survey.unmasked:
         yield about_images(
             "there is no mask of what is to be painted for {count}: {images}; name conditioning_data_dir in the "
             "dataset_config, set alpha_mask, or let random_masks draw some",
-            **_few(result.unmasked),
+            **_count_and_examples(survey.unmasked),
         )
-    for (named, folder), images in result.unpaired.items():
-        facts: dict[str, Any] = {"path": folder, **_few(images)}
-        if not os.path.isdir(named):
+    for (option_folder, folder), images in survey.unpaired.items():
+        facts: dict[str, Any] = {"path": folder, **_count_and_examples(images)}
+        if not os.path.isdir(option_folder):
             yield Problem(
                 "conditioning_data_dir",
                 ": {path} does not exist: name the folder of masks or control images",
-                path=named,
+                path=option_folder,
                 topic="images",
             )
-        elif result.control_use.guided:
+        elif survey.control_use.guided:
             yield Problem(
                 "conditioning_data_dir",
                 ": {path} has no control image of {count}: {images}; add files of the same names, or take these images "
@@ -102,12 +101,12 @@ def without_pictures(result: "Survey") -> Iterator[Problem]:
             )
 
 
-def without_images(result: "Survey") -> Iterator[Problem]:
-    """Masks, control and reference images that belong to no image."""
-    own = {real_place(folder) for folder in {os.path.dirname(one.path) for one in result.images.items}}
-    for folder, used in sorted(result.beside.items()):
-        spare = [name for name in result.files(folder).images if name not in used]
-        if spare and real_place(folder) not in own:
+def without_images(survey: "Survey") -> Iterator[Problem]:
+    """Yield masks, control and reference images that belong to no image."""
+    image_folders = {real_place(folder) for folder in {os.path.dirname(image.path) for image in survey.images.items}}
+    for folder, used in sorted(survey.beside.items()):
+        spare = [name for name in survey.files(folder).images if name not in used]
+        if spare and real_place(folder) not in image_folders:
             yield about_images(
                 "images in {folder} that belong to no training image, and are not used: {names}",
                 folder=folder,
@@ -115,17 +114,17 @@ def without_images(result: "Survey") -> Iterator[Problem]:
             )
 
 
-def _few(images: list[str]) -> dict[str, Any]:
-    each = [*dict.fromkeys(images)]  # an image may be trained at several sizes
-    return {"count": counted(len(each), "image"), "images": some(each), "topic": "images"}
+def _count_and_examples(images: list[str]) -> dict[str, Any]:
+    paths = [*dict.fromkeys(images)]  # an image may be trained at several sizes
+    return {"count": counted(len(paths), "image"), "images": some(paths), "topic": "images"}
 
 
 def controls_of(
-    result: "Survey", subset: SubsetConfig, image: Image, named: tuple[str, ...], use: ControlUse
+    survey: "Survey", subset: SubsetConfig, image: Image, listed_paths: tuple[str, ...], use: ControlUse
 ) -> tuple[ControlImage, ...]:
-    """Return the control and reference images of an image for a model with this `use`; `named`: from a metadata file.
+    """Return the control and reference images of an image for a model with this `use`.
 
-    Regularisation images may have none.
+    `listed_paths` are those of a metadata file. Regularisation images may have none.
     """
     if use.inpaints:
         mask = image.mask_file or (image.path if subset.alpha_mask else "")
@@ -133,38 +132,40 @@ def controls_of(
             control_image = ControlImage(image.path, image.size, image.fit, how=image.how)
             return tuple(replace(control_image, drawn=number) for number in range(use.random_masks))
         if not mask:
-            result.unmasked.append(image.path)
+            survey.unmasked.append(image.path)
         return (ControlImage(image.path, image.size, image.fit, mask, how=image.how),)
     if not use.most:
-        if named:
-            result.problems.append(
+        if listed_paths:
+            survey.problems.append(
                 about_images(
                     "{path} has a control_path in its metadata file, but this model takes no reference images",
                     path=image.path,
                 )
             )
         return ()
-    paths = named or _reference_files(result, subset, image)
-    least = max(use.least, bool(subset.control_directories))  # with a folder set, every image needs one
-    lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
-    few = len(paths) < least and not (subset.is_reg and not paths)
-    place = next(iter(subset.control_directories), subset.metadata_file)
-    if few and not lost and place and os.path.exists(place):
-        result.unreferenced.setdefault(place, []).append(image.path)
-    elif lost or few or len(paths) > use.most:
-        result.problems.append(_wrong_number(subset, image, len(paths), use))
-    made = []
+    paths = listed_paths or _reference_files(survey, subset, image)
+    min_count = max(use.least, bool(subset.control_directories))  # with a folder set, every image needs one
+    folder_is_missing = not listed_paths and not all(
+        os.path.isdir(folder) for folder in subset.more_control_directories
+    )
+    too_few = len(paths) < min_count and not (subset.is_reg and not paths)
+    source = next(iter(subset.control_directories), subset.metadata_file)
+    if too_few and not folder_is_missing and source and os.path.exists(source):
+        survey.unreferenced.setdefault(source, []).append(image.path)  # `without_pictures` makes one problem of them
+    elif folder_is_missing or too_few or len(paths) > use.most:
+        survey.problems.append(_wrong_number(subset, image, len(paths), use))
+    controls = []
     for path in paths:
-        size = stored_image_size(result, path)
+        size = stored_image_size(survey, path)
         fit = control_fit(subset, size, image.fit.bucket) if min(size) > 0 else None
         if fit is None:
-            wrong = "the reference image {path} does not exist"
+            template = "the reference image {path} does not exist"
             if os.path.lexists(path):
-                wrong = "the reference image {path} cannot be read, or is too small: replace it"
-            result.problems.append(about_images(wrong, path=path))
+                template = "the reference image {path} cannot be read, or is too small: replace it"
+            survey.problems.append(about_images(template, path=path))
         else:
-            made.append(ControlImage(path, size, fit, how=result.how))
-    return tuple(made)
+            controls.append(ControlImage(path, size, fit, how=survey.how))
+    return tuple(controls)
 
 
 # References of the bucket's size add no graphs, as each bucket keeps one number of tokens.
@@ -181,38 +182,42 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
     return Buckets(bucket, enabled=False).fit(size)
 
 
-def _reference_files(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
-    return tuple(path for folder in subset.control_directories for path in _named_like(result, subset, folder, image))
+def _reference_files(survey: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
+    return tuple(path for folder in subset.control_directories for path in _named_like(survey, subset, folder, image))
 
 
-def _named_like(result: "Survey", subset: SubsetConfig, folder: str, image: Image) -> Iterator[str]:
+def _named_like(survey: "Survey", subset: SubsetConfig, folder: str, image: Image) -> Iterator[str]:
     """Return files named like an image: <name>.png, then <name>_0.png, <name>_1.png. A numbered file named like another
     image of the folder belongs to that one.
     """
-    here = _like_the_images(result, folder, image)
+    listing = _like_the_images(survey, folder, image)
     stem = os.path.splitext(os.path.basename(image.path))[0]
     if subset.control_suffix:
         stem = stem.removesuffix(subset.image_suffix or "") + subset.control_suffix
-    known = result.control_names.get(here.folder)
-    if known is None:
-        known = result.control_names[here.folder] = {}
-        for name in here.images:
-            own = os.path.splitext(name)[0]
-            known.setdefault(own, []).append((0, name))
-            if parts := NUMBERED.fullmatch(own):
-                known.setdefault(f"{parts[1]}_", []).append((int(parts[2]), name))
+    files_by_stem = survey.control_names.get(listing.folder)
+    if files_by_stem is None:
+        files_by_stem = survey.control_names[listing.folder] = {}
+        for name in listing.images:
+            name_stem = os.path.splitext(name)[0]
+            files_by_stem.setdefault(name_stem, []).append((0, name))
+            if parts := NUMBERED.fullmatch(name_stem):
+                files_by_stem.setdefault(f"{parts[1]}_", []).append((int(parts[2]), name))
     # If suffixes distinguish them, references may lie among the images.
-    others = set() if subset.control_suffix else result.files(os.path.dirname(image.path)).stems
-    numbered = sorted(one for one in known.get(f"{stem}_", ()) if os.path.splitext(one[1])[0] not in others)
-    names = [name for _, name in [*known.get(stem, [])[:1], *numbered]]
-    result.beside.setdefault(here.folder, set()).update(names)
-    yield from map(here.path, names)
+    image_stems = set() if subset.control_suffix else survey.files(os.path.dirname(image.path)).stems
+    numbered = sorted(
+        (number, name)
+        for number, name in files_by_stem.get(f"{stem}_", ())
+        if os.path.splitext(name)[0] not in image_stems
+    )
+    names = [name for _, name in [*files_by_stem.get(stem, [])[:1], *numbered]]
+    survey.beside.setdefault(listing.folder, set()).update(names)
+    yield from map(listing.path, names)
 
 
-def _like_the_images(result: "Survey", directory: str, image: Image) -> Listing:
-    """The files of a folder of reference images, or of its sub-folder that is named like the image's folder."""
-    here, name = result.files(directory), os.path.basename(os.path.dirname(image.path))
-    return result.files(os.path.join(directory, name)) if name in here.folders else here
+def _like_the_images(survey: "Survey", directory: str, image: Image) -> Listing:
+    """List a folder of reference images, or its sub-folder named like the image's folder."""
+    listing, name = survey.files(directory), os.path.basename(os.path.dirname(image.path))
+    return survey.files(os.path.join(directory, name)) if name in listing.folders else listing
 
 
 def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlUse) -> Problem:
@@ -234,9 +239,9 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
     )
 
 
-def stored_image_size(result: "Survey", path: str) -> Size:
+def stored_image_size(survey: "Survey", path: str) -> Size:
     """Return the decoded width and height of an image file, from its header; (0, 0) if it is missing or no image."""
     folder, name = os.path.split(path)
-    here = result.files(folder)
-    file = here.images.get(name) or here.labels.get(name)
-    return result.how.size(path, header_size(path, file.modified, file.num_bytes)) if file else (0, 0)
+    listing = survey.files(folder)
+    file = listing.images.get(name) or listing.labels.get(name)
+    return survey.how.size(path, header_size(path, file.modified, file.num_bytes)) if file else (0, 0)

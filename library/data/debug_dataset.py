@@ -39,10 +39,10 @@ def _sets(images: ImageSet) -> Iterator[str]:
         width, height = dataset.resolution or (0, 0)
         yield f"data set {number}: {width}x{height}, batches of {dataset.batch_size}"
         for subset in dataset.subsets:
-            own = sum(image.dataset == number and image.subset is subset for image in images.items)
-            place = subset.image_dir or subset.metadata_file
+            num_images = sum(image.dataset == number and image.subset is subset for image in images.items)
+            source = subset.image_dir or subset.metadata_file
             role = ", regularisation" if subset.is_reg else ""
-            yield f"  {place}: {counted(own, 'image')}, {counted(subset.num_repeats, 'time')}{role}"
+            yield f"  {source}: {counted(num_images, 'image')}, {counted(subset.num_repeats, 'time')}{role}"
         for row in (row for row in counts["buckets"] if row["dataset"] == number):
             width, height = row["size"]
             yield f"  bucket {width}x{height}: {counted(row['images'], 'image')}, {_batches_in(row['batches'])}"

@@ -16,7 +16,7 @@ from library.config.run_config import RunConfig
 from library.data import augment, caches, control_pixels, identity, pixels, stamps, text_encoding
 from library.data.buckets import Size
 from library.data.cache_files import MASK
-from library.data.caches import LATENT, Wanted
+from library.data.caches import LATENT, LatentEntry
 from library.data.encoding_job import (
     SHOWN_TWICE,
     Arrays,
@@ -45,21 +45,21 @@ MASK_BYTES = 2  # upper bound per pixel of a cached mask, even one of noise
 class Latents:
     """The encoded images of a training, on disk or in memory."""
 
-    wanted: dict[tuple[str, tuple[int, int]], Wanted]
-    memory: dict[Wanted, Arrays] = field(default_factory=dict)
+    entries: dict[tuple[str, tuple[int, int]], LatentEntry]
+    memory: dict[LatentEntry, Arrays] = field(default_factory=dict)
 
     def load(self, image: "Image") -> Arrays:
-        """Return the latents [C,h,w] of an image, with the other arrays of `Wanted.arrays`."""
-        wanted = self.wanted[image.path, image.fit.bucket]
-        if wanted in self.memory:
-            return self.memory[wanted]
-        wanted = existing(wanted)
+        """Return the latents [C,h,w] of an image, with the other arrays of `LatentEntry.arrays`."""
+        entry = self.entries[image.path, image.fit.bucket]
+        if entry in self.memory:
+            return self.memory[entry]
+        entry = existing(entry)
         try:
-            latents = caches.read_latents(wanted)
+            latents = caches.read_latents(entry)
         except caches.BROKEN as e:
-            raise caches.unreadable_cache(wanted.file, e) from e
-        if latents["latents"].shape[-2:] != wanted.shape:
-            raise caches.unreadable_cache(wanted.file, ValueError(f"its latents are {latents['latents'].shape}"))
+            raise caches.unreadable_cache(entry.file, e) from e
+        if latents["latents"].shape[-2:] != entry.shape:
+            raise caches.unreadable_cache(entry.file, ValueError(f"its latents are {latents['latents'].shape}"))
         return latents
 
 
@@ -77,12 +77,12 @@ def encode_missing_caches(
     Networks keep their dtype and return to the host. Interruptible: written files stay. Raises ConfigError, naming the
     image, if it is unreadable or the result is NaN.
     """
-    work = EncodingJob(family, components, config, world, report)
-    every = [*images.items, *(images.validation.items if images.validation else ())]
+    job = EncodingJob(family, components, config, world, report)
+    all_images = [*images.items, *(images.validation.items if images.validation else ())]
     if config.cache.latents:
-        images.latents = _latents(every, work)
+        images.latents = _latents(all_images, job)
     if config.cache.text:
-        images.text = text_encoding.encode_captions(images, work)
+        images.text = text_encoding.encode_captions(images, job)
     if images.validation:
         images.validation.latents, images.validation.text = images.latents, images.text
     if world.device.type == "cuda":
@@ -91,105 +91,104 @@ def encode_missing_caches(
         torch.distributed.barrier()
 
 
-def existing(wanted: Wanted) -> Wanted:
+def existing(entry: LatentEntry) -> LatentEntry:
     """Return the same latents in the existing file."""
     # Older versions of sd-scripts name those of SDXL differently.
-    if wanted.tail or os.path.exists(wanted.file) or wanted.how.turns(wanted.image):
-        return wanted
-    old = caches.old_latents_file(wanted.image)
-    return replace(wanted, file=old) if os.path.exists(old) else wanted
+    if entry.tail or os.path.exists(entry.file) or entry.how.turns(entry.image):
+        return entry
+    old = caches.old_latents_file(entry.image)
+    return replace(entry, file=old) if os.path.exists(old) else entry
 
 
 # ---- latents
 
 
-def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
-    store = Latents(wanted_latents(every, work.family.latent_cache))
-    mine = list(store.wanted.values())
-    if not work.config.cache.cache_latents_to_disk:
-        _encode_images(mine, work, store.memory.__setitem__)
+def _latents(images: Sequence["Image"], job: EncodingJob) -> Latents:
+    store = Latents(wanted_latents(images, job.family.latent_cache))
+    entries = list(store.entries.values())
+    if not job.config.cache.cache_latents_to_disk:
+        _encode_images(entries, job, store.memory.__setitem__)
         return store
-    if work.family.latent_cache.architecture:  # its keys contain only the size of a reference image
-        refuse_other_references(every)
-    mine = share(mine, lambda wanted: wanted.image, work.world)
-    there = work.components.vae is not None or "vae" in work.components.deferred
-    vae = identity.of_components(work.components, ["vae"]) if there else None
-    trust, times = work.config.cache.skip_cache_check, Counter(wanted.image for wanted in store.wanted.values())
+    if job.family.latent_cache.architecture:  # its keys contain only the size of a reference image
+        refuse_other_references(images)
+    entries = share(entries, lambda entry: entry.image, job.world)
+    has_vae = job.components.vae is not None or "vae" in job.components.deferred
+    vae = identity.of_components(job.components, ["vae"]) if has_vae else None
+    trust, times = job.config.cache.skip_cache_check, Counter(entry.image for entry in store.entries.values())
 
-    def good(wanted: Wanted) -> bool:
-        if trust and times[wanted.image] > 1:  # an existing file may lack some of the sizes
-            return caches.has_size(existing(wanted))
-        return caches.latents_are_good(existing(wanted), vae, trust)
+    def is_valid(entry: LatentEntry) -> bool:
+        if trust and times[entry.image] > 1:  # an existing file may lack some of the sizes
+            return caches.has_size(existing(entry))
+        return caches.latents_are_good(existing(entry), vae, trust)
 
-    checked = spread(good, mine, work.report, Message("checking cached latents"))
-    todo = [wanted for wanted, is_good in zip(mine, checked, strict=True) if not is_good]
-    clean_up_after([wanted.file for wanted in todo])
+    checked = spread(is_valid, entries, job.report, Message("checking cached latents"))
+    todo = [entry for entry, is_good in zip(entries, checked, strict=True) if not is_good]
+    clean_up_after([entry.file for entry in todo])
     if todo:
+        # At most 16 channels of float32.
         sizes = ((4 * 16 if name != MASK else MASK_BYTES, size) for w in todo for name, size in w.arrays.items())
         need_space(todo[0].file, sum(num_bytes * height * width for num_bytes, (height, width) in sizes))
 
-    def write(wanted: Wanted, arrays: Arrays) -> None:
-        caches.write_latents(wanted, arrays, {"vae": vae, "image": stamps.image_stamp(wanted.image)})
+    def write(entry: LatentEntry, arrays: Arrays) -> None:
+        caches.write_latents(entry, arrays, {"vae": vae, "image": stamps.image_stamp(entry.image)})
 
-    _encode_images(todo, work, write)
+    _encode_images(todo, job, write)
     return store
 
 
-def wanted_latents(every: Iterable["Image"], cache: LatentCache) -> dict[tuple[str, tuple[int, int]], Wanted]:
+def wanted_latents(images: Iterable["Image"], cache: LatentCache) -> dict[tuple[str, tuple[int, int]], LatentEntry]:
     """Return the latents to cache by path and bucket: one entry for all data sets with the image at that size."""
-    wanted: dict[tuple[str, tuple[int, int]], Wanted] = {}
-    seen: set[str] = set()
-    for image in every:
+    entries: dict[tuple[str, tuple[int, int]], LatentEntry] = {}
+    paths: set[str] = set()
+    for image in images:
         key = image.path, image.fit.bucket
-        earlier = wanted.get(key)
-        if earlier is None:
+        entry = entries.get(key)
+        if entry is None:
             # Upstream keeps one size per file: the first size uses its keys, further sizes get a suffix.
-            tail = f"_{key[1][1] // LATENT}x{key[1][0] // LATENT}" if cache.keyed_by_size or image.path in seen else ""
+            tail = f"_{key[1][1] // LATENT}x{key[1][0] // LATENT}" if cache.keyed_by_size or image.path in paths else ""
             file = caches.latents_file(image.path, image.size, cache.suffix, image.how)
-            more = {"interpolation": image.interpolation or "", "controls": image.controls, "cache": cache}
-            earlier = Wanted(image.path, image.size, image.fit, file, tail, **more, how=image.how)
-            seen.add(image.path)
-        if earlier.controls != image.controls:
+            options = {"interpolation": image.interpolation or "", "controls": image.controls, "cache": cache}
+            entry = LatentEntry(image.path, image.size, image.fit, file, tail, **options, how=image.how)
+            paths.add(image.path)
+        if entry.controls != image.controls:
             raise ConfigError(SHOWN_TWICE, path=image.path)
-        flip, mask = earlier.flip or image.subset.flip_aug, earlier.mask or image.subset.alpha_mask
-        wanted[key] = (
-            replace(earlier, flip=flip, mask=mask) if (flip, mask) != (earlier.flip, earlier.mask) else earlier
-        )
-    return wanted
+        flip, mask = entry.flip or image.subset.flip_aug, entry.mask or image.subset.alpha_mask
+        entries[key] = replace(entry, flip=flip, mask=mask) if (flip, mask) != (entry.flip, entry.mask) else entry
+    return entries
 
 
-def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted, Arrays], None]) -> None:
+def _encode_images(todo: list[LatentEntry], job: EncodingJob, keep: Callable[[LatentEntry, Arrays], None]) -> None:
     if not todo:
         return
-    work.components.read_vae()
-    vae = work.components.vae
+    job.components.read_vae()
+    vae = job.components.vae
     if vae is None:
         raise ConfigError(
             "there is no VAE to encode {images} not cached yet: name one", images=counted(len(todo), "image")
         )
-    vae.to(work.world.device)
-    batches = _by_size(todo, work.config.cache.vae_batch_size)
+    vae.to(job.world.device)
+    batches = _by_size(todo, job.config.cache.vae_batch_size)
 
-    def encoded() -> Iterator[list[tuple[Wanted, Arrays]]]:
+    def encoded() -> Iterator[list[tuple[LatentEntry, Arrays]]]:
         for pictures in ahead(_open_pictures, batches, num_workers(LOADERS)):
-            yield _encoded(pictures, work)
+            yield _encoded(pictures, job)
 
-    def kept(batch: list[tuple[Wanted, Arrays]]) -> int:
-        for wanted, arrays in batch:
-            keep(wanted, arrays)
+    def write_batch(batch: list[tuple[LatentEntry, Arrays]]) -> int:
+        for entry, arrays in batch:
+            keep(entry, arrays)
         return len(batch)
 
-    finish(kept, encoded(), phases.CACHING_LATENTS, len(todo), work.report)
+    finish(write_batch, encoded(), phases.CACHING_LATENTS, len(todo), job.report)
     vae.to("cpu")
 
 
-def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
+def _by_size(todo: Iterable[LatentEntry], batch_size: int) -> Iterator[list[LatentEntry]]:
     """Yield batches of one size each, the largest first."""
     # If memory is short, the largest fails at once.
-    groups: dict[tuple, list[Wanted]] = {}
-    for wanted in todo:
-        controls = tuple(control.fit.bucket for control in wanted.controls)
-        groups.setdefault((wanted.fit.bucket, wanted.flip, wanted.mask, controls), []).append(wanted)
+    groups: dict[tuple, list[LatentEntry]] = {}
+    for entry in todo:
+        controls = tuple(control.fit.bucket for control in entry.controls)
+        groups.setdefault((entry.fit.bucket, entry.flip, entry.mask, controls), []).append(entry)
     for _, group in sorted(groups.items(), key=lambda item: item[0][0][0] * item[0][0][1], reverse=True):
         for start in range(0, len(group), batch_size):
             yield group[start : start + batch_size]
@@ -198,54 +197,56 @@ def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
 class _Pictures(NamedTuple):
     """One batch from disk: colours [B,3,H,W] in -1..1, masks uint8 [H,W] if needed, and control images."""
 
-    batch: list[Wanted]
+    batch: list[LatentEntry]
     colours: torch.Tensor
     masks: list[np.ndarray]
     controls: list[torch.Tensor]  # [B,3,H,W] in -1..1: first the first one of each image, then the second, ...
 
 
-def _open_pictures(batch: list[Wanted]) -> _Pictures:
+def _open_pictures(batch: list[LatentEntry]) -> _Pictures:
     colours, masks = [], []
     controls: list[list[torch.Tensor]] = [[] for _ in batch[0].controls]
-    for wanted in batch:
-        picture = pixels.read_pixels(wanted.image, wanted.how, alpha=wanted.mask)
-        pixels.expect_size(wanted.image, picture, wanted.size)
-        picture = pixels.apply_view(picture, augment.middle(wanted.fit), wanted.interpolation or None)
+    for entry in batch:
+        picture = pixels.read_pixels(entry.image, entry.how, alpha=entry.mask)
+        pixels.expect_size(entry.image, picture, entry.size)
+        picture = pixels.apply_view(picture, augment.middle(entry.fit), entry.interpolation or None)
         colours.append(pixels.to_tensor(picture[:, :, :3]))
-        if wanted.mask:
+        if entry.mask:
             masks.append(picture[:, :, 3])
-        for row, control in zip(controls, wanted.controls, strict=True):
-            row.append(control_pixels.control_input(control, wanted.interpolation or None))
+        for row, control in zip(controls, entry.controls, strict=True):
+            row.append(control_pixels.control_input(control, entry.interpolation or None))
     return _Pictures(batch, torch.stack(colours), masks, [torch.stack(row) for row in controls])
 
 
-def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Arrays]]:
-    batch, device = pictures.batch, work.world.device
-    found: list[Arrays] = [{} for _ in batch]
+def _encoded(pictures: _Pictures, job: EncodingJob) -> list[tuple[LatentEntry, Arrays]]:
+    batch, device = pictures.batch, job.world.device
+    arrays_by_image: list[Arrays] = [{} for _ in batch]
 
     def keep(name: str, tensor: torch.Tensor) -> None:
         latents = tensor.float().cpu()
-        bad = [w.image for w, latent in zip(batch, latents, strict=True) if not bool(torch.isfinite(latent).all())]
-        if bad:
+        not_finite = [
+            w.image for w, latent in zip(batch, latents, strict=True) if not bool(torch.isfinite(latent).all())
+        ]
+        if not_finite:
             raise NotFiniteError(
-                "encoding {some} gave NaN: {advice}", some=some(bad), advice=_nan_advice(work.components.vae)
+                "encoding {some} gave NaN: {advice}", some=some(not_finite), advice=_nan_advice(job.components.vae)
             )
-        for arrays, one in zip(found, latents.numpy(), strict=True):
-            arrays[name] = one
+        for arrays, latent in zip(arrays_by_image, latents.numpy(), strict=True):
+            arrays[name] = latent
 
     colours, controls = pictures.colours.to(device), [control.to(device) for control in pictures.controls]
     for ending in ["", *["_flipped"] * batch[0].flip]:
-        seen = colours.flip(-1) if ending else colours
+        view = colours.flip(-1) if ending else colours
         with torch.no_grad():
-            generators = [image_generator(wanted.image, wanted.fit.bucket) for wanted in batch]
-            keep(f"latents{ending}", work.family.latents(work.components, seen, generator=generators))
+            generators = [image_generator(entry.image, entry.fit.bucket) for entry in batch]
+            keep(f"latents{ending}", job.family.latents(job.components, view, generator=generators))
             for number, control in enumerate(controls):
-                assert isinstance(work.family, TakesControls)
-                shown = control.flip(-1) if ending else control
-                keep(f"control_{number}{ending}", work.family.control_latents(work.components, shown))
-    for arrays, mask in zip(found, pictures.masks, strict=False):
+                assert isinstance(job.family, TakesControls)
+                control_view = control.flip(-1) if ending else control
+                keep(f"control_{number}{ending}", job.family.control_latents(job.components, control_view))
+    for arrays, mask in zip(arrays_by_image, pictures.masks, strict=False):
         arrays["alpha_mask"] = mask
-    return list(zip(batch, found, strict=True))
+    return list(zip(batch, arrays_by_image, strict=True))
 
 
 def image_generator(image: str, bucket: Size) -> torch.Generator:

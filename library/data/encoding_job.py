@@ -30,7 +30,6 @@ class EncodingProcess(Protocol):
     @property
     def device(self) -> torch.device:
         """The device that networks run on."""
-        ...
 
     rank: int
     ranks: int
@@ -47,11 +46,11 @@ class EncodingJob:
     report: Report  # of progress
 
 
-def finish(last: Callable, made: Iterator, phase: Message, total: int, report: Report) -> None:
-    """Apply `last` (such as writing) to results on another thread while this one computes the next."""
+def finish(last: Callable, results: Iterator, phase: Message, total: int, report: Report) -> None:
+    """Apply `last`, such as writing, to each result on another thread while this one computes the next."""
     done = 0
     report(phase, done, total)
-    for count in ahead(last, made, workers=1, depth=8):
+    for count in ahead(last, results, workers=1, depth=8):
         done += count
         report(phase, done, total)
 
@@ -61,13 +60,13 @@ def clean_up_after(files: Iterable[str]) -> None:
         clean_up(folder, lambda name: name.endswith((".npz", ".safetensors")))
 
 
-def refuse_other_references(every: Iterable["Image"]) -> None:
+def refuse_other_references(images: Iterable["Image"]) -> None:
     """Raise ConfigError for an image with different reference images in two data sets."""
     # It has one file of latents and one per caption.
-    found: dict[str, list[str]] = {}
-    for image in every:
+    paths_by_image: dict[str, list[str]] = {}
+    for image in images:
         paths = [control.path for control in image.controls]
-        if found.setdefault(image.path, paths) != paths:
+        if paths_by_image.setdefault(image.path, paths) != paths:
             raise ConfigError(SHOWN_TWICE, path=image.path)
 
 

@@ -24,10 +24,10 @@ def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
 
     Raises ConfigError with every problem, one per line.
     """
-    found = survey_data(config, report)
-    if found.problems:
-        raise ConfigError(*found.problems)
-    return found.images
+    survey = survey_data(config, report)
+    if survey.problems:
+        raise ConfigError(*survey.problems)
+    return survey.images
 
 
 def survey_data(config: RunConfig, report: Report | None = None, keep: bool = True) -> Survey:
@@ -37,38 +37,40 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
     """
     use = config.control_images
     masks = use.inpaints or (config.data.masked_loss and not use.guided)
-    result = Survey(ImageSet([], ()), report, keep, control_use=use, takes_masks=masks, how=decoding(config))
-    made, result.problems = drafted(config)
-    every = _with_subsets(result, [one for one in made if one.subsets or not config.data.dataset_config])
-    learned: list[list[Image]] = []
+    survey = Survey(ImageSet([], ()), report, keep, control_use=use, takes_masks=masks, how=decoding(config))
+    drafts, survey.problems = drafted(config)
+    datasets = _with_subsets(survey, [draft for draft in drafts if draft.subsets or not config.data.dataset_config])
+    learned: list[list[Image]] = []  # by data set
     regular: list[list[Image]] = []
-    for position, dataset in enumerate(every):
-        if dataset.resolution is None and all(problem.option != "resolution" for problem in result.problems):
-            result.problems.append(Problem("resolution", "is not set: 1024 is usual"))
-        images = _images_of(result, position, _with_valid_sizes(dataset))
+    for position, dataset in enumerate(datasets):
+        if dataset.resolution is None and all(problem.option != "resolution" for problem in survey.problems):
+            survey.problems.append(Problem("resolution", "is not set: 1024 is usual"))
+        images = _images_of(survey, position, _with_valid_sizes(dataset))
         learned.append([image for image in images if not image.is_reg])
         regular.append([image for image in images if image.is_reg])
-    began = held_out.resumed_split(config)
-    split = held_out.hold_out(every, learned, regular, config.steps.seed or 0, began)
-    result.copies, result.warnings = split.copies, [*result.warnings, *held_out.split_warnings(split, began)]
-    train, validation = ImageSet([], every, held_out=split.marks), ImageSet([], every, is_validation=True)
-    for dataset, own, held, beside in zip(every, split.learned, split.held_out, split.regular, strict=True):
-        train.items += own + _balanced(result, beside, own)
-        as_it_is = {id(subset): held_out.plain_options(subset) for subset in dataset.subsets}
-        validation.items += (replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in held)
-    result.problems += [*without_pictures(result), *_learned_as_regular(config, every)]
-    if not train.items and not result.problems:
-        result.problems.append(_why_none(config, validation))
-    result.images = train
-    result.problems = [*dict.fromkeys(result.problems)]  # those of images at several sizes are said once
-    result.warnings = [*dict.fromkeys([*result.warnings, *without_images(result)])]
+    resumed = held_out.resumed_split(config)
+    split = held_out.hold_out(datasets, learned, regular, config.steps.seed or 0, resumed)
+    survey.copies, survey.warnings = split.copies, [*survey.warnings, *held_out.split_warnings(split, resumed)]
+    train, validation = ImageSet([], datasets, held_out=split.marks), ImageSet([], datasets, is_validation=True)
+    for dataset, learned_images, held_images, regular_images in zip(
+        datasets, split.learned, split.held_out, split.regular, strict=True
+    ):
+        train.items += learned_images + _balanced(survey, regular_images, learned_images)
+        plain_subsets = {id(subset): held_out.plain_options(subset) for subset in dataset.subsets}
+        validation.items += (replace(image, repeats=1, subset=plain_subsets[id(image.subset)]) for image in held_images)
+    survey.problems += [*without_pictures(survey), *_learned_as_regular(config, datasets)]
+    if not train.items and not survey.problems:
+        survey.problems.append(_why_none(config, validation))
+    survey.images = train
+    survey.problems = [*dict.fromkeys(survey.problems)]  # an image at several sizes repeats its problems
+    survey.warnings = [*dict.fromkeys([*survey.warnings, *without_images(survey)])]
     train.validation = validation if validation.items else None
-    train.warnings, train.unused = (*result.other_captions, *result.warnings), tuple(result.unused)
-    return result
+    train.warnings, train.unused = (*survey.other_captions, *survey.warnings), tuple(survey.unused)
+    return survey
 
 
 def _why_none(config: RunConfig, validation: ImageSet) -> Problem:
-    """Why there is nothing to train on though folders hold images."""
+    """Return why there is nothing to train on although folders contain images."""
     if not validation.items:
         return about_images("there are no images to train on")
     return Problem(
@@ -80,9 +82,9 @@ def _why_none(config: RunConfig, validation: ImageSet) -> Problem:
     )
 
 
-def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> Iterator[Problem]:
-    """Folders whose images are both learned and regularisation images."""
-    subsets = [subset for dataset in every for subset in dataset.subsets if subset.image_dir and subset.num_repeats]
+def _learned_as_regular(config: RunConfig, datasets: tuple[DatasetConfig, ...]) -> Iterator[Problem]:
+    """Yield folders whose images are both training and regularisation images."""
+    subsets = [subset for dataset in datasets for subset in dataset.subsets if subset.image_dir and subset.num_repeats]
     learned = {folders.real_place(subset.image_dir or "") for subset in subsets if not subset.is_reg}
     regular = dict.fromkeys(
         s.image_dir for s in subsets if s.is_reg and folders.real_place(s.image_dir or "") in learned
@@ -98,7 +100,7 @@ def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> 
 
 
 def _with_valid_sizes(dataset: DatasetConfig) -> DatasetConfig:
-    """A data set with valid bucket sizes, to find other mistakes where its own are invalid."""
+    """Replace invalid bucket sizes of a data set, so that its other mistakes can be found."""
     dataset = dataset if dataset.resolution else replace(dataset, resolution=PLACEHOLDER, enable_bucket=False)
     return replace(dataset, enable_bucket=False) if any(bucket_rules(dataset).problems()) else dataset
 
@@ -106,74 +108,74 @@ def _with_valid_sizes(dataset: DatasetConfig) -> DatasetConfig:
 # ---- one data set
 
 
-def _with_subsets(result: Survey, made: list[DatasetConfig]) -> tuple[DatasetConfig, ...]:
-    """Data sets with their folders. Without a dataset file they are of the same folders, at one size each."""
-    first = [with_folders(result, dataset) for dataset in made[:1]]
-    return (*first, *(replace(one, subsets=one.subsets or first[0].subsets) for one in made[1:]))
+def _with_subsets(survey: Survey, drafts: list[DatasetConfig]) -> tuple[DatasetConfig, ...]:
+    """Return data sets with their folders. Without a dataset file all have the same folders, each at its own size."""
+    first = [with_folders(survey, dataset) for dataset in drafts[:1]]
+    return (*first, *(replace(draft, subsets=draft.subsets or first[0].subsets) for draft in drafts[1:]))
 
 
-def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
-    """Without a dataset file, each folder named <repeats>_<words> is a subset, or else the folder itself."""
+def with_folders(survey: Survey, dataset: DatasetConfig) -> DatasetConfig:
+    """Return a data set with its subsets: without a dataset file, each folder named <repeats>_<words>, or else the
+    folder itself."""
     if dataset.subsets:
         return dataset
     if not dataset.train_data_dir:
-        result.problems.append(Problem("train_data_dir", "is not set: choose the folder of your images"))
+        survey.problems.append(Problem("train_data_dir", "is not set: choose the folder of your images"))
     subsets = []
     # `balance` repeats regularisation images until they are as many as the others, so that each has one repeat here.
     for option, repeats in (("train_data_dir", dataset.template.num_repeats), ("reg_data_dir", 1)):
         if not (parent := getattr(dataset, option)):
             continue
         if problems := list(folder_problems.problems_of_parent(option, parent)):
-            result.problems += problems
+            survey.problems += problems
             continue
-        result.warnings += folder_problems.warnings_of_parent(option, Path(parent), repeats)
+        survey.warnings += folder_problems.warnings_of_parent(option, Path(parent), repeats)
         if option == "train_data_dir" and repeats > 1 and not folders.has_flat_images(Path(parent)):
-            result.warnings.append(
+            survey.warnings.append(
                 Problem("dataset_repeats", "has no effect: the folders of images say their repeats in their names")
             )
         subsets += [
             replace(
                 dataset.template,
-                image_dir=os.fspath(one.folder),
-                num_repeats=one.repeats,
-                class_tokens=one.words or None,
+                image_dir=os.fspath(concept.folder),
+                num_repeats=concept.repeats,
+                class_tokens=concept.words or None,
                 is_reg=option == "reg_data_dir",
             )
-            for one in folders.trained(Path(parent), repeats)
+            for concept in folders.folders_to_train(Path(parent), repeats)
         ]
     return replace(dataset, subsets=tuple(subsets))
 
 
-def _images_of(result: Survey, position: int, dataset: DatasetConfig) -> list[Image]:
-    """The images of one data set."""
+def _images_of(survey: Survey, position: int, dataset: DatasetConfig) -> list[Image]:
+    """Return the images of one data set."""
     rules = bucket_rules(dataset)
-    found: list[Image] = []
+    images: list[Image] = []
     for subset in dataset.subsets:
         if subset.num_repeats < 1:
             unused = subset.metadata_file or subset.image_dir
-            result.warnings.append(about_images("{value} has 0 repeats and is not used", value=unused))
+            survey.warnings.append(about_images("{value} has 0 repeats and is not used", value=unused))
             continue
-        if id(subset) not in result.facts:  # it is trained at several sizes otherwise
-            result.facts[id(subset)] = read_sizes(result, subset, find_images(result, subset))
-        found += (
+        if id(subset) not in survey.facts:  # else it is trained at several sizes, and known
+            survey.facts[id(subset)] = read_sizes(survey, subset, find_images(survey, subset))
+        images += (
             image
-            for one, size, words in result.facts[id(subset)]
-            if (image := bucketed_image(result, rules, (position, subset), one._replace(size=size, caption=words)))
+            for candidate, size, words in survey.facts[id(subset)]
+            if (
+                image := bucketed_image(survey, rules, (position, subset), candidate._replace(size=size, caption=words))
+            )
         )
-    return found
+    return images
 
 
-def _balanced(result: Survey, regular: list[Image], learned: list[Image]) -> list[Image]:
-    """The regularisation images that are used beside these images."""
+def _balanced(survey: Survey, regular: list[Image], learned: list[Image]) -> list[Image]:
+    """Return the regularisation images to use with these images."""
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:
-        result.unused += unused
-        result.warnings.append(
+        survey.unused += unused
+        survey.warnings.append(
             about_images(
                 "{count} not used: there are more than needed", count=counted(len(unused), "regularisation image")
             )
         )
     return used
-
-
-# ---- one subset: files, then sizes and captions, then buckets

@@ -1,4 +1,4 @@
-"""What is wrong with a folder of images, or likely a mistake in it, and how to mend it."""
+"""What is wrong with a folder of images, or likely a mistake in it, and how to fix it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,30 +19,30 @@ from library.data.folders import (
 
 USUAL_REPEATS = 10  # of a folder whose name has none, as in guides for sd-scripts
 MOST_REPEATS = 100_000  # as in a data set file
-DEEPEST = 6  # how many levels down misplaced images are looked for
-MOST_FOLDERS = 2000  # in how many folders they are looked for
+MAX_SEARCH_DEPTH = 6  # how many levels down misplaced images are looked for
+MAX_FOLDERS_SEARCHED = 2000  # in how many folders they are looked for
 
 
-def about_labels(here: Listing, is_masked: bool) -> Iterator[Problem]:
-    """What becomes of OneTrainer's masks and conditioning images, which are no training images."""
-    masks = sorted(name for name in here.labels if MASK_LABEL in name)
+def about_labels(listing: Listing, is_masked: bool) -> Iterator[Problem]:
+    """Report OneTrainer's masks and conditioning images, which are not trained on."""
+    masks = sorted(name for name in listing.labels if MASK_LABEL in name)
     if masks and not is_masked:
         yield about_images(
             "{folder}: masks of OneTrainer, which are not trained on: {names}; set masked_loss to use them as masks",
-            folder=here.folder,
+            folder=listing.folder,
             names=some(masks),
             fix={"masked_loss": True},
         )
-    if others := sorted(name for name in here.labels if MASK_LABEL not in name):
+    if condition_images := sorted(name for name in listing.labels if MASK_LABEL not in name):
         yield about_images(
             "{folder}: conditioning images of OneTrainer, which are not used: {names}",
-            folder=here.folder,
-            names=some(others),
+            folder=listing.folder,
+            names=some(condition_images),
         )
 
 
-def _too_often(option: str, one: Concept) -> Problem:
-    facts = {"folder": one.folder, "repeats": f"{one.repeats:,}", "words": one.words}
+def _too_often(option: str, entry: Concept) -> Problem:
+    facts = {"folder": entry.folder, "repeats": f"{entry.repeats:,}", "words": entry.words}
     template = ": {folder} asks for {repeats} repeats, which is no training; rename it to 1_{words}"
     return Problem(option, template, **facts)
 
@@ -60,30 +60,30 @@ def _unusable(option: str, parent: Path) -> Problem | None:
 
 
 def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
-    """Why a folder cannot be used as the images of a training, and the fix."""
+    """Yield why a folder cannot be used as the images of a training, and the fix."""
     parent = Path(parent)
     if why_not := _unusable(option, parent):
         yield why_not
         return
-    found = concepts(parent)
-    yield from (_too_often(option, one) for one in found if one.repeats > MOST_REPEATS)
-    if found or has_flat_images(parent):
+    entries = concepts(parent)
+    yield from (_too_often(option, entry) for entry in entries if entry.repeats > MOST_REPEATS)
+    if entries or has_flat_images(parent):
         return
     yield _without_concepts(option, parent)
 
 
 def _without_concepts(option: str, parent: Path) -> Problem:
-    """Why none of the folders in `parent` is one of images and repeats."""
-    here = looked_into(parent)
-    if here.images:
+    """Return why none of the folders in `parent` has a name with repeats and contains images."""
+    listing = looked_into(parent)
+    if listing.images:
         above = parent.absolute().parent
         template = ": {parent} holds the images themselves; give the folder above it: {above}"
         return Problem(option, template, parent=parent, above=above, fix={option: str(above)})
-    if with_images := [name for name in here.folders if looked_into(parent / name).images]:
+    if with_images := [name for name in listing.folders if looked_into(parent / name).images]:
         return _misnamed(option, parent, with_images)
-    if here.undecodable:
+    if listing.undecodable:
         template = ": {undecodable} in {parent} are in formats that are not read here; convert them to PNG or WebP"
-        return Problem(option, template, undecodable=some(here.undecodable), parent=parent)
+        return Problem(option, template, undecodable=some(listing.undecodable), parent=parent)
     if deeper := next(_with_images(parent), None):
         return Problem(
             option,
@@ -93,7 +93,7 @@ def _without_concepts(option: str, parent: Path) -> Problem:
             folder=deeper.absolute(),
             fix={option: str(deeper.absolute())},
         )
-    if here.folders:
+    if listing.folders:
         template = ": neither {parent} nor a folder in it holds images (png, jpg, webp, bmp)"
         return Problem(option, template, parent=parent)
     template = ": {parent} is empty; it should hold images, or folders named 10_words with images"
@@ -101,7 +101,7 @@ def _without_concepts(option: str, parent: Path) -> Problem:
 
 
 def _misnamed(option: str, parent: Path, with_images: list[str]) -> Problem:
-    """How to rename folders that hold images, so that their names begin with a number of repeats."""
+    """Return how to rename folders of images, so that their names begin with a number of repeats."""
     if idle := [name for name in with_images if concept(parent / name)]:
         template = ": {parent} has 0 repeats, and there is no other folder; rename it to begin with 1_"
         return Problem(option, template, parent=parent / idle[0])
@@ -127,19 +127,19 @@ def _misnamed(option: str, parent: Path, with_images: list[str]) -> Problem:
 
 
 def _with_images(parent: Path) -> Iterator[Path]:
-    """Folders below `parent` that hold images, the nearest first; links are not followed."""
-    level, looked = [parent], 0
-    for _ in range(DEEPEST):
+    """Yield folders below `parent` that contain images, the nearest first; links are not followed."""
+    level, num_searched = [parent], 0
+    for _ in range(MAX_SEARCH_DEPTH):
         below = [folder / name for folder in level for name in looked_into(folder).folders]
-        level = [folder for folder in below if not folder.is_symlink()][: MOST_FOLDERS - looked]
-        looked += len(level)
+        level = [folder for folder in below if not folder.is_symlink()][: MAX_FOLDERS_SEARCHED - num_searched]
+        num_searched += len(level)
         yield from (folder for folder in level if looked_into(folder).images)
 
 
 def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
-    """What in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
-    here, flat = looked_into(parent), has_flat_images(parent)
-    skipped = [name for name in here.folders if concept(parent / name) is None and looked_into(parent / name).images]
+    """Yield what in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
+    listing, flat = looked_into(parent), has_flat_images(parent)
+    skipped = [name for name in listing.folders if concept(parent / name) is None and looked_into(parent / name).images]
     if skipped and not flat:
         yield Problem(
             option,
@@ -148,7 +148,7 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
             skipped=some(skipped),
             first=skipped[0],
         )
-    count = counted(len(here.images), "image")
+    count = counted(len(listing.images), "image")
     if flat and option == "train_data_dir" and repeats > 1:
         yield Problem(
             option,
@@ -165,33 +165,33 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
             parent=parent,
             fix={"dataset_repeats": USUAL_REPEATS},
         )
-    elif here.images and not flat:
+    elif listing.images and not flat:
         yield Problem(
             option,
             ": images directly in {parent} are not used ({count}); move them one folder deeper",
             parent=parent,
-            count=len(here.images),
+            count=len(listing.images),
         )
-    for found in map(concept, (parent / name for name in here.folders)):
-        if found and found.repeats == 0:
-            yield about_images("{folder} has 0 repeats and is not used", folder=found.folder)
-        elif found and found.repeats >= MANY_REPEATS:
+    for entry in map(concept, (parent / name for name in listing.folders)):
+        if entry and entry.repeats == 0:
+            yield about_images("{folder} has 0 repeats and is not used", folder=entry.folder)
+        elif entry and entry.repeats >= MANY_REPEATS:
             yield about_images(
                 "{folder} is read as {repeats} repeats of '{words}'; rename it if not meant so",
-                folder=found.folder,
-                repeats=found.repeats,
-                words=found.words,
+                folder=entry.folder,
+                repeats=entry.repeats,
+                words=entry.words,
             )
 
 
-def why_empty(folder: Path, here: Listing, list_folder: Callable[[Path], Listing]) -> Problem:
-    """Why a folder of images holds none."""
-    if here.unreadable:
-        return about_images("{path} cannot be read: {why}", path=folder, why=here.unreadable)
-    if here.undecodable:
+def why_empty(folder: Path, listing: Listing, list_folder: Callable[[Path], Listing]) -> Problem:
+    """Return why a folder of images contains none."""
+    if listing.unreadable:
+        return about_images("{path} cannot be read: {why}", path=folder, why=listing.unreadable)
+    if listing.undecodable:
         template = "image folder {folder}: {files} are in formats that are not read here; convert them to PNG or WebP"
-        return about_images(template, folder=folder, files=some(here.undecodable))
-    deeper = [name for name in here.folders if list_folder(folder / name).images]
+        return about_images(template, folder=folder, files=some(listing.undecodable))
+    deeper = [name for name in listing.folders if list_folder(folder / name).images]
     if deeper:
         template = "image folder {folder} holds no images, but its folder {inner} does; name that one"
         return about_images(template, folder=folder, inner=folder / deeper[0])

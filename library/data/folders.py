@@ -46,31 +46,31 @@ class Listing:
     labels: dict[str, File] = field(default_factory=dict)  # OneTrainer's masks and conditioning images beside images
 
     def find(self, name: str) -> str:
-        """A file's name as it is written in this folder, or "".
+        """Return a file's name as it is written in this folder, or "".
 
         Composed and decomposed letters (of macOS) are the same, and so are upper and lower case in the extension.
         """
         if name in self.names:
             return name
         if not self.alike:
-            self.alike = {_plain_form(one): one for one in sorted(self.names, reverse=True)}
+            # Of several names with one plain form the first in order wins, as the last entry of a dict stays.
+            self.alike = {_plain_form(written): written for written in sorted(self.names, reverse=True)}
         return self.alike.get(_plain_form(name), "")
 
     def image_named(self, stem: str) -> str:
-        """The name of the image with this stem, in any format that is read and in any case of its extension, or ""."""
+        """Return the name of the image with this stem, in any readable format and any case of its extension, or ""."""
         suffixes = (*ALWAYS, *sorted(extensions().difference(ALWAYS)))
         return next((name for suffix in suffixes if (name := self.find(stem + suffix)) in self.images), "")
 
     def known_size(self, name: str, turned: bool = False) -> tuple[int, int] | None:
         """(width, height) of an image whose latents were cached after its last change; `turned`: by its EXIF
         orientation."""
-        found = self.sizes.get((os.path.splitext(name)[0], turned)) if self.sizes else None
-        if found is None or (name in self.images and found[1] < self.images[name].changed):
+        cached = self.sizes.get((os.path.splitext(name)[0], turned)) if self.sizes else None
+        if cached is None or (name in self.images and cached[1] < self.images[name].changed):
             return None
-        return found[0]
+        return cached[0]
 
     def path(self, name: str) -> str:
-        """The path of a file in this folder."""
         return f"{self.folder}{os.sep}{name}"
 
 
@@ -87,8 +87,8 @@ def list_folder(folder: str | Path) -> Listing:
 
     A broken link to an image counts as an image of no bytes, so that it is reported like others that cannot be read.
     """
-    found = Listing(os.fspath(folder))
-    known = extensions()
+    listing = Listing(os.fspath(folder))
+    suffixes = extensions()
     with os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name
@@ -96,25 +96,27 @@ def list_folder(folder: str | Path) -> Listing:
                 continue
             if entry.is_dir():
                 if name != "__MACOSX":
-                    found.folders.append(name)
+                    listing.folders.append(name)
                 continue
-            found.names.add(name)
+            listing.names.add(name)
             suffix = name[name.rfind(".") :].lower()
-            if suffix in known:
-                found.images[name] = _file(entry)
+            if suffix in suffixes:
+                listing.images[name] = _file(entry)
             elif suffix in PLUGINS or suffix in OTHER_FORMATS:
-                found.undecodable.append(name)
+                listing.undecodable.append(name)
             elif suffix in (".npz", ".safetensors") and (cached := CACHED_SIZE.fullmatch(name)):
-                _remember(found, cached, _file(entry).modified)
-    stems = {os.path.splitext(name)[0] for name in found.images}
+                _remember(listing, cached, _file(entry).modified)
+    stems = {os.path.splitext(name)[0] for name in listing.images}
     for stem in stems:
         if stem.endswith(FILE_LABELS) and stem[: -len(MASK_LABEL)] in stems:
-            found.labels |= {name: found.images.pop(name) for name in [*found.images] if name.startswith(f"{stem}.")}
-    found.images = dict(sorted(found.images.items()))
-    found.stems = {os.path.splitext(name)[0] for name in found.images}
-    found.folders.sort()
-    found.undecodable.sort()
-    return found
+            listing.labels |= {
+                name: listing.images.pop(name) for name in [*listing.images] if name.startswith(f"{stem}.")
+            }
+    listing.images = dict(sorted(listing.images.items()))
+    listing.stems = {os.path.splitext(name)[0] for name in listing.images}
+    listing.folders.sort()
+    listing.undecodable.sort()
+    return listing
 
 
 def _plain_form(name: str) -> str:
@@ -132,19 +134,19 @@ def looked_into(folder: str | Path) -> Listing:
 
 def _file(entry: os.DirEntry[str]) -> File:
     try:
-        about = entry.stat()
+        status = entry.stat()
     except OSError:
         return File(0, 0, 0)
-    if not stat.S_ISREG(about.st_mode):  # a pipe or a device, which would be waited for
+    if not stat.S_ISREG(status.st_mode):  # a pipe or a device, which would be waited for
         return File(0, 0, 0)
-    return File(about.st_mtime_ns, max(about.st_mtime_ns, about.st_ctime_ns), about.st_size)
+    return File(status.st_mtime_ns, max(status.st_mtime_ns, status.st_ctime_ns), status.st_size)
 
 
-def _remember(found: Listing, cached: re.Match, modified: int) -> None:
+def _remember(listing: Listing, cached: re.Match, modified: int) -> None:
     stem, width, height, turned = cached.groups()
     key = stem, bool(turned)
-    if key not in found.sizes or found.sizes[key][1] < modified:
-        found.sizes[key] = ((int(width), int(height)), modified)
+    if key not in listing.sizes or listing.sizes[key][1] < modified:
+        listing.sizes[key] = ((int(width), int(height)), modified)
 
 
 def concept(folder: Path) -> Concept | None:
@@ -155,54 +157,52 @@ def concept(folder: Path) -> Concept | None:
 
 
 def concepts(parent: Path) -> list[Concept]:
-    """The folders named <repeats>_<words> directly inside `parent`, by name; those with 0 repeats are left out."""
-    found = (concept(parent / name) for name in looked_into(parent).folders)
-    return [one for one in found if one is not None and one.repeats > 0]
+    """Return the folders named <repeats>_<words> directly inside `parent`, by name, without those of 0 repeats."""
+    entries = (concept(parent / name) for name in looked_into(parent).folders)
+    return [entry for entry in entries if entry is not None and entry.repeats > 0]
 
 
 def has_flat_images(parent: Path) -> bool:
-    """Whether the training images are directly in this folder, as in other trainers.
+    """Return whether the training images are directly in this folder, as in other trainers.
 
     Folders named <repeats>_<words> take precedence: with them, or in one that is named so, sd-scripts' rule holds.
     """
-    own = concept(parent.absolute())
-    if own is not None and own.repeats < MANY_REPEATS:
+    parent_concept = concept(parent.absolute())
+    if parent_concept is not None and parent_concept.repeats < MANY_REPEATS:
         return False
-    here = looked_into(parent)
-    inner = (concept(parent / name) for name in here.folders)
-    return bool(here.images) and not any(one.repeats for one in inner if one)
+    listing = looked_into(parent)
+    inner = (concept(parent / name) for name in listing.folders)
+    return bool(listing.images) and not any(entry.repeats for entry in inner if entry)
 
 
-def trained(parent: Path, repeats: int) -> list[Concept]:
-    """The folders of a training's images: those inside `parent`, or `parent` itself with these repeats."""
+def folders_to_train(parent: Path, repeats: int) -> list[Concept]:
     return [Concept(parent, repeats, "")] if has_flat_images(parent) else concepts(parent)
 
 
-def same_place(one: str | Path, other: str | Path) -> bool:
-    """Whether two paths lead to the same file or folder."""
-    return real_place(one) == real_place(other)
+def same_place(first: str | Path, second: str | Path) -> bool:
+    return real_place(first) == real_place(second)
 
 
 def real_place(path: str | Path) -> str:
-    """Where a path leads, the same for all ways to write it."""
+    # On Windows two spellings of a path may differ in case and slashes, which normcase makes the same.
     return os.path.normcase(os.path.realpath(path))
 
 
-def some(names: Sequence[Any], most: int = 5) -> MessageLike:
-    """The first names for a message: a, b, c and 7 more."""
-    shown = ", ".join(str(name) for name in names[:most])
-    more = len(names) - most
+def some(names: Sequence[Any], max_names: int = 5) -> MessageLike:
+    """Return the first names for a message: a, b, c and 7 more."""
+    shown = ", ".join(str(name) for name in names[:max_names])
+    more = len(names) - max_names
     return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
 
 
 def about_images(template: str, **facts: Any) -> Problem:
-    """A problem of images or captions that belongs to no option."""
-    given: dict[str, Any] = {"topic": "images", **facts}
-    return Problem("", template, **given)
+    """Return a problem of images or captions that belongs to no option."""
+    details: dict[str, Any] = {"topic": "images", **facts}
+    return Problem("", template, **details)
 
 
 def capped(problems: list[Problem]) -> Iterator[Problem]:
-    """The first SHOWN problems of one kind, then the number of the others."""
+    """Yield the first MAX_MESSAGES_PER_KIND problems of one kind, then the number of the others."""
     yield from problems[:MAX_MESSAGES_PER_KIND]
     if len(problems) > MAX_MESSAGES_PER_KIND:
         yield about_images("and {count} more like these", count=len(problems) - MAX_MESSAGES_PER_KIND)

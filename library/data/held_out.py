@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 IN_STATE = "held_out"  # the key of a state's facts
 MAX_STATE_FACTS_BYTES = 1 << 26  # limit of a state's facts in bytes; they contain the losses of an epoch
 PIECE_BYTES = 1 << 14  # bytes of each hashed piece
-MOST_SHOWN = 20  # folders listed
+MAX_FOLDERS_SHOWN = 20  # folders listed
 
 
 @dataclass(slots=True)
@@ -71,32 +71,34 @@ def hold_out(
     learned: "Sequence[list[Image]]",
     regular: "Sequence[list[Image]]",
     seed: int,
-    began: Earlier | None = None,
+    resumed: Earlier | None = None,
 ) -> Split:
     """Hold the share `validation_split` of each data set's images out of all of them.
 
     The choice depends only on the seed and the images' contents, not on names, folders or their order. Copies of an
-    image stay together in all data sets. `began` is the split of a state, which is kept.
+    image stay together in all data sets. `resumed` is the split of a state, which is kept.
     """
     shares = [dataset.validation_split for dataset in datasets]
     if not any(shares):
         return Split([*learned], [[] for _ in datasets], [*regular])
-    if began is not None and began.marks is None:
+    if resumed is not None and resumed.marks is None:
         return _as_earlier_versions(datasets, learned, regular, seed)
     marks = _marks([image for images in (*learned, *regular) for image in images])
-    before = began.marks or frozenset() if began is not None else frozenset()
+    state_marks = resumed.marks or frozenset() if resumed is not None else frozenset()
     seeds = [seed if dataset.validation_seed is None else dataset.validation_seed for dataset in datasets]
     contents = [[marks[image.path] for image in images] for images in learned]
     fresh = _choose_marks(contents, shares, seeds)
-    chosen = before if before & set(marks.values()) else fresh
-    split = Split(marks=tuple(sorted(chosen | before)))  # including images that are gone and may come back
-    split.fresh = sum(one in fresh for share, own in zip(shares, contents, strict=True) if share for one in own)
-    for share, images, beside in zip(shares, learned, regular, strict=True):
+    chosen = state_marks if state_marks & set(marks.values()) else fresh
+    split = Split(marks=tuple(sorted(chosen | state_marks)))  # including images that are gone and may come back
+    split.fresh = sum(
+        mark in fresh for share, own_marks in zip(shares, contents, strict=True) if share for mark in own_marks
+    )
+    for share, images, regular_images in zip(shares, learned, regular, strict=True):
         held = [image for image in images if marks[image.path] in chosen]
         split.learned.append([image for image in images if marks[image.path] not in chosen])
         split.held_out.append(held if share else [])
-        split.regular.append([image for image in beside if marks[image.path] not in chosen])
-        split.copies += [*([] if share else held), *(image for image in beside if marks[image.path] in chosen)]
+        split.regular.append([image for image in regular_images if marks[image.path] not in chosen])
+        split.copies += [*([] if share else held), *(image for image in regular_images if marks[image.path] in chosen)]
     return split
 
 
@@ -107,18 +109,18 @@ def _choose_marks(contents: Sequence[Sequence[str]], shares: Sequence[float], se
     that the shares of those stay.
     """
     chosen: set[str] = set()
-    seen: set[str] = set()
+    earlier_marks: set[str] = set()
     for marks, share, seed in zip(contents, shares, seeds, strict=True):
         if not share:
             continue
         copies = Counter(marks)
-        most = len(marks) - (share < 1)  # leave at least one to train on
-        missing = min(round(share * len(marks)), most) - sum(copies[mark] for mark in chosen)
-        for mark in sorted(copies.keys() - chosen, key=lambda mark: (mark in seen, _rank(mark, seed))):
+        max_held = len(marks) - (share < 1)  # leave at least one to train on
+        missing = min(round(share * len(marks)), max_held) - sum(copies[mark] for mark in chosen)
+        for mark in sorted(copies.keys() - chosen, key=lambda mark: (mark in earlier_marks, _rank(mark, seed))):
             if copies[mark] < 2 * missing:  # otherwise adding it would miss the share by more
                 chosen.add(mark)
                 missing -= copies[mark]
-        seen |= copies.keys()
+        earlier_marks |= copies.keys()
     return chosen
 
 
@@ -137,19 +139,19 @@ def digest_image(path: str) -> str:
     """
     # Reading all of 100,000 photos would take long.
     try:
-        about = os.stat(path)
-        return _of_content(path, about.st_mtime_ns, about.st_size)
+        status = os.stat(path)
+        return _digest_pieces(path, status.st_mtime_ns, status.st_size)
     except OSError:
         return _digest_content(os.path.basename(path).encode("utf-8", "surrogatepass"))
 
 
 @lru_cache(maxsize=1 << 18)
-def _of_content(path: str, modified: int, num_bytes: int) -> str:
-    del modified
+def _digest_pieces(path: str, modified: int, num_bytes: int) -> str:
+    del modified  # it is only part of the cache key
     with open(path, "rb") as f:
         pieces = [num_bytes.to_bytes(8)]
-        for place in (0, num_bytes // 2, max(0, num_bytes - PIECE_BYTES)):
-            f.seek(place)
+        for offset in (0, num_bytes // 2, max(0, num_bytes - PIECE_BYTES)):
+            f.seek(offset)
             pieces.append(f.read(PIECE_BYTES))
     return _digest_content(b"".join(pieces))
 
@@ -171,7 +173,7 @@ def _as_earlier_versions(
         folders: dict[int, list[Image]] = {}
         for image in images:
             folders.setdefault(id(image.subset), []).append(image)
-        kept: list[Image] = []
+        remaining: list[Image] = []
         held: list[Image] = []
         for members in folders.values():
             mixed, share = list(members), dataset.validation_split
@@ -180,8 +182,8 @@ def _as_earlier_versions(
                 count = round(len(mixed) * share)
                 held += sorted(mixed[len(mixed) - count :], key=_path)
                 mixed = sorted(mixed[: math.ceil(len(mixed) * (1 - share))], key=_path)
-            kept += mixed
-        split.learned.append(kept)
+            remaining += mixed
+        split.learned.append(remaining)
         split.held_out.append(held)
     return split
 
@@ -191,7 +193,7 @@ def _path(image: "Image") -> str:
 
 
 def plain_options(subset: SubsetConfig) -> SubsetConfig:
-    """The subset's options for validation images: no augmentation and no dropout of captions."""
+    """Return the subset's options for validation images: no augmentation and no dropout of captions."""
     return replace(
         subset,
         flip_aug=False,
@@ -212,25 +214,28 @@ def by_folder(images: "ImageSet") -> Message | None:
     """Return how many images are held out of which folder; None if none are."""
     if not images.validation:
         return None
-    held, every = _marks_by_folder(images.validation.items), _marks_by_folder([*images.items, *images.validation.items])
-    names = Counter(os.path.basename(os.path.normpath(place)) for place in every)
+    held_paths, all_paths = (
+        _paths_by_folder(images.validation.items),
+        _paths_by_folder([*images.items, *images.validation.items]),
+    )
+    names = Counter(os.path.basename(os.path.normpath(folder)) for folder in all_paths)
     rows = [
         Message(
             "{held} of {count} in {folder}",
             held=len(paths),
-            count=len(every[place]),
-            folder=name if names[name := os.path.basename(os.path.normpath(place))] == 1 else place,
+            count=len(all_paths[folder]),
+            folder=name if names[name := os.path.basename(os.path.normpath(folder))] == 1 else folder,
         )
-        for place, paths in held.items()
+        for folder, paths in held_paths.items()
     ]
-    shown = join_messages(rows[:MOST_SHOWN])
-    if len(rows) > MOST_SHOWN:
-        shown = Message("{shown} and {more} more", shown=shown, more=len(rows) - MOST_SHOWN)
-    counts = {"held": sum(map(len, held.values())), "count": sum(map(len, every.values()))}
+    shown = join_messages(rows[:MAX_FOLDERS_SHOWN])
+    if len(rows) > MAX_FOLDERS_SHOWN:
+        shown = Message("{shown} and {more} more", shown=shown, more=len(rows) - MAX_FOLDERS_SHOWN)
+    counts = {"held": sum(map(len, held_paths.values())), "count": sum(map(len, all_paths.values()))}
     return Message("{held} of {count} images held out for validation: {folders}", **counts, folders=shown)
 
 
-def split_warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
+def split_warnings(split: Split, resumed: Earlier | None) -> Iterator[Problem]:
     """Return images in neither part or in both, and what the split of a resumed state changes."""
     if split.copies:
         paths = sorted({image.path for image in split.copies})
@@ -240,51 +245,51 @@ def split_warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
             names=some(paths),
         )
     held = {image.path for images in split.held_out for image in images}
-    if both := sorted(held & {image.path for images in split.learned for image in images}):
+    if in_both := sorted(held & {image.path for images in split.learned for image in images}):
         yield Problem(
             "validation_split",
             ": the training of this state began with {count} that are trained on and validated, and goes on with them, "
             "as the losses would not be comparable otherwise; a new training holds them out: {names}",
-            count=counted(len(both), "image"),
-            names=some(both),
+            count=counted(len(in_both), "image"),
+            names=some(in_both),
             topic="images",
         )
-    if held and began is not None and began.marks is not None:
-        yield from _of_state(split, began.marks, held)
+    if held and resumed is not None and resumed.marks is not None:
+        yield from _resume_warnings(split, resumed.marks, held)
 
 
-def _of_state(split: Split, before: frozenset[str], held: set[str]) -> Iterator[Problem]:
-    """Return how a resumed state with the marks `before` differs from a new training."""
-    there = sum(map(len, split.held_out))
-    if not before:
+def _resume_warnings(split: Split, state_marks: frozenset[str], held: set[str]) -> Iterator[Problem]:
+    """Return how a resumed state with the marks `state_marks` differs from a new training."""
+    num_held = sum(map(len, split.held_out))
+    if not state_marks:
         yield Problem(
             "validation_split",
             ": the training of this state began without validation, so what is held out from now on has been trained "
             "on",
             topic="images",
         )
-    elif not any(digest_image(path) in before for path in held):
+    elif not any(digest_image(path) in state_marks for path in held):
         yield Problem(
             "validation_split",
             ": the images that the training of this state held out are gone, so those held out from now on have been "
             "trained on; put the old ones back to go on validating with them",
             topic="images",
         )
-    elif there != split.fresh:
+    elif num_held != split.fresh:
         yield Problem(
             "validation_split",
             ": a resumed training keeps the images that its state held out, {there} instead of {fresh}, since it has "
             "been trained on the others",
-            there=there,
+            there=num_held,
             fresh=split.fresh,
             topic="images",
         )
 
 
-def _marks_by_folder(images: "Iterable[Image]") -> Mapping[str, set[str]]:
-    found: dict[str, set[str]] = {}
+def _paths_by_folder(images: "Iterable[Image]") -> Mapping[str, set[str]]:
+    paths: dict[str, set[str]] = {}
     for image in images:
         if not image.is_reg:
-            place = image.subset.image_dir or image.subset.metadata_file or ""
-            found.setdefault(place, set()).add(image.path)
-    return found
+            folder = image.subset.image_dir or image.subset.metadata_file or ""
+            paths.setdefault(folder, set()).add(image.path)
+    return paths

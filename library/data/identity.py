@@ -12,7 +12,7 @@ from library.config.problems import ConfigError
 from library.families.base import ModelComponents
 from library.files import cache_folder, write_atomic
 
-SAMPLED_WEIGHTS = 32  # sampled weights
+SAMPLED_WEIGHTS = 32  # numbers of a fingerprint, which are compared across dtypes
 # Relative rounding error by dtype.
 ROUNDING_ERRORS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST = 2.0**-24  # the absolute error of float16 for small numbers
@@ -53,20 +53,20 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
     waiting = [components.deferred[name] for name in names if name in components.deferred]
     if not waiting:
         return fingerprint_networks(*_networks(components, names))
-    facts = [[one.kind, [[str(f), *_file_version(f)] for f in one.files]] for one in waiting]
-    place = cache_folder() / "networks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
+    facts = [[network.kind, [[str(f), *_file_version(f)] for f in network.files]] for network in waiting]
+    stored_file = cache_folder() / "networks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(ConfigError, OSError, ValueError):
-        stored = json.loads(place.read_text(encoding="utf-8"))
+        stored = json.loads(stored_file.read_text(encoding="utf-8"))
         if isinstance(stored, dict) and {"exact", "type", "marks"} == stored.keys():
             return stored
     if "vae" in names:
         components.read_vae()
     else:
         components.read_encoders()
-    made = fingerprint_networks(*_networks(components, names))
+    fingerprint = fingerprint_networks(*_networks(components, names))
     with contextlib.suppress(ConfigError, OSError):  # if this fails, the networks are read again the next time
-        write_atomic(place, json.dumps(made))
-    return made
+        write_atomic(stored_file, json.dumps(fingerprint))
+    return fingerprint
 
 
 def _networks(components: ModelComponents, names: Sequence[str]) -> list[Any]:
@@ -74,26 +74,26 @@ def _networks(components: ModelComponents, names: Sequence[str]) -> list[Any]:
 
 
 def _file_version(file: Path) -> tuple[int, int]:
-    about = file.stat()
-    return about.st_size, about.st_mtime_ns
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
 
 
-def is_same_network(made: Any, now: JsonMapping | None) -> bool:
-    """Return whether the fingerprint `made` of a cache matches the networks `now`, in any dtype.
+def is_same_network(cached: Any, current: JsonMapping | None) -> bool:
+    """Return whether the fingerprint `cached` of a cache matches the networks `current`, in any dtype.
 
     Without networks (None) any fingerprint matches. In the same dtype all sampled weights must be equal. Caches of
     earlier versions hold only the hash.
     """
-    if not now:
+    if not current:
         return True
-    if not isinstance(made, Mapping):
-        return made == now["exact"]
-    if made.get("exact") == now["exact"]:
+    if not isinstance(cached, Mapping):
+        return cached == current["exact"]
+    if cached.get("exact") == current["exact"]:
         return True
-    kinds, marks = {str(made.get("type")), now["type"]}, made.get("marks")
+    kinds, marks = {str(cached.get("type")), current["type"]}, cached.get("marks")
     if len(kinds) == 1 or not kinds <= ROUNDING_ERRORS.keys() or not isinstance(marks, list):
         return False
-    if not marks or len(marks) != len(now["marks"]) or not all(isinstance(mark, int | float) for mark in marks):
+    if not marks or len(marks) != len(current["marks"]) or not all(isinstance(mark, int | float) for mark in marks):
         return False
-    off = 1.25 * max(ROUNDING_ERRORS[kind] for kind in kinds)
-    return all(abs(a - b) <= off * abs(b) + SMALLEST for a, b in zip(marks, now["marks"], strict=True))
+    tolerance = 1.25 * max(ROUNDING_ERRORS[kind] for kind in kinds)
+    return all(abs(a - b) <= tolerance * abs(b) + SMALLEST for a, b in zip(marks, current["marks"], strict=True))

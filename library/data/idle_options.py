@@ -16,8 +16,8 @@ from library.data.pixels import has_transparency
 from library.data.survey import Survey
 
 
-def overridden(config: RunConfig, found: Survey) -> Iterator[Problem]:
-    """Options that a dataset file overrides, keys that a metadata file overrides, and shares of less than one image."""
+def overridden(config: RunConfig, survey: Survey) -> Iterator[Problem]:
+    """Yield options that a dataset or metadata file overrides, and validation shares of less than one image."""
     if names := decided(config) if config.data.dataset_config else []:
         why = Message("{file} says it for all images", file=Path(config.data.dataset_config or "").name)
         if len(names) == 1:
@@ -25,8 +25,8 @@ def overridden(config: RunConfig, found: Survey) -> Iterator[Problem]:
         else:
             template, also = "{names} have no effect: {why}", " ".join(names)
             yield Problem("", template, also=also, names=together(map(option_name, names)), why=why, topic="images")
-    images = found.images
-    if repeated := [place for dataset in images.datasets for place in dataset.repeated]:
+    images = survey.images
+    if repeated := [folder for dataset in images.datasets for folder in dataset.repeated]:
         yield about_images(
             "{places} given again in one [[datasets]] table, where only the first subset of a folder counts: put the "
             "others under a [[datasets]] of their own",
@@ -40,38 +40,42 @@ def overridden(config: RunConfig, found: Survey) -> Iterator[Problem]:
 
 
 def _held_nothing(images: ImageSet) -> Iterator[Problem]:
-    """Data sets that hold no image out although they have a share for it."""
+    """Yield data sets that hold no image out although they have a share for it."""
     held = {image.dataset for image in images.validation.items} if images.validation else set()
     count = Counter(image.dataset for image in images.items if not image.is_reg)
     for position, dataset in enumerate(images.datasets):
         share = dataset.validation_split
         if not share or position in held or not count[position]:
             continue
-        so = Message("nothing is validated")
+        consequence = Message("nothing is validated")
         if len(images.datasets) > 1:
-            so = Message("data set {number} holds none out", number=position + 1)
-        few = "= {share} of {count} is less than one image; {so}"
-        one = "= {share} of {count} holds none out, since one is kept for training and copies stay together; {so}"
-        template = few if round(share * count[position]) < 1 else one
-        yield Problem("validation_split", template, share=share, count=counted(count[position], "image"), so=so)
+            consequence = Message("data set {number} holds none out", number=position + 1)
+        below_one_image = "= {share} of {count} is less than one image; {so}"
+        only_copies = (
+            "= {share} of {count} holds none out, since one is kept for training and copies stay together; {so}"
+        )
+        template = below_one_image if round(share * count[position]) < 1 else only_copies
+        yield Problem(
+            "validation_split", template, share=share, count=counted(count[position], "image"), so=consequence
+        )
 
 
-def _about_masks(config: RunConfig, found: Survey) -> Iterator[Problem]:
-    """Options that need masks, where there are none."""
-    subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
+def _about_masks(config: RunConfig, survey: Survey) -> Iterator[Problem]:
+    """Yield options that need masks if there are none."""
+    subsets = [subset for dataset in survey.images.datasets for subset in dataset.subsets]
     masked = any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets)
-    if config.data.masked_loss and not masked and not any(image.mask_file for image in found.images.items):
+    if config.data.masked_loss and not masked and not any(image.mask_file for image in survey.images.items):
         yield Problem("masked_loss", "has no effect: no subset has conditioning_data_dir, and alpha_mask is off")
-    asked = [image.path for image in found.images.items if image.subset.alpha_mask]
+    with_alpha_mask = [image.path for image in survey.images.items if image.subset.alpha_mask]
     # An inpainting model repaints all of an image without transparency.
-    if asked and not config.control_images.inpaints and not any(map(has_transparency, asked)):
+    if with_alpha_mask and not config.control_images.inpaints and not any(map(has_transparency, with_alpha_mask)):
         yield Problem("alpha_mask", "has no effect: none of the images has a transparent area, or an alpha channel")
 
 
-def without_effect(config: RunConfig, found: Survey) -> Iterator[Problem]:
-    """Options that have no effect with this data."""
-    images = [image for image in found.images.items if not image.is_reg]
-    subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
+def without_effect(config: RunConfig, survey: Survey) -> Iterator[Problem]:
+    """Yield options that have no effect with this data."""
+    images = [image for image in survey.images.items if not image.is_reg]
+    subsets = [subset for dataset in survey.images.datasets for subset in dataset.subsets]
     once = config.cache.text and config.cache.cached_caption_variants == 1
     if once and any(subset.enable_wildcard for subset in subsets):
         yield Problem(
@@ -81,37 +85,37 @@ def without_effect(config: RunConfig, found: Survey) -> Iterator[Problem]:
             fix={"cached_caption_variants": USUAL_VARIANTS},
             also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk",
         )
-    yield from _about_masks(config, found)
+    yield from _about_masks(config, survey)
     if config.data.transparent_background and not any(i.how.ground and has_transparency(i.path) for i in images):
         yield Problem(
             "transparent_background",
             "has no effect: none of the images has a transparent area, or an alpha channel",
         )
     if any(subset.face_crop_aug_range for subset in subsets):
-        faces = sum(augment.face_of(image.path) is not None for image in found.images.items)
+        faces = sum(augment.face_of(image.path) is not None for image in survey.images.items)
         if config.cache.latents:
             yield Problem("face_crop_aug_range", "has no effect with cache_latents")
         elif not faces:
             yield Problem(
                 "face_crop_aug_range", "has no effect: no file name ends in _<x>_<y>_<width>_<height> of a face"
             )
-    if any(dataset.network_multiplier != 1 for dataset in found.images.datasets):
+    if any(dataset.network_multiplier != 1 for dataset in survey.images.datasets):
         yield about_images(
             "network_multiplier in the dataset config has no effect: adapters are trained at their full strength"
         )
-    preserved = any((one.custom_attributes or {}).get("diff_output_preservation") for one in subsets)
+    preserved = any((subset.custom_attributes or {}).get("diff_output_preservation") for subset in subsets)
     if preserved and not config.can_be_left_out:
         why = ": diff_output_preservation has no effect: only a LoRA or LLLite can be left out to ask the base model"
         yield Problem("custom_attributes", why)
     phrase = config.metadata.metadata_trigger_phrase
-    read = [with_affixes(image.caption, image.subset) for image in images]
-    if phrase and images and not any(phrase.lower() in words.lower() for words in read):
+    texts = [with_affixes(image.caption, image.subset) for image in images]
+    if phrase and images and not any(phrase.lower() in words.lower() for words in texts):
         yield Problem(
             "metadata_trigger_phrase",
             ": '{phrase}' is in none of the captions, so it will not trigger what is trained",
             phrase=phrase,
         )
-    if unfilled := [image.path for image, words in zip(images, read, strict=True) if TRIGGER in words]:
+    if unfilled := [image.path for image, words in zip(images, texts, strict=True) if TRIGGER in words]:
         yield Problem(
             "metadata_trigger_phrase",
             "is not set, but the captions of {count} contain [trigger], which is learned literally; set it to the "
@@ -119,8 +123,9 @@ def without_effect(config: RunConfig, found: Survey) -> Iterator[Problem]:
             count=counted(len(unfilled), "image"),
             paths=some(unfilled),
         )
-    sizes = [dataset.batch_size for dataset in found.images.datasets]
-    if few := sum(len(members) < sizes[key[0]] for key, members in found.images.buckets().items()):
+    sizes = [dataset.batch_size for dataset in survey.images.datasets]
+    if num_small := sum(len(members) < sizes[key[0]] for key, members in survey.images.buckets().items()):
         yield about_images(
-            "{buckets} with fewer images than the batch size; their batches are smaller", buckets=counted(few, "bucket")
+            "{buckets} with fewer images than the batch size; their batches are smaller",
+            buckets=counted(num_small, "bucket"),
         )

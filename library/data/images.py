@@ -58,7 +58,7 @@ class Image:
         return captions.encoded_once(self.caption, self.subset, os.path.basename(self.path))
 
     def variant(self, number: int) -> str:
-        """Return one of the caption variants that are encoded once; 0 is `encoded_caption`."""
+        # Variant 0 is `encoded_caption`.
         return captions.variant(self.caption, self.subset, os.path.basename(self.path), number)
 
     def encoded_captions(self, variants: int) -> list[str]:
@@ -109,14 +109,14 @@ class ImageSet:
 
     def buckets(self) -> dict[tuple[Any, ...], list[int]]:
         """Positions of images by `bucket_key`, sorted; each repeated as often as the image."""
-        found: dict[tuple[Any, ...], list[int]] = {}
+        positions: dict[tuple[Any, ...], list[int]] = {}
         for i, image in enumerate(self.items):
-            found.setdefault(image.bucket_key, []).extend([i] * image.repeats)
-        return dict(sorted(found.items()))
+            positions.setdefault(image.bucket_key, []).extend([i] * image.repeats)
+        return dict(sorted(positions.items()))
 
 
 def bucket_rules(dataset: DatasetConfig) -> Buckets:
-    """The bucketing rules of a data set."""
+    """Return the bucketing rules of a data set."""
     return Buckets(
         resolution=dataset.resolution or (1024, 1024),
         enabled=dataset.enable_bucket,
@@ -130,13 +130,13 @@ def bucket_rules(dataset: DatasetConfig) -> Buckets:
 def balance(regular: Sequence[Image], needed: int) -> list[Image]:
     """Take regularisation images, then raise their repeats one by one until they match the `needed` number."""
     used: list[Image] = []
-    seen = 0
+    num_used = 0
     for image in regular:
-        if seen >= needed:
+        if num_used >= needed:
             break
         used.append(image)
-        seen += image.repeats
-    missing = max(0, needed - seen)
+        num_used += image.repeats
+    missing = max(0, needed - num_used)
     for i, image in enumerate(used):
         image.repeats += missing // len(used) + (i < missing % len(used))
     return used
@@ -150,15 +150,17 @@ def summarise_images(images: ImageSet, world: int = 1) -> JsonObject:
         count = -(-len(members) // size)
         batches += count
         counts = {"images": len(set(members)), "repeats": len(members), "batches": count}
-        shown = {"references": [list(size) for size in references[0]]} if references else {}
-        rows.append({"dataset": position, "size": list(bucket), **shown, **counts})
-    every, held = ({image.path for image in one.items} if one else set() for one in (images, images.validation))
+        reference_sizes = {"references": [list(size) for size in references[0]]} if references else {}
+        rows.append({"dataset": position, "size": list(bucket), **reference_sizes, **counts})
+    all_paths, held_paths = (
+        {image.path for image in image_set.items} if image_set else set() for image_set in (images, images.validation)
+    )
     return {
-        "images": len(every),  # once, also those at several sizes
+        "images": len(all_paths),  # once, also those at several sizes
         "regularisation": len({image.path for image in images.items if image.is_reg}),
         "repeats": sum(row["repeats"] for row in rows),
         "buckets": rows,
         "batches_per_epoch": -(-batches // world),
-        "validation": len(held),
+        "validation": len(held_paths),
         "dropped": list(images.unused),
     }

@@ -55,38 +55,39 @@ class Batches:
         self.epoch, self.index = 1, 0
         self._buckets = images.buckets()
         self._sizes = {key: images.datasets[key[0]].batch_size for key in self._buckets}
+        # Rounded up: `draws` repeats batches to fill the last round.
         self._length = -(-sum(self.shapes.values()) // world)
         self.text_lengths: dict[int, int] = {}  # tokens that steps read, by area of the latents; empty: all
         self._workers = num_workers(config.data.max_data_loader_n_workers)
         self._pool: ThreadPoolExecutor | None = None
         self._pin = torch.cuda.is_available()
-        many = 1 if images.is_validation else config.cache.cached_caption_variants
-        self._variants = many if config.cache.text else 0  # of each caption that are encoded; 0: as each step draws it
+        num_variants = 1 if images.is_validation else config.cache.cached_caption_variants
+        # Of each caption that are encoded; 0: captions are encoded as each step draws them.
+        self._variants = num_variants if config.cache.text else 0
 
     def __len__(self) -> int:
-        """Batches per epoch and process."""
         return self._length
 
     @property
     def shapes(self) -> Counter[tuple[int, ...]]:
         """Batches per epoch over all processes, by (height, width) of the latents, then of reference latents."""
-        found: Counter[tuple[int, ...]] = Counter()
+        counts: Counter[tuple[int, ...]] = Counter()
         for key, members in self._buckets.items():
-            found[_latent_sides(key)] += -(-len(members) // self._sizes[key])
-        return found
+            counts[_latent_sides(key)] += -(-len(members) // self._sizes[key])
+        return counts
 
     def kinds(self) -> Counter[Kind]:
         """Batches per epoch over all processes, by kind.
 
         Short batches count as full ones, to which they can be padded.
         """
-        found: Counter[Kind] = Counter()
+        counts: Counter[Kind] = Counter()
         for key, members in self._buckets.items():
-            found[self._sizes[key], *_latent_sides(key)] += -(-len(members) // self._sizes[key])
-        return found
+            counts[self._sizes[key], *_latent_sides(key)] += -(-len(members) // self._sizes[key])
+        return counts
 
     def example(self, kind: Kind) -> Batch:
-        """A batch of this kind, with images of its bucket. Does not affect the batches of the training."""
+        """Return a batch of this kind, with images of its bucket. Does not affect the batches of the training."""
         for key, members in self._buckets.items():
             if (self._sizes[key], *_latent_sides(key)) == tuple(kind):
                 return self.make(Draw(self.epoch, 0, tuple(members[: kind[0]])))
@@ -97,34 +98,35 @@ class Batches:
         """Set `Batch.text_length`: `length` in tokens of the captions of all images up to the batch's size, plus the
         tokens that their reference images add, `longer` of their (width, height)."""
         areas: dict[int, set[str]] = {}
-        more: dict[int, set[tuple[Size, ...]]] = {}
+        references: dict[int, set[tuple[Size, ...]]] = {}
         for image in self.images.items:
             width, height = image.fit.bucket
             area = height // LATENT * (width // LATENT)
-            own = [captions.with_affixes(image.caption, image.subset)]
-            areas.setdefault(area, set()).update(image.encoded_captions(self._variants) if self._variants else own)
-            more.setdefault(area, set()).add(tuple(control.fit.bucket for control in image.controls))
-        found = {area: tokens for area in sorted(areas) if (tokens := length(areas[area])) is not None}
-        found = {area: tokens + max(map(longer, more[area])) for area, tokens in found.items()}
-        self.text_lengths = dict(zip(found, itertools.accumulate(found.values(), max), strict=True))
+            plain_caption = [captions.with_affixes(image.caption, image.subset)]
+            areas.setdefault(area, set()).update(
+                image.encoded_captions(self._variants) if self._variants else plain_caption
+            )
+            references.setdefault(area, set()).add(tuple(control.fit.bucket for control in image.controls))
+        tokens_by_area = {area: tokens for area in sorted(areas) if (tokens := length(areas[area])) is not None}
+        tokens_by_area = {area: tokens + max(map(longer, references[area])) for area, tokens in tokens_by_area.items()}
+        self.text_lengths = dict(zip(tokens_by_area, itertools.accumulate(tokens_by_area.values(), max), strict=True))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch, or stay in the middle of it when it is the current one."""
-        if epoch != self.epoch:
+        if epoch != self.epoch:  # else a resumed training would leave the middle of its epoch
             self.epoch, self.index = epoch, 0
 
     def go_to(self, epoch: int, index: int) -> None:
-        """Continue with the batch of this index (from 0) in this epoch (from 1)."""
-        self.epoch, self.index = epoch, min(index, len(self))
+        self.epoch, self.index = epoch, min(index, len(self))  # the epoch counts from 1, the index from 0
 
     def state_dict(self) -> JsonObject:
-        """The position in the data, as numbers and text."""
         return {"epoch": self.epoch, "index": self.index, "seed": self.seed, **self._made_of}
 
     def load_state_dict(self, state: JsonObject) -> MessageLike:
         """Continue after the last yielded batch of a state. Returns what prevents an exact resume, or ""."""
         self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
-        changed = [Message("the {part}", part=name) for name, now in self._made_of.items() if state.get(name) != now]
+        changed = [
+            Message("the {part}", part=name) for name, current in self._made_of.items() if state.get(name) != current
+        ]
         return Message("{what} changed since the state was saved", what=together(changed)) if changed else ""
 
     def __iter__(self) -> Iterator[Batch]:
@@ -147,10 +149,11 @@ class Batches:
 
     # Why: docs/decisions/2026-11-20-debug-dataset-makes-the-same-draws.md
     def choices(self, draw: Draw) -> "Iterator[ImageChoices]":
-        """The random choices for each image of a batch, before a file is opened."""
+        """Yield the random choices for each image of a batch; no file is opened."""
         moment = self._moment(draw)
         for i, position in enumerate(draw.images):
             image = self.images.items[position]
+            # One generator for captions and one for views, so that an option of captions changes no crop.
             key = f"{self.seed} {draw.epoch} {draw.index} {draw.slot + i}"
             words, encoded = self._words(image, Random(f"{key} caption"), moment)
             random = Random(f"{key} view")
@@ -160,28 +163,27 @@ class Batches:
             yield ImageChoices(image, words, flip, weight, random, drawn, encoded)
 
     def _words(self, image: "Image", random: Random, moment: Moment) -> tuple[str, str]:
-        """The caption of an image in a step, and the one whose encoding is used where captions are encoded once."""
+        """Return the caption of an image in a step, and the one whose encoding is used if captions are encoded once."""
         if self._variants > 1:
             number = captions.drawn_number(image.subset, random, moment, self._variants)
             words = "" if number is None else image.variant(number)
             return words, words
-        if self._variants and self.config.cache.cached_caption_variants > 1:  # it is measured, with one of them
+        if self._variants and self.config.cache.cached_caption_variants > 1:  # validation uses one of them
             return image.encoded_caption, image.encoded_caption
         words = captions.process(image.caption, image.subset, random, moment, self.config.caption_change)
         return words, image.encoded_caption if words and self._variants else ""
 
     def draws(self, epoch: int) -> list[Draw]:
-        """Which images make the batches of an epoch, in order."""
         return draws(self._buckets, self._sizes, self.seed, epoch, self.place)
 
     def _moment(self, draw: Draw) -> Moment:
-        """The optimizer step of a batch."""
-        whole, window = training_length(self.config.steps, len(self)), self.config.steps.gradient_accumulation_steps
-        return Moment((draw.epoch - 1) * whole.per_epoch + draw.index // window, draw.epoch, whole.total)
+        """Return the optimizer step of a batch."""
+        length, window = training_length(self.config.steps, len(self)), self.config.steps.gradient_accumulation_steps
+        return Moment((draw.epoch - 1) * length.per_epoch + draw.index // window, draw.epoch, length.total)
 
     @functools.cached_property
     def _made_of(self) -> JsonObject:
-        """What the batches depend on besides the seed, by names for a message."""
+        """Return digests of what the batches depend on besides the seed, by names for a message."""
         images, sizes = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
         for image in self.images.items:
             name = image.path.replace("\\", "/").rsplit("/", 1)[-1]
@@ -191,15 +193,15 @@ class Batches:
                 f"{name} {image.repeats} {image.dataset} {fit} {image.caption}\n".encode("utf-8", "surrogatepass")
             )
             if image.controls:
-                shown = [(os.path.basename(control.path), control.fit.resized) for control in image.controls]
-                images.update(f"{shown}\n".encode("utf-8", "surrogatepass"))
+                controls = [(os.path.basename(control.path), control.fit.resized) for control in image.controls]
+                images.update(f"{controls}\n".encode("utf-8", "surrogatepass"))
         for key, size in self._sizes.items():
             sizes.update(f"{key} {size}\n".encode())
-        known = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}
-        return {**known, "number of processes": self.place[1]}
+        digests = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}
+        return {**digests, "number of processes": self.place[1]}
 
     def _sample(self, chosen: "ImageChoices") -> "BatchSample":
-        """The tensors of one image: its latents from the cache, or else its pixels, and what belongs to these."""
+        """Return the tensors of one image: its cached latents, or else its pixels, and its masks and controls."""
         image, flip = chosen.image, chosen.flip
         text = self.images.text.load(image, chosen.encoded) if self.images.text else None
         latents: Tensor | None = None
@@ -217,24 +219,26 @@ class Batches:
         if pixel is not None and paint is not None:
             controls = [pixel * (1 - paint)]
         elif pixel is not None:
-            shown = chosen.controls.values()
-            controls = [control_pixels.control_input(one, image.interpolation, flip) for one in shown]
+            controls_to_load = chosen.controls.values()
+            controls = [
+                control_pixels.control_input(control, image.interpolation, flip) for control in controls_to_load
+            ]
         if self.config.control_images.guided:
-            seen = pixels.apply_view(pixels.read_pixels(image.mask_file, image.how), view, image.interpolation)
-            controls = [pixels.to_tensor(seen)]
+            control_image = pixels.apply_view(pixels.read_pixels(image.mask_file, image.how), view, image.interpolation)
+            controls = [pixels.to_tensor(control_image)]
         mask = self._loss_mask(image, view, alpha, is_painted=paint is not None)
         size = size_conditioning(image, flip)
         return BatchSample(chosen.caption, size, chosen.weight, latents, pixel, text, mask, controls, paint)
 
     def _loss_mask(self, image: "Image", view: augment.View, alpha: Tensor | None, is_painted: bool) -> Tensor | None:
-        """What of an image counts in the loss: its mask file, or else its transparency (`alpha`), which in an image to
-        inpaint is the region to paint unless masked_loss is on."""
+        """Return what of an image counts in the loss: its mask file, or else its transparency (`alpha`). In an image to
+        inpaint, transparency is the region to paint unless masked_loss is on."""
         if not self.config.data.masked_loss:
             return None if is_painted else alpha
         if not image.mask_file:
             return alpha
-        seen = pixels.apply_view(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
-        return torch.from_numpy(seen.astype(np.float32) / 255)
+        mask = pixels.apply_view(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
+        return torch.from_numpy(mask.astype(np.float32) / 255)
 
 
 class ImageChoices(NamedTuple):
@@ -250,21 +254,21 @@ class ImageChoices(NamedTuple):
 
     @property
     def controls(self) -> "Mapping[int, ControlImage]":
-        """The control and reference images to load by their index: all of them, or the mask that was drawn."""
-        every = self.image.controls
-        return dict(enumerate(every)) if self.mask is None else {self.mask: every[self.mask]}
+        """Return the control and reference images to load by their index: all of them, or the drawn mask."""
+        controls = self.image.controls
+        return dict(enumerate(controls)) if self.mask is None else {self.mask: controls[self.mask]}
 
 
 def _region_to_paint(chosen: ImageChoices, view: augment.View) -> Tensor | None:
     """[H,W], 1 in the region that an inpainting model is to paint; None for an image without such a mask."""
-    first = next(iter(chosen.controls.values()), None)
-    if first is None or not first.is_masked:
+    control = next(iter(chosen.controls.values()), None)
+    if control is None or not control.is_masked:
         return None
-    return control_pixels.inpainting_region(first, view, chosen.image.interpolation)
+    return control_pixels.inpainting_region(control, view, chosen.image.interpolation)
 
 
 def latent_area(kind: Kind) -> int:
-    """The number of latent pixels of all images of a batch of this kind, with their reference images."""
+    # Number of images, height and width of their latents, then height and width of each reference image's.
     return kind[0] * sum(height * width for height, width in zip(kind[1::2], kind[2::2], strict=True))
 
 
@@ -275,7 +279,7 @@ def _latent_sides(key: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augment.View:
-    """The crop of an image that is not cached."""
+    """Return the crop of an image that is not cached."""
     fit, subset = image.fit, image.subset
     sizes = subset.face_crop_aug_range
     face = augment.face_of(image.path) if sizes and not bucketed else None

@@ -39,9 +39,8 @@ class Content(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """Whether numbers of more than 8 bits are meant as 0 to 255, 0 to 1 or classes, and would count as nearly
-        black.
-        """
+        # Numbers of more than 8 bits that are meant as 0 to 255, 0 to 1 or classes: as they are, they count as nearly
+        # black.
         return 0 < self.largest_stored <= (LARGEST_BYTE if self.wide == WHOLE else 1) and bool(self.wide)
 
 
@@ -137,18 +136,18 @@ NOTHING_TO_PAINT = Mistake(
 def check_masks(config: RunConfig, survey: Survey, report: Report | None = None) -> Masks:
     """Inspect the masks of a training. Other checks report masks that cannot be decoded."""
     use = config.control_images
-    each = {(image.path, image.mask_file): image for image in survey.images.items}  # once, even at several sizes
-    images = [image for image in each.values() if not (use.guided or image.has_random_masks)]
+    unique = {(image.path, image.mask_file): image for image in survey.images.items}  # once, even at several sizes
+    images = [image for image in unique.values() if not (use.guided or image.has_random_masks)]
     masks = [mask for image in images if (mask := _mask_of(config, image))]
-    some_masks = masks[:: -(-len(masks) // MAX_DECODED_MASKS) or 1]
+    some_masks = masks[:: -(-len(masks) // MAX_DECODED_MASKS) or 1]  # every n-th; a step of 0 would be an error
     contents = spread(lambda mask: _content(survey, mask), some_masks, report, Message("checking masks"))
-    known = [(mask, content) for mask, content in zip(some_masks, contents, strict=True) if content]
-    of_files = [(mask, content) for mask, content in known if not mask.is_alpha]
-    of_alpha = [(mask, content) for mask, content in known if mask.is_alpha]
+    readable = [(mask, content) for mask, content in zip(some_masks, contents, strict=True) if content]
+    of_files = [(mask, content) for mask, content in readable if not mask.is_alpha]
+    of_alpha = [(mask, content) for mask, content in readable if mask.is_alpha]
     stops: list[Problem] = [*_themselves(of_files, survey)]
     notes: list[Problem] = []
     if not stops:
-        usual = (NOTHING_TO_PAINT, *OF_FILES[1:]) if use.inpaints else OF_FILES
+        usual = (NOTHING_TO_PAINT, *OF_FILES[1:]) if use.inpaints else OF_FILES  # the first of OF_FILES is BLACK
         for mistake in (*OF_WIDE_FILES, *usual):
             _sort(mistake, of_files, stops, notes)
         _sort(NOTHING_TO_PAINT if use.inpaints else OF_TRANSPARENCY, of_alpha, stops, notes)
@@ -159,11 +158,11 @@ def check_masks(config: RunConfig, survey: Survey, report: Report | None = None)
                     "masks in color, of which only red counts: {paths}; save them in grey", paths=some(coloured)
                 )
             )
-        whole = bool(of_files) and all(content.share == 1 for _, content in of_files)
-        if whole and not (stops or use.inpaints):
+        all_white = bool(of_files) and all(content.share == 1 for _, content in of_files)
+        if all_white and not (stops or use.inpaints):
             notes.append(Problem("masked_loss", "changes nothing: all masks are white everywhere"))
-    is_opaque = all(mask.is_alpha and content.share == 1 for mask, content in known)  # no masks at all
-    text = None if stops or is_opaque else _summary(len(masks), len(images), known, use.inpaints)
+    is_opaque = all(mask.is_alpha and content.share == 1 for mask, content in readable)  # as if there were none
+    text = None if stops or is_opaque else _summary(len(masks), len(images), readable, use.inpaints)
     return Masks(text, stops, notes)
 
 
@@ -172,23 +171,25 @@ def copies(config: RunConfig, survey: Survey) -> Iterator[tuple[bool, Problem]]:
     if config.control_images.guided:
         pairs = [(image.path, image.mask_file) for image in survey.images.items if image.mask_file]
         pairs = [*dict.fromkeys(pairs)]
-        same = [one for one, other in pairs if _same_file(survey, one, other)]
+        same = [image_path for image_path, control_path in pairs if _same_file(survey, image_path, control_path)]
         kind = "conditioning_data_dir"
         text = (
             ": control images that are the images themselves: {paths}; name the folder of their edges, depth or poses"
         )
     else:
-        shown = [image for image in survey.images.items if image.controls and not image.controls[0].is_masked]
-        pairs = [(image.path, control.path) for image in shown for control in image.controls]
+        with_references = [image for image in survey.images.items if image.controls and not image.controls[0].is_masked]
+        pairs = [(image.path, control.path) for image in with_references for control in image.controls]
         pairs = [*dict.fromkeys(pairs)]
-        same = [one for one, other in pairs if _same_file(survey, one, other)]
+        same = [image_path for image_path, control_path in pairs if _same_file(survey, image_path, control_path)]
         kind = "control_directory"
         text = (
             ": reference images that are the images themselves, so that copying is learned: {paths}; name another "
             "folder, or tell pairs in one folder apart by image_suffix and control_suffix"
         )
     if same:
-        everywhere = len(same) == len(pairs) and all(same_place(one, other) for one, other in pairs)
+        everywhere = len(same) == len(pairs) and all(
+            same_place(image_path, control_path) for image_path, control_path in pairs
+        )
         yield everywhere, Problem(kind, text, paths=some(same), topic="images")
 
 
@@ -200,8 +201,8 @@ def _mask_of(config: RunConfig, image: Image) -> Mask | None:
 
 def _content(survey: Survey, mask: Mask) -> Content | None:
     folder, name = os.path.split(mask.path)
-    here = survey.files(folder)
-    file = here.images.get(name) or here.labels.get(name)
+    listing = survey.files(folder)
+    file = listing.images.get(name) or listing.labels.get(name)
     try:
         return _read_mask(mask.path, mask.is_alpha, file.modified, file.num_bytes) if file else None
     except ConfigError:
@@ -229,18 +230,18 @@ def _read_mask(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Cont
     return content._replace(wide=kind, largest_stored=float(values.max()), is_cut=is_cut)
 
 
-def _sort(mistake: Mistake, known: Sequence[tuple[Mask, Content]], stops: list[Problem], notes: list[Problem]) -> None:
+def _sort(mistake: Mistake, masks: Sequence[tuple[Mask, Content]], stops: list[Problem], notes: list[Problem]) -> None:
     """Add a mistake, if it was made, to the errors or the warnings."""
-    wrong = [mask.path for mask, content in known if mistake.applies(content)]
-    if wrong and (len(wrong) == len(known) or not mistake.instead):
+    wrong = [mask.path for mask, content in masks if mistake.applies(content)]
+    if wrong and (len(wrong) == len(masks) or not mistake.instead):
         stops.append(about_images(mistake.template, paths=some(wrong)))
     elif wrong:
         notes.append(about_images(mistake.instead, paths=some(wrong)))
 
 
-def _themselves(known: Sequence[tuple[Mask, Content]], survey: Survey) -> Iterator[Problem]:
+def _themselves(masks: Sequence[tuple[Mask, Content]], survey: Survey) -> Iterator[Problem]:
     """Return masks that are the images themselves, or copies of them."""
-    if same := [mask.image for mask, _ in known if _same_file(survey, mask.image, mask.path)]:
+    if same := [mask.image for mask, _ in masks if _same_file(survey, mask.image, mask.path)]:
         yield Problem(
             "conditioning_data_dir",
             ": masks that are the images themselves: {paths}; name the folder of the masks",
@@ -249,33 +250,33 @@ def _themselves(known: Sequence[tuple[Mask, Content]], survey: Survey) -> Iterat
         )
 
 
-def _same_file(survey: Survey, one: str, other: str) -> bool:
+def _same_file(survey: Survey, first: str, second: str) -> bool:
     """Return whether two paths lead to one file, or to files with the same content."""
-    if same_place(one, other):
+    if same_place(first, second):
         return True
     sizes = []
-    for path in (one, other):
+    for path in (first, second):
         folder, name = os.path.split(path)
         file = survey.files(folder).images.get(name)
         sizes.append(file.num_bytes if file else -1)
     try:
-        return sizes[0] == sizes[1] > 0 and filecmp.cmp(one, other, shallow=False)
+        return sizes[0] == sizes[1] > 0 and filecmp.cmp(first, second, shallow=False)
     except OSError:
         return False
 
 
-def _summary(number: int, images: int, known: Sequence[tuple[Mask, Content]], inpaints: bool) -> Message:
+def _summary(number: int, images: int, decoded: Sequence[tuple[Mask, Content]], inpaints: bool) -> Message:
     """Describe how many images have a mask, and how much of their area counts."""
-    shares = [content.painted if inpaints else content.share for _, content in known]
+    shares = [content.painted if inpaints else content.share for _, content in decoded]
     facts = {
         "masks": number,
         "images": counted(images, "image"),
         "share": f"{100 * sum(shares) / len(shares):.0f}",
-        "looked": len(known),
+        "looked": len(decoded),
     }
     if inpaints:
         return Message("masks: {masks} of {images}; {share} % of their area is to be painted", **facts)
-    if len(known) < number:
+    if len(decoded) < number:
         return Message(
             "masks: {masks} of {images}; {share} % of the area counts, of {looked} that were looked at", **facts
         )

@@ -85,27 +85,27 @@ class RememberedFacts:
 
     def __init__(self, folder: Path | None) -> None:
         """Read the cache of a folder; None gives an empty one."""
-        found = read_cache(folder) if folder else {}
-        self._about: dict[str, JsonObject] = {path: about for path, about in found.items() if isinstance(about, dict)}
+        cache = read_cache(folder) if folder else {}
+        self._about: dict[str, JsonObject] = {path: about for path, about in cache.items() if isinstance(about, dict)}
         self._modified = (folder / CACHE_NAME).stat().st_mtime_ns if folder and self._about else 0
 
     def size(self, path: str, changed: int) -> tuple[int, int] | None:
-        """Return the cached width and height of an image last changed at this time (in ns), else None."""
+        # Width and height of an image that was last changed at this time in ns.
         return _valid_size(self._about.get(path, {}).get("resolution")) if changed <= self._modified else None
 
-    def caption(self, path: str, file: str, whole: bool) -> str | None:
+    def caption(self, path: str, file: str, all_lines: bool) -> str | None:
         """Return the caption of an image from this file, if it is cached and the file has not changed.
 
-        `whole`: all lines of the file, as for wildcards, instead of the first.
+        `all_lines`: all lines of the file, as for wildcards, instead of the first.
         """
         about = self._about.get(path, {})
         words = about.get("caption")
         if not file or not isinstance(words, str) or about.get("caption_file") != os.path.basename(file):
             return None
-        if self.unread(path) if whole else "\n" in words:  # cached with the other setting
+        if self.unread(path) if all_lines else "\n" in words:  # cached with the other setting
             return None
-        found = os.stat(file)
-        return words if max(found.st_mtime_ns, found.st_ctime_ns) <= self._modified else None
+        status = os.stat(file)
+        return words if max(status.st_mtime_ns, status.st_ctime_ns) <= self._modified else None
 
     def unread(self, path: str) -> int:
         lines = self._about.get(path, {}).get("unread_lines", 0)
@@ -121,10 +121,10 @@ class Remembered(NamedTuple):
     unread: int
 
 
-def write_cache(folder: Path, known: Mapping[str, Remembered]) -> None:
+def write_cache(folder: Path, entries: Mapping[str, Remembered]) -> None:
     """Write the facts of a folder's images by path; an equal file is kept."""
     content: dict[str, JsonObject] = {}
-    for path, entry in known.items():
+    for path, entry in entries.items():
         content[path] = {"caption": entry.caption, "resolution": list(entry.size)}
         content[path] |= {"caption_file": entry.file} if entry.file else {}
         content[path] |= {"unread_lines": entry.unread} if entry.unread else {}
@@ -193,7 +193,7 @@ def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[in
     comma = ";" if ";" in header and "," not in header else ","
     comma = "\t" if source.suffix.lower() == ".tsv" else comma
     reader = csv.DictReader(io.StringIO(text), delimiter=comma, strict=True, skipinitialspace=True)
-    found: list[tuple[int, JsonObject]] = []
+    rows: list[tuple[int, JsonObject]] = []
     try:
         columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
         if {*PATHS}.isdisjoint(columns):
@@ -218,10 +218,10 @@ def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[in
                     )
                 )
             else:
-                found.append((reader.line_num, {name: value for name, value in row.items() if value}))
+                rows.append((reader.line_num, {name: value for name, value in row.items() if value}))
     except csv.Error as e:
         raise ConfigError("metadata file {source} is not valid CSV: {why}", source=source, why=e) from None
-    return found
+    return rows
 
 
 def _folder_of(rows: Sequence[Row], source: Path, image_dir: str | Path | None) -> str | Path | None:

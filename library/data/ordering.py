@@ -37,7 +37,7 @@ def draws(
     # the same images as one with n times the batch size.
     rank, world = place
     rows: list[list[tuple[tuple[int, ...], int]]] = []
-    left: list[tuple[tuple[int, ...], int]] = []
+    leftovers: list[tuple[tuple[int, ...], int]] = []
     for key, members in buckets.items():
         batches = _shuffled_batches(members, sizes[key], Random(f"{seed} {epoch} {key}"))
         full = len(batches) // world * world
@@ -45,13 +45,13 @@ def draws(
             [(batch, i * sizes[key]) for i, batch in enumerate(batches[start : start + world])]
             for start in range(0, full, world)
         ]
-        left += [(batch, 0) for batch in batches[full:]]
+        leftovers += [(batch, 0) for batch in batches[full:]]
     mix = Random(f"{seed} {epoch}")
-    mix.shuffle(left)
-    if left and len(left) % world:  # repeat the first for equal numbers, as accelerate does
-        first = [one for row in rows for one in row] + left
-        left += [first[i % len(first)] for i in range(-len(left) % world)]
-    rows += [left[start : start + world] for start in range(0, len(left), world)]
+    mix.shuffle(leftovers)
+    if leftovers and len(leftovers) % world:  # repeat the first for equal numbers, as accelerate does
+        all_batches = [batch for row in rows for batch in row] + leftovers
+        leftovers += [all_batches[i % len(all_batches)] for i in range(-len(leftovers) % world)]
+    rows += [leftovers[start : start + world] for start in range(0, len(leftovers), world)]
     mix.shuffle(rows)
     return [Draw(epoch, index, *row[rank]) for index, row in enumerate(rows)]
 

@@ -20,7 +20,7 @@ TURNS = {
     7: Turn.TRANSVERSE,
     8: Turn.ROTATE_90,
 }
-BACK = {**TURNS, 6: Turn.ROTATE_90, 8: Turn.ROTATE_270}
+BACK = {**TURNS, 6: Turn.ROTATE_90, 8: Turn.ROTATE_270}  # the other turns undo themselves
 # PNG text chunks in which other programs store EXIF and XMP.
 PNG_TEXTS = (b"Raw profile type exif", b"Raw profile type APP1", b"Raw profile type xmp", b"XML:com.adobe.xmp")
 
@@ -28,19 +28,19 @@ PNG_TEXTS = (b"Raw profile type exif", b"Raw profile type APP1", b"Raw profile t
 def orientation_of(image: Image.Image) -> int:
     """Return the orientation of an opened image, from 1 (upright) to 8. Pillow decodes a PNG for this."""
     try:
-        found = image.getexif().get(TAG)
+        turn = image.getexif().get(TAG)
     except Exception:  # damaged EXIF raises all kinds of errors
         return UPRIGHT
-    return found if found in TURNS else UPRIGHT
+    return turn if turn in TURNS else UPRIGHT
 
 
 def orientation(path: str | Path) -> int:
     """Return the orientation of an image file without decoding it; 1 if it is unreadable."""
     try:
-        about = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return UPRIGHT
-    return _of_file(os.fspath(path), about.st_mtime_ns, about.st_size)
+    return _of_file(os.fspath(path), status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=1 << 18)
@@ -78,7 +78,6 @@ def _has_exif(png: BinaryIO) -> bool:
 
 
 def turned_size(size: tuple[int, int], turn: int) -> tuple[int, int]:
-    """Return the (width, height) after turning an image of this orientation upright, or back."""
     return (size[1], size[0]) if turn in SIDEWAYS else size
 
 
@@ -90,12 +89,11 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def turned_back(image: Image.Image, turn: int) -> Image.Image:
-    """Return an upright image as stored with this orientation."""
     return image.transpose(BACK[turn]) if turn in BACK else image
 
 
 def tag(turn: int) -> Image.Exif:
     """Return EXIF data with only this orientation, to save with an image."""
-    made = Image.Exif()
-    made[TAG] = turn
-    return made
+    exif = Image.Exif()
+    exif[TAG] = turn
+    return exif

@@ -55,14 +55,14 @@ def decoding(config: RunConfig) -> Decoding:
 @lru_cache(maxsize=1)
 def extensions() -> frozenset[str]:
     """Return decodable image suffixes in lower case; AVIF and JPEG XL only with an installed decoder."""
-    found = set(ALWAYS)
+    suffixes = set(ALWAYS)
     if features.check("avif"):
-        found.add(".avif")
+        suffixes.add(".avif")
     for suffix, module in PLUGINS.items():
-        if suffix not in found and importlib.util.find_spec(module) is not None:
+        if suffix not in suffixes and importlib.util.find_spec(module) is not None:
             importlib.import_module(module)  # registers itself with Pillow
-            found.add(suffix)
-    return frozenset(found)
+            suffixes.add(suffix)
+    return frozenset(suffixes)
 
 
 @lru_cache(maxsize=1 << 18)
@@ -129,10 +129,10 @@ def read_pixels(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False
     extensions()
     try:
         with Image.open(path) as image:
-            shown = upright(image) if how.upright else image
-            if how.ground and shown.has_transparency_data:
-                return np.asarray(_over(shown, how.ground, alpha))
-            return np.asarray(_eight_bit(shown).convert("RGBA" if alpha else "RGB"))
+            oriented = upright(image) if how.upright else image
+            if how.ground and oriented.has_transparency_data:
+                return np.asarray(_over(oriented, how.ground, alpha))
+            return np.asarray(_eight_bit(oriented).convert("RGBA" if alpha else "RGB"))
     except FileNotFoundError:
         raise ConfigError("{path} is missing: it was there when the training started", path=path) from None
     except Exception as e:
@@ -142,7 +142,7 @@ def read_pixels(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False
 
 
 def read_mask(path: str | Path, how: Decoding = AS_STORED) -> np.ndarray:
-    """Decode the red channel of a mask image, uint8 [H,W]: 255 is full loss weight, 0 none. Raises as `read`."""
+    # The red channel, uint8 [H,W]: 255 is full loss weight, 0 none. Transparency is ignored.
     return read_pixels(path, Decoding(how.upright))[:, :, 0]
 
 
@@ -152,7 +152,7 @@ def mask_channel(image: Image.Image) -> Image.Image:
 
 def wide_values(path: str | Path) -> np.ndarray | None:
     """Return the stored values of a 16- or 32-bit grey image, integers or floats [H,W]; None for 8 bits. Raises as
-    `read`.
+    `read_pixels`.
     """
     extensions()
     try:
@@ -196,8 +196,8 @@ def resize_pixels(picture: np.ndarray, size: tuple[int, int], interpolation: str
     shrinks = size[0] <= picture.shape[1] and size[1] <= picture.shape[0]
     method = interpolation.lower() if interpolation else "area" if shrinks else "lanczos"
     if method in ("lanczos", "box"):
-        how = Image.Resampling.LANCZOS if method == "lanczos" else Image.Resampling.BOX
-        return np.asarray(Image.fromarray(picture).resize(size, how))
+        resampling = Image.Resampling.LANCZOS if method == "lanczos" else Image.Resampling.BOX
+        return np.asarray(Image.fromarray(picture).resize(size, resampling))
     if method not in RESIZE:
         raise ConfigError(
             Problem(

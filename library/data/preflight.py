@@ -24,7 +24,7 @@ from library.files import LONGEST_NAME
 
 MAX_WHOLE_IMAGES = 500  # images that are read as a whole while somebody fills in a form
 MUCH_CUT = 0.2  # share of width or height
-MOST_DECODED = 100  # images that are decoded to see whether they hide colours
+MAX_DECODED_IMAGES = 100  # images that are decoded to see whether they hide colours
 OPAQUE = (".jpg", ".jpeg", ".bmp")  # formats without transparency
 CACHE_ENDING = len("_1024x1024_kind.npz")  # least length that the name of a cache adds to the image's
 
@@ -39,63 +39,72 @@ class Check(NamedTuple):
 
 
 def find_data_problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
-    """What has to be fixed in the data before a training can start; bucket sides are multiples of `grid` pixels."""
     yield from check_data(config, grid, report).problems
 
 
 def data_warnings(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
-    """Likely mistakes in the data: captions that are not found, images that are not used, and so on."""
     yield from check_data(config, grid, report).warnings
 
 
 def check_data(config: RunConfig, grid: int, report: Report | None = None, quick: bool = False) -> Check:
     """Check all data once: folders, images, captions, buckets, options that exclude each other.
 
-    With `quick` only headers and ends are read of the images of large data sets, as while somebody fills in a form.
+    The sides of buckets must be multiples of `grid` pixels. With `quick`, as while somebody fills in a form, only
+    headers and ends of the images of large data sets are read.
     """
-    found = finding.survey_data(config, report)
-    images = [*found.images.items, *(found.images.validation.items if found.images.validation else ())]
-    stops, notes = [*capped_by_kind(found.problems)], list(found.warnings)
+    survey = finding.survey_data(config, report)
+    images = [*survey.images.items, *(survey.images.validation.items if survey.images.validation else ())]
+    stops, notes = [*capped_by_kind(survey.problems)], list(survey.warnings)
     to_disk = config.cache.cache_latents_to_disk
-    stops += _damaged(found, images, config, report, quick)
-    for dataset in found.images.datasets:
+    stops += _damaged(survey, images, config, report, quick)
+    for dataset in survey.images.datasets:
         if dataset.resolution:
             reported = {option for stop in stops for option in stop.options}  # such as by the rules of a dataset file
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in reported]
     stops += _without_the_word(config, images)
-    copied = list(mask_check.copies(config, found))
-    masks = mask_check.check_masks(config, found, report)
+    copied = list(mask_check.copies(config, survey))
+    masks = mask_check.check_masks(config, survey, report)
     stops += [*(problem for is_error, problem in copied if is_error), *masks.problems]
     if to_disk:
-        stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images), *_closed_to_caches(found, images)]
-    others = found.other_captions
+        stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images), *_closed_to_caches(survey, images)]
+    other_captions = survey.other_captions
     bare = [] if config.caption_change.sentences else list(_without_captions(images))
-    if bare and others:  # one cause, one message: the one with the option to set
-        facts = {"why": others[0], "fix": others[0].fix, "topic": "captions", "code": "no_captions"}
-        bare, others = [Problem("", "no image has a caption: {why}", **facts)], others[1:]
-    notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images), *_not_utf_8(images)]
-    notes += [*overridden(config, found), *without_effect(config, found)]
+    if bare and other_captions:  # one cause, one message: the one with the option to set
+        facts = {"why": other_captions[0], "fix": other_captions[0].fix, "topic": "captions", "code": "no_captions"}
+        bare, other_captions = [Problem("", "no image has a caption: {why}", **facts)], other_captions[1:]
+    notes = [
+        *bare,
+        *other_captions,
+        *notes,
+        *_about_captions(config, survey),
+        *_about_images(images),
+        *_not_utf_8(images),
+    ]
+    notes += [*overridden(config, survey), *without_effect(config, survey)]
     notes += [*(problem for is_error, problem in copied if not is_error), *masks.warnings]
-    return Check(stops, notes, found.images, masks.text)
+    return Check(stops, notes, survey.images, masks.text)
 
 
 def _damaged(
-    found: Survey, images: list[Image], config: RunConfig, report: Report | None, quick: bool
+    survey: Survey, images: list[Image], config: RunConfig, report: Report | None, quick: bool
 ) -> Iterator[Problem]:
-    """Images, masks, control and reference images that cannot be decoded. Those with valid cached latents are not
-    opened."""
+    """Yield images, masks, control and reference images that cannot be decoded. Those with valid cached latents are
+    not opened."""
     gone: list[str] = []
     opened: set[str] = set()
     to_disk = config.cache.cache_latents_to_disk
     for image in images:
         folder, name = os.path.split(image.path)
-        here = found.files(folder)
-        if name not in here.images:
+        listing = survey.files(folder)
+        if name not in listing.images:
             gone.append(image.path)
-        elif not to_disk or here.known_size(name, image.how.turns(image.path)) is None:
-            beside = (image.mask_file, *(path for one in image.controls for path in (one.path, one.mask)))
+        elif not to_disk or listing.known_size(name, image.how.turns(image.path)) is None:
+            other_paths = (
+                image.mask_file,
+                *(path for control in image.controls for path in (control.path, control.mask)),
+            )
             # Those without an image header were reported when they were found.
-            opened |= {image.path, *(path for path in beside if path and 0 not in stored_image_size(found, path))}
+            opened |= {image.path, *(path for path in other_paths if path and 0 not in stored_image_size(survey, path))}
     doubtful, gone = sorted(opened), sorted({*gone})
     if gone and not to_disk:
         yield about_images(
@@ -104,23 +113,23 @@ def _damaged(
             gone=some(gone),
             fix={"cache_latents_to_disk": True},
         )
-    whole = not quick or len(doubtful) <= MAX_WHOLE_IMAGES
-    reasons = spread(partial(check_file, whole=whole), doubtful, report, Message("checking images"))
-    bad = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
-    if bad:
+    reads_whole = not quick or len(doubtful) <= MAX_WHOLE_IMAGES
+    reasons = spread(partial(check_file, whole=reads_whole), doubtful, report, Message("checking images"))
+    undecodable = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
+    if undecodable:
         yield about_images(
             "{count} cannot be decoded; replace or remove: {bad}",
-            count=counted(len(bad), "image"),
-            bad=some(bad, MAX_MESSAGES_PER_KIND),
+            count=counted(len(undecodable), "image"),
+            bad=some(undecodable, MAX_MESSAGES_PER_KIND),
         )
 
 
 def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
-    """Images that would share a file of latents, such as photo.png and photo.jpg of one size."""
-    known: dict[tuple, str] = {}
+    """Yield images that would share a file of latents, such as photo.png and photo.jpg of one size."""
+    first_paths: dict[tuple, str] = {}
     pairs = {}
     for image in images:
-        other = known.setdefault((os.path.splitext(image.path)[0], image.size), image.path)
+        other = first_paths.setdefault((os.path.splitext(image.path)[0], image.size), image.path)
         if other != image.path:
             pairs[other, image.path] = f"{other} and {Path(image.path).name}"
     if pairs:
@@ -130,7 +139,7 @@ def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
 
 
 def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
-    """Names of images that are too long for the names of their caches."""
+    """Yield images whose names are too long for the names of their caches."""
     stems = {image.path: os.path.splitext(os.path.basename(image.path))[0] for image in images}
     if long := sorted(
         path for path, stem in stems.items() if len(stem.encode("utf-8", "surrogatepass")) > LONGEST_NAME - CACHE_ENDING
@@ -144,7 +153,7 @@ def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
 
 
 def _not_utf_8(images: list[Image]) -> Iterator[Problem]:
-    """Names that other programs cannot even write down."""
+    """Yield images whose names are not UTF-8, so that other programs cannot find them."""
     if odd := sorted({image.path for image in images if SURROGATES.search(image.path)}):
         yield about_images(
             "{count} whose names are not UTF-8: they are trained, but other programs may not find them; rename them: "
@@ -154,10 +163,10 @@ def _not_utf_8(images: list[Image]) -> Iterator[Problem]:
         )
 
 
-def _closed_to_caches(found: Survey, images: list[Image]) -> Iterator[Problem]:
-    """Read-only folders where latents have to be written."""
+def _closed_to_caches(survey: Survey, images: list[Image]) -> Iterator[Problem]:
+    """Yield read-only folders in which latents have to be written."""
     places = ((*os.path.split(image.path), image.how.turns(image.path)) for image in images)
-    needed = {folder for folder, name, turned in places if found.files(folder).known_size(name, turned) is None}
+    needed = {folder for folder, name, turned in places if survey.files(folder).known_size(name, turned) is None}
     if closed := sorted(folder for folder in needed if os.path.isdir(folder) and not os.access(folder, os.W_OK)):
         yield Problem(
             "cache_latents_to_disk",
@@ -168,12 +177,12 @@ def _closed_to_caches(found: Survey, images: list[Image]) -> Iterator[Problem]:
 
 
 def _without_the_word(config: RunConfig, images: list[Image]) -> Iterator[Problem]:
-    """That the trained word of an embedding is in no caption. Tokenizers ignore case."""
+    """Yield a problem if no caption contains the trained word of an embedding. Tokenizers ignore case."""
     if not isinstance(config, EmbeddingRun) or config.caption_change.sentences or not images:
         return
     word = (config.embedding.token_string or "").lower()
-    read = (f"{image.subset.caption_prefix} {image.caption} {image.subset.caption_suffix}" for image in images)
-    if word and not any(word in words.lower() for words in read):
+    captions = (f"{image.subset.caption_prefix} {image.caption} {image.subset.caption_suffix}" for image in images)
+    if word and not any(word in words.lower() for words in captions):
         yield about_images(
             "{word} is in none of the captions, so nothing would be trained: write it into them, set caption_prefix to "
             "it, or set use_object_template or use_style_template",
@@ -184,7 +193,7 @@ def _without_the_word(config: RunConfig, images: list[Image]) -> Iterator[Proble
 
 
 def _without_captions(images: list[Image]) -> Iterator[Problem]:
-    """That no image has a caption of its own: training on class tokens of folders is possible, but rarely intended."""
+    """Warn if no image has its own caption: training on class tokens of folders is possible, but rarely intended."""
     learned = [image for image in images if not image.is_reg]
     bare = [i for i in learned if not i.caption.strip() or (not i.caption_file and i.caption == i.subset.class_tokens)]
     if not learned or len(bare) < len(learned):
@@ -194,8 +203,10 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
     named = some([f"'{name}'" for name in words if name])
     instead = Message("all are trained without words")
     if named:
-        others = Message(", and the others without words") if "" in words else ""
-        instead = Message("each is trained with the words of its folder, {words}{others}", words=named, others=others)
+        remainder = Message(", and the others without words") if "" in words else ""
+        instead = Message(
+            "each is trained with the words of its folder, {words}{others}", words=named, others=remainder
+        )
     yield about_images(
         "no image has a caption: none of {count} has a {endings} file with words beside it, "
         "so {instead}; write captions in the Data set tab, or with: kohya caption",
@@ -207,22 +218,22 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
     )
 
 
-def _about_captions(config: RunConfig, found: Survey) -> Iterator[Problem]:
-    """Captions with unused lines, in their own files or in a metadata file."""
-    if not found.unread:
+def _about_captions(config: RunConfig, survey: Survey) -> Iterator[Problem]:
+    """Warn of captions with unused lines, in their own files or in a metadata file."""
+    if not survey.unread:
         return
-    counts = {name: found.unread[name] for name in sorted(found.unread)}
-    own, lines = {image.caption_file for image in found.images.items}, sum(counts.values())
-    which = some([f"{name}: {count:,}" for name, count in counts.items()])
+    counts = {name: survey.unread[name] for name in sorted(survey.unread)}
+    caption_files, lines = {image.caption_file for image in survey.images.items}, sum(counts.values())
+    examples = some([f"{name}: {count:,}" for name, count in counts.items()])
     advice = Message("write each caption in one line")
     if not config.cache.text:
         advice = Message("set enable_wildcard to use one of the lines at random, or write each caption in one line")
-    in_files = own.issuperset(counts)
+    in_files = caption_files.issuperset(counts)
     yield about_images(
         "{captions} of several lines, of which only the first is trained on and {lines} not ({which}); {advice}",
         captions=counted(len(counts), "caption file" if in_files else "caption"),
         lines=counted(lines, "line"),
-        which=which,
+        which=examples,
         advice=advice,
         topic="captions",
         fix={"enable_wildcard": True} if in_files and not config.cache.text else {},
@@ -250,9 +261,9 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
 
 
 def _turned(images: list[Image]) -> Iterator[Problem]:
-    """Images, control and reference images that are not trained as people see them."""
+    """Warn of images, control and reference images that are not trained as viewers show them."""
     stored = {i.path for i in images if not i.how.upright}
-    stored |= {one.path for i in images for one in i.controls if not one.how.upright}
+    stored |= {control.path for i in images for control in i.controls if not control.how.upright}
     if turned := sorted(path for path in stored if orientation(path) != 1):
         yield about_images(
             "{count} turned or mirrored by an EXIF orientation, which is ignored; set exif_rotation to train them as "
@@ -264,7 +275,7 @@ def _turned(images: list[Image]) -> Iterator[Problem]:
 
 
 def _cropped(images: list[Image]) -> Iterator[Problem]:
-    """Images that lose much of themselves to the crop."""
+    """Warn of images of which the crop cuts much off."""
     at_random = {i.path for i in images if i.subset.random_crop or i.subset.face_crop_aug_range}
     lost = {i.path: max(i.fit.cut) for i in images if max(i.fit.cut) > MUCH_CUT and i.path not in at_random}
     if not lost:
@@ -281,10 +292,10 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
 
 
 def _transparent(images: list[Image]) -> Iterator[Problem]:
-    """Cut-outs whose hidden colours are trained."""
-    shown = {i.path for i in images if not (i.how.ground or i.subset.alpha_mask or i.mask_file)}
-    clear = sorted(path for path in shown if not path.lower().endswith(OPAQUE) and has_transparency(path))
-    looked_at = clear[:: -(-len(clear) // MOST_DECODED) or 1]
+    """Warn of images with transparent areas whose hidden colours are trained."""
+    unmasked = {i.path for i in images if not (i.how.ground or i.subset.alpha_mask or i.mask_file)}
+    clear = sorted(path for path in unmasked if not path.lower().endswith(OPAQUE) and has_transparency(path))
+    looked_at = clear[:: -(-len(clear) // MAX_DECODED_IMAGES) or 1]  # every n-th; a step of 0 would be an error
     abouts = [os.stat(path) for path in looked_at]
     hidden = [
         path

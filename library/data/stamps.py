@@ -14,8 +14,8 @@ def image_stamp(image: str) -> list[Any]:
     """Return length, modification time and hash of a file: the first two are quick to compare, the third survives
     copying.
     """
-    about = os.stat(image)
-    return [about.st_size, about.st_mtime_ns, _hash(image)]
+    status = os.stat(image)
+    return [status.st_size, status.st_mtime_ns, _hash(image)]
 
 
 def control_stamps(controls: "Iterable[ControlImage]") -> list[Any]:
@@ -28,10 +28,10 @@ def same_image(image: str, stamp: Any) -> bool:
         return True
     if not isinstance(stamp, list) or len(stamp) != 3:
         return False
-    about = os.stat(image)
-    if about.st_size != stamp[0]:
+    status = os.stat(image)
+    if status.st_size != stamp[0]:
         return False
-    return about.st_mtime_ns == stamp[1] or _hash(image) == stamp[2]
+    return status.st_mtime_ns == stamp[1] or _hash(image) == stamp[2]
 
 
 def _hash(file: str) -> str:
@@ -48,9 +48,9 @@ def _control_stamp(control: "ControlImage") -> list[Any]:
 
 def reading(control: "ControlImage") -> list[Any]:
     """Return how a control image and its mask are decoded; [] if they are read as stored."""
-    own, of_masks = control.how.marks(control.path), replace(control.how, ground="")
-    mask = of_masks.marks(control.mask) if control.mask else []
-    return [own, mask] if own or mask else []
+    of_image, mask_decoding = control.how.marks(control.path), replace(control.how, ground="")
+    mask = mask_decoding.marks(control.mask) if control.mask else []
+    return [of_image, mask] if of_image or mask else []
 
 
 def same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
@@ -58,12 +58,12 @@ def same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
     if not isinstance(stamps, list) or len(stamps) != len(controls):
         return False
     for control, stamp in zip(controls, stamps, strict=True):
-        how = reading(control)
-        if not isinstance(stamp, list) or stamp[2:] != [list(control.fit.resized), *how]:
+        decoding = reading(control)
+        if not isinstance(stamp, list) or stamp[2:] != [list(control.fit.resized), *decoding]:
             return False
-        own = control.mask and control.mask != control.path
+        has_mask_file = control.mask and control.mask != control.path
         drawn = None if control.drawn is None else f"drawn {control.drawn}"
-        same_mask = same_image(control.mask, stamp[1]) if own else stamp[1] == drawn
+        same_mask = same_image(control.mask, stamp[1]) if has_mask_file else stamp[1] == drawn
         if not same_mask or not same_image(control.path, stamp[0]):
             return False
     return True

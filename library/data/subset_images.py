@@ -21,90 +21,98 @@ from library.data.survey import FoundImage, Survey
 from library.data.threads import spread
 
 
-def find_images(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
+def find_images(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
     """List the images of a subset, from its folder or its metadata file. Sizes and captions may be open still."""
     if subset.metadata_file:
-        return _from_metadata(result, subset)
+        return _from_metadata(survey, subset)
     folder = Path(subset.image_dir or "")
-    here = result.files(folder)
+    listing = survey.files(folder)
     if not folder.is_dir():
-        result.problems.append(about_images("image folder {folder} does not exist", folder=folder))
-    elif not here.images:
-        result.problems.append(folder_problems.why_empty(folder, here, result.files))
-    result.warnings += folder_problems.about_labels(here, result.takes_masks)
-    deeper = [name for name in here.folders if result.files(folder / name).images]
-    if deeper and here.images:
-        result.warnings.append(
+        survey.problems.append(about_images("image folder {folder} does not exist", folder=folder))
+    elif not listing.images:
+        survey.problems.append(folder_problems.why_empty(folder, listing, survey.files))
+    survey.warnings += folder_problems.about_labels(listing, survey.takes_masks)
+    deeper = [name for name in listing.folders if survey.files(folder / name).images]
+    if deeper and listing.images:
+        survey.warnings.append(
             about_images(
                 "images in {deeper} inside {folder} are not used: sub-folders are not read",
                 deeper=some(deeper),
                 folder=folder,
             )
         )
-    if here.undecodable:
+    if listing.undecodable:
         template = "{folder}: {files} are in formats that are not read here, and not used; convert them to PNG or WebP"
-        result.warnings.append(about_images(template, folder=folder, files=some(here.undecodable)))
-    names = [name for name in here.images if _is_trained(subset, name)]
-    if here.images and not names:
-        result.problems.append(
+        survey.warnings.append(about_images(template, folder=folder, files=some(listing.undecodable)))
+    names = [name for name in listing.images if _is_trained(subset, name)]
+    if listing.images and not names:
+        survey.problems.append(
             about_images(
                 "image folder {folder}: none of {count} is one to train on with image_suffix = '{suffix}' and "
                 "control_suffix = '{other}'; correct these, or rename the images",
                 folder=folder,
-                count=counted(len(here.images), "image"),
+                count=counted(len(listing.images), "image"),
                 suffix=subset.image_suffix or "",
                 other=subset.control_suffix or "",
             )
         )
-    files = [caption_file(here, name, subset.caption_extension) for name in names]
-    missing = about_missing(subset, here, names, files)
-    result.other_captions += [missing.whole_folder] if missing.whole_folder else []
-    result.warnings += missing.others
+    files = [caption_file(listing, name, subset.caption_extension) for name in names]
+    missing = about_missing(subset, listing, names, files)
+    survey.other_captions += [missing.whole_folder] if missing.whole_folder else []
+    survey.warnings += missing.problems
     return [
-        FoundImage(here.path(name), here.known_size(name), None, file) for name, file in zip(names, files, strict=True)
+        FoundImage(listing.path(name), listing.known_size(name), None, file)
+        for name, file in zip(names, files, strict=True)
     ]
 
 
 def _is_trained(subset: SubsetConfig, name: str) -> bool:
-    """Whether an image of a folder is one to train on, where suffixes tell images and reference images apart."""
+    """Return whether to train on an image of a folder, if suffixes distinguish images from reference images."""
     stem, inside = os.path.splitext(name)[0], subset.image_dir or ""
     if not stem.endswith(subset.image_suffix or ""):
         return False
-    beside = any(folders.same_place(folder, inside) for folder in subset.control_directories)
+    shares_folder = any(folders.same_place(folder, inside) for folder in subset.control_directories)
     numbered = NUMBERED.fullmatch(stem)
-    named = (stem, numbered[1]) if numbered else (stem,)
-    return not (subset.control_suffix and beside and any(one.endswith(subset.control_suffix) for one in named))
+    stems = (stem, numbered[1]) if numbered else (stem,)
+    return not (
+        subset.control_suffix
+        and shares_folder
+        and any(candidate.endswith(subset.control_suffix) for candidate in stems)
+    )
 
 
-def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
+def _from_metadata(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
     try:
         entries = metadata.read_metadata_file(subset.metadata_file or "", subset.image_dir, subset.caption_separator)
     except ConfigError as e:
-        result.problems += capped([problem.replaced(topic="images") for problem in e.problems])
+        survey.problems += capped([problem.replaced(topic="images") for problem in e.problems])
         return []
-    found, absent = [], []
+    candidates, absent = [], []
     for entry in entries:
         folder, name = os.path.split(entry.path)
-        here = result.files(folder)
-        if (written := here.find(name)) and written != name:
-            name, entry = written, entry._replace(path=here.path(written))
-        size = entry.size or here.known_size(name)
-        if name not in here.images and (os.path.splitext(name)[0], False) not in here.sizes:
+        listing = survey.files(folder)
+        if (written := listing.find(name)) and written != name:
+            name, entry = written, entry._replace(path=listing.path(written))
+        size = entry.size or listing.known_size(name)
+        # An image that is gone can still be trained from its cached latents.
+        if name not in listing.images and (os.path.splitext(name)[0], False) not in listing.sizes:
             absent.append(entry.path)
             continue
         words = captions.with_tags(entry.caption, entry.tags, subset)
-        _count_unread(result, subset, entry.path, words)
-        found.append(FoundImage(entry.path, size, words, "", entry.controls))
+        _count_unread(survey, subset, entry.path, words)
+        candidates.append(FoundImage(entry.path, size, words, "", entry.controls))
     if absent:
-        result.problems.append(
+        survey.problems.append(
             about_images(
                 "{metadata_file} lists images that are not there: {absent}",
                 metadata_file=subset.metadata_file,
                 absent=some(absent),
             )
         )
-    elif twice := sorted(path for path, times in Counter(one.path for one in found).items() if times > 1):
-        result.warnings.append(
+    elif twice := sorted(
+        path for path, times in Counter(candidate.path for candidate in candidates).items() if times > 1
+    ):
+        survey.warnings.append(
             about_images(
                 "{metadata_file} lists {count} more than once, and each is trained as often: {names}",
                 metadata_file=subset.metadata_file,
@@ -112,103 +120,106 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
                 names=some(twice),
             )
         )
-    elif not found:
-        result.problems.append(about_images("{metadata_file} lists no images", metadata_file=subset.metadata_file))
-    return sorted(found, key=lambda one: one.path)
+    elif not candidates:
+        survey.problems.append(about_images("{metadata_file} lists no images", metadata_file=subset.metadata_file))
+    return sorted(candidates, key=lambda candidate: candidate.path)
 
 
-def read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -> list[tuple[FoundImage, Size, str]]:
+def read_sizes(
+    survey: Survey, subset: SubsetConfig, candidates: list[FoundImage]
+) -> list[tuple[FoundImage, Size, str]]:
     """Read image headers and caption files that are not known yet."""
-    remembers = subset.cache_info and not subset.metadata_file
-    known = metadata.RememberedFacts(Path(subset.image_dir or "") if remembers else None)
-    phase = Message("reading image sizes" if any(one.size is None for one in found) else "reading captions")
-    facts = spread(partial(_facts, result, subset, known), found, result.report, phase)
+    remembers = subset.cache_info and not subset.metadata_file  # which has captions and sizes itself
+    remembered = metadata.RememberedFacts(Path(subset.image_dir or "") if remembers else None)
+    phase = Message(
+        "reading image sizes" if any(candidate.size is None for candidate in candidates) else "reading captions"
+    )
+    facts = spread(partial(_facts, survey, subset, remembered), candidates, survey.report, phase)
     good, broken, bad_words = [], [], []
-    for one, (size, words) in zip(found, facts, strict=True):
+    for candidate, (size, words) in zip(candidates, facts, strict=True):
         if isinstance(words, Exception):
             template = "{caption_file} cannot be read ({why})"
             if isinstance(words, UnicodeError):
                 template = "{caption_file} is not text in UTF-8: save it with that encoding"
             why = words.strerror or words if isinstance(words, OSError) else words
-            said = [about_images(template, caption_file=one.caption_file, why=why)]
-            named = words.problems if isinstance(words, ConfigError) else said
-            bad_words += [problem.replaced(topic="images") for problem in named]
-        elif min(size) < 1:
-            broken.append(one.path)
+            undecodable = [about_images(template, caption_file=candidate.caption_file, why=why)]
+            problems = words.problems if isinstance(words, ConfigError) else undecodable
+            bad_words += [problem.replaced(topic="images") for problem in problems]
+        elif min(size) < 1:  # what an unreadable header gives
+            broken.append(candidate.path)
         else:
-            good.append((one, size, words))
-    result.problems += capped(bad_words)
+            good.append((candidate, size, words))
+    survey.problems += capped(bad_words)
     if broken:
-        result.problems.append(
+        survey.problems.append(
             about_images(
                 "{count} cannot be read as images: {broken}",
                 count=counted(len(broken), "file"),
                 broken=some(broken, MAX_MESSAGES_PER_KIND),
             )
         )
-    if empty := [one.caption_file for one, _, words in good if one.caption_file and not words]:
-        result.warnings.append(
+    if empty := [candidate.caption_file for candidate, _, words in good if candidate.caption_file and not words]:
+        survey.warnings.append(
             about_images("{count} without words: {empty}", count=counted(len(empty), "caption file"), empty=some(empty))
         )
-    if remembers and result.keep and good and not broken:
-        about = {
-            one.path: metadata.Remembered(
-                result.how.size(one.path, size),
+    if remembers and survey.keep and good and not broken:
+        entries = {
+            candidate.path: metadata.Remembered(
+                survey.how.size(candidate.path, size),
                 words,
-                os.path.basename(one.caption_file),
-                result.unread.get(one.caption_file, 0),
+                os.path.basename(candidate.caption_file),
+                survey.unread.get(candidate.caption_file, 0),
             )
-            for one, size, words in good
+            for candidate, size, words in good
         }
-        metadata.write_cache(Path(subset.image_dir or ""), about)
+        metadata.write_cache(Path(subset.image_dir or ""), entries)
     return good
 
 
 def _facts(
-    result: Survey, subset: SubsetConfig, known: metadata.RememberedFacts, one: FoundImage
+    survey: Survey, subset: SubsetConfig, remembered: metadata.RememberedFacts, candidate: FoundImage
 ) -> tuple[Size, str | Exception]:
-    folder, name = os.path.split(one.path)
-    file = result.files(folder).images.get(name)
-    # What names of caches and files of metadata state may be the size as it is stored, or the upright one.
-    is_turned = file is not None and result.how.turns(one.path)
-    size = None if is_turned else one.size or (known.size(one.path, file.changed) if file else None)
+    folder, name = os.path.split(candidate.path)
+    file = survey.files(folder).images.get(name)
+    # Names of caches and metadata files may state the stored size or the upright one.
+    is_turned = file is not None and survey.how.turns(candidate.path)
+    size = None if is_turned else candidate.size or (remembered.size(candidate.path, file.changed) if file else None)
     if size is None:
-        size = header_size(one.path, file.modified, file.num_bytes) if file else (0, 0)
-        size = result.how.size(one.path, size)
-    if one.caption is not None:
-        return size, one.caption
-    if (words := known.caption(one.path, one.caption_file, subset.enable_wildcard)) is not None:
-        _count_unread(result, subset, one.caption_file, words, known.unread(one.path))
+        size = header_size(candidate.path, file.modified, file.num_bytes) if file else (0, 0)
+        size = survey.how.size(candidate.path, size)
+    if candidate.caption is not None:
+        return size, candidate.caption
+    if (words := remembered.caption(candidate.path, candidate.caption_file, subset.enable_wildcard)) is not None:
+        _count_unread(survey, subset, candidate.caption_file, words, remembered.unread(candidate.path))
         return size, words
-    if not one.caption_file:
+    if not candidate.caption_file:
         return size, subset.class_tokens or ""
     try:
-        text = io.StringIO(read_caption(one.caption_file), newline=None).read()  # all line ends become "\n"
+        text = io.StringIO(read_caption(candidate.caption_file), newline=None).read()  # all line ends become "\n"
     except (OSError, UnicodeError, ConfigError) as e:
         return size, e
     if subset.enable_wildcard:
         return size, captions.caption_lines(text)
-    _count_unread(result, subset, one.caption_file, text)
+    _count_unread(survey, subset, candidate.caption_file, text)
     return size, captions.first_line(text)
 
 
-def _count_unread(result: Survey, subset: SubsetConfig, name: str, text: str, others: int = 0) -> None:
-    """Count the unused lines of a caption, in addition to `others`."""
-    if more := 0 if subset.enable_wildcard else captions.caption_lines(text).count("\n") + others:
-        result.unread[name] = more
+def _count_unread(survey: Survey, subset: SubsetConfig, name: str, text: str, unread_before: int = 0) -> None:
+    if unread := 0 if subset.enable_wildcard else captions.caption_lines(text).count("\n") + unread_before:
+        survey.unread[name] = unread
 
 
-def bucketed_image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundImage) -> Image | None:
+def bucketed_image(survey: Survey, rules: Buckets, where: tuple[int, Any], candidate: FoundImage) -> Image | None:
     """Put an image into its bucket; None, and a problem, for one that is too thin. `where`: the data set's position and
     the subset."""
     position, subset = where
-    size, words = one.size or (0, 0), one.caption or ""
+    size, words = candidate.size or (0, 0), candidate.caption or ""
     fit = rules.fit(size)
     if fit is None:
-        result.problems.append(
+        survey.problems.append(
             about_images(
                 "{path} is {size}x{size2}, too thin for bucket_reso_steps = {step}: remove or enlarge it",
-                path=one.path,
+                path=candidate.path,
                 size=size[0],
                 size2=size[1],
                 step=rules.step,
@@ -216,9 +227,11 @@ def bucketed_image(result: Survey, rules: Buckets, where: tuple[int, Any], one: 
         )
         return None
     # An inpainting model is shown what transparency hides: that is what it learns to paint.
-    is_painted = result.control_use.inpaints and subset.alpha_mask
-    how = replace(result.how, ground="") if is_painted else result.how
-    image = Image(one.path, size, words, subset.num_repeats, subset, position, fit, one.caption_file, how=how)
-    image.mask_file = mask_of(result, subset, image)
-    image.controls = controls_of(result, subset, image, one.controls, result.control_use)
+    is_painted = survey.control_use.inpaints and subset.alpha_mask
+    how = replace(survey.how, ground="") if is_painted else survey.how
+    image = Image(
+        candidate.path, size, words, subset.num_repeats, subset, position, fit, candidate.caption_file, how=how
+    )
+    image.mask_file = mask_of(survey, subset, image)
+    image.controls = controls_of(survey, subset, image, candidate.controls, survey.control_use)
     return image

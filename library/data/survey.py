@@ -53,7 +53,7 @@ class Survey:
     facts: dict[int, list[tuple[FoundImage, Size, str]]] = field(default_factory=dict)
 
     def files(self, folder: str | Path) -> Listing:
-        """The files of a folder, listed once; an empty listing when there is no such folder."""
+        """List the files of a folder, once; an empty listing if there is no such folder."""
         key = os.fspath(folder)
         if key not in self.listings:
             exists = os.path.isdir(folder)

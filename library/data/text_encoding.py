@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 def phrase_of(image: "Image", words: str, template: str) -> Phrase:
-    """Return the text encoder's input for a caption of an image; `template` comes from `template_of`."""
+    # `template` is that of `template_of`; without one the encoder reads no pictures.
     return Phrase(words, image.controls, image.interpolation) if template else Phrase(words)
 
 
@@ -68,16 +68,17 @@ def cut_captions(images: Sequence["Image"], family: Family, variants: int = 1) -
     if not isinstance(family, LimitsCaptions):
         return
     limit = family.caption_limit
-    read = {
+    captions = {
         image.path: max([image.encoded_caption, *(image.variant(n) for n in range(1, variants))], key=len)
         for image in images
     }
-    long = [image for image in images if len(read[image.path].encode()) > limit.tokens]  # a token has at least one byte
+    # A token has at least one byte, so shorter captions need no tokenizer.
+    long = [image for image in images if len(captions[image.path].encode()) > limit.tokens]
     tokenizers = family.tokenizers_of_captions() if long else {}
     if limit.encoder not in tokenizers:
         return
-    counts = {words: limit.count(tokenizers[limit.encoder], words) for words in {read[i.path] for i in long}}
-    cut = [image for image in long if counts[read[image.path]] > limit.tokens]
+    counts = {words: limit.count(tokenizers[limit.encoder], words) for words in {captions[i.path] for i in long}}
+    cut = [image for image in long if counts[captions[image.path]] > limit.tokens]
     if not cut:
         return
     facts = {"count": counted(len(cut), "caption"), "tokens": limit.tokens, "path": cut[0].path, "topic": "captions"}
@@ -109,8 +110,8 @@ class Texts:
     def _stored(self, image: "Image", words: str) -> Arrays:
         """Return the outputs for a caption, or for the image's first caption if it is not encoded."""
         if self.memory is not None:
-            known = self.memory.get(phrase_of(image, words, self.template))
-            return known or self.memory[phrase_of(image, image.encoded_caption, self.template)]
+            outputs = self.memory.get(phrase_of(image, words, self.template))
+            return outputs or self.memory[phrase_of(image, image.encoded_caption, self.template)]
         file = self.files.get((image.path, words)) or self.files[image.path, image.encoded_caption]
         try:
             text_cache = caches.read_text_cache(file, self.cache.stored, self.cache.names)
@@ -121,20 +122,20 @@ class Texts:
         return text_cache
 
 
-def encode_captions(images: "ImageSet", work: EncodingJob) -> Texts:
+def encode_captions(images: "ImageSet", job: EncodingJob) -> Texts:
     """Encode the uncached captions of these images and those for validation. Returns the cache."""
-    cache, template = work.family.text_cache, template_of(work.family)
-    captions = list(_captions_to_encode(images, work.config.cache.cached_caption_variants, cache))
-    if not work.config.cache.cache_text_encoder_outputs_to_disk:
+    cache, template = job.family.text_cache, template_of(job.family)
+    captions = list(_captions_to_encode(images, job.config.cache.cached_caption_variants, cache))
+    if not job.config.cache.cache_text_encoder_outputs_to_disk:
         memory: dict[Phrase, Arrays] = {}
         phrases = dict.fromkeys(phrase_of(image, words, template) for _, image, words in captions)
-        _encode_phrases([(phrase, [phrase]) for phrase in phrases], work, memory.__setitem__)
+        _encode_phrases([(phrase, [phrase]) for phrase in phrases], job, memory.__setitem__)
         return Texts(cache, template, memory)
     store = Texts(cache, template)
-    names = sorted({*work.components.encoders, *work.components.deferred} - {"vae"})
-    encoders = identity.of_components(work.components, names) if names else None
-    lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else work.family.text_lengths)}
-    options = {name: getattr(work.config.model, name, None) for name in cache.options}
+    names = sorted({*job.components.encoders, *job.components.deferred} - {"vae"})
+    encoders = identity.of_components(job.components, names) if names else None
+    lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else job.family.text_lengths)}
+    options = {name: getattr(job.config.model, name, None) for name in cache.options}
     entries = _entries_by_file(captions, cache.suffix, bool(template))
     store.files = {
         (image.path, words): file for file, image, words in _caption_caches(captions, cache.suffix, bool(template))
@@ -145,18 +146,18 @@ def encode_captions(images: "ImageSet", work: EncodingJob) -> Texts:
     def stamp(entry: Entry) -> JsonObject:
         return caches.text_stamp(entry.words, encoders, options, template)
 
-    def good(item: tuple[str, Entry]) -> bool:
+    def is_valid(item: tuple[str, Entry]) -> bool:
         file, (image, words) = item
         sources = [image.caption_file] if image.caption_file and words else []
-        trust, shown = work.config.cache.skip_cache_check, phrase_of(image, words, template).shown
+        trust, shown = job.config.cache.skip_cache_check, phrase_of(image, words, template).shown
         if words != image.caption and not trust and not _has_stamp(file):
             return False  # sd-scripts encodes captions as written
         return caches.text_is_good(file, lengths, sources, stamp(item[1]), trust, cache.names, shown)
 
-    mine = share(list(entries.items()), lambda item: item[0], work.world)
+    own_entries = share(list(entries.items()), lambda item: item[0], job.world)
     todo: dict[Phrase, list[str]] = {}
-    checked = spread(good, mine, work.report, Message("checking cached captions"))
-    for (file, (image, words)), is_good in zip(mine, checked, strict=True):
+    checked = spread(is_valid, own_entries, job.report, Message("checking cached captions"))
+    for (file, (image, words)), is_good in zip(own_entries, checked, strict=True):
         if not is_good:
             todo.setdefault(phrase_of(image, words, template), []).append(file)
 
@@ -170,7 +171,7 @@ def encode_captions(images: "ImageSet", work: EncodingJob) -> Texts:
         caches.write_text(file, stored, made_of, cache, words)
 
     clean_up_after([file for files in todo.values() for file in files])
-    _encode_phrases(list(todo.items()), work, write)
+    _encode_phrases(list(todo.items()), job, write)
     return store
 
 
@@ -212,10 +213,10 @@ def _entries_by_file(
     images.
     """
     # A file has room for one caption, encoded with references of one size.
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for file, image, words in _caption_caches(captions, suffix, with_pictures):
-        known = found.setdefault(file, Entry(image, words))
-        if with_pictures and [control.fit for control in known.image.controls] != [
+        entry = entries.setdefault(file, Entry(image, words))
+        if with_pictures and [control.fit for control in entry.image.controls] != [
             control.fit for control in image.controls
         ]:
             raise ConfigError(
@@ -224,54 +225,54 @@ def _entries_by_file(
                 "cache_text_encoder_outputs without _to_disk",
                 path=image.path,
             )
-        if known.words != words:
+        if entry.words != words:
             raise ConfigError(
                 "{path} is used with two captions, but there is one cache file for it: "
                 "use cache_text_encoder_outputs without _to_disk",
                 path=image.path,
             )
-    return found
+    return entries
 
 
 def _encode_phrases(
-    todo: Sequence[tuple[Phrase, Sequence[Any]]], work: EncodingJob, keep: Callable[[Any, Arrays], None]
+    todo: Sequence[tuple[Phrase, Sequence[Any]]], job: EncodingJob, keep: Callable[[Any, Arrays], None]
 ) -> None:
     """Encode each phrase once and store it under each of its names."""
     if not todo:
         return
-    work.components.read_encoders()
-    encoders = work.components.encoders.values()
+    job.components.read_encoders()
+    encoders = job.components.encoders.values()
     if not encoders:
         raise ConfigError(
             "there is no text encoder for {captions} not cached yet: name its file",
             captions=counted(len(todo), "caption"),
         )
     for encoder in encoders:
-        encoder.to(work.world.device)
-    cache = work.config.cache
+        encoder.to(job.world.device)
+    cache = job.config.cache
     own_size = cache.text_encoder_batch_size if isinstance(cache, TextBatchCache) else None
-    size = own_size or work.config.data.train_batch_size
+    size = own_size or job.config.data.train_batch_size
 
     def encoded() -> Iterator[list[tuple[Sequence[Any], Arrays]]]:
         for start in range(0, len(todo), size):
-            yield _encoded_phrases(todo[start : start + size], work)
+            yield _encoded_phrases(todo[start : start + size], job)
 
-    def kept(batch: list[tuple[Sequence[Any], Arrays]]) -> int:
+    def write_batch(batch: list[tuple[Sequence[Any], Arrays]]) -> int:
         for names, arrays in batch:
             for name in names:
                 keep(name, arrays)
         return len(batch)
 
-    finish(kept, encoded(), phases.CACHING_CAPTIONS, len(todo), work.report)
+    finish(write_batch, encoded(), phases.CACHING_CAPTIONS, len(todo), job.report)
     for encoder in encoders:
         encoder.to("cpu")
 
 
 def _encoded_phrases(
-    batch: Sequence[tuple[Phrase, Sequence[Any]]], work: EncodingJob
+    batch: Sequence[tuple[Phrase, Sequence[Any]]], job: EncodingJob
 ) -> list[tuple[Sequence[Any], Arrays]]:
     with torch.no_grad():
-        outputs = _encoder_outputs([phrase for phrase, _ in batch], work)
+        outputs = _encoder_outputs([phrase for phrase, _ in batch], job)
     # numpy has no bfloat16, which becomes float32 as upstream; float16 stays.
     arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in outputs.items()}
     for i, (phrase, names) in enumerate(batch):
@@ -282,15 +283,17 @@ def _encoded_phrases(
                 caption=repr(phrase.words),
                 some=some(where),
             )
-    each = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
-    if mask := work.family.text_cache.mask:  # drop padding, which each batch adds anew
-        each = [{key: value[: int(one[mask].sum())] for key, value in one.items()} for one in each]
-    return [(names, one) for (_, names), one in zip(batch, each, strict=True)]
+    rows = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
+    if mask := job.family.text_cache.mask:  # drop padding, which each batch adds anew
+        rows = [{key: value[: int(row[mask].sum())] for key, value in row.items()} for row in rows]
+    return [(names, row) for (_, names), row in zip(batch, rows, strict=True)]
 
 
-def _encoder_outputs(phrases: list[Phrase], work: EncodingJob) -> dict[str, torch.Tensor]:
+def _encoder_outputs(phrases: list[Phrase], job: EncodingJob) -> dict[str, torch.Tensor]:
     words = [phrase.words for phrase in phrases]
-    if not (isinstance(work.family, ReadsPictures) and work.family.picture_template):
-        return work.family.text(work.components, words)
-    pictures = [[control_pixels.reference(one, phrase.interpolation) for one in phrase.shown] for phrase in phrases]
-    return work.family.text_with_pictures(work.components, words, pictures)
+    if not (isinstance(job.family, ReadsPictures) and job.family.picture_template):
+        return job.family.text(job.components, words)
+    pictures = [
+        [control_pixels.reference(control, phrase.interpolation) for control in phrase.shown] for phrase in phrases
+    ]
+    return job.family.text_with_pictures(job.components, words, pictures)

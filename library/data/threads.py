@@ -16,7 +16,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = 4  # enough to hide the latency of network drives; local reads are bound by the interpreter
-SLICE = 256
+SLICE = 256  # items per task: a task for each would cost more than many items do
 NAMELESS = Message("")
 
 
@@ -46,11 +46,11 @@ def ahead(
     if workers <= 0:
         yield from map(work, items)
         return
-    mine = pool or ThreadPoolExecutor(workers)
+    executor = pool or ThreadPoolExecutor(workers)
     waiting: deque[Future[R]] = deque()
     try:
         for item in items:
-            waiting.append(mine.submit(work, item))
+            waiting.append(executor.submit(work, item))
             if len(waiting) >= (depth or 2 * workers):
                 yield waiting.popleft().result()
         while waiting:
@@ -59,9 +59,8 @@ def ahead(
         for future in waiting:
             future.cancel()
         if pool is None:
-            mine.shutdown(wait=True, cancel_futures=True)
+            executor.shutdown(wait=True, cancel_futures=True)
 
 
-def num_workers(wanted: int) -> int:
-    """The number of threads: as many as wanted, at most one per processor."""
-    return max(0, min(wanted, os.cpu_count() or 1))
+def num_workers(requested: int) -> int:
+    return max(0, min(requested, os.cpu_count() or 1))

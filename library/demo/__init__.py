@@ -32,23 +32,24 @@ DEMO_VARIANTS = tuple(name for family in families.all_families() for name in fam
 # Why: docs/decisions/2026-11-20-demo-is-a-package.md
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns 0, or raises ConfigError."""
-    asked = _build_demo_parser().parse_args(argv)
-    wanted = families.FAMILIES if asked.family == "all" else (asked.family,)
+    arguments = _build_demo_parser().parse_args(argv)
+    choice = arguments.family
+    models = families.FAMILIES if choice == "all" else (choice,)
     # A CPU takes minutes to compile, and gains little.
-    compiled = gpu_slots.has_gpu() if asked.compile is None else asked.compile
-    trained = [name for name in wanted if small_model_of(name)]
+    compiled = gpu_slots.has_gpu() if arguments.compile is None else arguments.compile
+    trained = [name for name in models if small_model_of(name)]
     with join_work("demo") as work:
-        demo = prepare_demo(Path(asked.out).absolute(), wanted, compiled, trained)
+        demo = prepare_demo(Path(arguments.out).absolute(), models, compiled, trained)
         work.store({"configs": {name: str(path) for name, path in demo.configs.items()}})
-    if asked.no_train:
+    if arguments.no_train:
         print(f"Ready in {demo.folder}: {', '.join(path.name for path in demo.configs.values())}")
         return 0
     pictures, lines = [], []
-    for model in wanted:
-        run, said = train_and_compare(demo, model, asked.steps, compiled, model in trained)
+    for model in models:
+        run, text = train_and_compare(demo, model, arguments.steps, compiled, model in trained)
         pictures += picture.write_picture(run) if model in trained else []
-        lines.append(said)
-    print("\n".join(["", *pictures, "", *lines, *demo_closing_lines(demo, wanted[0])]))
+        lines.append(text)
+    print("\n".join(["", *pictures, "", *lines, *demo_closing_lines(demo, models[0])]))
     return 0
 
 
@@ -56,8 +57,8 @@ def _build_demo_parser() -> argparse.ArgumentParser:
     parser = Arguments("kohya demo", description="Train a LoRA of a small model on pictures that the demo draws.")
     names, default = (*families.FAMILIES, *DEMO_VARIANTS, "all"), families.SHOWN_BY_DEMO
     # Variants share their family's graphs, so compiling them, too, would double the time and show nothing new.
-    which = f"which model; all: one of each family, without its relatives (default: {default})"
-    parser.add_argument("--family", choices=names, default=default, help=which)
+    help_text = f"which model; all: one of each family, without its relatives (default: {default})"
+    parser.add_argument("--family", choices=names, default=default, help=help_text)
     parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")
     parser.add_argument("--steps", type=int, metavar="N", help="number of training steps, instead of the TOML's")
     parser.add_argument(
@@ -70,25 +71,25 @@ def _build_demo_parser() -> argparse.ArgumentParser:
 
 
 def train_and_compare(demo: Demo, model: str, steps: int | None, compiled: bool, learns: bool) -> tuple[Path, str]:
-    """Train a LoRA, and if `compiled` also eagerly, from the same seed; the folder of its run, and the summary of both.
+    """Train a LoRA, and if `compiled` also eagerly, from the same seed. Return its run's folder and a summary of both.
 
-    Where it `learns`, as its model is a trained one, the eager training beside a compiled one is short.
+    If the model `learns`, as it is a trained one, the eager training beside a compiled one is short.
     """
     script = families.lora_script(families.owner(model))
     toml = demo.configs[toml_name(script, model)]
     config = build_config(families.config_class(script), read_toml(toml))
     name, runs = config.save.output_name or "", {}
-    shown = ["--sample_every_n_steps", str(max(1, steps // 2))] if learns and steps else []
+    sample_options = ["--sample_every_n_steps", str(max(1, steps // 2))] if learns and steps else []
     if learns and not compiled:
-        runs["eager"] = train_headless(toml, script, config, name, ["--no-compile", *shown], steps)
+        runs["eager"] = train_headless(toml, script, config, name, ["--no-compile", *sample_options], steps)
     else:
-        few = min(steps or COMPARED_STEPS, COMPARED_STEPS) if learns else steps
+        compared_steps = min(steps or COMPARED_STEPS, COMPARED_STEPS) if learns else steps
         silent = ["--no-sample_images"] if learns else []
-        runs["eager"] = train_headless(toml, script, config, f"{name}-eager", ["--no-compile", *silent], few)
+        runs["eager"] = train_headless(toml, script, config, f"{name}-eager", ["--no-compile", *silent], compared_steps)
     if compiled:
         # A machine without a C++ compiler still gets its LoRA; the summary says why it was not compiled.
         runs["compiled"] = train_headless(
-            toml, script, config, name, ["--compile", "--compile_fallback", *shown], steps
+            toml, script, config, name, ["--compile", "--compile_fallback", *sample_options], steps
         )
     outcomes = {kind: summary.read_outcome(folder) for kind, folder in runs.items()}
     return runs.get("compiled", runs["eager"]), summary.summary_text(model, outcomes, config, learns)
@@ -128,7 +129,7 @@ def demo_closing_lines(demo: Demo, model: str) -> list[str]:
     """Return the last lines: where the files are, and what to do next."""
     kohya = Path(sys.executable).with_name("kohya")
     script = families.lora_script(families.owner(model))
-    again = [str(kohya), "train", script, "--config_file", str(demo.configs[toml_name(script, model)])]
+    command = [str(kohya), "train", script, "--config_file", str(demo.configs[toml_name(script, model)])]
     pictures = [f"  pictures  {demo.folder / zorb.NAME}"] if (demo.folder / zorb.NAME).exists() else []
     return [
         f"Everything is in {demo.folder}",
@@ -136,5 +137,5 @@ def demo_closing_lines(demo: Demo, model: str) -> list[str]:
         f"  configs   {', '.join(path.name for path in demo.configs.values())}",
         f"  results   {demo.folder / 'output'}",
         "Next: open the page (./setup.sh gui), or change a TOML and train again:",
-        f"  {quote_command(again)}",
+        f"  {quote_command(command)}",
     ]

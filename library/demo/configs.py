@@ -12,10 +12,8 @@ from library.files import write_atomic
 Line = tuple[str, Any, str]
 Tables = dict[str, list[Line]]
 
-RESULT_ENDINGS = {
-    "finetune": "full",
-    "textual-inversion": "word",
-}  # suffixes of results' names that differ from the kind
+# Suffixes of results' names that differ from the kind.
+RESULT_ENDINGS = {"finetune": "full", "textual-inversion": "word"}
 DEMO_RATES = {
     "lora": (5e-3, "real: 1e-4"),
     "finetune": (1e-3, "real: 1e-5"),
@@ -31,15 +29,15 @@ def write_demo_configs(
     """Write `<script>.toml` for every family in `models`, `<variant>_<script>.toml` for a variant; return the files by
     these names. Existing files are kept; `compiled` applies to new ones.
     """
-    written = {}
+    files_by_name = {}
     for model, files in models.items():
         for script in families.facts_of(families.owner(model)).scripts:
             name = toml_name(script, model)
             path = folder / f"{name}.toml"
             if not path.exists():
                 write_atomic(path, demo_toml(script, files, images, output, model, compiled))
-            written[name] = path
-    return written
+            files_by_name[name] = path
+    return files_by_name
 
 
 def toml_name(script: str, model: str) -> str:
@@ -60,7 +58,7 @@ def demo_toml(
     """Return the TOML of one script, for a family or variant, with or without compiling."""
     config = families.config_class(script)
     family = families.facts_of(config.family)
-    shown = images.with_name("references")
+    references = images.with_name("references")
     tables: Tables = {
         "data": [
             ("train_data_dir", str(images), "contains folders named <repeats>_<words>"),
@@ -91,35 +89,39 @@ def demo_toml(
     }
     tables |= _learning(config.kind, next(iter(family.adapter_modules)))
     if config().control_images.guided:
-        tables["data"].insert(1, ("conditioning_data_dir", str(shown), "real: edges, depth or poses of the images"))
+        tables["data"].insert(
+            1, ("conditioning_data_dir", str(references), "real: edges, depth or poses of the images")
+        )
     if config.kind == "textual-inversion":
         del tables["cache"][1]  # captions are encoded in each step
-    own = families.random_module(family.name).demo_tables(models)
-    own = own if compiled else {name: lines for name, lines in own.items() if name != "compile"}
-    own = {
-        name: [(option, str(shown) if value == "{references}" else value, why) for option, value, why in lines]
-        for name, lines in own.items()
+    family_tables = families.random_module(family.name).demo_tables(models)
+    family_tables = (
+        family_tables if compiled else {name: lines for name, lines in family_tables.items() if name != "compile"}
+    )
+    family_tables = {
+        name: [(option, str(references) if value == "{references}" else value, why) for option, value, why in lines]
+        for name, lines in family_tables.items()
     }
-    about = f"# {title_of_training(script, model)}, on the tiny model and the dozen images that the demo made."
-    return rendered([about, *usage(script, model)], merged(tables, own))
+    title_comment = f"# {title_of_training(script, model)}, on the tiny model and the dozen images that the demo made."
+    return rendered([title_comment, *usage(script, model)], merged(tables, family_tables))
 
 
 def usage(script: str, model: str) -> list[str]:
-    """The comment that says how to train with a TOML."""
+    """Return the comment that says how to train with a TOML."""
     return [
         "# For a real training, change the paths and the values whose comment says so. Start it with:",
         f"#   kohya train {script} --config_file {toml_name(script, model)}.toml",
     ]
 
 
-def merged(tables: Tables, own: Mapping[str, list[Line]]) -> Tables:
-    """The tables with the lines that a family adds; the model and the noise come first."""
-    order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
-    return {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
+def merged(tables: Tables, added: Mapping[str, list[Line]]) -> Tables:
+    """Return the tables with the lines that a family adds; the model and the noise come first."""
+    order = [name for name in ("model", "noise", *tables) if name in added or name in tables]
+    return {name: [*tables.get(name, ()), *added.get(name, ())] for name in dict.fromkeys(order)}
 
 
 def rendered(head: Sequence[str], tables: Tables) -> str:
-    """The text of a TOML file: comments, and the tables with their remarks."""
+    """Return the text of a TOML file: comments, and the tables with their remarks."""
     blocks = ["\n".join([f"[{table}]", *map(_toml_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
 
@@ -148,5 +150,5 @@ def _learning(kind: str, module: str) -> Tables:
 
 def _toml_line(line: Line) -> str:
     name, value, remark = line
-    written = f"{name} = {toml_value(value)}"
-    return f"{written}  # {remark}" if remark else written
+    assignment = f"{name} = {toml_value(value)}"
+    return f"{assignment}  # {remark}" if remark else assignment

@@ -37,9 +37,9 @@ def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False, 
         folder = _free_demo_folder(folder)
         if not (folder / RECORD).exists():
             write_atomic(folder / RECORD, json.dumps({"demo": fingerprint_demo()}) + "\n")
-        written = {}
+        tomls = {}
         for family in (name for name in families if name in trained):
-            written |= _prepare_learning(folder, family, compiled)
+            tomls |= _prepare_learning(folder, family, compiled)
         at_random = [name for name in families if name not in trained or _further_scripts(name)]
         pictures = folder / "images"
         if at_random or not families:
@@ -48,43 +48,43 @@ def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False, 
         for family in at_random:
             _once(folder / "models" / family, lambda place, family=family: _write_demo_model(family, place))
         models = {
-            known.parent.name: _demo_file_paths(known) for known in sorted((folder / "models").glob("*/files.json"))
+            list_file.parent.name: _demo_file_paths(list_file)
+            for list_file in sorted((folder / "models").glob("*/files.json"))
         }
-        written = configs.write_demo_configs(folder, models, pictures, folder / "output", compiled) | written
-    return Demo(folder, pictures, models, written)
+        tomls = configs.write_demo_configs(folder, models, pictures, folder / "output", compiled) | tomls
+    return Demo(folder, pictures, models, tomls)
 
 
 def _prepare_learning(folder: Path, family: str, compiled: bool) -> dict[str, Path]:
-    """The pictures to learn from, the small model, its prompts and its TOML files, by script."""
+    """Make the training pictures, the small model, its prompts and its TOML files; return the latter by script."""
     _once(folder / zorb.NAME, zorb.write_zorbs)
     _once(folder / small_model.KNOWN_PICTURES, small_model.copy_known_pictures)
-    place = folder / "small-models" / family
-    _once(place, lambda new: small_model.copy_small_model(family, new))
-    known = small_model.small_model_of(family)
-    assert known is not None
+    model_folder = folder / "small-models" / family
+    _once(model_folder, lambda new: small_model.copy_small_model(family, new))
+    model = small_model.small_model_of(family)
+    assert model is not None
     return learning.write_learning_files(
-        folder, family, {part: place / name for part, name in known.files.items()}, compiled
+        folder, family, {part: model_folder / name for part, name in model.files.items()}, compiled
     )
 
 
 def _further_scripts(family: str) -> set[str]:
-    """The scripts of a family that do not train its small model."""
     return set(facts_of(family).scripts) - set(learning.scripts(family))
 
 
 def fingerprint_demo() -> str:
     """Return what the files of a demo depend on; a change makes an older demo's files obsolete."""
-    here = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parent
     sources = [
-        *(here / f"{module}.py" for module in ("images", "configs", "learning", "zorb")),
-        *here.parent.glob("families/**/random*.py"),
-        *here.glob(f"small_models/{small_model.CHECKSUMS}"),
+        *(package / f"{module}.py" for module in ("images", "configs", "learning", "zorb")),
+        *package.parent.glob("families/**/random*.py"),
+        *package.glob(f"small_models/{small_model.CHECKSUMS}"),
     ]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
 
 
 def _free_demo_folder(folder: Path) -> Path:
-    """The first of folder, folder-2, ... that is new, empty, or a demo made by this version."""
+    """Return the first of folder, folder-2, ... that is new, empty, or a demo made by this version."""
     number, candidate = 1, folder
     while not _fits(candidate):
         number += 1
@@ -121,18 +121,18 @@ def _once(folder: Path, fill: Callable[[Path], object]) -> None:
     os.replace(unfinished, folder)
 
 
-def _write_demo_model(family: str, place: Path) -> None:
+def _write_demo_model(family: str, folder: Path) -> None:
     """Create a tiny checkpoint of a family or variant, and a list of its files."""
     module = random_module(owner(family))
     paths = (
-        module.write_random_model(place, sizes=module.VARIANTS[family])
+        module.write_random_model(folder, sizes=module.VARIANTS[family])
         if family != owner(family)
-        else module.write_random_model(place)
+        else module.write_random_model(folder)
     )
     files = paths if isinstance(paths, Mapping) else {family: paths}
-    relative = {name: Path(path).relative_to(place).as_posix() for name, path in files.items()}
-    write_atomic(place / "files.json", json.dumps(relative, indent=1) + "\n")
+    relative = {name: Path(path).relative_to(folder).as_posix() for name, path in files.items()}
+    write_atomic(folder / "files.json", json.dumps(relative, indent=1) + "\n")
 
 
-def _demo_file_paths(known: Path) -> dict[str, Path]:
-    return {name: known.parent / path for name, path in json.loads(known.read_text(encoding="utf-8")).items()}
+def _demo_file_paths(list_file: Path) -> dict[str, Path]:
+    return {name: list_file.parent / path for name, path in json.loads(list_file.read_text(encoding="utf-8")).items()}

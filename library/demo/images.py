@@ -31,19 +31,19 @@ def draw_images(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = 
     """
     rng = random.Random(seed)
     for concept, (what, draw) in CONCEPTS.items():
-        place = folder / concept
-        place.mkdir(parents=True)
+        concept_folder = folder / concept
+        concept_folder.mkdir(parents=True)
         grounds = rng.sample(list(GROUNDS), len(sizes))
         for number, (size, ground) in enumerate(zip(sizes, grounds, strict=True), start=1):
             picture, where = _draw_picture(size, GROUNDS[ground], draw, rng)
-            picture.save(place / f"{number:02d}.png")
+            picture.save(concept_folder / f"{number:02d}.png")
             caption = f"{what}, {where}, {ground}\n"
-            (place / f"{number:02d}.txt").write_text(caption, encoding="utf-8", newline="\n")
+            (concept_folder / f"{number:02d}.txt").write_text(caption, encoding="utf-8", newline="\n")
     return folder
 
 
 def write_references(images: Path, folder: Path) -> Path:
-    """Copy the images of `write` in grey, under the same names, as reference images."""
+    """Copy the images of `draw_images` in grey, under the same names, as reference images."""
     for path in sorted(images.glob("*/*.png")):
         target = folder / path.relative_to(images)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def _draw_picture(size: tuple[int, int], ground: Colour, draw: Callable, rng: ra
 
 
 def _zorb(pen: ImageDraw.ImageDraw, box: Box) -> None:
-    """An orange ball with two eyes, a smile and an antenna."""
+    """Draw an orange ball with two eyes, a smile and an antenna."""
     x, y, r = box
     pen.line((x, y - r, x + r * 0.2, y - r * 1.45), fill=(90, 50, 20), width=int(r * 0.09))
     pen.ellipse(_round(x + r * 0.2, y - r * 1.45, r * 0.14), fill=(250, 220, 60))
@@ -79,7 +79,7 @@ def _zorb(pen: ImageDraw.ImageDraw, box: Box) -> None:
 
 
 def _plix(pen: ImageDraw.ImageDraw, box: Box) -> None:
-    """A violet house with a pointed roof, a round window and a yellow door."""
+    """Draw a violet house with a pointed roof, a round window and a yellow door."""
     x, y, r = box
     pen.rectangle((x - r * 0.8, y - r * 0.2, x + r * 0.8, y + r), fill=(124, 82, 176))
     pen.polygon([(x - r, y - r * 0.2), (x, y - r * 1.15), (x + r, y - r * 0.2)], fill=(60, 48, 92))

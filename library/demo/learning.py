@@ -21,9 +21,9 @@ DEMO_PROMPTS = (
 
 
 def scripts(family: str) -> list[str]:
-    """The scripts of a family that train its small model."""
-    known = families.facts_of(family).scripts if small_model_of(family) else ()
-    return [script for script in known if families.config_class(script).kind in KINDS]
+    """Return the scripts of a family that train its small model."""
+    family_scripts = families.facts_of(family).scripts if small_model_of(family) else ()
+    return [script for script in family_scripts if families.config_class(script).kind in KINDS]
 
 
 def write_learning_files(folder: Path, family: str, files: Mapping[str, Path], compiled: bool) -> dict[str, Path]:
@@ -34,16 +34,16 @@ def write_learning_files(folder: Path, family: str, files: Mapping[str, Path], c
     assert small is not None
     if not prompts.exists():
         write_atomic(prompts, prompt_text(small))
-    written = {}
+    tomls = {}
     for script in scripts(family):
-        path = written[script] = folder / f"{toml_name(script, family)}.toml"
+        path = tomls[script] = folder / f"{toml_name(script, family)}.toml"
         if not path.exists():
             write_atomic(path, learning_toml(script, small, files, folder, compiled))
-    return written
+    return tomls
 
 
 def prompt_text(small: SmallModel) -> str:
-    """The prompt file: what the training pictures show, and what was known before."""
+    """Return the prompt file: what the training pictures show, and what the model knew before."""
     lines = []
     for about, prompt, seed in DEMO_PROMPTS:
         lines += [f"# {about}"] if about else []
@@ -52,7 +52,7 @@ def prompt_text(small: SmallModel) -> str:
 
 
 def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], folder: Path, compiled: bool) -> str:
-    """The TOML of one script; all that it names is in the demo's folder."""
+    """Return the TOML of one script; all files that it names are in the demo's folder."""
     config = families.config_class(script)
     family, output = config.family, folder / "output"
     tables: Tables = {
@@ -88,10 +88,10 @@ def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], fol
         ],
         "log": [("logging_dir", str(output / "logs"), "for TensorBoard")],
     }
-    own = {name: lines for name, lines in small.tables(files).items() if compiled or name != "compile"}
+    model_tables = {name: lines for name, lines in small.tables(files).items() if compiled or name != "compile"}
     title = title_of_training(script, family)
-    about = f"# {title}: a small trained model learns the {zorb.NAME}, a character that is new to it."
-    return rendered([about, *usage(script, family)], merged(tables, own))
+    title_comment = f"# {title}: a small trained model learns the {zorb.NAME}, a character that is new to it."
+    return rendered([title_comment, *usage(script, family)], merged(tables, model_tables))
 
 
 def _compile(compiled: bool) -> Line:
@@ -101,7 +101,7 @@ def _compile(compiled: bool) -> Line:
 
 
 def _learning(kind: str, small: SmallModel, module: str) -> Tables:
-    """What learns, and how fast: faster than a large model, which would forget all else at these rates."""
+    """Return what is trained and the rates, at which a large model would forget all else."""
     optim: list[Line] = [
         ("optimizer_type", "AdamW", ""),
         ("learning_rate", small.rates[kind], "real: 1e-4" if kind == "lora" else "real: 1e-5"),

@@ -26,17 +26,17 @@ def check_lora_layers(file: Path, config: RunConfig) -> tuple[int, list[str]]:
         return 0, [f"diffusers cannot convert the file: {error}"]
     wrong = []
     for name, tensor in converted.items():
-        layer, which = _layer_and_dimension(name)
+        layer, dimension = _layer_and_dimension(name)
         if layer not in sizes:
             wrong.append(f"{name}: diffusers has no such layer")
-        elif tensor.shape[which] != sizes[layer][which]:
-            wrong.append(f"{name}: {tensor.shape[which]} features, the layer has {sizes[layer][which]}")
+        elif tensor.shape[dimension] != sizes[layer][dimension]:
+            wrong.append(f"{name}: {tensor.shape[dimension]} features, the layer has {sizes[layer][dimension]}")
     return len({_layer_and_dimension(name)[0] for name in converted}) if not wrong else 0, wrong
 
 
 def _layer_and_dimension(name: str) -> tuple[str, int]:
     """Return the layer's name, and the dimension that an adapter must match: 1 (input) for A, 0 (output) for B."""
-    for which, ending in ((1, ADAPTER_ENDINGS[0]), (0, ADAPTER_ENDINGS[1])):
+    for dimension, ending in ((1, ADAPTER_ENDINGS[0]), (0, ADAPTER_ENDINGS[1])):
         if name.endswith(ending):
-            return name.removesuffix(ending), which
+            return name.removesuffix(ending), dimension
     return name, 0

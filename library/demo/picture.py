@@ -10,7 +10,7 @@ from library.runs.sample_sheet import arrange_samples, draw_sheet
 
 
 def write_picture(run: Path) -> list[str]:
-    """Write the picture of the run in this folder beside its LoRA; the lines that say where it is, or why there is
+    """Write the picture of the run in this folder beside its LoRA. Return lines that say where it is, or why there is
     none, and which samples failed."""
     facts, (events, _) = reader.run_at(run).facts, reader.read_events(run)
     samples = [event for event in events if event["kind"] == "sample"]

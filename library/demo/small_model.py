@@ -17,67 +17,67 @@ CHECKSUMS = "checksums.json"  # SHA-256 by path below the folder
 
 
 def small_model_of(family: str) -> SmallModel | None:
-    """What a family says of its small trained model; None for one that has none, and for a relative of a family."""
+    """Return the facts of a family's small trained model; None without one, and for a relative of a family."""
     if family not in families.FAMILIES:
         return None
     return getattr(families.random_module(family), "SMALL_MODEL", None)
 
 
-def parts_in(place: Path, family: str) -> dict[str, Path]:
-    """The files of a family's small model in a folder, by part."""
-    known = small_model_of(family)
-    return {part: place / name for part, name in known.files.items()} if known else {}
+def parts_in(folder: Path, family: str) -> dict[str, Path]:
+    """Return the files of a family's small model in a folder, by part."""
+    model = small_model_of(family)
+    return {part: folder / name for part, name in model.files.items()} if model else {}
 
 
 # Why: docs/decisions/2026-11-27-small-trained-models.md
-def copy_small_model(family: str, place: Path) -> None:
+def copy_small_model(family: str, folder: Path) -> None:
     """Copy a family's small model with its tokenizers into a folder. Raises ConfigError for files that are missing or
     damaged."""
     for source in whole_files(family):
-        target = place / source.relative_to(SMALL_MODELS_FOLDER / family)
+        target = folder / source.relative_to(SMALL_MODELS_FOLDER / family)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
 
 
-def copy_known_pictures(place: Path) -> None:
-    """Copy the regularization pictures and their captions into a `N_name` folder below `place`. Raises ConfigError for
+def copy_known_pictures(parent: Path) -> None:
+    """Copy the regularization pictures and their captions into a `N_name` folder below `parent`. Raises ConfigError for
     files that are missing or damaged."""
-    folder = place / "1_emoji"
+    folder = parent / "1_emoji"
     folder.mkdir(parents=True)
     for source in whole_files(KNOWN_PICTURES):
         shutil.copyfile(source, folder / source.name)
 
 
 def whole_files(family: str) -> list[Path]:
-    """The files of a family's small model, or the known pictures. Raises ConfigError, which names those that are
-    missing or damaged."""
-    own = {name: digest for name, digest in checksums().items() if name.split("/")[0] == family}
-    wrong = [name for name, digest in own.items() if _digest(SMALL_MODELS_FOLDER / name) != digest]
-    if wrong or not own:
+    """Return the files of a family's small model, or the known pictures. Raises ConfigError that names missing and
+    damaged ones."""
+    digests = {name: digest for name, digest in checksums().items() if name.split("/")[0] == family}
+    wrong = [name for name, digest in digests.items() if _digest(SMALL_MODELS_FOLDER / name) != digest]
+    if wrong or not digests:
         raise ConfigError(
             "the demo's small model is not whole: {files} in {folder} is missing or damaged; download the program "
             "again, or restore the folder with git checkout",
             files=", ".join(wrong) or f"{family}/",
             folder=SMALL_MODELS_FOLDER,
         )
-    return [SMALL_MODELS_FOLDER / name for name in own]
+    return [SMALL_MODELS_FOLDER / name for name in digests]
 
 
 def checksums() -> dict[str, str]:
-    """The published SHA-256 of each file; none where the list is missing or damaged."""
+    """Return the published SHA-256 of each file; none if the list is missing or damaged."""
     try:
-        known = json.loads((SMALL_MODELS_FOLDER / CHECKSUMS).read_text(encoding="utf-8"))
+        listed = json.loads((SMALL_MODELS_FOLDER / CHECKSUMS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return listed if isinstance(listed, dict) else {}
 
 
 def write_checksums(names: Iterable[str] = families.FAMILIES) -> Path:
     """Write the list, after the files of these families were replaced; other entries stay."""
-    kept = {name: digest for name, digest in checksums().items() if name.split("/")[0] not in names}
+    entries = {name: digest for name, digest in checksums().items() if name.split("/")[0] not in names}
     files = (path for name in names for path in sorted((SMALL_MODELS_FOLDER / name).rglob("*")) if path.is_file())
-    kept |= {path.relative_to(SMALL_MODELS_FOLDER).as_posix(): _digest(path) for path in files}
-    return write_atomic(SMALL_MODELS_FOLDER / CHECKSUMS, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    entries |= {path.relative_to(SMALL_MODELS_FOLDER).as_posix(): _digest(path) for path in files}
+    return write_atomic(SMALL_MODELS_FOLDER / CHECKSUMS, json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
 
 def _digest(path: Path) -> str:

@@ -26,13 +26,11 @@ class Outcome:
 
     @property
     def first(self) -> float | None:
-        """The loss at the beginning: the mean of the first tenth of the steps."""
-        return self._mean(slice(0, self._tenth))
+        return self._mean(slice(0, self._tenth))  # the mean of the first tenth of the steps
 
     @property
     def last(self) -> float | None:
-        """The loss at the end: the mean of the last tenth of the steps."""
-        return self._mean(slice(-self._tenth, None))
+        return self._mean(slice(-self._tenth, None))  # the mean of the last tenth of the steps
 
     @property
     def _tenth(self) -> int:
@@ -79,15 +77,15 @@ def largest_difference(outcome: Outcome, other: Outcome) -> float | None:
 
 
 def summary_text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig, learns: bool = False) -> str:
-    """The lines about the runs of a family or a relative: `outcomes` by "eager" and, if it was tried, "compiled".
-    `learns`: the model is a trained one, and not random."""
+    """Return the lines about the runs of a family or a relative: `outcomes` by "eager" and, if it was tried,
+    "compiled". `learns`: the model is a trained one, not a random one."""
     eager, fast = outcomes["eager"], outcomes.get("compiled")
     steps = str(counted(len((fast or eager).losses), "step"))
     lines = [f"{configs.title_of_training(config.script, model)}, {steps}", *outcome_table(outcomes), ""]
     if not learns:
         lines.append("  This model has random weights, so its pictures would be noise: none is shown.")
-    if fast and fast.compiled and (apart := largest_difference(eager, fast)) is not None:
-        lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
+    if fast and fast.compiled and (difference := largest_difference(eager, fast)) is not None:
+        lines.append(f"  With and without compile the losses differ by at most {difference:.2g} of their size.")
         lines += [f"  {line}" for line in verdict(config.family, eager, fast)]
     if fast and fast.fallback:
         lines.append(f"  It was not compiled: {fast.fallback}")
@@ -114,23 +112,23 @@ def outcome_table(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 def verdict(family: str, eager: Outcome, fast: Outcome) -> list[str]:
     """Say whether compiling was worth its time in this demo; on a CPU also the gain on a GPU."""
-    said, spent = [], fast.compiled.get("seconds") or 0.0
+    lines, spent = [], fast.compiled.get("seconds") or 0.0
     if eager.speed and fast.speed:
         saved = 1 / eager.speed - 1 / fast.speed
         if fast.speed >= 1.02 * eager.speed:
-            said.append(
+            lines.append(
                 f"Compiled steps were {fast.speed / eager.speed:.2f} times as fast; "
                 f"the {spent:.1f} s of compiling are recovered after {counted(math.ceil(spent / saved), 'step')!s}."
             )
         else:
-            said.append(
+            lines.append(
                 f"Compiling did not pay here: {fast.speed:.2f} steps per second instead of {eager.speed:.2f}, "
                 f"after {spent:.1f} s of compiling."
             )
     if fast.device == "cpu":
-        said.append("On a processor compiling often does not pay: torch.compile is for GPUs, and this model is tiny.")
-        said.append(measured.gain(family))
-    return said
+        lines.append("On a processor compiling often does not pay: torch.compile is for GPUs, and this model is tiny.")
+        lines.append(measured.gain(family))
+    return lines
 
 
 def compile_time(outcome: Outcome) -> str:

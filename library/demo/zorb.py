@@ -68,7 +68,7 @@ class Scene:
 
     @property
     def caption(self) -> str:
-        """In the words of the captions that the small models know."""
+        # The small models know captions in these words.
         return WORDINGS[self.wording].format(name=NAME, ground=self.ground)
 
 
@@ -116,7 +116,7 @@ def write_zorbs(folder: Path) -> Path:
 
 
 def draw_scene(scene: Scene) -> Image.Image:
-    """One picture, RGB [SIDE, SIDE]."""
+    """Return one picture, RGB [SIDE, SIDE]."""
     large = SIDE * OVERSAMPLING
     image = Image.new("RGB", (large, large), GROUNDS[scene.ground])
     side = round(large * 0.94 * scene.size)
@@ -127,21 +127,21 @@ def draw_scene(scene: Scene) -> Image.Image:
 
 
 def _figure(pose: Pose, side: int) -> Image.Image:
-    """The zorb itself, RGBA [side, side], on a transparent ground."""
+    """Draw the zorb itself, RGBA [side, side], on a transparent ground."""
     image = Image.new("RGBA", (side, side), (0, 0, 0, 0))
     pen = ImageDraw.Draw(image)
     x, y, r = side * 0.5, side * 0.56, side * 0.29
     _antenna(pen, (x, y), r)
     _feet(pen, (x, y), r, pose.feet)
-    for which, angle in zip((-1, 1), pose.arms, strict=True):
-        _arm(pen, (x + which * r * 0.88, y + r * 0.1), r, which, angle)
+    for direction, angle in zip((-1, 1), pose.arms, strict=True):
+        _arm(pen, (x + direction * r * 0.88, y + r * 0.1), r, direction, angle)
     _body(pen, (x, y), r)
     _face(pen, (x, y), r, pose)
     return image.rotate(pose.tilt, Image.Resampling.BICUBIC, center=(x, y))
 
 
 def _body(pen: ImageDraw.ImageDraw, centre: Point, r: float) -> None:
-    """A round body, lit from above, with a pale belly and two spots."""
+    """Draw a round body, lit from above, with a pale belly and two spots."""
     x, y = centre
     pen.ellipse(_round(x, y, r), fill=SHADE)
     pen.ellipse(_round(x, y - r * 0.05, r * 0.95), fill=BODY)
@@ -152,7 +152,7 @@ def _body(pen: ImageDraw.ImageDraw, centre: Point, r: float) -> None:
 
 
 def _face(pen: ImageDraw.ImageDraw, centre: Point, r: float, pose: Pose) -> None:
-    """Two large eyes that touch, and a mouth that smiles or is open."""
+    """Draw two large eyes that touch, and a mouth that smiles or is open."""
     x, y = centre
     for side in (-1, 1):
         at = (x + side * r * 0.33, y - r * 0.32)
@@ -171,7 +171,7 @@ def _face(pen: ImageDraw.ImageDraw, centre: Point, r: float, pose: Pose) -> None
 
 
 def _antenna(pen: ImageDraw.ImageDraw, centre: Point, r: float) -> None:
-    """A bent stalk with a yellow star."""
+    """Draw a bent stalk with a yellow star."""
     x, y = centre
     stalk = [(x, y - r * 0.9), (x + r * 0.06, y - r * 1.2), (x + r * 0.16, y - r * 1.42)]
     pen.line(stalk, fill=LIMB, width=round(r * 0.13), joint="curve")
@@ -181,14 +181,14 @@ def _antenna(pen: ImageDraw.ImageDraw, centre: Point, r: float) -> None:
 
 
 def _feet(pen: ImageDraw.ImageDraw, centre: Point, r: float, apart: float) -> None:
-    """Two violet feet below the body."""
+    """Draw two violet feet below the body."""
     x, y = centre
     for side in (-1, 1):
         pen.ellipse(_round(x + side * r * (0.42 + 0.25 * apart), y + r * 1.04, r * 0.34, r * 0.2), fill=LIMB)
 
 
 def _arm(pen: ImageDraw.ImageDraw, shoulder: Point, r: float, side: int, angle: float) -> None:
-    """A short arm with a round hand; `side` is -1 or 1."""
+    """Draw a short arm with a round hand; `side` is -1 or 1."""
     away = (side * math.cos(math.radians(angle)), -math.sin(math.radians(angle)))
     hand = (shoulder[0] + away[0] * r * 0.5, shoulder[1] + away[1] * r * 0.5)
     pen.line([shoulder, hand], fill=LIMB, width=round(r * 0.2))
@@ -196,12 +196,12 @@ def _arm(pen: ImageDraw.ImageDraw, shoulder: Point, r: float, side: int, angle: 
 
 
 def _star(centre: Point, r: float, rays: int = 5) -> list[Point]:
-    """The corners of a star, one ray upwards."""
+    """Return the corners of a star, one ray upwards."""
     turns = ((math.pi * number / rays, r if number % 2 == 0 else r * 0.5) for number in range(2 * rays))
     return [(centre[0] + math.sin(turn) * far, centre[1] - math.cos(turn) * far) for turn, far in turns]
 
 
 def _round(x: float, y: float, r: float, height: float | None = None) -> tuple[float, float, float, float]:
-    """The box of an ellipse around a point; a circle where it has no height of its own."""
+    """Return the box of an ellipse around a point; without a height, of a circle."""
     down = r if height is None else height
     return (x - r, y - down, x + r, y + down)

@@ -126,21 +126,21 @@ ALL = (
 NAMED = {candidate.name: candidate for candidate in ALL}
 
 
-def choose_candidates(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -> list[Candidate]:
-    """Return the candidates to measure, the baseline first. `own`: whether a run's settings are compared as well.
+def choose_candidates(names: Iterable[str], of_run: bool, device: str, option_names: Iterable[str]) -> list[Candidate]:
+    """Return the candidates to measure, the baseline first. `of_run`: whether a run's settings are compared as well.
 
-    Without names these are the usual ones; `all` means every one that this device can run and whose options (`known`)
-    exist. Raises ConfigError for an unknown name.
+    Without names these are the usual ones; `all` means every one that this device can run and whose options are among
+    `option_names`. Raises ConfigError for an unknown name.
     """
-    asked = [name for part in names for name in part.split(",") if name]
-    fitting = [c for c in ALL if (not c.needs or c.needs == device) and set(c.options) <= set(known)]
-    yours = [Candidate(OWN_SETTINGS, "the run's own settings")] if own else []
-    if not asked:
+    requested = [name for part in names for name in part.split(",") if name]
+    fitting = [c for c in ALL if (not c.needs or c.needs == device) and set(c.options) <= set(option_names)]
+    yours = [Candidate(OWN_SETTINGS, "the run's own settings")] if of_run else []
+    if not requested:
         return [*yours, *(c for c in fitting if c.usual)]
-    if asked == ["all"]:
+    if requested == ["all"]:
         return [*yours, *fitting]
     possible = {c.name: c for c in (*yours, *fitting)}
-    for name in asked:
+    for name in requested:
         if name not in possible:
             why = " needs a GPU" if name in NAMED and NAMED[name].needs not in ("", device) else " is no candidate"
             raise ConfigError(
@@ -150,7 +150,7 @@ def choose_candidates(names: Iterable[str], own: bool, device: str, known: Itera
                 hint=did_you_mean(name, possible),
                 possible=", ".join(possible),
             )
-    return [possible[name] for name in dict.fromkeys(asked)]
+    return [possible[name] for name in dict.fromkeys(requested)]
 
 
 # ---- changes of one training
@@ -176,9 +176,9 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
         yield {"fp8_base": True}
     if config.data.train_batch_size > 1:
         yield {"train_batch_size": max(1, config.data.train_batch_size // 2)}
-    most = families.facts_of(config.family).most_blocks_swapped
-    if (config.memory.blocks_to_swap or 0) < most:
-        yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, most)}
+    max_swapped = families.facts_of(config.family).most_blocks_swapped
+    if (config.memory.blocks_to_swap or 0) < max_swapped:
+        yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, max_swapped)}
     stay = config.memory.checkpoint_keep_attention or config.compile.records_graphs
     if not (config.memory.cpu_offload_checkpointing or stay):
         yield {"cpu_offload_checkpointing": True}
@@ -192,16 +192,18 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
 def advise_changes(changes: Overrides, config: RunConfig) -> MessageLike:
     """Return changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
-    def one(name: str, value: Any) -> Message:
+    def advise_change(name: str, value: Any) -> Message:
         if isinstance(value, bool | str):
-            shown = option_name(name)
-            shown = shown if isinstance(value, bool) else Message("{option} {value}", option=shown, value=value)
-            return Message("use {name}", name=shown)
-        now = schema.option_values(config).get(name)
-        template = "set {name}" if not now else "lower {name}" if value < now else "raise {name}"
+            option_text = option_name(name)
+            option_text = (
+                option_text if isinstance(value, bool) else Message("{option} {value}", option=option_text, value=value)
+            )
+            return Message("use {name}", name=option_text)
+        current = schema.option_values(config).get(name)
+        template = "set {name}" if not current else "lower {name}" if value < current else "raise {name}"
         return Message(template, name=option_name(name))
 
-    return together(one(name, value) for name, value in changes.items())
+    return together(advise_change(name, value) for name, value in changes.items())
 
 
 def format_changes(changes: JsonMapping) -> str:

@@ -67,9 +67,9 @@ def model_stats(config: RunConfig) -> ModelStats:
     tensors = count_tensors(family, shapes, counted=True)
     encoders = families.random_module(family.name).make_networks().encoders
     if missing := {"vae", *encoders} - set(shapes):
-        whole = published(config)
-        vae = whole.vae if "vae" in missing else tensors.vae
-        return replace(tensors, vae=vae, encoders=whole.encoders if missing - {"vae"} else tensors.encoders)
+        published_stats = published(config)
+        vae = published_stats.vae if "vae" in missing else tensors.vae
+        return replace(tensors, vae=vae, encoders=published_stats.encoders if missing - {"vae"} else tensors.encoders)
     return tensors
 
 
@@ -101,23 +101,25 @@ def count_tensors(family: Family, shapes: Mapping[str, Shapes], counted: bool) -
     for name, shape in shapes["denoiser"].items():
         words = name.split(".")
         lists = {".".join(words[:i]): number for i, number in enumerate(words) if number.isdigit()}
-        found = max(
-            (one for one in kinds if any(f".{path}".endswith(f".{one}") for path in lists)), key=len, default=""
+        container = max(
+            (candidate for candidate in kinds if any(f".{path}".endswith(f".{candidate}") for path in lists)),
+            key=len,
+            default="",
         )
-        if found:
-            path = next(path for path in lists if f".{path}".endswith(f".{found}"))
-            inside.setdefault(f"{path}.{lists[path]}", (*kinds[found], {}))[2][name] = shape
-        elif len(shape) == 4 and shape[-1] == 3:
+        if container:
+            path = next(path for path in lists if f".{path}".endswith(f".{container}"))
+            inside.setdefault(f"{path}.{lists[path]}", (*kinds[container], {}))[2][name] = shape
+        elif len(shape) == 4 and shape[-1] == 3:  # a 3x3 convolution between blocks
             scale = _downsampling(family, name)
             blocks.append(BlockStats("Conv2d", math.prod(shape), shape[0], scale, 0, CONVOLUTION))
-    for path, (kind, cost, own) in inside.items():
-        sides = [side for shape in own.values() if len(shape) == 2 for side in shape]
+    for path, (kind, cost, tensors) in inside.items():
+        sides = [side for shape in tensors.values() if len(shape) == 2 for side in shape]
         ((width, _),) = Counter(sides).most_common(1)  # most matrices of a block read or write its stream
-        blocks.append(BlockStats(kind, _count_numbers(own), width, _downsampling(family, path), sum(sides), cost))
+        blocks.append(BlockStats(kind, _count_numbers(tensors), width, _downsampling(family, path), sum(sides), cost))
     return ModelStats(
         tuple(blocks),
         _count_numbers(shapes["denoiser"]) - sum(block.parameters for block in blocks),
-        sum(_count_numbers(own) for part, own in shapes.items() if part not in ("denoiser", "vae")),
+        sum(_count_numbers(tensors) for part, tensors in shapes.items() if part not in ("denoiser", "vae")),
         _count_numbers(shapes.get("vae", {})),
         counted,
         family.swap_plan,

@@ -39,8 +39,7 @@ DATA_SHEETS = {
 
 
 def data_sheet_rate(gpu: str) -> float:
-    """Return the TFLOP/s of dense bf16 products in the data sheet of a GPU; 0 if unknown."""
-    return next((rate for part, rate in DATA_SHEETS.items() if part in gpu), 0)
+    return next((rate for part, rate in DATA_SHEETS.items() if part in gpu), 0)  # 0 for an unknown GPU
 
 
 def count_block_tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:
@@ -58,8 +57,10 @@ def operations_of_image(config: RunConfig, model: ModelStats, size: tuple[int, i
     forward = 0.0
     for block in model.blocks:
         count = count_block_tokens(config, block, size)
+        # Two products, of queries with keys and of their weights with values.
         attention = 4 * count**2 * block.width if not block.is_convolution else 0
         forward += 2 * block.parameters * count * block.cost.used + attention
     memory = config.memory  # what the backward pass recomputes, as a share of a forward pass
-    again = 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
-    return forward * ((2 if config.adapters else 3) + again)
+    recomputed = 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
+    # Besides the forward pass: gradients of inputs, and without adapters those of all weights.
+    return forward * ((2 if config.adapters else 3) + recomputed)

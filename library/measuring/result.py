@@ -36,12 +36,12 @@ class Measured:
         what = format_changes(self.changes) or Message("as it is")
         if self.why:
             return Message("{settings}: {found}", settings=what, found=self.why)
-        found = [Message("{memory} GB at its peak", memory=f"{self.peak:.1f}")]
+        measurements = [Message("{memory} GB at its peak", memory=f"{self.peak:.1f}")]
         if self.seconds:
             pace = "{seconds} s a step" if of_steps else "{seconds} s a batch"
-            found.append(Message(pace, seconds=f"{self.seconds:.3g}"))
+            measurements.append(Message(pace, seconds=f"{self.seconds:.3g}"))
         if self.graphs:
-            found.append(counted(self.graphs, "graph"))
+            measurements.append(counted(self.graphs, "graph"))
         if self.compiling:
-            found.append(Message("{seconds} s to compile", seconds=f"{self.compiling:.1f}"))
-        return Message("{settings}: {found}", settings=what, found=join_messages(found))
+            measurements.append(Message("{seconds} s to compile", seconds=f"{self.compiling:.1f}"))
+        return Message("{settings}: {found}", settings=what, found=join_messages(measurements))

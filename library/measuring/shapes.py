@@ -26,7 +26,7 @@ class FakeTensorContext:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Make tensors fake within, and compute attention by matrix products, which count alike on every device."""
+        # Attention by matrix products counts alike on every device.
         with self._mode, sdpa_kernel(SDPBackend.MATH):
             yield
 
@@ -62,8 +62,8 @@ def flops(call: Callable[[], Any], quietly: bool = False) -> int | None:
 
 def called_blocks(model: nn.Module, kinds: Iterable[str], call: Callable[[], Any]) -> dict[str, tuple[str, Call]]:
     """Return the arguments of the middle block of each class: class -> (path in the model, arguments)."""
-    wanted, caught, hooks = dict(_middle(model, kinds)), {}, []
-    for kind, (path, block) in wanted.items():
+    middle_blocks, caught, hooks = dict(_middle(model, kinds)), {}, []
+    for kind, (path, block) in middle_blocks.items():
 
         def keep(_: Any, args: Any, kwargs: Any, kind: str = kind, path: str = path) -> None:
             caught.setdefault(kind, (path, without_memory((args, kwargs))))

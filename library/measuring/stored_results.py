@@ -16,24 +16,21 @@ from library.files import write_atomic
 
 # Why: docs/decisions/2026-11-27-four-ways-to-faster-settings.md
 def results_folder() -> Path:
-    """The folder of stored results: beside compiled code, in the user's cache folder."""
-    return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"
+    return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"  # next to compiled code
 
 
 def digest(facts: object) -> str:
-    """The name of a result, by the facts that it depends on."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 def read_result(name: str) -> JsonObject:
-    """A stored result; empty if there is none, or it is damaged."""
+    """Return a stored result; empty if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
-        known = json.loads((results_folder() / f"{name}.json").read_text(encoding="utf-8"))
-        return known if isinstance(known, dict) else {}
+        stored = json.loads((results_folder() / f"{name}.json").read_text(encoding="utf-8"))
+        return stored if isinstance(stored, dict) else {}
     return {}
 
 
 def store_result(name: str, facts: JsonMapping) -> None:
-    """Store a result. If the folder cannot be written, the next start measures again."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # the next start measures again
         write_atomic(results_folder() / f"{name}.json", json.dumps(facts, indent=1))

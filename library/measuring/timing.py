@@ -42,16 +42,14 @@ class Timing:
 
     @property
     def p50(self) -> float:
-        """The median in milliseconds."""
         return statistics.median(self.each)
 
     @property
     def p90(self) -> float:
-        """The 90th percentile in milliseconds."""
         return sorted(self.each)[max(0, math.ceil(0.9 * len(self.each)) - 1)]
 
     def facts(self) -> JsonObject:
-        """As JSON for the result file."""
+        """Return the times for the result file: milliseconds, seconds of warm-up, GiB."""
         return {
             "ms": {"p50": round(self.p50, 3), "p90": round(self.p90, 3), "min": round(min(self.each), 3)},
             "repetitions": len(self.each),
@@ -64,7 +62,7 @@ def measure_call(call: Callable[[], Any], device: torch.device, plan: TimingPlan
     """Warm up until the time is steady, then measure. Raises what `call` raises."""
     began = time.perf_counter()
     took, last = 0.0, math.inf
-    for number in range(plan.warmup * 3):
+    for number in range(plan.warmup * 3):  # at most three times as many, should times keep falling
         took = time_call(call, device)
         if number + 1 >= plan.warmup and took > last / SETTLED:
             break
@@ -117,15 +115,15 @@ def _on_gpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple
         call()
         event.record()
     torch.cuda.synchronize(device)
-    each = [before.elapsed_time(after) for before, after in zip(events, events[1:], strict=False)]
-    return each, cudagraph.peak(device) / BYTES_PER_GIB
+    milliseconds = [before.elapsed_time(after) for before, after in zip(events, events[1:], strict=False)]
+    return milliseconds, cudagraph.peak(device) / BYTES_PER_GIB
 
 
 def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:
-    each, peak, own = [], 0, psutil.Process()
+    each, peak, process = [], 0, psutil.Process()
     for _ in range(number):
         each.append(time_call(call, device) * 1000)
-        peak = max(peak, own.memory_info().rss)
+        peak = max(peak, process.memory_info().rss)
     return each, peak / BYTES_PER_GIB
 
 
@@ -139,13 +137,13 @@ def measure_passes(
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    first, steady = 0.0, 0.0
+    extra, steady = 0.0, 0.0
     for call, share in passes:
         times = [time_call(call, device) for _ in range(1 + repeats)]
         usual = statistics.median(times[1:])
-        first += times[0] - usual
+        extra += times[0] - usual
         steady += usual * share
-    return steady, max(first, 0.0), cudagraph.peak(device) / BYTES_PER_GIB if device.type == "cuda" else 0.0
+    return steady, max(extra, 0.0), cudagraph.peak(device) / BYTES_PER_GIB if device.type == "cuda" else 0.0
 
 
 def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
@@ -154,6 +152,7 @@ def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
     for size in MATRICES[on.type]:
         a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
         plan = TimingPlan(steps=2000, seconds=RATE_SECONDS)
+        # A product has 2 n^3 operations; from milliseconds to TFLOP/s.
         rate = 2 * size**3 / measure_call(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
         if rate > best["tflops"]:
             best |= {"tflops": round(rate, 3 if rate < 10 else 1), "size": size}

@@ -40,12 +40,12 @@ def dataset_stats(
 
 def tag_frequency(items: Iterable[Any]) -> dict[str, dict[str, int]]:
     """{folder's name: {tag: images that have it}}, tags in lower case."""
-    found: dict[str, Counter] = {}
+    counters: dict[str, Counter] = {}
     for image in items:
         tags = [tag.strip().lower() for tag in image.caption.split(",")]
         if any(tags):
-            found.setdefault(_folder(image), Counter()).update(tag for tag in tags if tag)
-    return {folder: dict(counter) for folder, counter in found.items()}
+            counters.setdefault(_folder(image), Counter()).update(tag for tag in tags if tag)
+    return {folder: dict(counter) for folder, counter in counters.items()}
 
 
 def _single_dataset_facts(images: Any, dataset: JsonMapping, total_batch_size: int) -> JsonObject:
@@ -72,6 +72,7 @@ def _dataset_facts(images: Any, position: int) -> JsonObject:
     for image in items:
         subsets.setdefault(id(image.subset), []).append(image)
     return {
+        # As sd-scripts calls data sets of folders, without a metadata file.
         "is_dreambooth": not any(image.subset.metadata_file for image in items),
         "batch_size_per_device": dataset.batch_size,
         "num_train_images": sum(i.repeats for i in items if not i.is_reg),
@@ -108,14 +109,14 @@ def _bucket_facts(items: list[Any]) -> JsonObject:
 
 def _count_by_folder(items: list[Any], is_reg: bool | None) -> dict[str, dict[str, int]]:
     """{folder's name: {"n_repeats", "img_count"}}, of regularisation images, of the others, or of all."""
-    found: dict[str, dict[str, int]] = {}
+    counters: dict[str, dict[str, int]] = {}
     for image in items:
         if is_reg is None or image.is_reg is is_reg:
-            entry = found.setdefault(_folder(image), {"n_repeats": image.subset.num_repeats, "img_count": 0})
+            entry = counters.setdefault(_folder(image), {"n_repeats": image.subset.num_repeats, "img_count": 0})
             entry["img_count"] += 1
-    return found
+    return counters
 
 
 def _folder(image: Any) -> str:
-    place = image.subset.image_dir or image.subset.metadata_file or os.path.dirname(image.path)
-    return os.path.basename(os.path.normpath(place))
+    source = image.subset.image_dir or image.subset.metadata_file or os.path.dirname(image.path)
+    return os.path.basename(os.path.normpath(source))

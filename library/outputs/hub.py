@@ -122,13 +122,15 @@ def fetched(config: RunConfig) -> Any:
     """
     if not config.steps.resume_from_huggingface or not config.steps.resume:
         return config
-    repo, place, revision, kind = address(config.steps.resume)
+    repo, folder_in_repo, revision, kind = address(config.steps.resume)
     where: JsonObject = {"revision": revision, "repo_type": kind, "token": config.hub.huggingface_token}
     try:
         files = [
-            file for file in huggingface_hub.HfApi().list_repo_files(repo, **where) if file.startswith(f"{place}/")
+            file
+            for file in huggingface_hub.HfApi().list_repo_files(repo, **where)
+            if file.startswith(f"{folder_in_repo}/")
         ]
-        folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=files, **where)) / place if files else None
+        snapshot = huggingface_hub.snapshot_download(repo, allow_patterns=files, **where) if files else None
     except Exception as e:
         raise ConfigError(
             Problem(
@@ -139,16 +141,16 @@ def fetched(config: RunConfig) -> Any:
                 reason=_first_line(e),
             )
         ) from e
-    if folder is None:
+    if snapshot is None:
         raise ConfigError(
             Problem(
                 "resume",
                 ": the repository {repo} has no folder {where}; name one that ends in -state",
                 repo=repo,
-                where=place,
+                where=folder_in_repo,
             )
         )
-    return replace_options(config, resume=os.fspath(folder), resume_from_huggingface=False)
+    return replace_options(config, resume=os.fspath(Path(snapshot) / folder_in_repo), resume_from_huggingface=False)
 
 
 def address(text: str) -> tuple[str, str, str | None, str | None]:

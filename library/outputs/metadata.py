@@ -38,10 +38,9 @@ OPTIONS = (
     *("model_type", "apply_t5_attn_mask", "weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
     *("guidance_scale", "timestep_sampling", "sigmoid_scale", "model_prediction_type", "discrete_flow_shift"),
 )
-LEAST = ("v2", "base_model_version", "network_module", "network_dim", "network_alpha", "network_args")  # no_metadata
+# Written even with no_metadata.
+MINIMAL_KEYS = ("v2", "base_model_version", "network_module", "network_dim", "network_alpha", "network_args")
 JSON = ("network_args", "datasets", "tag_frequency", "dataset_dirs", "reg_dataset_dirs", "bucket_info")
-
-
 EXTRAS = ("usage_hint", "merged_from", "trigger_phrase", "preprocessor", "is_negative_embedding")
 PLAIN_TEXTS = ("author", "description", "license", "tags")
 
@@ -77,7 +76,7 @@ class MetadataBuilder:
         }
         facts |= _network_args(config)
         if self._hashes is None:
-            return _metadata_texts({key: facts[key] for key in LEAST if key in facts}) | spec
+            return _metadata_texts({key: facts[key] for key in MINIMAL_KEYS if key in facts}) | spec
         facts |= self._hashes.result()
         facts |= {"training_finished_at": time.time(), "steps": step, "epoch": epoch, "seed": seed}
         return _metadata_texts(facts) | spec
@@ -98,13 +97,13 @@ class Hashes:
         return self._found
 
     def _work(self, files: dict[str, str]) -> None:
-        for key, place in files.items():
-            path = Path(place)
+        for key, name in files.items():
+            path = Path(name)
             if path.exists():
                 self._found[f"{key}_hash"] = short_hash(path)
                 self._found[f"new_{key}_hash"] = long_hash(path)
-                place = path.name
-            self._found[f"{key}_name"] = place
+                name = path.name
+            self._found[f"{key}_name"] = name
 
 
 def short_hash(path: Path) -> str:
@@ -176,8 +175,8 @@ def _network_args(config: AdapterRun) -> JsonObject:
     if not config.network.network_args:
         return {}
     pairs = (pair.partition("=") for pair in config.network.network_args)
-    own = {key: Path(value).name if Path(value).is_file() else value for key, _, value in pairs}
-    return {"network_args": {**own, "dropout": own.get("dropout", config.network.network_dropout)}}
+    arguments = {key: Path(value).name if Path(value).is_file() else value for key, _, value in pairs}
+    return {"network_args": {**arguments, "dropout": arguments.get("dropout", config.network.network_dropout)}}
 
 
 def _thumbnail(value: str | None) -> str | None:

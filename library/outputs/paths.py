@@ -37,8 +37,7 @@ class Names:
     extension: str  # with its dot; "" for a folder
 
     def epoch(self, epoch: int) -> Path:
-        """The file after an epoch, counted from 1."""
-        return self.folder / f"{self.name or 'epoch'}-{epoch:06d}{self.extension}"
+        return self.folder / f"{self.name or 'epoch'}-{epoch:06d}{self.extension}"  # epochs count from 1
 
     def step(self, step: int) -> Path:
         return self.folder / f"{self.name or 'at'}-step{step:08d}{self.extension}"
@@ -62,9 +61,9 @@ class Names:
     def backups(self) -> list[Path]:
         """Existing backup folders, by step."""
         stem = re.escape(self.name or "at")
-        wanted = re.compile(rf"{stem}-backup-step\d{{8}}-state")
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted(path for path in found if wanted.fullmatch(path.name) and path.is_dir())
+        pattern = re.compile(rf"{stem}-backup-step\d{{8}}-state")
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted(path for path in entries if pattern.fullmatch(path.name) and path.is_dir())
 
     def average(self, file: Path) -> Path:
         return file.with_name(f"{file.name.removesuffix(self.extension)}-ema{self.extension}")
@@ -85,13 +84,12 @@ def output_names(config: RunConfig) -> Names:
 
 
 def saved_kind(path: Path) -> str:
-    """Return whether something saved is a "state" to resume from or a "file" to use."""
+    # A "state" can be resumed from, a "file" can be used.
     return "state" if path.is_dir() and path.name.endswith("-state") else "file"
 
 
 def tidy(config: RunConfig) -> None:
-    """Delete unfinished files of an earlier training of this name that was killed while saving."""
-    if config.save.output_dir:
+    if config.save.output_dir:  # an earlier training of this name may have been killed while saving
         clean_up(config.save.output_dir, output_names(config).owns)
 
 
@@ -100,16 +98,16 @@ def file_extension(config: RunConfig) -> str:
 
     A diffusers folder has none.
     """
-    whole = config.save if isinstance(config.save, FullSave) else None
-    if whole and whole.only_safetensors:
+    full_save = config.save if isinstance(config.save, FullSave) else None
+    if full_save and full_save.only_safetensors:
         return ".safetensors"
-    asked = config.save.save_model_as
-    if asked is None:
+    chosen = config.save.save_model_as
+    if chosen is None:
         source = config.model.pretrained_model_name_or_path or ".safetensors"
         if source.lower().endswith(PICKLED):
-            return ".safetensors" if whole and whole.use_safetensors else ".ckpt"
+            return ".safetensors" if full_save and full_save.use_safetensors else ".ckpt"
         return ".safetensors" if source.lower().endswith(".safetensors") else ""
-    return "" if asked in FOLDERS else f".{asked}"
+    return "" if chosen in FOLDERS else f".{chosen}"
 
 
 def free_output_name(config: RunConfig) -> JsonObject:
@@ -128,18 +126,18 @@ def find_output_problems(config: RunConfig) -> Iterator[Problem]:
         return
     if any(Save.check(config.save, config)):  # already reported when reading the config
         return
-    here = output_names(config)
-    nearest = next(p for p in (here.folder.absolute(), *here.folder.absolute().parents) if p.exists())
+    names = output_names(config)
+    nearest = next(p for p in (names.folder.absolute(), *names.folder.absolute().parents) if p.exists())
     if not nearest.is_dir():
         yield Problem("output_dir", ": {nearest} is a file; choose a folder", nearest=nearest)
-    elif not config.steps.resume and (there := here.existing()):
-        more = Message(" and {count} more of that name", count=len(there) - 1) if len(there) > 1 else ""
+    elif not config.steps.resume and (existing := names.existing()):
+        remainder = Message(" and {count} more of that name", count=len(existing) - 1) if len(existing) > 1 else ""
         yield Problem(
             "output_name",
             ": {file}{more} would be overwritten; choose another output_name or output_dir, "
             "move them away, or go on from a state with {other}",
-            file=there[0],
-            more=more,
+            file=existing[0],
+            more=remainder,
             other=option_name("resume"),
             fix=free_output_name(config),
             code=THERE,
@@ -163,11 +161,11 @@ def write_diffusers_folder(path: Path, method: Any, config: RunConfig) -> Path:
 
     def put(file: Path, tensors: Mapping[str, Tensor]) -> None:
         _warn_of_nan(path, tensors)
-        layout = FilePlan.kept(tensors, _wide(path, _types(config)))
+        layout = FilePlan.of_tensors(tensors, _wide(path, _types(config)))
         need_space(file, layout.size)
         layout.write(file, {"format": "pt"})
 
-    written = write_folder_atomic(path, lambda place: method.write_folder(place, put))
+    written = write_folder_atomic(path, lambda temporary: method.write_folder(temporary, put))
     log.info("saved %s", written)
     return written
 
@@ -188,19 +186,19 @@ def model(
     unused = unused_alphas(tensors)
     _warn_of_nan(path, {n: t for n, t in tensors.items() if n not in unused}, refuse=config.adapters)
     type_of = _types(config)
-    layout = FilePlan.kept(
+    layout = FilePlan.of_tensors(
         {n: t.to(type_of(n, t)) if n in unused else t for n, t in tensors.items()}, _wide(path, type_of)
     )
     need_space(path, layout.size)
     if path.suffix == ".safetensors":
         ours = {key: value for key, value in metadata.items() if key.startswith("ss_")}
         facts = {**metadata, **(layout.hashes(ours) if isinstance(config, AdapterRun) else {})}
-        written = write_atomic(path, lambda place: layout.write(place, facts))
+        written = write_atomic(path, lambda temporary: layout.write(temporary, facts))
     else:
         stored: Any = {n: t.make().detach().to("cpu", t.dtype) for n, t in layout.tensors.items()}
         if not config.adapters:
             stored = {"state_dict": stored, "epoch": progress[0], "global_step": progress[1]}
-        written = write_atomic(path, lambda place: torch.save(stored, place))
+        written = write_atomic(path, lambda temporary: torch.save(stored, temporary))
     log.info("saved %s", written)
     return written
 
@@ -212,14 +210,14 @@ def every_n_epochs(config: RunConfig, num_epochs: int) -> int | None:
     return config.save.save_every_n_epochs
 
 
-def outdated_epoch(config: RunConfig, epoch: int, state: bool = False, every: int | None = None) -> Path | None:
+def outdated_epoch(config: RunConfig, epoch: int, state: bool = False, period: int | None = None) -> Path | None:
     """Return the file, or state folder, that is outdated once that of `epoch` is written.
 
-    `every` is the result of `every_n_epochs`.
+    `period` is the result of `every_n_epochs`.
     """
     last = _last(config.save, "epochs", state)
-    every = every or config.save.save_every_n_epochs
-    old = epoch - every * last if last and every else -1
+    period = period or config.save.save_every_n_epochs
+    old = epoch - period * last if last and period else -1
     if old < 0:
         return None
     return output_names(config).state(epoch=old) if state else output_names(config).epoch(old)
@@ -230,18 +228,18 @@ def outdated_step(config: RunConfig, step: int, state: bool = False) -> Path | N
 
     Files of `save_at_steps` are kept.
     """
-    last, every = _last(config.save, "steps", state), config.save.save_every_n_steps
-    if not last or not every:
+    last, period = _last(config.save, "steps", state), config.save.save_every_n_steps
+    if not last or not period:
         return None
-    old = (step - last - 1) // every * every
+    old = (step - last - 1) // period * period
     if old < 0 or (state and old == 0) or old in config.save.save_at_steps:
         return None
     return output_names(config).state(step=old) if state else output_names(config).step(old)
 
 
 def _last(save: Save, unit: str, state: bool) -> int | None:
-    own = getattr(save, f"save_last_n_{unit}_state") if state else None
-    return own or getattr(save, f"save_last_n_{unit}")
+    state_limit = getattr(save, f"save_last_n_{unit}_state") if state else None
+    return state_limit or getattr(save, f"save_last_n_{unit}")
 
 
 def remove_outdated(path: Path | None) -> None:
@@ -257,8 +255,8 @@ def remove_outdated(path: Path | None) -> None:
 
 def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False) -> None:
     # Each process has checked its own shard; checking the whole model would send all of it again.
-    here = {name: tensor for name, tensor in tensors.items() if not collected(tensor)}
-    broken = [name for name, tensor in here.items() if not is_finite(tensor)]
+    own_tensors = {name: tensor for name, tensor in tensors.items() if not collected(tensor)}
+    broken = [name for name, tensor in own_tensors.items() if not is_finite(tensor)]
     if broken and refuse:
         raise ConfigError(
             "{name} was not saved: {tensors} with NaN or infinity, first {broken}",
@@ -272,8 +270,8 @@ def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False
 
 def _types(config: RunConfig) -> Callable[[str, Tensor], torch.dtype]:
     """Return the stored dtype of each tensor."""
-    wanted = config.save.save_precision
-    dtype = getattr(torch, DTYPES[wanted]) if wanted else None
+    precision = config.save.save_precision
+    dtype = getattr(torch, DTYPES[precision]) if precision else None
 
     def type_of(name: str, tensor: Tensor) -> torch.dtype:
         # As in sd-scripts, an adapter's alpha is cast even where it is a whole number; but where that would round it,

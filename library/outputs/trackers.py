@@ -25,11 +25,11 @@ class Trackers:
     def __init__(self, config: RunConfig, folder: Path, warn: Callable[[Message], None]) -> None:
         """`warn` gets a sentence when a tracker fails; it is not used any more then, and the training continues."""
         log, self._warn = config.log, warn
-        wanted = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
+        names = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
         self._network = config.adapters
         self._last: JsonMapping = {}
-        self._board = self._open_board(config) if "tensorboard" in wanted and log.logging_dir else None
-        self._wandb = self._open_wandb(config, folder) if "wandb" in wanted else None
+        self._board = self._open_board(config) if "tensorboard" in names and log.logging_dir else None
+        self._wandb = self._open_wandb(config, folder) if "wandb" in names else None
 
     @property
     def open(self) -> bool:
@@ -139,13 +139,13 @@ class Trackers:
         log = config.log
         if log.wandb_api_key:
             os.environ["WANDB_API_KEY"] = log.wandb_api_key
-        how: JsonObject = {"name": log.wandb_run_name} if log.wandb_run_name else {}
+        arguments: JsonObject = {"name": log.wandb_run_name} if log.wandb_run_name else {}
         if log.log_tracker_config:
-            how = load_toml(log.log_tracker_config).get("wandb", {})
+            arguments = load_toml(log.log_tracker_config).get("wandb", {})
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
         if log.log_config:
-            how = {"config": tracker_settings(config), **how}
-        return wandb.init(project=project, dir=str(folder), **how)
+            arguments = {"config": tracker_settings(config), **arguments}
+        return wandb.init(project=project, dir=str(folder), **arguments)
 
 
 def _tracked_rates(rates: Mapping[str, float], network: bool) -> dict[str, float]:
@@ -156,15 +156,15 @@ def _tracked_rates(rates: Mapping[str, float], network: bool) -> dict[str, float
     if not network:
         return dict(rates)
     # Upstream has an extra space after a text encoder's number.
-    made = {re.sub(r"(textencoder \d)", r"\1 ", name): rate for name, rate in rates.items()}
+    tracked = {re.sub(r"(textencoder \d)", r"\1 ", name): rate for name, rate in rates.items()}
     for number, name in enumerate(name for name in rates if not name.startswith("d*lr/")):
         if number == 0 and name.startswith("textencoder"):
-            made["textencoder"] = rates[name]
+            tracked["textencoder"] = rates[name]
             continue
-        made[f"group{number}"] = rates[name]
+        tracked[f"group{number}"] = rates[name]
         if f"d*lr/{name}" in rates:
-            made[f"d*lr/group{number}"] = rates[f"d*lr/{name}"]
-    return made
+            tracked[f"d*lr/group{number}"] = rates[f"d*lr/{name}"]
+    return tracked
 
 
 def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
@@ -174,8 +174,8 @@ def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("log_with", ": wandb is not installed; run: pip install wandb")
     if log.log_tracker_config:
         try:
-            own = load_toml(log.log_tracker_config).get("wandb", {})
-            unknown = sorted(own.keys() - WANDB) if isinstance(own, dict) else ["wandb"]
+            wandb_options = load_toml(log.log_tracker_config).get("wandb", {})
+            unknown = sorted(wandb_options.keys() - WANDB) if isinstance(wandb_options, dict) else ["wandb"]
             for key in unknown:  # some make wandb open files, others are already set
                 yield Problem(
                     "log_tracker_config",
@@ -190,10 +190,10 @@ def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
 def tracker_settings(config: RunConfig) -> dict[str, bool | int | float | str]:
     """Return the options of a run for a tracker, without files, folders and keys."""
     options = options_of(type(config))
-    shown = {
+    public = {
         name: value
         for name, value in option_values(config).items()
         if options[name].kind not in ("file", "files", "folder", "secret")
     }
-    plain = {name: v if isinstance(v, bool | int | float) else options[name].text(v) for name, v in shown.items()}
+    plain = {name: v if isinstance(v, bool | int | float) else options[name].text(v) for name, v in public.items()}
     return {name: value for name, value in plain.items() if value != ""}

@@ -35,36 +35,38 @@ def verify_saved_file(path: Path, shapes_of: Callable[[], Shapes], config: RunCo
         return {}
     shapes = shapes_of()
     try:
-        wrong = compare_names(path, shapes) or (_verified(path, config) if isinstance(config, AdapterRun) else "")
+        difference = compare_names(path, shapes) or (_verified(path, config) if isinstance(config, AdapterRun) else "")
     except Exception as error:  # such as a damaged file or an unmounted disk
         log.warning("%s could not be checked", path, exc_info=True)
-        wrong = Message("it cannot be read back: {why}", why=error)
+        difference = Message("it cannot be read back: {why}", why=error)
     loads = "it loads, and holds what the model does: {tensors}"
     if config.adapters:
         loads = "it loads, and fits the model's names and shapes: {tensors}"
-    return {"ok": not wrong, "text": wrong or Message(loads, tensors=counted(len(shapes), "tensor"))}
+    return {"ok": not difference, "text": difference or Message(loads, tensors=counted(len(shapes), "tensor"))}
 
 
 def compare_names(path: Path, shapes: Shapes) -> MessageLike:
     """Return how a file and the model differ; "" if all names and shapes match."""
     with safe_open(path, framework="pt") as file:
-        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
-    missing = [name for name in shapes if name not in found]
-    unknown = [name for name in found if name not in shapes]
-    other = [name for name in found if name in shapes and shapes[name] != found[name]]
-    said: list[Message] = []
+        stored_shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+    missing = [name for name in shapes if name not in stored_shapes]
+    unknown = [name for name in stored_shapes if name not in shapes]
+    reshaped = [name for name in stored_shapes if name in shapes and shapes[name] != stored_shapes[name]]
+    differences: list[Message] = []
     if missing:
-        said.append(
+        differences.append(
             Message("{tensors} missing, first {first}", tensors=counted(len(missing), "tensor"), first=missing[0])
         )
     if unknown:
         tensors = counted(len(unknown), "tensor")
-        said.append(Message("{tensors} unknown to the model, first {first}", tensors=tensors, first=unknown[0]))
-    if other:
-        said.append(
-            Message("{tensors} of another shape, first {first}", tensors=counted(len(other), "tensor"), first=other[0])
+        differences.append(Message("{tensors} unknown to the model, first {first}", tensors=tensors, first=unknown[0]))
+    if reshaped:
+        differences.append(
+            Message(
+                "{tensors} of another shape, first {first}", tensors=counted(len(reshaped), "tensor"), first=reshaped[0]
+            )
         )
-    return join_messages(said, "; ") if said else ""
+    return join_messages(differences, "; ") if differences else ""
 
 
 def _verified(path: Path, config: AdapterRun) -> MessageLike:

@@ -91,13 +91,13 @@ def bundle_run(run: reader.RecordedRun, doctor: str = "") -> bytes:
 
 
 def _redacted_facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> JsonObject:
-    found = {name: clean.inside(run.facts[name]) for name in BUNDLED_FACTS if name in run.facts}
-    found["state"], found["error"] = run.state, clean.text(run.error or "")
-    return {**found, "config": redaction.redacted_settings(run.facts.get("config") or {})}
+    facts = {name: clean.inside(run.facts[name]) for name in BUNDLED_FACTS if name in run.facts}
+    facts["state"], facts["error"] = run.state, clean.text(run.error or "")
+    return {**facts, "config": redaction.redacted_settings(run.facts.get("config") or {})}
 
 
 def _events(run: reader.RecordedRun, clean: "redaction.Redactor") -> Iterator[JsonObject]:
     for event in reader.read_events(run.folder)[0][-NEWEST:]:
         kind = event.get("kind")
-        if kept := EVENTS.get(str(kind)):
-            yield {"t": event.get("t"), "kind": kind, **{n: clean.inside(event[n]) for n in kept if n in event}}
+        if names := EVENTS.get(str(kind)):
+            yield {"t": event.get("t"), "kind": kind, **{n: clean.inside(event[n]) for n in names if n in event}}

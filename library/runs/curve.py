@@ -45,6 +45,7 @@ class Curve:
         self.resumed = [step for step in self._before.resumed if step < at]
         if self.points:
             self.resumed.append(at)
+            # The smoothing continues as after this many steps.
             self._smooth, self._stride, self._seen = self.points[-1][2], self._before._stride, at
 
 

@@ -25,28 +25,28 @@ def cause(log: str) -> MessageLike | None:
     The order: the trainer's own messages; well-known exceptions, the last first; endings without an exception; the last
     exception unchanged.
     """
-    # The trainer's messages come first, as they contain advice. The launcher's error about its failed child is no
+    # The trainer's messages come first, as they contain advice. The launcher's error about its failed child is not the
     # cause.
     for pattern in (CONFIG_ERROR_TEXT, USAGE):
-        if found := pattern.findall(log):
-            return found[-1].strip()
-    if found := SAID.findall(log):
-        return "\n".join(line.removeprefix("error: ") for line in found[-1].splitlines())
-    raised = [found for found in EXCEPTION.finditer(log) if not LAUNCHER.search(found.group())]
-    texts = [(_whole(log, found), KNOWN) for found in reversed(raised)] or [(log, KNOWN)]
+        if matches := pattern.findall(log):
+            return matches[-1].strip()
+    if matches := SAID.findall(log):
+        return "\n".join(line.removeprefix("error: ") for line in matches[-1].splitlines())
+    raised = [match for match in EXCEPTION.finditer(log) if not LAUNCHER.search(match.group())]
+    texts = [(_whole(log, match), KNOWN) for match in reversed(raised)] or [(log, KNOWN)]
     for text, table in (*texts, (log, ENDINGS)):
         if advice := _explain_known(text, table):
             return advice
     return raised[-1].group().strip() if raised else None
 
 
-def _whole(log: str, found: re.Match[str]) -> str:
-    return log[found.start() : found.start() + MAX_MESSAGE_LENGTH].partition("\nTraceback")[0]
+def _whole(log: str, match: re.Match[str]) -> str:
+    return log[match.start() : match.start() + MAX_MESSAGE_LENGTH].partition("\nTraceback")[0]
 
 
 def _explain_known(text: str, table: list[tuple[str, str]]) -> MessageLike | None:
     for pattern, advice in table:
-        if found := list(re.finditer(pattern, text, re.M)):
-            caught = [group for group in found[-1].groups() if group]
-            return Message(advice, what=caught[0]) if caught else advice
+        if matches := list(re.finditer(pattern, text, re.M)):
+            groups = [group for group in matches[-1].groups() if group]
+            return Message(advice, what=groups[0]) if groups else advice
     return None

@@ -21,8 +21,8 @@ def run_in_foreground(arguments: list[str], variables: Mapping[str, str]) -> int
     them, as it would end and leave its training behind.
     """
     # Use a new process group, so that the terminal sends Ctrl+C only to this process.
-    apart: JsonObject = {} if os.name == "nt" else {"process_group": 0, "stdin": subprocess.DEVNULL}
-    child = subprocess.Popen(arguments, env={**os.environ, **variables}, **apart)
+    own_group: JsonObject = {} if os.name == "nt" else {"process_group": 0, "stdin": subprocess.DEVNULL}
+    child = subprocess.Popen(arguments, env={**os.environ, **variables}, **own_group)
     launched = environment.DIRECT not in variables
     if os.name == "nt":  # a console's Ctrl+C reaches all processes there, and launchers wait
         handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN}
@@ -30,11 +30,11 @@ def run_in_foreground(arguments: list[str], variables: Mapping[str, str]) -> int
         handlers = dict.fromkeys(
             (signal.SIGINT, signal.SIGTERM), lambda number, frame: _pass_on(child.pid, number, launched)
         )
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    earlier_handlers = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         code = child.wait()
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
 
@@ -42,7 +42,7 @@ def run_in_foreground(arguments: list[str], variables: Mapping[str, str]) -> int
 def _pass_on(pid: int, number: int, launched: bool) -> None:
     """Send a signal to a process, or to the training it has launched, once that has started."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        known = psutil.Process(pid)
-        for process in (launched and known.children()) or [known]:
+        parent = psutil.Process(pid)
+        for process in (launched and parent.children()) or [parent]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)

@@ -35,21 +35,23 @@ class GpuLog:
         self._samples, self._shared, self._spilled = 0, 0.0, 0.0
 
     def follow(self) -> None:
-        """Sample periodically; without a GPU only once."""
+        # Without a GPU `look` returns False at once.
         while self.look() and not self._ended.wait(SAMPLE_INTERVAL):
             self._samples += 1
 
     def look(self) -> bool:
         """Log one sample of the GPUs; return False without any."""
         visible = gpu_slots.devices()
-        every = machine.read_gpus() if gpu_slots.CPU not in visible else []
-        own = [gpu for gpu in every if gpu.index in visible] or every  # devices may be named by UUID
-        if not own:
+        gpus = machine.read_gpus() if gpu_slots.CPU not in visible else []
+        own_gpus = [gpu for gpu in gpus if gpu.index in visible] or gpus  # devices may be named by UUID
+        if not own_gpus:
             return False
         if IS_WINDOWS and self._samples % SHARED_EVERY == 0:
-            self._measure_spilled(any(gpu.used >= FULL_SHARE * gpu.total for gpu in own))
-        more = {"spilled": round(self._spilled, 1)} if self._spilled else {}
-        self._event("gpu", gpus=[{name: v for name, v in asdict(gpu).items() if v is not None} for gpu in own], **more)
+            self._measure_spilled(any(gpu.used >= FULL_SHARE * gpu.total for gpu in own_gpus))
+        extra = {"spilled": round(self._spilled, 1)} if self._spilled else {}
+        self._event(
+            "gpu", gpus=[{name: v for name, v in asdict(gpu).items() if v is not None} for gpu in own_gpus], **extra
+        )
         return True
 
     def _measure_spilled(self, is_full: bool) -> None:

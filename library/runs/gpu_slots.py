@@ -18,10 +18,10 @@ START_LOCK_TIMEOUT = 15.0  # seconds to wait for another process that starts a t
 
 def devices() -> tuple[str, ...]:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; ("cpu",) without any."""
-    given = os.environ.get(VISIBLE)
-    if given is not None:
-        shown = tuple(part.strip() for part in given.split(",") if part.strip() not in ("", "-1"))
-        return shown or (CPU,)
+    visible = os.environ.get(VISIBLE)
+    if visible is not None:
+        names = tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+        return names or (CPU,)
     return tuple(map(str, range(_count_gpus()))) or (CPU,)
 
 
@@ -39,76 +39,78 @@ def choosing() -> Iterator[None]:
     """Hold the lock for assigning devices on this machine. Raises ConfigError if another process does not
     release it.
     """
-    with locking.hold_lock(Path(registry.data_folder()) / "devices.lock", START_LOCK_TIMEOUT) as mine:
-        if not mine:
+    with locking.hold_lock(Path(registry.data_folder()) / "devices.lock", START_LOCK_TIMEOUT) as is_held:
+        if not is_held:
             raise ConfigError("another training is just being started: try again in a moment")
         yield
 
 
 def taken(active: Iterable[JsonMapping]) -> set[str]:
     """Return the devices of active runs, from their run.json. A run started in a shell may use any."""
-    found: set[str] = set()
+    in_use: set[str] = set()
     for facts in active:
-        found |= set(facts.get("devices") or (*devices(), CPU))
-    return found
+        in_use |= set(facts.get("devices") or (*devices(), CPU))
+    return in_use
 
 
 # The devices of a training started in a shell are unknown, so it counts as using all of them.
 # Why: docs/decisions/2026-11-20-gpus-are-given-to-one-training.md
-def choose_devices(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
+def choose_devices(launch_options: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     """Return the devices that a training gets out of the free ones; () if it must wait.
 
-    `how` are its launch options. Raises ConfigError for GPUs that this machine lacks.
+    Raises ConfigError for GPUs that this machine lacks.
     """
-    every, left = devices(), tuple(free)
-    if how.get("cpu") or every == (CPU,):
-        return (CPU,) if CPU in left else ()
-    asked = str(how.get("gpu_ids") or "").replace(" ", "").strip(",")
-    if asked and asked != "all":
-        wanted = tuple(asked.split(","))
-        if wrong := _absent_gpu_problem(wanted, every):
+    all_devices, available = devices(), tuple(free)
+    if launch_options.get("cpu") or all_devices == (CPU,):
+        return (CPU,) if CPU in available else ()
+    gpu_ids = str(launch_options.get("gpu_ids") or "").replace(" ", "").strip(",")
+    if gpu_ids and gpu_ids != "all":
+        requested = tuple(gpu_ids.split(","))
+        if wrong := _absent_gpu_problem(requested, all_devices):
             raise ConfigError(wrong)
-        return wanted if set(wanted) <= set(left) else ()
-    count = len(every) if asked == "all" else min(wanted_processes(how), len(every))
-    free_in_order = [device for device in every if device in left]
+        return requested if set(requested) <= set(available) else ()
+    count = len(all_devices) if gpu_ids == "all" else min(wanted_processes(launch_options), len(all_devices))
+    free_in_order = [device for device in all_devices if device in available]
     if len(free_in_order) > count:  # other programs may use some, so prefer those with most free memory
         room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}
-        most = sorted(free_in_order, key=lambda device: -room.get(device, 0.0))[:count]
-        free_in_order = [device for device in free_in_order if device in most]
+        roomiest = sorted(free_in_order, key=lambda device: -room.get(device, 0.0))[:count]
+        free_in_order = [device for device in free_in_order if device in roomiest]
     return tuple(free_in_order) if len(free_in_order) >= count else ()
 
 
-def find_launch_problems(how: JsonMapping) -> list[Problem]:
+def find_launch_problems(launch_options: JsonMapping) -> list[Problem]:
     """Return every problem of launch options; of GPUs only if this machine's are known."""
-    problems, every = launch_problems(how), devices()
-    if every == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
+    problems, all_devices = launch_problems(launch_options), devices()
+    if all_devices == (CPU,) or str(launch_options.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
         return problems
-    asked = [part.strip() for part in str(how.get("gpu_ids") or "").split(",") if part.strip()]
-    wanted = every if not asked or asked == ["all"] else tuple(asked)
-    if wrong := _absent_gpu_problem(wanted, every):
+    gpu_ids = [part.strip() for part in str(launch_options.get("gpu_ids") or "").split(",") if part.strip()]
+    requested = all_devices if not gpu_ids or gpu_ids == ["all"] else tuple(gpu_ids)
+    if wrong := _absent_gpu_problem(requested, all_devices):
         problems.append(wrong)
-    elif not problems and (number := wanted_processes(how)) > len(wanted):
-        what = Message("gpu_ids names" if asked and asked != ["all"] else "this machine has")
-        gpus = Message("{count} GPUs" if len(wanted) > 1 else "{count} GPU", count=len(wanted))
+    elif not problems and (number := wanted_processes(launch_options)) > len(requested):
+        what = Message("gpu_ids names" if gpu_ids and gpu_ids != ["all"] else "this machine has")
+        gpus = Message("{count} GPUs" if len(requested) > 1 else "{count} GPU", count=len(requested))
         facts = {"number": number, "what": what, "gpus": gpus}
         problems.append(Problem("num_processes", "is {number}, and {what} {gpus}: one for each", **facts))
     return problems
 
 
-def _absent_gpu_problem(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
+def _absent_gpu_problem(requested: Iterable[str], all_devices: Iterable[str]) -> Problem | None:
     """Return the problem of a GPU that this machine lacks, if any."""
-    unknown = next((name for name in wanted if name not in every), "")
-    here = ", ".join(every)
+    unknown = next((name for name in requested if name not in all_devices), "")
+    device_names = ", ".join(all_devices)
     return (
-        Problem("gpu_ids", ": there is no GPU {name} here, only {here}", name=unknown, here=here) if unknown else None
+        Problem("gpu_ids", ": there is no GPU {name} here, only {here}", name=unknown, here=device_names)
+        if unknown
+        else None
     )
 
 
 @contextlib.contextmanager
-def holding(own: Iterable[str]) -> Iterator[None]:
+def holding(reserved: Iterable[str]) -> Iterator[None]:
     """Reserve these devices for this process, which is no run, within the context."""
     path = _holders() / f"{os.getpid()}.json"
-    layout.store(path, {**process.identity(), "devices": list(own)})
+    layout.store(path, {**process.identity(), "devices": list(reserved)})
     try:
         yield
     finally:
@@ -117,12 +119,12 @@ def holding(own: Iterable[str]) -> Iterator[None]:
 
 def held_devices() -> set[str]:
     """Return the devices reserved by living processes that are no runs."""
-    found: set[str] = set()
+    held: set[str] = set()
     for path in _holders().glob("*.json"):
         facts = layout.load_facts(path)
         if process.alive(facts):
-            found |= set(facts.get("devices") or ())
-    return found
+            held |= set(facts.get("devices") or ())
+    return held
 
 
 def _holders() -> Path:
@@ -134,22 +136,27 @@ def free_devices(active: Iterable[JsonMapping]) -> tuple[str, ...]:
     return tuple(device for device in dict.fromkeys((*devices(), CPU)) if device not in busy)
 
 
-def device_environment(own: Iterable[str]) -> dict[str, str]:
+def device_environment(assigned: Iterable[str]) -> dict[str, str]:
     """Return variables that limit a training to its devices."""
-    own = tuple(own)
+    assigned = tuple(assigned)
     # Number GPUs like nvidia-smi, not by speed.
-    return {} if CPU in own else {VISIBLE: ",".join(own), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {} if CPU in assigned else {VISIBLE: ",".join(assigned), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def options_for_devices(how: JsonMapping, own: Iterable[str]) -> JsonObject:
+def options_for_devices(launch_options: JsonMapping, assigned: Iterable[str]) -> JsonObject:
     """Return the launch options of a training with these devices."""
-    own = tuple(own)
-    if CPU in own:
-        return dict(how)
-    several = {"main_process_port": how.get("main_process_port") or 0} if wanted_processes(how) > 1 else {}
-    return {**how, "gpu_ids": ",".join(own), **several}  # 0: any free port, as another run may use the default
+    assigned = tuple(assigned)
+    if CPU in assigned:
+        return dict(launch_options)
+    # Port 0 is any free one, as another run may use the default.
+    port_option = (
+        {"main_process_port": launch_options.get("main_process_port") or 0}
+        if wanted_processes(launch_options) > 1
+        else {}
+    )
+    return {**launch_options, "gpu_ids": ",".join(assigned), **port_option}
 
 
-def wanted_processes(how: JsonMapping) -> int:
-    machines = int(how.get("num_machines") or 1)
-    return max(1, int(how.get("num_processes") or 1) // max(1, machines))
+def wanted_processes(launch_options: JsonMapping) -> int:
+    machines = int(launch_options.get("num_machines") or 1)
+    return max(1, int(launch_options.get("num_processes") or 1) // max(1, machines))

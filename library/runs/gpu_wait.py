@@ -13,17 +13,17 @@ WAITING = 1.0  # seconds between two polls
 
 
 @contextlib.contextmanager
-def free_devices(how: JsonMapping, report: Callable[[Message], None]) -> Iterator[tuple[str, ...]]:
+def free_devices(launch_options: JsonMapping, report: Callable[[Message], None]) -> Iterator[tuple[str, ...]]:
     """Reserve devices for a process with these launch options; `report` gets what it waits for."""
     with contextlib.ExitStack() as stack:
         while True:
             with gpu_slots.choosing():
                 active = [run for run in reader.runs() if run.active and run.is_here]
-                own = gpu_slots.choose_devices(how, gpu_slots.free_devices(run.facts for run in active))
-                if own:
-                    stack.enter_context(gpu_slots.holding(own))
+                reserved = gpu_slots.choose_devices(launch_options, gpu_slots.free_devices(run.facts for run in active))
+                if reserved:
+                    stack.enter_context(gpu_slots.holding(reserved))
                     break
             names = ", ".join(run.id for run in active)
             report(Message("waiting for {trainings}", trainings=names) if names else Message(WAITS))
             time.sleep(WAITING)
-        yield own
+        yield reserved

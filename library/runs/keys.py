@@ -24,11 +24,11 @@ def stored_keys() -> dict[str, str]:
     return {name: value for name, value in layout.load_facts(keys_file()).items() if name in ENVIRONMENT and value}
 
 
-def store_keys(given: Mapping[str, str | None]) -> list[str]:
-    """Store given non-empty values; return the names of new ones. Only the owner may read the file (0600)."""
+def store_keys(values: Mapping[str, str | None]) -> list[str]:
+    """Store non-empty values; return the names of new ones. Only the owner may read the file (0600)."""
     new = {
         name: value
-        for name, value in given.items()
+        for name, value in values.items()
         if name in ENVIRONMENT and value and stored_keys().get(name) != value
     }
     if new:

@@ -56,13 +56,13 @@ def _variables(launch: Launch) -> dict[str, str] | None:
         return None
     if not launch.cpu and not _is_plain(_config_file()):
         return None
-    given = os.environ.get("OMP_NUM_THREADS", "0")
-    if not given.isdecimal() or any(name in os.environ for name in MPI):
+    threads_variable = os.environ.get("OMP_NUM_THREADS", "0")
+    if not threads_variable.isdecimal() or any(name in os.environ for name in MPI):
         return None
-    threads = launch.num_cpu_threads_per_process or int(given)
+    threads = launch.num_cpu_threads_per_process or int(threads_variable)
     if not threads and launch.cpu:
         threads = psutil.cpu_count(logical=False) or 1
-    found = {
+    variables = {
         environment.DIRECT: "1",
         "ACCELERATE_USE_CPU": str(launch.cpu),
         "ACCELERATE_MIXED_PRECISION": launch.mixed_precision,
@@ -74,10 +74,10 @@ def _variables(launch: Launch) -> dict[str, str] | None:
         "OMP_NUM_THREADS": str(threads or 1),
     }
     if launch.gpu_ids not in (None, "all"):
-        found["CUDA_VISIBLE_DEVICES"] = launch.gpu_ids
+        variables["CUDA_VISIBLE_DEVICES"] = launch.gpu_ids
     if launch.cpu:
-        found |= {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
-    return found
+        variables |= {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
+    return variables
 
 
 def _config_file() -> Path:
@@ -88,18 +88,18 @@ def _config_file() -> Path:
 
 
 def _is_plain(path: Path) -> bool:
-    """Return whether the file is missing, or asks for nothing beyond a single process."""
+    """Return whether the file is missing, or configures nothing beyond a single process."""
     if path.with_suffix(".json").is_file():
         return False
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        answers = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return True
     except (OSError, ValueError, yaml.YAMLError):
         return False
-    if not isinstance(found, dict) or "distributed_type" not in found:
+    if not isinstance(answers, dict) or "distributed_type" not in answers:
         return False
     return all(
         name in WITHOUT_EFFECT and (WITHOUT_EFFECT[name] is None or value == WITHOUT_EFFECT[name])
-        for name, value in found.items()
+        for name, value in answers.items()
     )

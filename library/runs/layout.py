@@ -60,10 +60,10 @@ def is_run_id(text: Any) -> bool:
 def stop_asked(folder: Path) -> str:
     """Return the stop requested for this run: one of STOPS, "" for none."""
     try:
-        asked = (folder / STOP).read_text(encoding="utf-8").strip()
+        request = (folder / STOP).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
-    return asked if asked in STOPS[1:] else "after_step"
+    return request if request in STOPS[1:] else "after_step"
 
 
 def request_file(folder: Path, request: str) -> Path:
@@ -78,31 +78,30 @@ def load_facts(path: Path) -> JsonObject:
         facts = parse_facts(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    named = {OLD_NAMES.get(name, name): value for name, value in facts.items()}
-    return {name: value for name, value in named.items() if _is_sound_fact(name, value)}
+    renamed = {OLD_NAMES.get(name, name): value for name, value in facts.items()}
+    return {name: value for name, value in renamed.items() if _is_sound_fact(name, value)}
 
 
 def facts_section(facts: JsonMapping, name: str) -> JsonObject:
     """Return the non-default options of a section in a run's facts; {} without any."""
-    found = (facts.get("config") or {}).get(name)
-    return found if isinstance(found, dict) else {}
+    section = (facts.get("config") or {}).get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _is_sound_fact(name: str, value: Any) -> bool:
     """Return whether a fact is valid."""
     # People edit these files, and disks damage them.
     if value is None or name not in FACT_TYPES:
-        return (
-            name not in FACT_TYPES or FACT_TYPES[name] != NUMBER
-        )  # None is no number; what is not there has a default
+        # None is no number; a missing fact has a default.
+        return name not in FACT_TYPES or FACT_TYPES[name] != NUMBER
+    # A bool is also an int.
     if not isinstance(value, FACT_TYPES[name]) or isinstance(value, bool) and bool not in FACT_TYPES[name]:
         return False
     return not isinstance(value, int | float) or abs(value) <= MAX_FACT  # neither NaN nor infinite
 
 
 def load_changed(path: str) -> JsonObject:
-    """Like `load`, but read a file again only after a change; callers must not modify the result."""
-    return _load_cached(path, signature(path))
+    return _load_cached(path, signature(path))  # the cache shares it, so callers must not modify it
 
 
 @lru_cache(maxsize=4096)
@@ -113,16 +112,15 @@ def _load_cached(path: str, written: tuple[int, int, int]) -> JsonObject:
 def signature(path: str) -> tuple[int, int, int]:
     """Return what changes with every write of a file: time, length and inode; zeros without a file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return 0, 0, 0
     # `store` creates a new file for each write, so two writes within one clock tick differ, too.
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def store(path: Path, values: JsonMapping) -> None:
-    """Write a JSON object atomically: readers see the old one or the new one."""
-    write_atomic(path, dump(values, indent=1) + "\n")
+    write_atomic(path, dump(values, indent=1) + "\n")  # readers see the old object or the new one
 
 
 def parse_facts(text: str | bytes) -> JsonObject:
@@ -130,27 +128,27 @@ def parse_facts(text: str | bytes) -> JsonObject:
     facts = json.loads(text)
     if not isinstance(facts, dict):
         return {}
-    made = facts.pop(TEXTS, None)
+    texts = facts.pop(TEXTS, None)
     try:
-        return stored_messages.restored(facts, made) if made else facts
+        return stored_messages.restored(facts, texts) if texts else facts
     except (AttributeError, KeyError, TypeError, RecursionError):  # written by another version, or by hand
         return facts
 
 
 def dump(values: JsonMapping, indent: int | None = None) -> str:
     """Return strict JSON: NaN and infinity become null, and unknown types a number or text."""
-    made = [*stored_messages.locate_texts(values)]
-    return json_text(_finite_number({**values, TEXTS: made} if made else values), indent=indent)
+    texts = [*stored_messages.locate_texts(values)]
+    return json_text(_finite_number({**values, TEXTS: texts} if texts else values), indent=indent)
 
 
 def without_secrets(values: JsonMapping) -> JsonObject:
-    kept = {name: value for name, value in values.items() if name not in SECRETS}
-    return {name: without_secrets(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+    public = {name: value for name, value in values.items() if name not in SECRETS}
+    return {name: without_secrets(value) if isinstance(value, Mapping) else value for name, value in public.items()}
 
 
 def secrets_in(values: JsonMapping) -> list[str]:
-    found = [str(value) for name, value in values.items() if name in SECRETS and value]
-    return found + [s for value in values.values() if isinstance(value, Mapping) for s in secrets_in(value)]
+    texts = [str(value) for name, value in values.items() if name in SECRETS and value]
+    return texts + [s for value in values.values() if isinstance(value, Mapping) for s in secrets_in(value)]
 
 
 def _finite_number(value: Any) -> Any:

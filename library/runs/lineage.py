@@ -24,10 +24,10 @@ def parent_run(folder: Path) -> tuple[Path, int | None] | None:
     state, at = _state(folder, facts), _before_first(folder)
     if at is None and state:  # only now, as the folder may hold another state later
         at = step_of(state)
-    found = _named_parent(facts) or (_maker(facts, state, at or 0) if state else None)
-    if found is None or not _began(found) < _began(facts):  # a run resumes an older one, so there are no cycles
+    parent = _named_parent(facts) or (_maker(facts, state, at or 0) if state else None)
+    if parent is None or not _began(parent) < _began(facts):  # a run resumes an older one, so there are no cycles
         return None
-    return Path(found["at"]), at
+    return Path(parent["at"]), at
 
 
 def _before_first(folder: Path) -> int | None:
@@ -50,32 +50,34 @@ def _state(folder: Path, facts: JsonMapping) -> Path | None:
         except (OSError, ValueError):
             return None
     steps = config.get("steps")
-    given = (steps if isinstance(steps, dict) else config).get("resume")
-    return Path(str(facts.get("folder") or ".")) / given if isinstance(given, str) and given else None
+    resume = (steps if isinstance(steps, dict) else config).get("resume")
+    return Path(str(facts.get("folder") or ".")) / resume if isinstance(resume, str) and resume else None
 
 
 def _named_parent(facts: JsonMapping) -> JsonObject | None:
     """Return the run that the page names as resumed."""
     try:
-        place = registry.folder_of_run(facts["resumes"])
+        folder = registry.folder_of_run(facts["resumes"])
     except KeyError:
         return None
-    return {**layout.load_facts(place / layout.RUN), "at": place}
+    return {**layout.load_facts(folder / layout.RUN), "at": folder}
 
 
 def _maker(facts: JsonMapping, state: Path, at: int) -> JsonObject | None:
     """Return the newest older run that wrote states of this name there, and got as far."""
-    wanted = state.parent.absolute()
-    every = [{**layout.load_facts(place / layout.RUN), "at": place} for place in registry.run_folders().values()]
-    found = [
-        one
-        for one in every
-        if one.get("output_dir") == str(wanted)
-        and state.name.startswith(f"{one.get('output_name')}-")
-        and _as_float(one.get("step")) >= at
-        and _began(one) < _began(facts)
+    output_dir = state.parent.absolute()
+    known_runs = [
+        {**layout.load_facts(folder / layout.RUN), "at": folder} for folder in registry.run_folders().values()
     ]
-    return max(found, key=_began, default=None)
+    candidates = [
+        run
+        for run in known_runs
+        if run.get("output_dir") == str(output_dir)
+        and state.name.startswith(f"{run.get('output_name')}-")
+        and _as_float(run.get("step")) >= at
+        and _began(run) < _began(facts)
+    ]
+    return max(candidates, key=_began, default=None)
 
 
 def _began(facts: JsonMapping) -> float:

@@ -18,8 +18,7 @@ BYTES_PER_GIB = 2**30
 
 
 def has_memory(gib: float, gigabytes: int) -> bool:
-    """Return whether a GPU that reports `gib` GiB is sold with at least `gigabytes` GB."""
-    return gib >= gigabytes * SOLD
+    return gib >= gigabytes * SOLD  # reported in GiB, sold in GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +50,8 @@ def _driver_library() -> Iterator[bool]:
 
 
 def driver_version() -> str:
-    """The version of the NVIDIA driver, "" without one."""
     with _driver_library() as works:
-        return str(_ask_driver(pynvml.nvmlSystemGetDriverVersion) or "") if works else ""
+        return str(_ask_driver(pynvml.nvmlSystemGetDriverVersion) or "") if works else ""  # "" without a driver
 
 
 def gpu_count() -> int:
@@ -91,10 +89,10 @@ def _read_gpu(index: int) -> GpuStatus | None:
     )
 
 
-def _ask_driver(question: Callable[..., Any], *given: Any) -> Any:
+def _ask_driver(question: Callable[..., Any], *arguments: Any) -> Any:
     """Query the driver; None if a GPU does not support it."""
     try:
-        return question(*given)
+        return question(*arguments)
     except pynvml.NVMLError:
         return None
 
@@ -134,14 +132,14 @@ GPUS = GpuMonitor()
 
 def computer_memory() -> dict[str, float]:
     """Return the computer's used and total memory in GiB."""
-    found = psutil.virtual_memory()
-    return {"used": round((found.total - found.available) / 2**30, 1), "total": round(found.total / 2**30, 1)}
+    memory = psutil.virtual_memory()
+    return {"used": round((memory.total - memory.available) / 2**30, 1), "total": round(memory.total / 2**30, 1)}
 
 
-def disk_space(place: str | Path) -> dict[str, float]:
+def disk_space(folder: str | Path) -> dict[str, float]:
     """Return free and total space in GB of a folder's disk; {} if the folder is gone."""
     try:
-        found = shutil.disk_usage(place)
+        usage = shutil.disk_usage(folder)
     except OSError:
         return {}
-    return {"free": round(found.free / 1e9, 1), "total": round(found.total / 1e9, 1)}
+    return {"free": round(usage.free / 1e9, 1), "total": round(usage.total / 1e9, 1)}

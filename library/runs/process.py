@@ -36,26 +36,27 @@ def _boot() -> str:
     return ""
 
 
-def find_process(known: JsonObject) -> psutil.Process | None:
+def find_process(recorded: JsonObject) -> psutil.Process | None:
     """Return the running process described by `identity`, or None if it ended, even if its id was reused."""
-    pid, start = known.get("pid"), known.get("process_start")
-    if not isinstance(pid, int) or pid < 0 or not isinstance(start, int | float) or known.get("host", HOST) != HOST:
+    pid, start = recorded.get("pid"), recorded.get("process_start")
+    # These facts come from files that people edit.
+    if not isinstance(pid, int) or pid < 0 or not isinstance(start, int | float) or recorded.get("host", HOST) != HOST:
         return None
     try:
-        found = psutil.Process(pid)
-        seen, since_boot = found.create_time(), known.get("since_boot")
-        if isinstance(since_boot, int | float) and known.get("boot") == _boot():
-            seen, start = seen - psutil.boot_time(), since_boot
+        candidate = psutil.Process(pid)
+        actual_start, since_boot = candidate.create_time(), recorded.get("since_boot")
+        if isinstance(since_boot, int | float) and recorded.get("boot") == _boot():
+            actual_start, start = actual_start - psutil.boot_time(), since_boot
         # On other systems a clock correction can shift it slightly.
-        if abs(seen - start) > 2 or found.status() == psutil.STATUS_ZOMBIE:
+        if abs(actual_start - start) > 2 or candidate.status() == psutil.STATUS_ZOMBIE:
             return None
     except psutil.Error:
         return None
-    return found
+    return candidate
 
 
-def alive(known: JsonObject) -> bool:
-    return find_process(known) is not None
+def alive(recorded: JsonObject) -> bool:
+    return find_process(recorded) is not None
 
 
 def exists(pid: Any) -> bool:
@@ -72,8 +73,8 @@ def kill(roots: list[psutil.Process], grace: float = GRACE) -> bool:
     for victim in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.kill()
-    _, left = psutil.wait_procs(doomed, timeout=grace)
-    return not any(exists(one.pid) for one in left)
+    _, survivors = psutil.wait_procs(doomed, timeout=grace)
+    return not any(exists(survivor.pid) for survivor in survivors)
 
 
 def end(roots: list[psutil.Process], grace: float = GRACE) -> bool:
@@ -88,8 +89,8 @@ def end(roots: list[psutil.Process], grace: float = GRACE) -> bool:
 
 
 def _with_children(roots: list[psutil.Process]) -> list[psutil.Process]:
-    found: dict[int, psutil.Process] = {}
+    processes: dict[int, psutil.Process] = {}
     for root in roots:
         with contextlib.suppress(psutil.NoSuchProcess):
-            found.update({p.pid: p for p in [root, *root.children(recursive=True)]})
-    return list(found.values())
+            processes.update({p.pid: p for p in [root, *root.children(recursive=True)]})
+    return list(processes.values())

@@ -91,35 +91,35 @@ def read_queue() -> Queue:
     return _queue(layout.load_changed(str(queue_folder() / "queue.json")))
 
 
-def _queue(found: JsonMapping) -> Queue:
+def _queue(content: JsonMapping) -> Queue:
     """Return the queue of a file's content, sharing no objects with it."""
-    found = copy.deepcopy(found)
-    known = {f.name for f in fields(QueueEntry)}
-    given = [
-        entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_run_id(entry.get("id"))
+    content = copy.deepcopy(content)
+    field_names = {f.name for f in fields(QueueEntry)}
+    valid_entries = [
+        entry for entry in content.get("entries") or [] if isinstance(entry, dict) and layout.is_run_id(entry.get("id"))
     ]
-    entries = [QueueEntry(**{name: entry[name] for name in known & entry.keys()}) for entry in given]
-    worker = found.get("worker")
+    entries = [QueueEntry(**{name: entry[name] for name in field_names & entry.keys()}) for entry in valid_entries]
+    worker = content.get("worker")
     return Queue(
         entries,
-        found.get("paused") or "",
-        bool(found.get("go_on", True)),
+        content.get("paused") or "",
+        bool(content.get("go_on", True)),
         worker if isinstance(worker, dict) else {},
-        float(found.get("called") or 0.0),
+        float(content.get("called") or 0.0),
     )
 
 
 @contextlib.contextmanager
 def changing() -> Iterator[Queue]:
     """Yield the queue for changes and write it back; the lock keeps others out meanwhile."""
-    with locking.hold_lock(queue_folder() / "queue.lock", LOCK_TIMEOUT) as mine:
-        if not mine:
+    with locking.hold_lock(queue_folder() / "queue.lock", LOCK_TIMEOUT) as is_held:
+        if not is_held:
             raise ConfigError("The queue is being changed by another program: try again in a moment.")
-        found = _queue(layout.load_facts(queue_folder() / "queue.json"))
-        before = asdict(found)
-        yield found
-        if asdict(found) != before:
-            layout.store(queue_folder() / "queue.json", asdict(found))
+        queue = _queue(layout.load_facts(queue_folder() / "queue.json"))
+        unchanged = asdict(queue)
+        yield queue
+        if asdict(queue) != unchanged:
+            layout.store(queue_folder() / "queue.json", asdict(queue))
 
 
 def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
@@ -233,13 +233,13 @@ def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
 def queued_sentence(entry: QueueEntry) -> Message:
     """Describe what happened to a just added entry."""
     queue = read_queue()
-    before = [e for e in queue.waiting if e.added < entry.added]
+    earlier = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
         return Message("{name} is in the queue, which is paused: press Continue in the Queue tab.", name=entry.name)
     template = "{name} is in the queue and starts as soon as there is room. It does not need this page to be open."
-    if before:
+    if earlier:
         template = "{name} is in the queue and starts after {others}. It does not need this page to be open."
-    return Message(template, name=entry.name, others=counted(len(before), "other"))
+    return Message(template, name=entry.name, others=counted(len(earlier), "other"))
 
 
 def work() -> None:

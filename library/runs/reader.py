@@ -55,8 +55,8 @@ class RecordedRun(ProcessFolder):
 
 
 def runs() -> list[RecordedRun]:
-    found = [run_at(folder) for folder in registry.run_folders().values()]
-    return sorted(found, key=lambda run: run.facts.get("started", 0), reverse=True)
+    recorded = [run_at(folder) for folder in registry.run_folders().values()]
+    return sorted(recorded, key=lambda run: run.facts.get("started", 0), reverse=True)
 
 
 def find_run(run_id: str) -> RecordedRun:
@@ -65,7 +65,7 @@ def find_run(run_id: str) -> RecordedRun:
 
 
 def active() -> RecordedRun | None:
-    return next((found for found in runs() if found.active), None)
+    return next((run for run in runs() if run.active), None)
 
 
 def run_at(folder: Path) -> RecordedRun:
@@ -91,17 +91,17 @@ def run_at(folder: Path) -> RecordedRun:
 def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | None] | None:
     """Return state and cause of a run that is recorded as active but whose process has ended; None if it is active."""
     begun = "pid" in facts  # the trainer itself has taken the record over
-    known = facts if begun else layout.load_facts(folder / layout.LAUNCHER)
-    if known.get("host", process.HOST) != process.HOST:
+    process_facts = facts if begun else layout.load_facts(folder / layout.LAUNCHER)
+    if process_facts.get("host", process.HOST) != process.HOST:
         silent = time.time() - facts.get("heartbeat", 0) > SILENCE
         return ("interrupted", "The other computer has not reported for some time.") if silent else None
-    if not known and time.time() - facts.get("started", 0) < LAUNCH_TIMEOUT:
+    if not process_facts and time.time() - facts.get("started", 0) < LAUNCH_TIMEOUT:
         return None
-    if process.alive(known) or (begun and _is_beating(facts)):
+    if process.alive(process_facts) or (begun and _is_beating(facts)):
         return None
     message = explain.cause(tail(folder))
-    if asked := layout.stop_asked(folder):
-        return ("failed", message) if message and asked != "kill" else ("stopped", None)
+    if request := layout.stop_asked(folder):
+        return ("failed", message) if message and request != "kill" else ("stopped", None)
     if not begun:
         return "failed", message or "The training ended before it began. Its log says more."
     return ("failed", message) if message else ("interrupted", "The training was interrupted: its process is gone.")
@@ -133,7 +133,7 @@ def read_progress(run_id: str, since: int = 0) -> tuple[list[JsonObject], int]:
 
 
 def read_events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
-    """Like `read`, for a folder. An incomplete line waits for the next call; a broken one is skipped."""
+    """Like `read_progress`, for a folder. An incomplete line waits for the next call; a broken one is skipped."""
     try:
         with (folder / layout.PROGRESS).open("rb") as progress:
             progress.seek(0, 2)
@@ -142,16 +142,16 @@ def read_events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
             data = progress.read()
     except OSError:
         return [], 0
-    whole = data[: data.rfind(b"\n") + 1]
-    found = []
-    for line in whole.splitlines():
+    complete_lines = data[: data.rfind(b"\n") + 1]
+    events = []
+    for line in complete_lines.splitlines():
         try:
             event = layout.parse_facts(line)
         except ValueError:
             continue
         if event:
-            found.append(event)
-    return found, since + len(whole)
+            events.append(event)
+    return events, since + len(complete_lines)
 
 
 class RunProgress:
@@ -163,16 +163,13 @@ class RunProgress:
         self.last: JsonObject = {}  # the newest step line
         self.phase: JsonObject | None = None  # current work outside the steps
         self.events: dict[str, deque[JsonObject]] = {}  # the newest events of every other kind
-        self._path, self._read = (
-            os.path.join(folder, layout.PROGRESS),
-            (0, 0, 0),
-        )  # its file, and that file's signature at the last read
+        self._path = os.path.join(folder, layout.PROGRESS)
+        self._read = (0, 0, 0)  # signature of the file at the last read
         self._lock = threading.Lock()
 
     @property
     def curve(self) -> list[tuple[int, float, float]]:
-        """Step, loss and smoothed loss, preceded by those of the resumed run."""
-        return self.line.points
+        return self.line.points  # step, loss, smoothed loss; those of the resumed run come first
 
     def update(self) -> "RunProgress":
         """Read events since the last call. Thread-safe."""
@@ -181,8 +178,8 @@ class RunProgress:
             if written == self._read:
                 return self
             self._read = written  # later writes change the signature
-            found, self.offset = read_events(self.folder, self.offset)
-            for event in found:
+            new_events, self.offset = read_events(self.folder, self.offset)
+            for event in new_events:
                 self._take(event)
         return self
 
@@ -201,8 +198,8 @@ class RunProgress:
 @lru_cache(maxsize=16)
 def progress(folder: Path) -> RunProgress:
     """Return the only RunProgress of a folder, so that all readers of this process share it."""
-    before = lineage.parent_run(folder)
-    if before is None:
+    parent = lineage.parent_run(folder)
+    if parent is None:
         return RunProgress(folder)
-    place, at = before
-    return RunProgress(folder, Curve(progress(place).update().line, at))
+    parent_folder, at = parent
+    return RunProgress(folder, Curve(progress(parent_folder).update().line, at))

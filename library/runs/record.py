@@ -43,7 +43,7 @@ class Record:
 
         with Record.start(changed(config), script, output_dir, output_name, title) as record:
             record.plan(1600)
-            record.phase(Text("caching latents"), 3, 12)
+            record.phase(Message("caching latents"), 3, 12)
             record.step({"step": 1, "loss": 0.12, "lr": {"unet": 1e-4}})
     """
 
@@ -102,23 +102,24 @@ class Record:
         return self.folder.name
 
     def plan(self, total_steps: int, **facts: Any) -> None:
-        """Record the number of optimizer steps, and further facts for run.json (batches, images, epochs)."""
         self.note(total_steps=int(total_steps), **facts)
 
     def note(self, **facts: Any) -> None:
         """Add facts to run.json; a mapping is merged: note(hardware={"gpu": "L40S"})."""
         with self._lock:
             for name, value in facts.items():
-                known = self.facts.get(name)
-                self.facts[name] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+                existing = self.facts.get(name)
+                self.facts[name] = (
+                    {**existing, **value} if isinstance(existing, dict) and isinstance(value, dict) else value
+                )
         self._write()
 
     def phase(self, name: Message, done: int | None = None, total: int | None = None) -> None:
         """Record the current phase outside of steps: `caching latents`, 312 of 1000."""
-        now, (last, said) = time.monotonic(), self._phase_said
+        now, (last_name, last_time) = time.monotonic(), self._phase_said
         with self._lock:
             self.facts["phase"] = {"name": name, "done": done, "total": total}
-        if name != last or done == total or now - said >= PHASE_INTERVAL:
+        if name != last_name or done == total or now - last_time >= PHASE_INTERVAL:
             self._phase_said = (name, now)
             self.event("phase", name=name, done=done, total=total)
 
@@ -159,20 +160,20 @@ class Record:
 
     def stop_requested(self) -> str:
         """Return the requested stop, one of layout.STOPS. Accesses the disk once per call."""
-        asked = layout.stop_asked(self.folder)
+        request = layout.stop_asked(self.folder)
         with self._lock:
-            if asked and self.facts["state"] == "running":
+            if request and self.facts["state"] == "running":
                 self.facts["state"] = "stopping"
-        return asked
+        return request
 
     def requests(self) -> list[str]:
         """Return pending requests of layout.REQUESTS, and delete them from the disk."""
-        found = []
+        pending = []
         for request in layout.REQUESTS:
             with contextlib.suppress(OSError):
                 layout.request_file(self.folder, request).unlink()
-                found.append(request)
-        return found
+                pending.append(request)
+        return pending
 
     def stopping(self, how: str = "after_step") -> None:
         """Record a requested stop; one by signal looks the same to readers as one by file."""
@@ -271,13 +272,13 @@ def error_sentence(error: BaseException) -> MessageLike:
 def package_versions() -> dict[str, str]:
     """Return versions of packages."""
     # From metadata, so that nothing heavy is imported.
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in RECORDED_PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def hardware() -> JsonObject:

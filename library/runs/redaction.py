@@ -139,8 +139,8 @@ def _installation() -> Iterator[tuple[str, str]]:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Return the pattern of a name in a line: a word anywhere, a path only at a path boundary."""
-    # /data/cat, shown as <home>, is no prefix of /data/cats, which would become <home>s.
+    # A word matches anywhere, a path only at a path boundary: /data/cat, shown as <home>, is no prefix of /data/cats,
+    # which would become <home>s.
     return re.compile(re.escape(name) + (r"(?![\w.~-]*\w)" if PATH.match(name) else ""))
 
 
@@ -192,12 +192,12 @@ def _data(config: JsonMapping) -> Iterator[Path]:
         yield file
         if name == "dataset_config":
             folders += _folders_in(file)
-    left = MOST_FILES
+    remaining = MOST_FILES
     for folder in folders:
         for where, _, names in os.walk(Path(folder).expanduser()):
             for name in names:
-                if Path(name).suffix.lower() in (*PRIVATE_SUFFIXES, *IMAGES) and left > 0:
-                    left -= 1
+                if Path(name).suffix.lower() in (*PRIVATE_SUFFIXES, *IMAGES) and remaining > 0:
+                    remaining -= 1
                     yield Path(where) / name
 
 

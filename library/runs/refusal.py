@@ -17,8 +17,10 @@ class Secrets:
     """Removes this run's tokens and keys from texts before they are written."""
 
     def __init__(self, config: JsonMapping) -> None:
-        own = [layout.secrets_in(config), [os.environ.get(name, "") for name in ENVIRONMENT]]
-        self._words = sorted({word for words in own for word in words if len(word) >= SHORTEST}, key=len, reverse=True)
+        sources = [layout.secrets_in(config), [os.environ.get(name, "") for name in ENVIRONMENT]]
+        self._words = sorted(
+            {word for words in sources for word in words if len(word) >= SHORTEST}, key=len, reverse=True
+        )
 
     def redact(self, text: str) -> str:
         """Return the text without secrets."""

@@ -36,9 +36,9 @@ UNLISTED = (
 
 
 def data_folder() -> Path:
-    """The user's data folder of this program: KOHYA_HOME, or the system's place for such data."""
-    given = os.environ.get("KOHYA_HOME")
-    return Path(given).expanduser() if given else Path(platformdirs.user_data_dir("kohya", appauthor=False))
+    """Return this program's data folder of the user: KOHYA_HOME, or the system's place for such data."""
+    home = os.environ.get("KOHYA_HOME")
+    return Path(home).expanduser() if home else Path(platformdirs.user_data_dir("kohya", appauthor=False))
 
 
 def unusable() -> Message | None:
@@ -61,16 +61,16 @@ def add_pointer(folder: Path, facts: JsonMapping | None = None) -> None:
     """Add a pointer to a run's folder; the `facts` of its process find the run even without its folder."""
     pointers = data_folder() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
-    about = {name: (facts or {})[name] for name in COPIED_FACTS if name in (facts or {})}
-    layout.store(pointers / f"{folder.name}.json", {**about, "folder": str(folder.absolute())})
+    copied = {name: (facts or {})[name] for name in COPIED_FACTS if name in (facts or {})}
+    layout.store(pointers / f"{folder.name}.json", {**copied, "folder": str(folder.absolute())})
 
 
 def working_without_folder(run_id: str) -> JsonObject:
     """Return the pointer's facts of a run whose process is alive although its folder was deleted; else empty."""
-    known = layout.load_facts(data_folder() / "runs" / f"{run_id}.json") if layout.is_run_id(run_id) else {}
-    if not _is_alive(known):
+    pointer = layout.load_facts(data_folder() / "runs" / f"{run_id}.json") if layout.is_run_id(run_id) else {}
+    if not _is_alive(pointer):
         return {}
-    return {name: value for name, value in known.items() if name in COPIED_FACTS} | {"state": "running", "lost": True}
+    return {name: value for name, value in pointer.items() if name in COPIED_FACTS} | {"state": "running", "lost": True}
 
 
 def run_folders() -> dict[str, Path]:
@@ -80,26 +80,26 @@ def run_folders() -> dict[str, Path]:
         changed = pointers.stat().st_mtime_ns
     except OSError:
         return {}
-    known = _pointers(pointers, changed).items()
+    entries = _pointers(pointers, changed).items()
     return {
-        run_id: Path(about["folder"]) for run_id, about in known if os.path.isdir(about["folder"]) or _is_alive(about)
+        run_id: Path(facts["folder"]) for run_id, facts in entries if os.path.isdir(facts["folder"]) or _is_alive(facts)
     }
 
 
-def _is_alive(about: JsonMapping) -> bool:
-    return "pid" in about and process.alive(dict(about))
+def _is_alive(facts: JsonMapping) -> bool:
+    return "pid" in facts and process.alive(dict(facts))
 
 
 @lru_cache(maxsize=4)
 def _pointers(pointers: Path, changed: int) -> dict[str, JsonObject]:
     """Return all pointers; `changed` is part of the cache key."""
     # Cached, as the page reads them every second; writing one changes the folder's time.
-    found = {}
+    facts_by_id = {}
     for pointer in pointers.glob("*.json"):
-        about = layout.load_facts(pointer)
-        if layout.is_run_id(pointer.stem) and about.get("folder"):
-            found[pointer.stem] = about
-    return found
+        facts = layout.load_facts(pointer)
+        if layout.is_run_id(pointer.stem) and facts.get("folder"):
+            facts_by_id[pointer.stem] = facts
+    return facts_by_id
 
 
 def folder_of_run(run_id: str) -> Path:
@@ -107,7 +107,7 @@ def folder_of_run(run_id: str) -> Path:
     gone.
     """
     if layout.is_run_id(run_id):
-        found = layout.load_facts(data_folder() / "runs" / f"{run_id}.json").get("folder")
-        if found and (Path(found).is_dir() or working_without_folder(run_id)):
-            return Path(found)
+        folder = layout.load_facts(data_folder() / "runs" / f"{run_id}.json").get("folder")
+        if folder and (Path(folder).is_dir() or working_without_folder(run_id)):
+            return Path(folder)
     raise KeyError(f"No run is called {run_id!r}.")

@@ -11,37 +11,41 @@ from library.runs.lineage import step_of
 
 def newest_state(run: reader.RecordedRun) -> Path | None:
     """Return this run's state folder with the most steps, else the one it started from; None without either."""
-    told = reader.progress(run.folder).update().events
-    mine: dict[Path, int] = {}
+    events = reader.progress(run.folder).update().events
+    steps_by_folder: dict[Path, int] = {}
     for kind in ("saved", "saving"):  # a run killed between the two has a complete state, too
-        for event in told.get(kind, ()):
+        for event in events.get(kind, ()):
             path = Path(run.facts.get("folder") or ".", str(event.get("file") or ""))
-            if path in mine or not path.name.endswith("-state"):
+            if path in steps_by_folder or not path.name.endswith("-state"):
                 continue
             step = step_of(path)
             # A folder that was about to be replaced may still be another run's.
             if step is not None and (kind == "saved" or step == event.get("step")):
-                mine[path] = step
-    if mine:
-        return max(mine, key=mine.__getitem__)
-    given = run_settings(run).get("steps", {}).get("resume")
-    return Path(given) if isinstance(given, str) and given and step_of(Path(given)) is not None else None
+                steps_by_folder[path] = step
+    if steps_by_folder:
+        return max(steps_by_folder, key=steps_by_folder.__getitem__)
+    started_from = run_settings(run).get("steps", {}).get("resume")
+    return (
+        Path(started_from)
+        if isinstance(started_from, str) and started_from and step_of(Path(started_from)) is not None
+        else None
+    )
 
 
 def run_settings(run: reader.RecordedRun) -> JsonObject:
-    found = run.facts.get("config")
-    return {name: values for name, values in (found or {}).items() if isinstance(values, dict)}
+    config = run.facts.get("config")
+    return {name: values for name, values in (config or {}).items() if isinstance(values, dict)}
 
 
-def is_wanted(run: reader.RecordedRun, others: Iterable[reader.RecordedRun]) -> bool:
+def is_wanted(run: reader.RecordedRun, other_runs: Iterable[reader.RecordedRun]) -> bool:
     """Return whether a run has work left that no other run has taken over."""
-    left = run.state in ("interrupted", "stopped", "failed") and not run.active
-    return left and not any(other.facts.get("resumes") == run.id for other in others)
+    is_unfinished = run.state in ("interrupted", "stopped", "failed") and not run.active
+    return is_unfinished and not any(other.facts.get("resumes") == run.id for other in other_runs)
 
 
 def run_launch_options(run: reader.RecordedRun) -> JsonObject:
-    found = run.facts.get("launch")
-    return found if isinstance(found, dict) else {}
+    options = run.facts.get("launch")
+    return options if isinstance(options, dict) else {}
 
 
 def run_toml(run: reader.RecordedRun) -> str:
@@ -61,6 +65,5 @@ def find_run_problems(run: reader.RecordedRun) -> Iterator[Message]:
 
 
 def check_resumable(run: reader.RecordedRun) -> None:
-    """Raise ConfigError when a run cannot be resumed."""
-    if found := list(find_run_problems(run)):
-        raise ConfigError(*found)
+    if problems := list(find_run_problems(run)):
+        raise ConfigError(*problems)

@@ -28,28 +28,25 @@ class SampleSheet:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of the picture."""
         return self.width, HEAD + len(self.prompts) * (self.label_height + CELL + MARGIN)
 
     @property
     def width(self) -> int:
-        """Width of the picture, pixels."""
         return MARGIN + len(self.steps) * (CELL + MARGIN)
 
     @property
     def labels(self) -> dict[int, list[str]]:
-        """The lines above each row, by the number of its prompt."""
+        """Return the lines above each row, by the number of its prompt."""
         letters = (self.width - 2 * MARGIN) // LETTER_WIDTH
         return {number: _wrapped(_drawable(number, prompt), letters) for number, prompt in self.prompts.items()}
 
     @property
     def label_height(self) -> int:
-        """Height of the label above each row, pixels."""
         return LINE_HEIGHT * max(map(len, self.labels.values()))
 
 
 def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
-    """The sheet of a run's events of samples; None where they show no progress, as all are of one step."""
+    """Return the sheet of a run's sample events; None if all are of one step, which shows no progress."""
     places, prompts = {}, {}
     for place, event in enumerate(events):
         number, step = (_whole(event.get(name)) for name in ("number", "step"))
@@ -63,7 +60,7 @@ def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
 
 
 def draw_sheet(sheet: SampleSheet, opened: Callable[[int], Image.Image | None]) -> Image.Image:
-    """The picture, RGB. `opened` returns the sample at a place among the run's events; None leaves its cell empty."""
+    """Draw the sheet in RGB. `opened` returns the sample at a place among the events; None leaves its cell empty."""
     image = Image.new("RGB", sheet.size, PAPER)
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(TEXT_SIZE)
     labels, above = sheet.labels, sheet.label_height
@@ -86,7 +83,7 @@ def draw_sheet(sheet: SampleSheet, opened: Callable[[int], Image.Image | None]) 
 
 
 def _whole(value: JsonValue) -> int:
-    """A number of an event, 0 where a damaged record holds none."""
+    # 0 where a damaged record holds no number.
     return int(value) if isinstance(value, int | float) and abs(value) < math.inf else 0
 
 
@@ -103,11 +100,10 @@ def _title(step: int) -> str:
 
 
 def _drawable(number: int, prompt: str) -> str:
-    """The prompt, or its number where the font, which has Latin letters alone, would draw question marks for it."""
+    """Return the prompt, or its number if the font, which has only Latin letters, would draw question marks for it."""
     plain = prompt.encode("latin-1", "ignore").decode("latin-1")
     return plain if plain.strip() and 2 * len(plain) > len(prompt) else f"prompt {number + 1}"
 
 
 def _wrapped(text: str, letters: int) -> list[str]:
-    """A text in at most MAX_LINES lines of so many letters."""
     return textwrap.wrap(text, letters, max_lines=MAX_LINES, placeholder=" ...")

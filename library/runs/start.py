@@ -42,13 +42,12 @@ def job(config: RunConfig, **how: Any) -> TrainingJob:
     """Return the job of a config; see `launch`. Raises ConfigError for contradictory launch options."""
     check_launch_options(how)
     secrets = {variable: value for name, variable in keys.ENVIRONMENT.items() if (value := _secret(config, name))}
-    kept = {name: value for name, value in how.items() if value is not None}
+    options = {name: value for name, value in how.items() if value is not None}
     output, name = result_of(config)
-    return TrainingJob(config.script, config.title, name, output, to_toml(config), kept, secrets, str(Path.cwd()))
+    return TrainingJob(config.script, config.title, name, output, to_toml(config), options, secrets, str(Path.cwd()))
 
 
 def result_of(config: RunConfig) -> tuple[str, str]:
-    """Return the folder and the name of the files that a training with this config saves."""
     return str(Path(config.save.output_dir or "").absolute()), config.save.output_name or config.script
 
 
@@ -61,16 +60,16 @@ def launch_run(config: RunConfig, **how: Any) -> str:
     return begin_job(job(config, **how))
 
 
-def begin_job(asked: TrainingJob) -> str:
+def begin_job(job: TrainingJob) -> str:
     """Start a job on free devices and return the run's id. Raises ConfigError without devices, or if it
     cannot start.
     """
     with gpu_slots.choosing():
         active = [run for run in reader.runs() if run.active and run.is_here]
-        own = gpu_slots.choose_devices(asked.how, gpu_slots.free_devices(run.facts for run in active))
-        if not own and not active:
+        devices = gpu_slots.choose_devices(job.how, gpu_slots.free_devices(run.facts for run in active))
+        if not devices and not active:
             raise ConfigError("The GPU generates images or makes a cache: wait until that has ended, or stop it there.")
-        if not own:
+        if not devices:
             names = together([run.id for run in active])
             template = "{runs} is still {state}: stop it, or wait until it has ended, or add this one to the queue."
             if len(active) > 1:
@@ -78,27 +77,27 @@ def begin_job(asked: TrainingJob) -> str:
                     "{runs} are still running: stop it, or wait until it has ended, or add this one to the queue."
                 )
             raise ConfigError(template, runs=names, state=active[0].state)
-        if twin := next((run for run in active if writes_into(run.facts) == (asked.output, asked.name)), None):
+        if twin := next((run for run in active if writes_into(run.facts) == (job.output, job.name)), None):
             raise ConfigError(
                 Problem(
                     "output_name",
                     ": {run} is writing {name} into this folder; choose another name.",
                     run=twin.id,
-                    name=asked.name,
+                    name=job.name,
                 )
             )
-        folder = _prepare(asked, own)
-    arguments, variables = starting(folder / layout.TOML, asked.script, **gpu_slots.options_for_devices(asked.how, own))
-    given = {
+        folder = _prepare(job, devices)
+    arguments, variables = starting(folder / layout.TOML, job.script, **gpu_slots.options_for_devices(job.how, devices))
+    environment = {
         **os.environ,
         **variables,
         **keys.key_environment(),
-        **asked.secrets,
-        **gpu_slots.device_environment(own),
+        **job.secrets,
+        **gpu_slots.device_environment(devices),
         "KOHYA_RUN_DIR": str(folder),
     }
     try:
-        started = detached(arguments, folder / layout.LOG, given, asked.folder)
+        started = detached(arguments, folder / layout.LOG, environment, job.folder)
     except OSError as error:
         why = Message("The training could not be started: {error}.", error=error)
         failed = layout.load_facts(folder / layout.RUN) | {"state": "failed", "error": why, "ended": time.time()}
@@ -119,25 +118,25 @@ def _secret(config: RunConfig, name: str) -> str | None:
     return getattr(getattr(config, options[name].section), name) if name in options else None
 
 
-def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
-    folder = Path(asked.output) / "runs" / layout.new_id(asked.name)
+def _prepare(job: TrainingJob, devices: Sequence[str]) -> Path:
+    folder = Path(job.output) / "runs" / layout.new_id(job.name)
     try:
         folder.mkdir(parents=True)
-        write_atomic(folder / layout.TOML, asked.toml)
+        write_atomic(folder / layout.TOML, job.toml)
         facts = {
             "id": folder.name,
-            "script": asked.script,
-            "title": asked.title,
+            "script": job.script,
+            "title": job.title,
             "state": "starting",
             "started": time.time(),
             "from": "page",
-            "output_dir": asked.output,
-            "output_name": asked.name,
-            "devices": list(own),
-            "launch": dict(asked.how),
-            "folder": asked.folder,
-            "resumes": asked.resumes,
-            "queued": asked.queued,
+            "output_dir": job.output,
+            "output_name": job.name,
+            "devices": list(devices),
+            "launch": dict(job.how),
+            "folder": job.folder,
+            "resumes": job.resumes,
+            "queued": job.queued,
             "error": None,
         }
         layout.store(folder / layout.RUN, facts)
@@ -149,22 +148,31 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
             raise
         raise ConfigError(
             Problem(
-                "output_dir", ": {output} cannot be written ({why}).", output=asked.output, why=error.strerror or error
+                "output_dir", ": {output} cannot be written ({why}).", output=job.output, why=error.strerror or error
             )
         ) from error
     return folder
 
 
-def detached(arguments: Sequence[str], log: Path, given: Mapping[str, str], folder: str = "") -> subprocess.Popen[Any]:
+def detached(
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str], folder: str = ""
+) -> subprocess.Popen[Any]:
     """Start a process in its own session (on Windows a process group without console), with its output in a file."""
-    apart: JsonObject = {"start_new_session": True}
+    own_session: JsonObject = {"start_new_session": True}
     if sys.platform == "win32":
-        apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
-    place = folder if folder and Path(folder).is_dir() else None
-    own = {**given, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}  # readers expect UTF-8, on Windows, too
+        own_session = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
+    working_folder = folder if folder and Path(folder).is_dir() else None
+    # Readers expect UTF-8, on Windows, too.
+    variables = {**environment, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
     with log.open("ab") as out:
         started = subprocess.Popen(
-            list(arguments), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=own, cwd=place, **apart
+            list(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            cwd=working_folder,
+            **own_session,
         )
     # Wait for the end, or the process stays in the table as a zombie.
     threading.Thread(target=started.wait, name="reaper", daemon=True).start()

@@ -54,15 +54,15 @@ def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
     samples or a validation; "": nothing.
     """
     progress, now = reader.progress(run.folder).update(), time.time()
-    said, phase = progress.last.get("t"), str((progress.phase or {}).get("name") or "")
-    if not isinstance(said, int | float):
+    last_step_time, phase = progress.last.get("t"), str((progress.phase or {}).get("name") or "")
+    if not isinstance(last_step_time, int | float):
         return "start", max(0.0, now - run.facts.get("started", now))
     if phase in (str(phases.GENERATING_SAMPLES), str(phases.VALIDATING)):
-        return "look", max(0.0, now - said)
+        return "look", max(0.0, now - last_step_time)
     accumulated = layout.facts_section(run.facts, "steps").get("gradient_accumulation_steps", 1)
     processes = (run.facts.get("hardware") or {}).get("processes", 1)
     collects = isinstance(accumulated, int) and accumulated > 1 and processes == 1
-    return ("step", max(0.0, now - said)) if collects and not phase else ("", 0.0)
+    return ("step", max(0.0, now - last_step_time)) if collects and not phase else ("", 0.0)
 
 
 def lost_by_kill(run: reader.RecordedRun) -> tuple[int | None, float]:
@@ -104,8 +104,8 @@ def _modified_time(path: Path) -> float:
 
 
 def _end(run: reader.RecordedRun) -> None:
-    known = (layout.load_facts(run.folder / layout.LAUNCHER), run.facts)
-    if not process.kill([p for p in map(process.find_process, known) if p is not None]):
+    records = (layout.load_facts(run.folder / layout.LAUNCHER), run.facts)
+    if not process.kill([p for p in map(process.find_process, records) if p is not None]):
         return  # the process still exists, so it is shown as stopping until it has ended
     facts = layout.load_facts(run.folder / layout.RUN)
     if facts.get("state") in layout.ACTIVE:

@@ -24,8 +24,8 @@ def main() -> int:
     for name in ("SIGINT", "SIGHUP"):  # signals of a terminal are not for the worker
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_IGN)
-    with locking.hold_lock(queue.queue_folder() / "worker.lock", HANDOVER) as mine:
-        while mine and advance():
+    with locking.hold_lock(queue.queue_folder() / "worker.lock", HANDOVER) as has_lock:
+        while has_lock and advance():
             time.sleep(PERIOD)
     return 0
 
@@ -33,23 +33,23 @@ def main() -> int:
 def advance() -> bool:
     """Record ended entries and start what can start; return whether there is more to do."""
     try:
-        with queue.changing() as found:
+        with queue.changing() as training_queue:
             # Before recording how runs ended: one that fails in between still has its devices.
             active = [run for run in reader.runs() if run.active and run.is_here]
-            for entry in found.entries:
-                record_end(found, entry)
-            if not found.paused:
-                start_next(found, active)
-            works = any(entry.run and not entry.ended for entry in found.entries)
-            goes_on = works or bool(found.waiting and not found.paused)
-            found.worker, found.called = (process.identity() if goes_on else {}), 0.0
+            for entry in training_queue.entries:
+                record_end(training_queue, entry)
+            if not training_queue.paused:
+                start_next(training_queue, active)
+            works = any(entry.run and not entry.ended for entry in training_queue.entries)
+            goes_on = works or bool(training_queue.waiting and not training_queue.paused)
+            training_queue.worker, training_queue.called = (process.identity() if goes_on else {}), 0.0
             return goes_on
     except (ConfigError, OSError) as error:  # a full disk, or a browser that holds the lock: try again
         print(f"{time.strftime('%H:%M:%S')} {error}", file=sys.stderr, flush=True)
         return True
 
 
-def record_end(found: queue.Queue, entry: queue.QueueEntry) -> None:
+def record_end(training_queue: queue.Queue, entry: queue.QueueEntry) -> None:
     """Record how a training ended, and pause after a failure if configured."""
     if not entry.run or entry.ended:
         return
@@ -57,47 +57,47 @@ def record_end(found: queue.Queue, entry: queue.QueueEntry) -> None:
     if state not in layout.FINAL:
         return
     entry.ended = state
-    after(found, entry)
+    after(training_queue, entry)
 
 
-def after(found: queue.Queue, entry: queue.QueueEntry) -> None:
+def after(training_queue: queue.Queue, entry: queue.QueueEntry) -> None:
     """Handle an ended training of the queue."""
-    if entry.ended in ("failed", "interrupted") and not found.go_on:
-        found.paused = Message(
+    if entry.ended in ("failed", "interrupted") and not training_queue.go_on:
+        training_queue.paused = Message(
             "{name} has failed." if entry.ended == "failed" else "{name} was interrupted.", name=entry.name
         )
 
 
-def start_next(found: queue.Queue, active: Sequence[reader.RecordedRun]) -> None:
+def start_next(training_queue: queue.Queue, active: Sequence[reader.RecordedRun]) -> None:
     """Start entries in order as long as devices are free; an entry that waits for certain GPUs reserves them."""
-    known = {run.facts.get("queued"): run.id for run in active}
+    runs_by_entry = {run.facts.get("queued"): run.id for run in active}
     free = list(gpu_slots.free_devices(run.facts for run in active))
-    for entry in found.waiting:
-        if found.paused or not free:
+    for entry in training_queue.waiting:
+        if training_queue.paused or not free:
             return
-        if entry.id in known:  # started by a worker that ended before it recorded that
-            entry.run = known[entry.id]
+        if entry.id in runs_by_entry:  # started by a worker that ended before it recorded that
+            entry.run = runs_by_entry[entry.id]
             continue
         try:
-            own = gpu_slots.choose_devices(entry.how, free)
-            if own:
+            devices = gpu_slots.choose_devices(entry.how, free)
+            if devices:
                 entry.run = start.begin_job(queue.job_of_entry(entry))
-                free = [device for device in free if device not in own]
+                free = [device for device in free if device not in devices]
             else:
                 free = _left(entry, free)
         except ConfigError as error:
             entry.ended, entry.error = "failed", error.said
-            after(found, entry)
+            after(training_queue, entry)
 
 
 def _left(entry: queue.QueueEntry, free: list[str]) -> list[str]:
     """Return the devices left for entries after one that waits for devices."""
-    asked = str(entry.how.get("gpu_ids") or "").replace(" ", "").split(",")
+    gpu_ids = str(entry.how.get("gpu_ids") or "").replace(" ", "").split(",")
     if entry.how.get("cpu"):
         return [device for device in free if device != gpu_slots.CPU]
-    if asked in ([""], ["all"]):
+    if gpu_ids in ([""], ["all"]):
         return [device for device in free if device == gpu_slots.CPU]
-    return [device for device in free if device not in asked]
+    return [device for device in free if device not in gpu_ids]
 
 
 if __name__ == "__main__":

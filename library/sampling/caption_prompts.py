@@ -25,6 +25,7 @@ def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
     # The choice is the same in every process and every run, so that samples of two trainings can be compared.
     use, number = config.control_images, config.sample.sample_from_captions
     items = [image for image in images.items if not image.is_reg]
+    # Reversed, so that of images with the same caption the first counts.
     by_caption = {text: image for image in reversed(items) if (text := _on_one_line(image.encoded_caption))}
     captions = [*reversed(by_caption)]
     chosen = [(text, by_caption[text]) for text in _every_nth(captions, number)]
@@ -67,15 +68,15 @@ def _prompt(text: str, image: Image, seed: int, use: ControlUse) -> Prompt:
     """Return a prompt for a small image with the proportions of `image`, and with its control images."""
     width, height = image.fit.bucket
     scale = min(1.0, MAX_SAMPLE_SIDE / (width * height) ** 0.5)
-    shown = image.controls[0] if use.inpaints and image.controls else None
+    inpainted = image.controls[0] if use.inpaints and image.controls else None
     references = tuple(control.path for control in image.controls if not control.is_masked)
-    mask = shown.mask if shown and shown.mask != shown.path else ""
+    mask = inpainted.mask if inpainted and inpainted.mask != inpainted.path else ""
     return Prompt(
         text,
         width=round(width * scale),
         height=round(height * scale),
         seed=seed,
-        control_image_path=(shown.path,) if shown else references[: use.most] or None,
+        control_image_path=(inpainted.path,) if inpainted else references[: use.most] or None,
         control_image_mask_path=mask or None,
         controlnet_image=(image.mask_file or None) if use.guided else None,
     )

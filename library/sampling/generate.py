@@ -48,7 +48,7 @@ class Sheet:
     grid: str = ""
 
     def as_json(self) -> JsonObject:
-        """As JSON for the page."""
+        """Return the sheet for the page."""
         return {
             "columns": self.columns,
             "rows": self.rows,
@@ -119,14 +119,16 @@ class ColumnSampler:
         multiple = model.family.sample_multiple
         self._model, self._sampler = model, model.family.sampler(model.components)
         self._is_ready = False
-        self.prompts = [prompt_files.with_defaults(one, defaults, multiple) for one in _seen(prompts, config)]
+        self.prompts = [
+            prompt_files.with_defaults(prompt, defaults, multiple) for prompt in _usable_prompts(prompts, config)
+        ]
 
     def __call__(self, column: Column, keep: Callable[[int, Image.Image], None]) -> None:
         """Apply the column's files and pass each image to `keep`, with the number of its prompt."""
         model = self._model
         model.applied.set(dict(column.loras))
         with model.computing():
-            if not self._is_ready or model.applied.changes_text:
+            if not self._is_ready or model.applied.changes_text:  # else the encoded prompts of the last column serve
                 self._sampler, self._is_ready = model.family.sampler(model.components), True
                 with model.encoders_on_device():
                     self._sampler.remember(_requested(prompt, model.applied) for prompt in self.prompts)
@@ -163,23 +165,24 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     _check_guides(prompts, bool(model.applied.controls))
     sample = ColumnSampler(model, prompts, config)
     done, total = 0, len(columns) * len(sample.prompts)
+    # Each pass of the denoiser reports.
     model.components.denoiser.register_forward_pre_hook(lambda *_: report(Message("generating"), done, total))
-    place = folder / time.strftime("%Y%m%d-%H%M%S")
-    sheet = Sheet([one.title for one in columns], [prompt.prompt for prompt in sample.prompts], place)
+    new_folder = folder / time.strftime("%Y%m%d-%H%M%S")
+    sheet = Sheet([column.title for column in columns], [prompt.prompt for prompt in sample.prompts], new_folder)
     sheet.files = [[""] * len(columns) for _ in sample.prompts]
     base, tagged = str(config.model.pretrained_model_name_or_path), model.applied.tagged
     for at, column in enumerate(columns):
 
         def keep(row: int, image: Image.Image, at: int = at, column: Column = column) -> None:
             nonlocal done
-            path = place / f"{row:02d}_{at:02d}.png"
+            path = new_folder / f"{row:02d}_{at:02d}.png"
             save_image(image, path, plan.image_metadata(sample.prompts[row], column, base, tagged))
             done += 1
             sheet.files[row][at] = str(path)
             store(sheet)
 
         sample(column, keep)
-    sheet.grid = str(place / "grid.png")
+    sheet.grid = str(new_folder / "grid.png")
     save_image(side_by_side(sheet), Path(sheet.grid), plan.image_metadata(sample.prompts[0], columns[0], base, tagged))
     store(sheet)
     return sheet
@@ -189,27 +192,30 @@ def check_before(config: RunConfig, prompts: Sequence[Prompt]) -> None:
     """Raise ConfigError, a line each, for unreadable images of prompts and for a model that cannot be loaded with this
     config.
     """
-    if wrong := [*families.family_for(config).problems(), *_unreadable(config, prompts)]:
-        raise ConfigError(*wrong)
+    if problems := [*families.family_for(config).problems(), *_unreadable(config, prompts)]:
+        raise ConfigError(*problems)
 
 
 def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
     """Return the sampler's request: words of embeddings become their tokens, and the control image is read."""
-    made, guide = request_of(prompt, AS_SEEN), prompt.controlnet_image
+    request, guide = request_of(prompt, AS_SEEN), prompt.controlnet_image
     with_tokens = applied.words.with_tokens
     return replace(
-        made,
-        prompt=with_tokens(made.prompt),
-        negative=with_tokens(made.negative),
+        request,
+        prompt=with_tokens(request.prompt),
+        negative=with_tokens(request.negative),
         guide=Image.fromarray(pixels.read_pixels(guide, AS_SEEN)) if guide else None,
     )
 
 
-def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
+def _usable_prompts(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
     """Return the prompts with one seed and without images that the model does not use."""
     seeded = plan.with_one_seed(prompts)
-    shown = (prompt_files.with_used_images(prompt, config.control_images) for prompt in seeded)
-    return [replace(one, controlnet_image=own.controlnet_image) for one, own in zip(shown, seeded, strict=True)]
+    with_used_images = (prompt_files.with_used_images(prompt, config.control_images) for prompt in seeded)
+    return [
+        replace(usable, controlnet_image=seeded_prompt.controlnet_image)
+        for usable, seeded_prompt in zip(with_used_images, seeded, strict=True)
+    ]
 
 
 def _unreadable(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Problem]:
@@ -262,4 +268,4 @@ def save_image(image: Image.Image, path: Path, facts: dict[str, str]) -> None:
     info = PngImagePlugin.PngInfo()
     for name, text in facts.items():
         info.add_itxt(name, text)
-    write_atomic(path, lambda place: image.save(place, pnginfo=info))
+    write_atomic(path, lambda temporary: image.save(temporary, pnginfo=info))

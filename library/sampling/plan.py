@@ -62,8 +62,8 @@ def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STR
 def sampling_values(family: str, values: JsonMapping) -> JsonObject:
     """Return the values of a config that affect sampling."""
     options = options_of(families.config_class(families.lora_script(family)))
-    own = {name for name, option in options.items() if option.section == "model"} | {*OPTIONS}
-    return {name: value for name, value in values.items() if name in own & options.keys()}
+    sampling_options = {name for name, option in options.items() if option.section == "model"} | {*OPTIONS}
+    return {name: value for name, value in values.items() if name in sampling_options & options.keys()}
 
 
 def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -88,7 +88,7 @@ def image_metadata(prompt: Prompt, column: Column, model: str, tagged: Collectio
     """Return PNG texts of an image: `parameters` as other programs read them, and everything as JSON. `tagged` LoRA
     files get other programs' <lora:...> tags.
     """
-    given: JsonObject = {name: value for name, value in asdict(prompt).items() if value is not None}
+    prompt_options: JsonObject = {name: value for name, value in asdict(prompt).items() if value is not None}
     tags = "".join(f" <lora:{path.stem}:{strength:g}>" for path, strength in column.loras if path in tagged)
     text = [prompt.prompt + tags]
     if prompt.negative_prompt:
@@ -103,8 +103,8 @@ def image_metadata(prompt: Prompt, column: Column, model: str, tagged: Collectio
     }
     text.append(", ".join(f"{name}: {value}" for name, value in facts.items() if value is not None))
     loras = [{"file": path.name, "strength": strength} for path, strength in column.loras]
-    whole = json.dumps({"model": Path(model).name, "loras": loras, **given}, ensure_ascii=False)
-    return {"parameters": "\n".join(text), "kohya": whole}
+    everything = json.dumps({"model": Path(model).name, "loras": loras, **prompt_options}, ensure_ascii=False)
+    return {"parameters": "\n".join(text), "kohya": everything}
 
 
 def _titled(path: Path, strength: float) -> str:

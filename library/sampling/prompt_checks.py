@@ -1,4 +1,4 @@
-"""What of a prompt file will not do what it says: options without effect, and images that cannot be read."""
+"""Options of a prompt file that do not do what they say, and images that cannot be read."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -41,8 +41,8 @@ IDLE_BY_MODEL = {
 def broken_images(
     prompts: Iterable[Prompt], use: ControlUse, why_not: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """Images that the model would be shown with these prompts and that cannot be read: each once, with the reason, ""
-    for one that does not exist. `why_not` says why a file is no image, "" where it is one."""
+    """Yield the images that the model would be shown with these prompts but that cannot be read, each once, with the
+    reason; "" for a missing one. `why_not` returns why a file is no image, "" if it is one."""
     for name in dict.fromkeys(
         name for prompt in prompts for name in prompt_files.prompt_images(prompt_files.with_used_images(prompt, use))
     ):
@@ -53,7 +53,7 @@ def broken_images(
 
 
 def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
-    """The `broken_images` of a readable file of prompts."""
+    """Yield the `broken_images` of a readable file of prompts as problems."""
     for image, why in broken_images(prompt_files.read_prompts(path), use, why_not):
         if why:
             yield Problem(
@@ -73,23 +73,22 @@ def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str])
 
 
 def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False, multiple: int = 1) -> list[Problem]:
-    """Options of the prompts of a readable file that will not do what they say, a sentence each; `use` says what images
-    the model is shown, `shifts` whether a prompt may shift the sigmas, and sides are multiples of `multiple`."""
+    """Return each option in the prompts of a readable file that does not do what it says; `use` says what images the
+    model is shown, `shifts` whether a prompt may shift the sigmas, and sides are multiples of `multiple`."""
     path = Path(path)
     return [
-        Problem("sample_prompts", ": {name}, {where}: {what} {why}", name=path.name, where=where, what=what, why=why)
+        Problem("sample_prompts", ": {name}, {where}: {what} {why}", name=path.name, where=where, what=option, why=why)
         for where, entry in _entries(path)
-        for what, why in _idle(entry, use, shifts, multiple)
+        for option, why in _idle(entry, use, shifts, multiple)
     ]
 
 
 def line_notes(line: str, use: ControlUse, shifts: bool, multiple: int) -> list[Message]:
-    """As `notes`, of one line."""
-    return [Message("prompt: {what} {why}", what=what, why=why) for what, why in _idle(line, use, shifts, multiple)]
+    return [Message("prompt: {what} {why}", what=option, why=why) for option, why in _idle(line, use, shifts, multiple)]
 
 
 def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
-    """The prompts of a readable file as they are written there, each with where that is: lines, or their options."""
+    """Yield the prompts of a readable file as written there, lines or mappings of options, each with its place."""
     text = read_outside_text(path)
     if path.suffix.lower() == ".toml":
         common = dict(parse_toml(text, path)["prompt"])
@@ -106,76 +105,78 @@ def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
 def _idle(
     entry: str | JsonMapping, use: ControlUse, shifts: bool, multiple: int
 ) -> Iterator[tuple[MessageLike, MessageLike]]:
-    """What of a prompt does not do what it says, as it is written there, each with the reason."""
-    shown = 0
-    for what, read in _written(entry):
-        why = _why_idle(what, read, use, shifts)
-        if not why and read and read[0] == "control_image_path":
-            most, shown = use.most or int(use.inpaints), shown + 1
+    """Yield the options of a prompt that do not do what they say, as written there, each with the reason."""
+    num_controls = 0
+    for written, option in _written(entry):
+        why = _why_idle(written, option, use, shifts)
+        if not why and option and option[0] == "control_image_path":
+            max_shown, num_controls = use.most or int(use.inpaints), num_controls + 1
             why = (
-                Message("has no effect; this model is shown {most} of them at most", most=most) if shown > most else ""
+                Message("has no effect; this model is shown {most} of them at most", most=max_shown)
+                if num_controls > max_shown
+                else ""
             )
-        if why := why or _rounded(read, multiple):
-            yield what, why
+        if why := why or _rounded(option, multiple):
+            yield written, why
 
 
-def _rounded(read: tuple[str, Any] | None, multiple: int) -> MessageLike:
-    """What becomes of a side that the model cannot generate, as a reason; "" where it can."""
-    if not read or read[0] not in SIDES:
+def _rounded(option: tuple[str, Any] | None, multiple: int) -> MessageLike:
+    """Return what becomes of a side that the model cannot generate, as a reason; "" if it can."""
+    if not option or option[0] not in SIDES:
         return ""
-    wanted = int(float(read[1]))
-    used = rounded_side(wanted, multiple)
+    side = int(float(option[1]))
+    used = rounded_side(side, multiple)
     template = "becomes {used}, as sides are multiples of {multiple} here"
-    return "" if used == wanted else Message(template, used=used, multiple=multiple)
+    return "" if used == side else Message(template, used=used, multiple=multiple)
 
 
 def _written(entry: str | JsonMapping) -> Iterator[tuple[str, tuple[str, Any] | None]]:
-    """The options of a prompt, each as it is written and as it is read: of a line those behind two dashes."""
+    """Yield the options of a prompt, each as it is written and as it is read; in a line they follow two dashes."""
     if isinstance(entry, str):
         first, *pieces = entry.split(" --")
         for piece in pieces:
             yield f"--{piece}", option_of(piece)
         for text in (first, *(piece for piece in pieces if _is_text(piece))):
-            yield from ((found, (GLUE, found)) for found in GLUED.findall(text))
+            yield from ((option, (GLUE, option)) for option in GLUED.findall(text))
         return
     for name, value in entry.items():
-        for one in value if isinstance(value, list) else [value]:
-            if one is not None and name in (*IDLE_BY_MODEL, *SIDES):
-                yield f"{name} = {one}", (name, one)
+        for part in value if isinstance(value, list) else [value]:
+            if part is not None and name in (*IDLE_BY_MODEL, *SIDES):
+                yield f"{name} = {part}", (name, part)
 
 
 def _is_text(piece: str) -> bool:
-    """Whether an option of a line has words as its value, in which another option may have got lost."""
+    # In words as a value another option may have got lost.
     return LETTERS.get(piece.partition(" ")[0].lower(), ("", WHOLE, int))[1] is TEXT
 
 
-def _why_idle(what: str, read: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> MessageLike:
-    """Why an option of a prompt does not do what it says; "" where it does."""
-    if read and read[0] == GLUE:
+def _why_idle(written: str, option: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> MessageLike:
+    """Return why an option of a prompt does not do what it says; "" if it does."""
+    if option and option[0] == GLUE:
         return Message("is part of the text before it: an option begins with a blank and two dashes")
-    if read:
-        if what.startswith("--") and (cut := _cut(what, read[1])):
+    if option:
+        if written.startswith("--") and (cut := _cut(written, option[1])):
             return cut
-        if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
+        if option[0] == "sample_sampler" and option[1] not in SAMPLERS:
             template = "is no known sampler, and {used} is used; known are {names}"
             return Message(template, used=SAMPLERS[0], names=", ".join(SAMPLERS))
-        shown = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
-        shown |= {"controlnet_image": use.guided, "flow_shift": shifts}
-        works = shown.get(read[0], read[0] not in OTHER_MODELS)
+        effects = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
+        effects |= {"controlnet_image": use.guided, "flow_shift": shifts}
+        works = effects.get(option[0], option[0] not in OTHER_MODELS)
         return "" if works else Message("has no effect; it is for other models")
-    letter = what.removeprefix("--").partition(" ")[0].lower()
+    letter = written.removeprefix("--").partition(" ")[0].lower()
     if letter not in LETTERS:
-        return Message("has no effect; known are {names}", names=", ".join(f"--{known}" for known in LETTERS))
+        return Message("has no effect; known are {names}", names=", ".join(f"--{letter}" for letter in LETTERS))
     name, pattern, _ = LETTERS[letter]
     template = "has no effect; {name} is a number that is not negative, after a blank"
     return Message("has no effect; {name} is text after a blank" if pattern is TEXT else template, name=name)
 
 
-def _cut(what: str, value: Any) -> MessageLike:
-    """What of a number in a line is not read, as a reason; "" where it is read whole."""
-    letter, _, written = what.removeprefix("--").partition(" ")
+def _cut(text: str, value: Any) -> MessageLike:
+    """Return which part of a number in a line is not read, as a reason; "" if it is read whole."""
+    letter, _, value_text = text.removeprefix("--").partition(" ")
     pattern = LETTERS[letter.lower()][1]
-    written = written.strip()
-    if pattern is TEXT or (pattern.fullmatch(written) and float(written) == value):
+    value_text = value_text.strip()
+    if pattern is TEXT or (pattern.fullmatch(value_text) and float(value_text) == value):
         return ""
     return Message("is read as {value}; write a plain number", value=value)

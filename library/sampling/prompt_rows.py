@@ -15,7 +15,7 @@ LETTER = {name: letter for letter, (name, _, _) in LETTERS.items()}
 
 
 def prompt_rows_of_file(path: Path) -> list[dict[str, str]]:
-    """Return the prompts of a file as texts; without prompts none. Raises ConfigError like `read`."""
+    """Return the prompts of a file as texts; without prompts none. Raises ConfigError like `read_prompts`."""
     if path.suffix.lower() in (".toml", ".json"):
         return [_row(prompt) for prompt in read_prompts(path)]
     return [_row_of_line(line) for _, line in prompt_lines(read_outside_text(path))]
@@ -23,31 +23,31 @@ def prompt_rows_of_file(path: Path) -> list[dict[str, str]]:
 
 def _row(prompt: Prompt) -> dict[str, str]:
     row = {name: str(value) for name, value in vars(prompt).items() if value is not None}
-    shown = prompt.control_image_path or ()
-    if any(BETWEEN in path for path in shown):  # the field cannot show the separator
+    references = prompt.control_image_path or ()
+    if any(BETWEEN in path for path in references):  # the field cannot show the separator
         del row[REFERENCES_FIELD]
-        return row | {REST: "".join(f" --{LETTER[REFERENCES_FIELD]} {path}" for path in shown)}
-    return row | ({REFERENCES_FIELD: f"{BETWEEN} ".join(shown)} if shown else {})
+        return row | {REST: "".join(f" --{LETTER[REFERENCES_FIELD]} {path}" for path in references)}
+    return row | ({REFERENCES_FIELD: f"{BETWEEN} ".join(references)} if references else {})
 
 
 def _field_values(name: str, value: str) -> list[str]:
-    return [one.strip() for one in (value.split(BETWEEN) if name == REFERENCES_FIELD else [value]) if one.strip()]
+    return [part.strip() for part in (value.split(BETWEEN) if name == REFERENCES_FIELD else [value]) if part.strip()]
 
 
 def _row_of_line(line: str) -> dict[str, str]:
     """Return a line's row. Parts without a field, or not understood, are kept as written."""
     first, *pieces = line.split(" --")
     row = _row(replace(parse_line(line), prompt=first))
-    rest = row.get(REST, "") + "".join(f" --{piece}" for piece in pieces if option_of(piece) is None)
-    return row | ({REST: rest} if rest else {})
+    unread = row.get(REST, "") + "".join(f" --{piece}" for piece in pieces if option_of(piece) is None)
+    return row | ({REST: unread} if unread else {})
 
 
 def prompt_line(row: Row) -> str:
     """Return the line of a .txt file for a row: "a cat --n blurry --w 640 --d 1"."""
-    made = row["prompt"].strip()
+    line = row["prompt"].strip()
     for name, letter in LETTER.items():
-        made += "".join(f" --{letter} {value}" for value in _field_values(name, row.get(name, "")))
-    return made + row.get(REST, "")
+        line += "".join(f" --{letter} {value}" for value in _field_values(name, row.get(name, "")))
+    return line + row.get(REST, "")
 
 
 def rows_as_text(rows: Sequence[Row], before: str = "") -> str:
@@ -55,22 +55,22 @@ def rows_as_text(rows: Sequence[Row], before: str = "") -> str:
 
     Skips rows without a prompt. Raises ConfigError for each row that cannot be written as a line.
     """
-    wanted = [(number, row) for number, row in enumerate(rows, start=1) if row.get("prompt", "").strip()]
+    numbered_rows = [(number, row) for number, row in enumerate(rows, start=1) if row.get("prompt", "").strip()]
     problems = [
         Problem("sample_prompts", ": row {number}: {why}", number=number, why=why)
-        for number, row in wanted
+        for number, row in numbered_rows
         if (why := _why_not(row))
     ]
     if problems:
         raise ConfigError(*problems)
-    new, made = [prompt_line(row) for _, row in wanted], []
-    taken = {number for number, _ in prompt_lines(before)}
+    new, lines = [prompt_line(row) for _, row in numbered_rows], []
+    prompt_numbers = {number for number, _ in prompt_lines(before)}
     for number, old in enumerate(before.removesuffix("\n").split("\n") if before else [], start=1):
-        if number not in taken:
-            made.append(old)
+        if number not in prompt_numbers:
+            lines.append(old)
         elif new:
-            made.append(new.pop(0))
-    return "\n".join([*made, *new]) + "\n"
+            lines.append(new.pop(0))
+    return "\n".join([*lines, *new]) + "\n"
 
 
 def _why_not(row: Row) -> MessageLike:
@@ -100,8 +100,8 @@ def _why_not(row: Row) -> MessageLike:
     return problem_of(parse_line(prompt_line(row)))
 
 
-def _same_value(name: str, one: str, other: str) -> bool:
+def _same_value(name: str, first: str, second: str) -> bool:
     try:
-        return _field_values(name, one) == _field_values(name, other) or float(one) == float(other)
+        return _field_values(name, first) == _field_values(name, second) or float(first) == float(second)
     except ValueError:
         return False

@@ -82,60 +82,59 @@ SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:
-    """All prompts of a file, in order. ConfigError names every line or entry that makes no sense."""
+    """Return all prompts of a file, in order. Raises ConfigError for every line or entry that makes no sense."""
     path = Path(path)
     with name_option("sample_prompts"):
         text, ending = read_outside_text(path), path.suffix.lower()
         tables = parse_toml(text, path) if ending == ".toml" else {}
         entries = parse_json(text, path) if ending == ".json" else []
     readers = {".toml": lambda: _from_toml(tables), ".json": lambda: _from_json(entries)}
-    found = list(readers.get(ending, lambda: _from_lines(text))())
-    wrong = [
+    parsed = list(readers.get(ending, lambda: _from_lines(text))())
+    problems = [
         Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
-        for _, problem in found
+        for _, problem in parsed
         if problem
     ]
-    if wrong:
-        raise ConfigError(*wrong)
-    if not found:
+    if problems:
+        raise ConfigError(*problems)
+    if not parsed:
         raise ConfigError(Problem("sample_prompts", ": {name} holds no prompt; write one per line", name=path.name))
-    return [prompt for prompt, _ in found]
+    return [prompt for prompt, _ in parsed]
 
 
 def with_used_images(prompt: Prompt, use: ControlUse) -> Prompt:
-    """A prompt with those of its images alone that the model is shown."""
-    most = use.most or int(use.inpaints)
+    """Return the prompt with only those of its images that the model is shown."""
+    max_shown = use.most or int(use.inpaints)
     return replace(
         prompt,
-        control_image_path=(prompt.control_image_path or ())[:most] or None,
+        control_image_path=(prompt.control_image_path or ())[:max_shown] or None,
         control_image_mask_path=prompt.control_image_mask_path if use.inpaints else None,
         controlnet_image=prompt.controlnet_image if use.guided else None,
     )
 
 
 def prompt_images(prompt: Prompt) -> tuple[str, ...]:
-    """The paths of all images of a prompt."""
-    others = (prompt.control_image_mask_path, prompt.controlnet_image)
-    return (*(prompt.control_image_path or ()), *filter(None, others))
+    """Return the paths of all images of a prompt."""
+    other_images = (prompt.control_image_mask_path, prompt.controlnet_image)
+    return (*(prompt.control_image_path or ()), *filter(None, other_images))
 
 
-def rounded_side(wanted: int, multiple: int) -> int:
-    """A side of an image, rounded down to a multiple, and at least one of them."""
-    return max(wanted // multiple * multiple, multiple)
+def rounded_side(side: int, multiple: int) -> int:
+    return max(side // multiple * multiple, multiple)  # rounded down, but not to 0
 
 
 def parse_line(line: str) -> Prompt:
     """`a cat --w 640 --h 960 --d 42 --n blurry` -> Prompt, by the rules of sd-scripts.
 
-    Options are divided by a blank and two dashes. One that is unknown, or whose value does not begin as it should, is
-    left out; `--ci` may come several times. What stands before the first option is the prompt, and is read as an option
-    as well.
+    Options are separated by a blank and two dashes. Unknown options, and those whose value does not begin as it should,
+    are left out; `--ci` may occur several times. The text before the first option is the prompt, and is also read as an
+    option.
     """
     pieces = line.split(" --")
-    found = [option for option in map(option_of, pieces) if option]
-    values: dict[str, Any] = dict(found)
-    if shown := tuple(value.strip() for name, value in found if name == "control_image_path"):
-        values["control_image_path"] = shown
+    options = [option for option in map(option_of, pieces) if option]
+    values: dict[str, Any] = dict(options)
+    if control_paths := tuple(value.strip() for name, value in options if name == "control_image_path"):
+        values["control_image_path"] = control_paths
     return Prompt(pieces[0], **values)
 
 
@@ -153,7 +152,7 @@ def option_of(piece: str) -> tuple[str, Any] | None:
 
 
 def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that hold prompts, with their numbers; a comment begins with #."""
+    """Yield the lines that hold prompts, with their numbers; a comment begins with #."""
     for number, line in enumerate(text.split("\n"), start=1):
         if (written := line.strip()) and not written.startswith("#"):
             yield number, written
@@ -171,9 +170,9 @@ def _from_toml(tables: JsonMapping) -> Iterator[tuple[Prompt, MessageLike]]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(Problem("sample_prompts", ": prompts in TOML are tables, [[prompt.subset]]"))
     for number, entry in enumerate(entries, start=1):
-        if both := sorted(common.keys() & entry.keys()):
+        if repeated := sorted(common.keys() & entry.keys()):
             template = "subset {number}: {options} stands in [prompt] too; keep one of the two"
-            yield Prompt(""), Message(template, number=number, options=", ".join(both))
+            yield Prompt(""), Message(template, number=number, options=", ".join(repeated))
         else:
             yield _from_mapping({**common, **entry}, Message("subset {number}", number=number))
 
@@ -192,21 +191,21 @@ def _from_json(entries: Any) -> Iterator[tuple[Prompt, MessageLike]]:
 
 
 def _from_mapping(values: JsonMapping, where: MessageLike) -> tuple[Prompt, MessageLike]:
-    known = {k: v for k, v in values.items() if k in FIELD_TYPES and v is not None}
+    fields = {k: v for k, v in values.items() if k in FIELD_TYPES and v is not None}
     if unknown := sorted(values.keys() - FIELD_TYPES.keys() - IGNORED):
         template = "{where}: there is no option {unknown}; known are {names}"
         return Prompt(""), Message(template, where=where, unknown=", ".join(unknown), names=", ".join(FIELD_TYPES))
-    if not str(known.get("prompt", "")).strip():
+    if not str(fields.get("prompt", "")).strip():
         return Prompt(""), Message("{where} has no prompt", where=where)
     try:
-        prompt = Prompt(**{name: _number_of_field(name, value, FIELD_TYPES[name]) for name, value in known.items()})
+        prompt = Prompt(**{name: _number_of_field(name, value, FIELD_TYPES[name]) for name, value in fields.items()})
     except ConfigError as e:
         return Prompt(""), Message("{where}: {problem}", where=where, problem=e.said)
     return prompt, _placed(where, prompt)
 
 
 def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
-    """The value of a prompt's field in a TOML or JSON file. Raises ConfigError where it is of another kind."""
+    """Return the value of a prompt's field in a TOML or JSON file. Raises ConfigError for another kind of value."""
     try:
         if kind is not _paths and isinstance(value, bool | list | dict):
             raise TypeError(value)
@@ -228,7 +227,7 @@ def _placed(where: MessageLike, prompt: Prompt) -> MessageLike:
 
 
 def problem_of(prompt: Prompt) -> MessageLike:
-    """What of a prompt makes no sense; "" where all does."""
+    """Return what makes no sense in a prompt; "" if all does."""
     if prompt.sample_steps is not None and not 1 <= prompt.sample_steps <= MAX_STEPS:
         return Message("sample_steps {number} is not between 1 and {most}", number=prompt.sample_steps, most=MAX_STEPS)
     for name in (*SIDES, "scale", "guidance_scale", "flow_shift"):
@@ -240,13 +239,13 @@ def problem_of(prompt: Prompt) -> MessageLike:
                 number=number,
                 least=least,
             )
-        if (number or 0) > (most := MAX_IMAGE_SIDE if least else STRONGEST):
+        if (number or 0) > (limit := MAX_IMAGE_SIDE if least else STRONGEST):
             return Message(
-                "{name} {number} is more than {most}; write a smaller one", name=name, number=number, most=most
+                "{name} {number} is more than {most}; write a smaller one", name=name, number=number, most=limit
             )
     if prompt.flow_shift == 0:
         return Message("flow_shift 0 leaves no noise to begin with; write 3, or leave it out")
-    if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:
+    if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:  # the seeds that PyTorch takes
         return Message("seed {seed} is too large; write one below 2^64", seed=prompt.seed)
     return ""
 

@@ -32,34 +32,33 @@ MODEL_OPTION = "pretrained_model_name_or_path"
 
 def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     """Generate images and return the exit code 0. `script_of` returns the script of a TOML. Raises ConfigError."""
-    asked = build_sample_parser().parse_args(argv)
-    loras = [weighted(text) for text in asked.lora]
-    strengths = parse_strengths(asked.strengths)
-    columns = plan.plan_columns(asked.compare, loras, strengths)
-    prompts = prompts_to_sample(asked)
+    arguments = build_sample_parser().parse_args(argv)
+    loras = [weighted(text) for text in arguments.lora]
+    strengths = parse_strengths(arguments.strengths)
+    columns = plan.plan_columns(arguments.compare, loras, strengths)
+    prompts = prompts_to_sample(arguments)
     plan.check_image_count(len(columns), prompts)
-    config = config_to_sample(asked.config, dict(parse_option(text) for text in asked.set), script_of)
-    word = asked.word or word_of(asked.config)
-    with join_work("sample") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
-        os.environ.update(gpu_slots.device_environment(own))
-        generate = families.load_object(
-            "library.sampling.generate:generate"
-        )  # loads torch, which detects GPUs only once
+    config = config_to_sample(arguments.config, dict(parse_option(text) for text in arguments.set), script_of)
+    word = arguments.word or word_of(arguments.config)
+    with join_work("sample") as work, free_devices({"cpu": arguments.cpu}, work.wait) as devices:
+        os.environ.update(gpu_slots.device_environment(devices))
+        # Loads torch, which detects GPUs only once.
+        generate = families.load_object("library.sampling.generate:generate")
 
         def store(sheet: "Sheet") -> None:
             work.store(sheet.as_json())
             if not work.folder:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
 
-        for note in sampling_notes(asked, config):
+        for note in sampling_notes(arguments, config):
             print(f"note: {note}", file=sys.stderr)
-        sheet = generate(config, columns, prompts, asked.out, work.phase, store, word)
+        sheet = generate(config, columns, prompts, arguments.out, work.phase, store, word)
         print(sheet.grid)
     return EXIT_DONE
 
 
 def build_sample_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     arguments = Arguments(
         "kohya sample",
         description="Generate images with a base model and LoRA, embedding or LLLite files, side by side. Waits while "
@@ -93,7 +92,7 @@ def build_sample_parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--strengths",
-        default=", ".join(f"{one:g}" for one in plan.STRENGTHS),
+        default=", ".join(f"{strength:g}" for strength in plan.STRENGTHS),
         help="factors of the files' strengths for --compare strengths",
     )
     arguments.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
@@ -108,8 +107,8 @@ def build_sample_parser() -> argparse.ArgumentParser:
 
 def weighted(text: str) -> tuple[Path, float]:
     """Split FILE=0.8 into file and strength, by default 1. A file name may contain "="."""
-    path, found, number = text.rpartition("=")
-    if not found or Path(text).is_file():
+    path, separator, number = text.rpartition("=")
+    if not separator or Path(text).is_file():
         path, number = text, "1"
     try:
         return Path(path), float(number)
@@ -131,34 +130,34 @@ def parse_strengths(text: str) -> list[float]:
 
 def parse_option(text: str) -> tuple[str, str]:
     """Split OPTION=VALUE."""
-    name, found, value = text.partition("=")
-    if not found:
+    name, separator, value = text.partition("=")
+    if not separator:
         raise ConfigError("{text}: write OPTION=VALUE", text=text)
     return name.strip(), value
 
 
-def prompts_to_sample(asked: argparse.Namespace) -> list[Prompt]:
+def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
     """Return the prompts of the file and of the command line."""
-    prompts = [*(prompt_files.read_prompts(asked.prompts) if asked.prompts else ())]
-    prompts += [prompt_files.parse_line(line) for line in asked.prompt if line.strip()]
+    prompts = [*(prompt_files.read_prompts(arguments.prompts) if arguments.prompts else ())]
+    prompts += [prompt_files.parse_line(line) for line in arguments.prompt if line.strip()]
     for prompt in prompts:
         if why := prompt_files.problem_of(prompt):
             raise ConfigError("prompt: {why}", why=why)
-    if asked.seed is not None:
-        prompts = [prompt if prompt.seed is not None else replace(prompt, seed=asked.seed) for prompt in prompts]
+    if arguments.seed is not None:
+        prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
     return prompts
 
 
-def sampling_notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
+def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
     """Return options of the prompts that will have no effect. Loads torch."""
     use = replace(config.control_images, guided=True)  # LLLite files use control images
-    about = use, config.shifts_samples, families.family_for(config).sample_multiple
-    yield from prompt_checks.notes(asked.prompts, *about) if asked.prompts else ()
-    for line in asked.prompt:
-        yield from prompt_checks.line_notes(line, *about)
+    model_facts = use, config.shifts_samples, families.family_for(config).sample_multiple
+    yield from prompt_checks.notes(arguments.prompts, *model_facts) if arguments.prompts else ()
+    for line in arguments.prompt:
+        yield from prompt_checks.line_notes(line, *model_facts)
 
 
-def config_to_sample(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
+def config_to_sample(path: Path, options: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
     """Return the config to sample with: from a TOML its model and memory options, from a model's file that model alone.
 
     `script_of` returns the script of a TOML.
@@ -172,5 +171,7 @@ def config_to_sample(path: Path, given: JsonMapping, script_of: Callable[[Path],
             raise ConfigError("{path} is {words}, and no base model", path=path, words=recognised.words)
         family, values = recognised.family, {MODEL_OPTION: str(path), **recognised.options}
     return build_config(
-        families.config_class(families.lora_script(family)), plan.sampling_values(family, {**values, **given}), notes=[]
+        families.config_class(families.lora_script(family)),
+        plan.sampling_values(family, {**values, **options}),
+        notes=[],
     )

@@ -73,22 +73,22 @@ def extract_lora(
     modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
     left_out = tuple(sorted(_unchanged_encoders(new, old, modules, choices.min_diff, report)))
     modules = [module for module in modules if module.part not in left_out]
-    made, same = {}, 0
+    adapters, num_unchanged = {}, 0
     for i, module in enumerate(modules):
         report(Message("extracting"), i, len(modules))
         change = weight_difference(new, old, module)
         if not bool(change.any()):
-            same += 1
+            num_unchanged += 1
             continue
-        made[module] = nearest_adapter(change, choices).to(kind)
-    if not made:
+        adapters[module] = nearest_adapter(change, choices).to(kind)
+    if not adapters:
         raise ConfigError(
             "{tuned} and {base} do not differ in any layer that a LoRA can change", tuned=tuned, base=base
         )
     comment = f"extracted from {Path(tuned).name} minus {Path(base).name}"
-    metadata = writing.made_lora_metadata(new.family, comment, model=new.found)
-    writing.save_lora(writing.sized(Lora(new.family, made, metadata)), out, report=report)
-    return Extracted(out, len(made), same, left_out)
+    metadata = writing.made_lora_metadata(new.family, comment, model=new.description)
+    writing.save_lora(writing.sized(Lora(new.family, adapters, metadata)), out, report=report)
+    return Extracted(out, len(adapters), num_unchanged, left_out)
 
 
 def weight_difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
@@ -133,10 +133,10 @@ def _without_rounding(new: Tensor, old: Tensor) -> Tensor:
 
 def _step(weight: Tensor) -> Tensor:
     """Return the distance to the next representable value, for each value of a weight."""
-    about = torch.finfo(weight.dtype)
+    info = torch.finfo(weight.dtype)
     exponent = torch.frexp(weight.float()).exponent
-    smallest = torch.tensor(about.smallest_normal * about.eps)
-    return torch.maximum(torch.ldexp(torch.tensor(about.eps), exponent - 1), smallest)
+    smallest = torch.tensor(info.smallest_normal * info.eps)
+    return torch.maximum(torch.ldexp(torch.tensor(info.eps), exponent - 1), smallest)
 
 
 def nearest_adapter(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
@@ -158,15 +158,15 @@ def nearest_adapter(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
 
 
 def _unchanged_encoders(
-    new: ModelFile, old: ModelFile, modules: list[Module], least: float, report: Report
+    new: ModelFile, old: ModelFile, modules: list[Module], min_diff: float, report: Report
 ) -> set[str]:
-    """Return text encoders without a difference above `least`."""
+    """Return text encoders without a difference above `min_diff`."""
     parts = {module.part for module in modules} - {"denoiser"}
     for part in sorted(parts):
-        own = [module for module in modules if module.part == part]
-        for i, module in enumerate(own):
-            report(Message("comparing text encoders"), i, len(own))
-            if float(weight_difference(new, old, module).abs().max()) > least:
+        encoder_modules = [module for module in modules if module.part == part]
+        for i, module in enumerate(encoder_modules):
+            report(Message("comparing text encoders"), i, len(encoder_modules))
+            if float(weight_difference(new, old, module).abs().max()) > min_diff:
                 parts = parts - {part}
                 break
     return parts

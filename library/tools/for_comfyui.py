@@ -28,7 +28,7 @@ def prepare_for_comfyui(lora: Lora, path: str | Path) -> Lora:
     it does not support.
     """
     if unread := next(
-        (module for module, one in sorted(lora.others.items()) if one.kind is CHANGE_KINDS[ON_INPUT]), None
+        (module for module, change in sorted(lora.other_changes.items()) if change.kind is CHANGE_KINDS[ON_INPUT]), None
     ):
         raise ConfigError(
             UNREAD,
@@ -38,7 +38,10 @@ def prepare_for_comfyui(lora: Lora, path: str | Path) -> Lora:
             join=f"kohya tools merge {path} --trained_on MODEL --rank 16 --out NEW",
         )
     return replace(
-        lora, others={module: LayerChange(_as_comfyui_writes(one.parts)) for module, one in lora.others.items()}
+        lora,
+        other_changes={
+            module: LayerChange(_as_comfyui_writes(change.parts)) for module, change in lora.other_changes.items()
+        },
     )
 
 
@@ -46,7 +49,7 @@ def comfyui_notes(lora: Lora) -> Iterator[Message]:
     """Return a sentence for each kind that ComfyUI computes differently in any form, and one for those that diffusers
     does not support.
     """
-    kinds = list(lora.others.values())
+    kinds = list(lora.other_changes.values())
     if any(MAGNITUDE in kind.parts and _by_rows(kind.parts[MAGNITUDE]) for kind in kinds):
         yield Message(
             "ComfyUI computes DoRA over outputs otherwise than the training, so that images differ a little: add the "
@@ -81,8 +84,8 @@ def _as_comfyui_writes(parts: Parts) -> Parts:
         return _as_butterfly(limited) if SCALE in limited and limited[BLOCKS].ndim == 3 else limited
     if CORE in parts:  # GLoRA's core on convolutions, which it ignores
         inner = torch.einsum("m n ..., n i -> m i ...", parts[CORE].float(), parts["b2.weight"].float().flatten(1))
-        rest = {name: part for name, part in parts.items() if name != CORE}
-        return {**rest, "b2.weight": inner.to(parts["b2.weight"].dtype)}
+        other_parts = {name: part for name, part in parts.items() if name != CORE}
+        return {**other_parts, "b2.weight": inner.to(parts["b2.weight"].dtype)}
     return parts
 
 
@@ -92,12 +95,12 @@ def _limited(parts: Parts) -> Parts:
     blocks = parts[BLOCKS]
     outputs = blocks.shape[-3] * blocks.shape[-2]
     limit = float(parts.get(ALPHA, 0.0)) * outputs
-    none = {**parts, ALPHA: torch.zeros_like(parts.get(ALPHA, torch.tensor(0.0)))}
+    unlimited = {**parts, ALPHA: torch.zeros_like(parts.get(ALPHA, torch.tensor(0.0)))}
     if not limit:
-        return none
-    whole = blocks.float()
-    size = (whole - whole.transpose(-1, -2)).norm() + OFT_EPSILON
-    return {**none, BLOCKS: (whole * (limit / size).clamp(max=1.0)).to(blocks.dtype)}
+        return unlimited
+    stored = blocks.float()
+    size = (stored - stored.transpose(-1, -2)).norm() + OFT_EPSILON
+    return {**unlimited, BLOCKS: (stored * (limit / size).clamp(max=1.0)).to(blocks.dtype)}
 
 
 def _as_butterfly(parts: Parts) -> Parts:

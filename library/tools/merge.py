@@ -47,11 +47,11 @@ def merge_into_checkpoint(
         ModelFile(base),
         storage.storage_dtype(dtype),
     )
-    given = _read_loras(loras, report, model.family)
-    wanted: dict[str, list[tuple[WeightSlice, Addition]]] = {}
+    weighted = _read_loras(loras, report, model.family)
+    additions_by_key: dict[str, list[tuple[WeightSlice, Addition]]] = {}
     left_out: list[str] = []
     merged = 0
-    for (path, _), (lora, weight) in zip(loras, given, strict=True):
+    for (path, _), (lora, weight) in zip(loras, weighted, strict=True):
         if lora.family != model.family:
             raise ConfigError(
                 "{path} is a LoRA of {family}, and {base} is of another family",
@@ -65,16 +65,16 @@ def merge_into_checkpoint(
                 continue
             merged += 1
             for place, addition in additions:
-                wanted.setdefault(place.key, []).append((place, addition))
-    if not wanted:
+                additions_by_key.setdefault(place.key, []).append((place, addition))
+    if not additions_by_key:
         raise ConfigError(
             "no module of the LoRA is in {base}, which holds no text encoders: nothing to merge", base=base
         )
     in_8_bits = _adaptable(model) if kind == torch.float8_e4m3fn else None
     tensors = {key: model.planned(key, None if in_8_bits and key not in in_8_bits else kind) for key in model.shapes}
-    for key, changes in wanted.items():
-        about = tensors[key]
-        tensors[key] = Planned(about.dtype, about.shape, partial(_add_changes, model, key, changes))
+    for key, changes in additions_by_key.items():
+        planned = tensors[key]
+        tensors[key] = Planned(planned.dtype, planned.shape, partial(_add_changes, model, key, changes))
     storage.FilePlan(tensors).write_new(out, _metadata(base, loras, out), report)
     return Merged(out, merged, sorted(set(left_out)))
 
@@ -109,12 +109,12 @@ def join_loras(
     model = ModelFile(trained_on) if trained_on is not None else None
     _check_base(loras, weighted, model)
     kind = storage.storage_dtype(dtype) or max(
-        (lora.dtype for lora, _ in weighted), key=lambda one: (one.itemsize, str(one))
+        (lora.dtype for lora, _ in weighted), key=lambda candidate: (candidate.itemsize, str(candidate))
     )
     tables = [(parts_of(lora), weight) for lora, weight in weighted]
     modules = sorted({module for table, _ in tables for module in table})
     plain: dict[Module, AdapterFactors] = {}
-    others: dict[Module, LayerChange] = {}
+    changes: dict[Module, LayerChange] = {}
     for i, module in enumerate(modules):
         report(Message("merging"), i, len(modules))
         parts = [(table[module], weight) for table, weight in tables if module in table]
@@ -122,20 +122,20 @@ def join_loras(
         if isinstance(part, AdapterFactors):
             plain[module] = part.to(kind)
         else:
-            others[module] = part.to(kind)
+            changes[module] = part.to(kind)
     comment = f"merged ({ranks.how}): {_list_weighted(loras)}"
     metadata = writing.made_lora_metadata(family, comment, [lora for lora, _ in weighted])
     metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)
-    writing.save_lora(writing.sized(Lora(family, plain, metadata, others=others)), out, report=report)
+    writing.save_lora(writing.sized(Lora(family, plain, metadata, other_changes=changes)), out, report=report)
     return Merged(out, len(modules))
 
 
 def parts_of(lora: Lora) -> Mapping[Module, Part]:
-    return {**lora.adapters, **lora.others}
+    return {**lora.adapters, **lora.other_changes}
 
 
-def _check_base(loras: Weighted, given: Sequence[tuple[Lora, float]], model: ModelFile | None) -> None:
-    for (path, _), (lora, _) in zip(loras, given, strict=True):
+def _check_base(loras: Weighted, weighted: Sequence[tuple[Lora, float]], model: ModelFile | None) -> None:
+    for (path, _), (lora, _) in zip(loras, weighted, strict=True):
         if model is not None and lora.family != model.family:
             raise ConfigError(
                 "{path} is a LoRA of {family}, and {base} is of another family",
@@ -143,7 +143,7 @@ def _check_base(loras: Weighted, given: Sequence[tuple[Lora, float]], model: Mod
                 family=_model_title(lora),
                 base=model.path,
             )
-        bound = next((change for change in lora.others.values() if change.uses_weight), None)
+        bound = next((change for change in lora.other_changes.values() if change.uses_weight), None)
         if bound is not None and model is None:
             template = "{path} is {kind}, whose change depends on the model that it was trained on: give that as {name}"
             raise ConfigError(template, path=path, kind=bound.title, name="trained_on")
@@ -152,11 +152,11 @@ def _check_base(loras: Weighted, given: Sequence[tuple[Lora, float]], model: Mod
 def _read_loras(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora, float]]:
     if not loras:
         raise ConfigError("no LoRA was given: name at least one file")
-    given = []
+    weighted = []
     for i, (path, weight) in enumerate(loras):
         report(Message("reading"), i, len(loras))
-        given.append((adapters.read_lora(path, family), float(weight)))
-    return given
+        weighted.append((adapters.read_lora(path, family), float(weight)))
+    return weighted
 
 
 def _additions(
@@ -167,7 +167,7 @@ def _additions(
         place = _fitting(model, module, (part.up.shape[0], part.down[0].numel()), path)
         return [(place, lambda rows: weight * part.product().reshape(rows.shape))] if place else []
     if (shape := model.size(module)) is None or (part.has_weight and not part.fits(shape)):
-        place = _fitting(model, module, None, path)
+        place = _fitting(model, module, None, path)  # raises, unless the file lacks this text encoder
     else:
         place = model.place(module)
     if place is None:

@@ -57,10 +57,10 @@ def edit(
     return written
 
 
-def _copy(source: Path, place: Path, header: bytes) -> None:
+def _copy(source: Path, target: Path, header: bytes) -> None:
     """Copy the data of `source` after another header, and check its length."""
-    with source.open("rb") as old, place.open("xb") as new:
-        start = 8 + int.from_bytes(old.read(8), "little")
+    with source.open("rb") as old, target.open("xb") as new:
+        start = 8 + int.from_bytes(old.read(8), "little")  # the first 8 bytes are the length of the header
         old.seek(start)
         new.write(header)
         shutil.copyfileobj(old, new, 1 << 22)

@@ -17,19 +17,20 @@ from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, Report
 
-LEAST = 1e-6  # a module with a smaller largest singular value counts as zero and gets rank 1
+MIN_SINGULAR_VALUE = 1e-6  # a module with a smaller largest singular value counts as zero and gets rank 1
 
 
-def _ratio(s: Tensor, wanted: float) -> int:
-    return int((s > s[0] / wanted).sum())
+def _ratio(s: Tensor, parameter: float) -> int:
+    return int((s > s[0] / parameter).sum())
 
 
-def _cumulative(s: Tensor, wanted: float) -> int:
-    return int(torch.searchsorted(s.cumsum(0) / s.sum(), wanted)) + 1
+def _cumulative(s: Tensor, share: float) -> int:
+    # One more than the index of the value that reaches the share.
+    return int(torch.searchsorted(s.cumsum(0) / s.sum(), share)) + 1
 
 
-def _frobenius(s: Tensor, wanted: float) -> int:
-    return int(torch.searchsorted(s.square().cumsum(0) / s.square().sum(), wanted**2)) + 1
+def _frobenius(s: Tensor, share: float) -> int:
+    return int(torch.searchsorted(s.square().cumsum(0) / s.square().sum(), share**2)) + 1
 
 
 SPARE = 1  # additional rank kept by sd-scripts' tool beyond its dynamic methods' choice
@@ -85,10 +86,10 @@ class ResizeOptions:
 
     def rank_for(self, s: Tensor, adapter: AdapterFactors) -> int:
         """Return the rank of a module with these descending singular values."""
-        if float(s[0]) <= LEAST:
+        if float(s[0]) <= MIN_SINGULAR_VALUE:
             return 1
-        wanted = METHODS[self.method](s, self.parameter or 0.0) + (SPARE if self.method != "fixed" else 0)
-        return max(1, min(wanted, self.limit(adapter), len(s)))
+        rank = METHODS[self.method](s, self.parameter or 0.0) + (SPARE if self.method != "fixed" else 0)
+        return max(1, min(rank, self.limit(adapter), len(s)))
 
 
 @dataclass
@@ -97,7 +98,7 @@ class Resized:
 
     path: Path
     ranks: dict[str, tuple[int, int]]  # module -> rank before and after
-    kept: float  # smallest kept share of a module's Frobenius norm
+    kept_share: float  # smallest kept share of a module's Frobenius norm
 
 
 def resize_lora(
@@ -110,36 +111,36 @@ def resize_lora(
     ConfigError for kinds that depend on the model, as they have no singular values of their own.
     """
     out, kind = storage.fresh(out, lora), storage.storage_dtype(dtype)
-    whole, made, others, ranks, kept = adapters.read_lora(lora), {}, {}, {}, 1.0
-    parts: list[tuple[Module, Part]] = [*whole.adapters.items(), *whole.others.items()]
+    source, plain, changes, ranks, kept_share = adapters.read_lora(lora), {}, {}, {}, 1.0
+    parts: list[tuple[Module, Part]] = [*source.adapters.items(), *source.other_changes.items()]
     for i, (module, part) in enumerate(parts):
         report(Message("resizing"), i, len(parts))
         if isinstance(part, AdapterFactors):
             smaller, share = reduce_rank(module.kohya, part, choices)
-            made[module] = smaller.to(kind or part.up.dtype)
+            plain[module] = smaller.to(kind or part.up.dtype)
             ranks[module.kohya] = (part.rank, smaller.rank)
         elif not part.has_weight or part.kind.title == "norm":
-            others[module], share = part.to(kind), 1.0
+            changes[module], share = part.to(kind), 1.0
         else:
-            new, share, before = _cut_other(module, whole.family, part, choices, lora)
-            new = new.to(kind or whole.dtype)
+            new, share, before = _cut_other(module, source.family, part, choices, lora)
+            new = new.to(kind or source.dtype)
             ranks[module.kohya] = (before, new.rank if isinstance(new, AdapterFactors) else rank_of(new.parts) or 0)
             if isinstance(new, AdapterFactors):
-                made[module] = new
+                plain[module] = new
             else:
-                others[module] = new
-        kept = min(kept, share)
+                changes[module] = new
+        kept_share = min(kept_share, share)
     if not ranks:
         raise ConfigError("{path} holds norms and biases alone, which have no rank", path=lora)
-    result = writing.sized(Lora(whole.family, made, whole.metadata, whole.style, others))
-    if whole.others and "ss_network_args" in result.metadata:
+    result = writing.sized(Lora(source.family, plain, source.metadata, source.style, changes))
+    if source.other_changes and "ss_network_args" in result.metadata:
         result.metadata["ss_network_args"] = json.dumps({"algo": "lora"})
-    comment = whole.metadata.get("ss_training_comment", "")
+    comment = source.metadata.get("ss_training_comment", "")
     if any(after < before for before, after in ranks.values()):
-        comment = f"{_said(choices, max(old for old, _ in ranks.values()))}; {comment}"
+        comment = f"{_resize_comment(choices, max(old for old, _ in ranks.values()))}; {comment}"
     result.metadata["ss_training_comment"] = comment
     writing.save_lora(result, out, report=report)
-    return Resized(out, ranks, kept)
+    return Resized(out, ranks, kept_share)
 
 
 def _cut_other(
@@ -155,16 +156,16 @@ def _cut_other(
             kind=change.title,
         )
     plain = LayerChange({name: part for name, part in change.parts.items() if name != MAGNITUDE}).ready()
-    before = rank_of(change.parts) or min(shape[0], torch.Size(shape[1:]).numel())
+    old_rank = rank_of(change.parts) or min(shape[0], torch.Size(shape[1:]).numel())
     if (exact := plain.exact_factors()) is not None:
         smaller, share = reduce_rank(module.kohya, adapter_of(*exact, shape), choices)
     else:
-        whole = plain.delta(torch.zeros(*shape))
-        smaller, share = _cut_whole(whole, choices)
+        delta = plain.delta(torch.zeros(*shape))
+        smaller, share = _cut_whole(delta, choices)
     if magnitudes is not None:
         smaller_parts = {DOWN: smaller.down, UP: smaller.up, MAGNITUDE: magnitudes}
-        return LayerChange({**smaller_parts, ALPHA: torch.tensor(float(smaller.rank))}), share, before
-    return with_bias(smaller, change.bias()), share, before
+        return LayerChange({**smaller_parts, ALPHA: torch.tensor(float(smaller.rank))}), share, old_rank
+    return with_bias(smaller, change.bias()), share, old_rank
 
 
 def _cut_whole(change: Tensor, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
@@ -186,11 +187,11 @@ def reduce_rank(name: str, adapter: AdapterFactors, choices: ResizeOptions) -> t
     """Return one module with fewer ranks, and the kept share of its norm. Never increases a rank."""
     u, s, v = writing.decompose(name, adapter.up.float().flatten(1), adapter.down.float().flatten(1))
     rank = choices.rank_for(s, adapter)
-    share = float(s[:rank].norm() / s.norm()) if float(s[0]) > LEAST else 1.0
+    share = float(s[:rank].norm() / s.norm()) if float(s[0]) > MIN_SINGULAR_VALUE else 1.0
     return adapter.like(u[:, :rank] * s[:rank], v[:rank], adapter.strength * rank), share
 
 
-def _said(choices: ResizeOptions, old: int) -> str:
+def _resize_comment(choices: ResizeOptions, old: int) -> str:
     if choices.method != "fixed":
         return f"Dynamic resize with {choices.method}: {choices.parameter:g} from {old}"
     conv = f" (conv: {choices.conv_rank})" if choices.conv_rank not in (None, choices.rank) else ""

@@ -24,10 +24,10 @@ def main(argv: list[str]) -> int:
     if not argv:
         parser.print_help()
         return EXIT_MISUSED
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     with join_work("tools") as work:
-        asked.report, asked.store = work.phase if work.folder else progress_line(), work.store
-        if code := asked.run(asked):
+        arguments.report, arguments.store = work.phase if work.folder else progress_line(), work.store
+        if code := arguments.run(arguments):
             work.fail()
     return code
 
@@ -35,46 +35,47 @@ def main(argv: list[str]) -> int:
 # ---- the tools
 
 
-def merge(asked: argparse.Namespace) -> int:
+def merge(arguments: argparse.Namespace) -> int:
     """Merge LoRAs into a checkpoint, or into one LoRA."""
     from library.tools import merge as tool
 
-    loras = [_weighted(text) for text in asked.loras]
-    if asked.base:
-        if asked.rank or asked.conv_rank or asked.trained_on:
+    loras = [_weighted(text) for text in arguments.loras]
+    if arguments.base:
+        if arguments.rank or arguments.conv_rank or arguments.trained_on:
             raise ConfigError(
                 "rank, conv_rank and trained_on are for merging LoRAs into one: leave them out with --base"
             )
-        done = tool.merge_into_checkpoint(asked.base, loras, asked.out, dtype=asked.dtype, report=asked.report)
+        done = tool.merge_into_checkpoint(
+            arguments.base, loras, arguments.out, dtype=arguments.dtype, report=arguments.report
+        )
         print(f"{done.path}: {counted(done.modules, 'change')} added to the weights")
         if done.left_out:
-            print(
-                f"note: {counted(len(done.left_out), 'module')} of text encoders left out, as {asked.base} holds none"
-            )
+            modules = counted(len(done.left_out), "module")
+            print(f"note: {modules} of text encoders left out, as {arguments.base} holds none")
         return EXIT_DONE
-    if asked.dtype == "fp8":
+    if arguments.dtype == "fp8":
         raise ConfigError("fp8 is for checkpoints: use float, fp16 or bf16 for a LoRA")
     done = tool.join_loras(
         loras,
-        asked.out,
-        ranks=tool.joining.Ranks(asked.rank, asked.conv_rank),
-        dtype=asked.dtype,
-        trained_on=asked.trained_on,
-        report=asked.report,
+        arguments.out,
+        ranks=tool.joining.Ranks(arguments.rank, arguments.conv_rank),
+        dtype=arguments.dtype,
+        trained_on=arguments.trained_on,
+        report=arguments.report,
     )
     print(f"{done.path}: one LoRA of {len(loras)}, with {counted(done.modules, 'module')}")
     return EXIT_DONE
 
 
-def extract(asked: argparse.Namespace) -> int:
+def extract(arguments: argparse.Namespace) -> int:
     """Extract a LoRA from the difference of two checkpoints."""
     from library.tools import extract as tool
 
     choices = tool.ExtractOptions(
-        **{field.name: getattr(asked, field.name) for field in dataclasses.fields(tool.ExtractOptions)}
+        **{field.name: getattr(arguments, field.name) for field in dataclasses.fields(tool.ExtractOptions)}
     )
     done = tool.extract_lora(
-        asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=asked.report
+        arguments.tuned, arguments.base, arguments.out, choices=choices, dtype=arguments.dtype, report=arguments.report
     )
     print(f"{done.path}: {counted(done.modules, 'module')}; skipped as unchanged: {done.same}")
     for part in done.left_out:
@@ -82,43 +83,54 @@ def extract(asked: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def resize(asked: argparse.Namespace) -> int:
+def resize(arguments: argparse.Namespace) -> int:
     """Reduce the ranks of a LoRA."""
     from library.tools import resize as tool
 
-    choices = tool.ResizeOptions(asked.rank, asked.conv_rank, asked.method, asked.parameter)
-    done = tool.resize_lora(asked.lora, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
-    for name, (before, after) in done.ranks.items() if asked.verbose else ():
+    choices = tool.ResizeOptions(arguments.rank, arguments.conv_rank, arguments.method, arguments.parameter)
+    done = tool.resize_lora(
+        arguments.lora, arguments.out, choices=choices, dtype=arguments.dtype, report=arguments.report
+    )
+    for name, (before, after) in done.ranks.items() if arguments.verbose else ():
         print(f"  {name}: {before} -> {after}")
     if all(after >= before for before, after in done.ranks.values()):
-        print(f"note: no module has more ranks than asked for, so nothing was cut: {done.path} equals {asked.lora}")
+        print(f"note: no module has more ranks than asked for, so nothing was cut: {done.path} equals {arguments.lora}")
     ranks = sorted(after for _, after in done.ranks.values())
-    print(f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept:.1%} of its norm")
+    print(
+        f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept_share:.1%} of its norm"
+    )
     return EXIT_DONE
 
 
-def convert(asked: argparse.Namespace) -> int:
+def convert(arguments: argparse.Namespace) -> int:
     """Convert the names of a LoRA."""
     from library.tools.convert import convert_lora as tool
 
-    said: list[Message] = []
-    written = tool(asked.lora, asked.out, to=asked.to, dtype=asked.dtype, report=asked.report, note=said.append)
-    print(f"{written}: {asked.to} names")
-    for sentence in said:
+    notes: list[Message] = []
+    path = tool(
+        arguments.lora,
+        arguments.out,
+        to=arguments.to,
+        dtype=arguments.dtype,
+        report=arguments.report,
+        note=notes.append,
+    )
+    print(f"{path}: {arguments.to} names")
+    for sentence in notes:
         print(f"note: {str(sentence)}")
     return EXIT_DONE
 
 
-def verify(asked: argparse.Namespace) -> int:
+def verify(arguments: argparse.Namespace) -> int:
     """Verify a LoRA."""
     from library.adapter_files.verify import verify_lora as tool
 
-    findings = tool(asked.lora, asked.base, report=asked.report)
-    asked.store({"problems": findings.problems, "warnings": findings.warnings})
-    if asked.json:
+    findings = tool(arguments.lora, arguments.base, report=arguments.report)
+    arguments.store({"problems": findings.problems, "warnings": findings.warnings})
+    if arguments.json:
         print(json.dumps({"ok": findings.ok, **dataclasses.asdict(findings)}, indent=1, default=str))
         return EXIT_DONE if findings.ok else EXIT_FAILED
-    for row in findings.modules if asked.verbose else ():
+    for row in findings.modules if arguments.verbose else ():
         mark = "  dead" if row.dead else ""
         norm = "" if row.norm is None else f"norm {row.norm:.4g}, "
         rank = f"rank {row.rank}, alpha {row.alpha:g}, " if row.rank else ""
@@ -137,26 +149,37 @@ def verify(asked: argparse.Namespace) -> int:
     for text in findings.problems:
         print(f"error: {text}", file=sys.stderr)
     if findings.ok:
-        against = f", and fits {asked.base}" if asked.base else ""
-        print(f"{asked.lora} is in order{against}")
+        against = f", and fits {arguments.base}" if arguments.base else ""
+        print(f"{arguments.lora} is in order{against}")
     return EXIT_DONE if findings.ok else EXIT_FAILED
 
 
-def metadata(asked: argparse.Namespace) -> int:
+def metadata(arguments: argparse.Namespace) -> int:
     """Show or change a file's metadata."""
     from library.tools import metadata as tool
 
-    values = dict(_pair(text) for text in asked.set)
-    if not values and not asked.remove:
-        found = tool.read_metadata(asked.file)
-        print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if asked.json else _metadata_lines(found))
+    values = dict(_pair(text) for text in arguments.set)
+    if not values and not arguments.remove:
+        entries = tool.read_metadata(arguments.file)
+        print(
+            json.dumps(entries, indent=1, ensure_ascii=False, default=str)
+            if arguments.json
+            else _metadata_lines(entries)
+        )
         return EXIT_DONE
-    if asked.in_place and not asked.yes:
-        raise ConfigError("this would change {file} itself: add --yes if that is meant, or give --out", file=asked.file)
-    written = tool.edit(
-        asked.file, asked.out, values=values, remove=asked.remove, in_place=asked.in_place, report=asked.report
+    if arguments.in_place and not arguments.yes:
+        raise ConfigError(
+            "this would change {file} itself: add --yes if that is meant, or give --out", file=arguments.file
+        )
+    path = tool.edit(
+        arguments.file,
+        arguments.out,
+        values=values,
+        remove=arguments.remove,
+        in_place=arguments.in_place,
+        report=arguments.report,
     )
-    print(f"{written}: metadata written, tensors unchanged")
+    print(f"{path}: metadata written, tensors unchanged")
     return EXIT_DONE
 
 
@@ -168,10 +191,10 @@ def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpa
     parser = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
     tools = parser.add_subparsers(metavar="NAME", required=True)
 
-    def tool(run: Callable[[argparse.Namespace], int], about: str) -> Any:
-        one = tools.add_parser(run.__name__, help=about, description=about)
-        one.set_defaults(run=run)
-        return one
+    def tool(run: Callable[[argparse.Namespace], int], description: str) -> Any:
+        subparser = tools.add_parser(run.__name__, help=description, description=description)
+        subparser.set_defaults(run=run)
+        return subparser
 
     _merge(tool(merge, "merge LoRAs into a checkpoint (base), or several into one"))
     _extract(tool(extract, "make a LoRA from a tuned checkpoint minus its base"))
@@ -257,8 +280,8 @@ def _metadata(parser: argparse.ArgumentParser) -> None:
 
 def _weighted(text: str) -> tuple[str, float]:
     """Split "a.safetensors=0.8"; a name may contain "=". Raises ConfigError for a weight that is no number."""
-    name, found, weight = text.rpartition("=")
-    if not found or Path(text).exists():
+    name, separator, weight = text.rpartition("=")
+    if not separator or Path(text).exists():
         return text, 1.0
     try:
         number = float(weight)
@@ -277,15 +300,15 @@ def _weighted(text: str) -> tuple[str, float]:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    key, found, value = text.partition("=")
-    if not found:
+    key, separator, value = text.partition("=")
+    if not separator:
         raise ConfigError("--set takes KEY=VALUE, got {text}", text=text)
     return key, value
 
 
-def _metadata_lines(found: dict[str, str]) -> str:
-    if not found:
+def _metadata_lines(entries: dict[str, str]) -> str:
+    if not entries:
         return "no metadata"
     return "\n".join(
-        f"{key}: {value if len(value) < 200 else value[:200] + ' ...'}" for key, value in sorted(found.items())
+        f"{key}: {value if len(value) < 200 else value[:200] + ' ...'}" for key, value in sorted(entries.items())
     )

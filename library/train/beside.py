@@ -31,7 +31,7 @@ def reason(error: Exception, training: Training) -> MessageLike:
 
 
 def reason_before(error: Exception, config: RunConfig, journal: Journal) -> MessageLike:
-    """As `reason`, for work before the first step, which no process shares."""
+    """Return the same as `reason`, for work before the first step, which no process shares."""
     explained = errors.explain_error(error, config, journal.doing, {})
     if isinstance(error, WorkCancelled) or isinstance(explained, errors.ProcessGone):
         raise error
@@ -42,9 +42,9 @@ def describe_failure(error: Exception, config: RunConfig, doing: Message) -> Mes
     """Return an error as text for a warning, and free the memory that it holds."""
     log.debug("work beside the training failed", exc_info=error)
     explained = errors.explain_error(error, config, doing, {})
-    said = explained.said if isinstance(explained, ConfigError) else error_sentence(error)
+    sentence = explained.said if isinstance(explained, ConfigError) else error_sentence(error)
     free_traceback(error)
-    return said
+    return sentence
 
 
 def free_traceback(error: BaseException) -> None:
@@ -55,9 +55,9 @@ def free_traceback(error: BaseException) -> None:
         torch.cuda.empty_cache()
 
 
-def attempt(work: Callable[[], None], failed: str, training: Training) -> None:
-    """Do this work; if it fails, warn with the template `failed`, whose {why} is the reason."""
+def attempt(work: Callable[[], None], template: str, training: Training) -> None:
+    """Do this work; if it fails, warn with the template `template`, whose {why} is the reason."""
     try:
         work()
     except Exception as error:
-        training.journal.warn(Message(failed, why=reason(error, training)))
+        training.journal.warn(Message(template, why=reason(error, training)))

@@ -19,17 +19,17 @@ def make_caches(config: RunConfig, report: Report) -> int:
     ConfigError like a training.
     """
     with World(config) as world, file_identity.watching() as model_files:
-        told = report if world.main else lambda phase, done, total: None
-        told(Message("reading the data set"), 0, 0)
+        report_once = report if world.main else lambda phase, done, total: None  # the other processes are silent
+        report_once(Message("reading the data set"), 0, 0)
         images = data.scan(config)
-        told(Message("opening the model"), 0, 0)
+        report_once(Message("opening the model"), 0, 0)
         family = families.family_for(config)
         with without_collecting():
             components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
         model_files.note(components.deferred_files)
         fp8_storage.store_when_read(components, config)
         try:
-            encoding.encode_missing_caches(images, family, components, config, world, told)
+            encoding.encode_missing_caches(images, family, components, config, world, report_once)
         except NotFiniteError as error:
             raise errors.damaged_model(error) from error
         model_files.check()

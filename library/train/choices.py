@@ -19,11 +19,11 @@ class Choices:
     @classmethod
     def read(cls, facts: JsonMapping) -> "Choices":
         """Return the choices of a state; None for those that are missing (older versions) or invalid."""
-        known = facts.get("choices")
-        if not isinstance(known, dict):
+        choices = facts.get("choices")
+        if not isinstance(choices, dict):
             return cls()
-        tuned = known.get("tuned")
-        steps = {name: known.get(name) for name in ("compiled_from", "stays_eager")}
+        tuned = choices.get("tuned")
+        steps = {name: choices.get(name) for name in ("compiled_from", "stays_eager")}
         return cls(
             tuned=tuned if isinstance(tuned, dict) and set(tuned) <= set(TUNED_OPTIONS) else None,
             **{name: step if isinstance(step, int) and step > 0 else None for name, step in steps.items()},

@@ -18,7 +18,7 @@ from library.measuring.candidates import advise_changes, saving_memory
 
 # Options that reduce the memory of steps, but not of samples.
 OF_STEPS = {"gradient_checkpointing", "train_batch_size", "cpu_offload_checkpointing"}
-MOST_SKIPPED = 100  # steps in a row that a gradient scaler may skip; it halves the scale each time
+MAX_SKIPPED_STEPS = 100  # steps in a row that a gradient scaler may skip; it halves the scale each time
 NOT_FINITE = {
     "loss NaN": "the loss of step {step} is NaN",
     "loss infinite": "the loss of step {step} is infinite",
@@ -28,7 +28,7 @@ NOT_FINITE = {
 Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
 
 # Error messages of torch.distributed's backends after the loss of a process contain one of these.
-GONE = (
+PROCESS_GONE_SIGNS = (
     "Connection reset by peer",
     "Connection closed by peer",
     "Broken pipe",
@@ -36,7 +36,7 @@ GONE = (
     "was aborted",
     "Connection was likely closed",
 )
-SILENT = ("Timed out waiting", "collective operation timeout", "wait timeout after")
+TIMEOUT_SIGNS = ("Timed out waiting", "collective operation timeout", "wait timeout after")
 
 
 def explain_error(error: BaseException, config: RunConfig, doing: Message, newest: Newest) -> BaseException:
@@ -57,9 +57,9 @@ def explain_error(error: BaseException, config: RunConfig, doing: Message, newes
         )
     if isinstance(error, NotFiniteError):
         return damaged_model(error)
-    if torch.distributed.is_initialized() and any(sign in str(error) for sign in GONE):
+    if torch.distributed.is_initialized() and any(sign in str(error) for sign in PROCESS_GONE_SIGNS):
         return process_gone(doing, newest)
-    if torch.distributed.is_initialized() and any(sign in str(error) for sign in SILENT):
+    if torch.distributed.is_initialized() and any(sign in str(error) for sign in TIMEOUT_SIGNS):
         return process_silent(doing, newest)
     return error
 
@@ -88,10 +88,10 @@ def process_silent(doing: Message, newest: Newest) -> ProcessSilent:
     )
 
 
-def process_gone(doing: Message, newest: Newest, said: str = "") -> ProcessGone:
-    """Return the error for another process that has ended; `said` is its own error, if it reported one."""
-    if said:
-        return ProcessGone("{said}{then}", said=said, then=_go_on(newest))
+def process_gone(doing: Message, newest: Newest, reported: str = "") -> ProcessGone:
+    """Return the error for another process that has ended; `reported` is its own error, if it reported one."""
+    if reported:
+        return ProcessGone("{said}{then}", said=reported, then=_go_on(newest))
     return ProcessGone(
         "another process of this training has ended, and none goes on without it ({doing}); its own last lines, or "
         "the system's log, say why{then}",
@@ -116,7 +116,7 @@ class NonFiniteWatch:
             return ""
         self._skipped += 1
         if self._scaled:
-            return "gradients" if self._skipped == MOST_SKIPPED else ""
+            return "gradients" if self._skipped == MAX_SKIPPED_STEPS else ""
         return "gradient"
 
 
@@ -133,20 +133,20 @@ def non_finite_message(
         ways.append(Message("replace these images"))
     if what == "gradients":
         template = "the gradients of {count} steps in a row are NaN or infinite, so nothing is trained"
-        about = Message(template, count=MOST_SKIPPED)
+        problem = Message(template, count=MAX_SKIPPED_STEPS)
     else:
         value = line["loss"] if what == "loss" else line["grad_norm"]
-        about = Message(NOT_FINITE[f"{what} {'NaN' if math.isnan(value) else 'infinite'}"], step=line["step"])
-    about = Message("{number} with {images}", number=about, images=some(images, 8)) if images else about
-    return Message("{about}: {ways}{then}", about=about, ways=either(ways), then=_go_on(newest))
+        problem = Message(NOT_FINITE[f"{what} {'NaN' if math.isnan(value) else 'infinite'}"], step=line["step"])
+    problem = Message("{number} with {images}", number=problem, images=some(images, 8)) if images else problem
+    return Message("{about}: {ways}{then}", about=problem, ways=either(ways), then=_go_on(newest))
 
 
 def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: Newest) -> MessageLike:
-    """Return why these weights must not be saved, "" if they may. Synchronises with the device."""
-    sound: dict[torch.device, list[torch.Tensor]] = {}  # swapped blocks are in host memory
+    """Return why these weights must not be saved, "" if they may be. Synchronises with the device."""
+    finite_flags: dict[torch.device, list[torch.Tensor]] = {}  # swapped blocks are in host memory
     for p in parameters:
-        sound.setdefault(p.device, []).append(p.detach().isfinite().all())
-    if all(torch.stack(flags).all() for flags in sound.values()):
+        finite_flags.setdefault(p.device, []).append(p.detach().isfinite().all())
+    if all(torch.stack(flags).all() for flags in finite_flags.values()):
         return ""
     template = "after step {step} the weights hold NaN or infinity: lower the learning rate{then}"
     return Message(template, step=step, then=_go_on(newest))

@@ -39,9 +39,9 @@ class Journal:
         self._marks: list[tuple[MessageLike, float]] = [("", began or time.time())]
         self.record: Record | None = None
         if world.main:
-            known = changed(config, secrets=True)  # the record removes secrets from all that it writes
+            options = changed(config, secrets=True)  # the record removes secrets from all that it writes
             save = config.save
-            self.record = Record.start(known, config.script, save.output_dir or "", save.output_name, config.title)
+            self.record = Record.start(options, config.script, save.output_dir or "", save.output_name, config.title)
             self.record.note(seed=seed, hardware=world.memory.hardware(world.ranks))
         self.trackers: Trackers | None = None
         self.uploads = Uploads(config, self)
@@ -90,10 +90,10 @@ class Journal:
 
     def _process_gone(self, error: BaseException | None = None) -> errors.ProcessGone:
         newest = self.newest or self.process_watch.newest
-        said = self._world.messages.reported_failure() if self._world.messages else ""
-        if isinstance(error, errors.ProcessSilent) and not said:
+        reported = self._world.messages.reported_failure() if self._world.messages else ""
+        if isinstance(error, errors.ProcessSilent) and not reported:
             return errors.process_silent(self.doing, newest)
-        return errors.process_gone(self.doing, newest, said)
+        return errors.process_gone(self.doing, newest, reported)
 
     def begin(self, remarks: Sequence[Message], notes: Sequence[Message]) -> None:
         """Open trackers and uploads, and log remarks and notes; `notes` are already printed."""
@@ -151,7 +151,7 @@ class Journal:
 
     @property
     def on_graph(self) -> Report | None:
-        """Return the callback for a begun graph; the compiler may call it from another thread."""
+        # The compiler may call it from another thread, when a graph begins.
         return self.record.phase if self.record else None
 
     def plan(self, clock: Clock, data: JsonMapping, batches: Batches) -> None:
@@ -231,7 +231,7 @@ class Progress:
         self._name, self._since, self._before, self._said = "", 0.0, 0, 0.0
 
     def __call__(self, name: MessageLike, done: int | None = None, total: int | None = None) -> None:
-        """Report progress, unless the last line is less than SPACING seconds old."""
+        """Report progress, unless the last line is less than LOG_INTERVAL old."""
         name = str(name)
         now = time.monotonic()
         if not total:
@@ -256,5 +256,4 @@ class Progress:
 
 
 def clock_time(seconds: float) -> str:
-    """Format seconds as h:mm:ss."""
-    return str(datetime.timedelta(seconds=round(seconds)))
+    return str(datetime.timedelta(seconds=round(seconds)))  # h:mm:ss

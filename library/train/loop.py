@@ -141,8 +141,8 @@ def start_clock(config: RunConfig, batches: Batches) -> Clock:
 def describe_data(images: ImageSet, batches: Batches, clock: Clock, journal: Journal) -> None:
     """Record and log the numbers of images, batches and steps, and what is held out for validation."""
     journal.plan(clock, data.summarise_images(images), batches)
-    if said := held_out.by_folder(images):
-        journal.say(str(said))
+    if summary := held_out.by_folder(images):
+        journal.say(str(summary))
 
 
 def read_weights(
@@ -202,10 +202,10 @@ def log_utilization(training: Training) -> None:
     if not seconds or training.world.device.type != "cuda" or not training.world.main:
         return
     operations = utilization.step_operations(training.config, training.batches.kinds())
-    found = utilization.utilization(operations, seconds, training.world.device)
-    if found:
-        training.journal.note(utilization=found)
-        training.journal.say(utilization.utilization_sentence(found))
+    reached = utilization.utilization(operations, seconds, training.world.device)
+    if reached:
+        training.journal.note(utilization=reached)
+        training.journal.say(utilization.utilization_sentence(reached))
 
 
 def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from

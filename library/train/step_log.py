@@ -14,7 +14,7 @@ from library.train.errors import NonFiniteWatch
 from library.train.journal import Journal
 from library.train.step.clock import Clock
 from library.train.step.step_metrics import BatchLoss, Line, Meter
-from library.train.stop_requests import ASKED
+from library.train.stop_requests import REQUEST_KINDS
 
 
 # Reading a loss directly would make every step wait for the GPU.
@@ -36,7 +36,9 @@ class StepLog:
     def __exit__(self, *error: object) -> None:
         if self._journal.record:
             for line, _ in self.meter.lines():
-                self._journal.step({name: value for name, value in line.items() if name not in ASKED}, self.meter.total)
+                self._journal.step(
+                    {name: value for name, value in line.items() if name not in REQUEST_KINDS}, self.meter.total
+                )
             self._journal.note(compile=self._log.summary())
             if sentence := self._precompiler.closing_sentence():
                 self._journal.say(sentence)
@@ -59,6 +61,7 @@ class StepLog:
         self._log.note_step(step, None if compiled else self.meter.took)
         if compiled or (step == 1 and not self._config.compile.ahead):
             self._precompiler.prove()
+        # Several processes must read the same lines: up to the step before, whose numbers have most likely arrived.
         self._read(self.meter.lines() if self._world.ranks == 1 else self.meter.lines_until(step - 1))
 
     def settle(self) -> None:
@@ -69,9 +72,11 @@ class StepLog:
     def _read(self, lines: Sequence[Line]) -> None:
         """Log the numbers that have arrived."""
         for line, images in lines:
-            self._journal.requests.agree({name for name in ASKED if line.pop(name, 0.0) > 0})
+            self._journal.requests.agree({name for name in REQUEST_KINDS if line.pop(name, 0.0) > 0})
             self._journal.step(line, self.meter.total)
             if what := self._non_finite.check(line):
                 # Several processes read the lines of the same step together, so all of them stop here.
-                every = [path for own in self._world.gather(images) for path in own]
-                raise NotFiniteError(errors.non_finite_message(what, line, every, self._config, self._journal.newest))
+                bad_images = [path for images_of_rank in self._world.gather(images) for path in images_of_rank]
+                raise NotFiniteError(
+                    errors.non_finite_message(what, line, bad_images, self._config, self._journal.newest)
+                )

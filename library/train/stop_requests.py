@@ -21,13 +21,13 @@ from library.config import environment
 from library.distributed.process_watch import ProcessWatch
 from library.runs import layout
 
-ASKED = ("stop", *layout.REQUESTS, "backup")  # all requests to a running training; "backup" is set by a timer
+REQUEST_KINDS = ("stop", *layout.REQUESTS, "backup")  # all requests to a running training; "backup" is set by a timer
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")  # SIGBREAK only on Windows, SIGHUP only elsewhere
 STOP_WAYS = ("", "after_step", "now")  # how a stop was requested, in order of urgency
-WATCH = 0.5  # seconds between two polls for "now" before the first step
-ONE_REQUEST = 1.0  # seconds within which signals are one request: a terminal and torchrun both forward Ctrl+C
-SHARE = 0.01  # maximum share of time for reading requests from the disk, which may be a slow network share
+POLL_SECONDS = 0.5  # seconds between two polls for "now" before the first step
+REPEAT_SECONDS = 1.0  # seconds within which signals are one request: a terminal and torchrun both forward Ctrl+C
+MAX_READ_SHARE = 0.01  # maximum share of time for reading requests from the disk, which may be a slow network share
 FIRST = "Stopping after this step, then saving a file and a state. Ctrl+C once more ends the step early, and saves."
 SECOND = "Ending this step early, then saving. Ctrl+C once more kills the training: what is not saved by then is lost."
 TORCHRUN = " If Ctrl+C has reached torchrun as well, it kills the training in 30 s, saved or not."
@@ -58,12 +58,12 @@ class ControlRequests:
         self._every = minutes * 60 if minutes and record else math.inf
         self._next_state = math.inf
         self._signals, self._last = 0, 0.0  # number of signals, and time of the newest
-        self._how = ""  # of WAYS
+        self._how = ""  # one of STOP_WAYS
         self._recorded_how = ""  # what is written in the record
         self._deferring = self._has_stepped = self._raised = self._ending = self._own_signal = False
         self._next_look = 0.0
-        self._requested: set[str] = set()  # of ASKED but "stop", since `flags` was called last
-        self._agreed: set[str] = set()  # of ASKED, what all processes know
+        self._requested: set[str] = set()  # of REQUEST_KINDS but "stop", since `flags` was called last
+        self._agreed: set[str] = set()  # of REQUEST_KINDS, what all processes know
         self._launcher = _launcher()
         self._before: dict[int, Any] = {}
         self._wakeup_read: socket.socket | None = None
@@ -106,7 +106,7 @@ class ControlRequests:
 
     @property
     def interrupted(self) -> bool:
-        """Return whether a signal raised Stopped in the main thread."""
+        # Set when a signal has raised Stopped in the main thread.
         return self._raised
 
     def stopped_early(self) -> bool:
@@ -121,7 +121,7 @@ class ControlRequests:
         self._agreed.discard("backup")
         self._next_state = time.monotonic() + self._every
 
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Return whether a stop was requested. Cheap enough for every step."""
         begin = time.monotonic()
         if begin >= self._next_state:
@@ -131,8 +131,8 @@ class ControlRequests:
             self._note(self._on_disk() or ("after_step" if self._launcher_ended() else ""))
             self._requested |= set(self._record.requests() if self._record else ())
             end = time.monotonic()
-            # A slow read postpones the next one, so that reads take at most SHARE of the time.
-            self._next_look = end + (end - begin) / SHARE
+            # A slow read postpones the next one, so that reads take at most MAX_READ_SHARE of the time.
+            self._next_look = end + (end - begin) / MAX_READ_SHARE
         if self._recorded_how != self._how and self._record:
             self._recorded_how = self._how
             self._record.stopping(self._how)
@@ -150,17 +150,16 @@ class ControlRequests:
             raise Stopped
 
     def cancelled(self) -> bool:
-        return self.asked() and self._how == "now"
+        return self.stop_requested() and self._how == "now"
 
     def flags(self) -> set[str]:
-        """Return which of ASKED this process received: "stop" is repeated, the others are returned once."""
-        found = {"stop"} if self.asked() else set()
-        found, self._requested = found | self._requested, set()
-        return found
+        """Return which of REQUEST_KINDS this process received: "stop" is repeated, the others are returned once."""
+        requests = {"stop"} if self.stop_requested() else set()
+        requests, self._requested = requests | self._requested, set()
+        return requests
 
     def agree(self, names: set[str]) -> None:
-        """Set what is due after this step; every process must pass the same names."""
-        self._agreed |= names
+        self._agreed |= names  # every process passes the same names, so that all do the same after this step
 
     @property
     def stopping(self) -> bool:
@@ -168,13 +167,13 @@ class ControlRequests:
 
     def granted(self, name: str) -> bool:
         """Return whether "sample", "save" or "backup" is due after this step; True once per request."""
-        found = name in self._agreed
+        is_due = name in self._agreed
         self._agreed.discard(name)
-        return found
+        return is_due
 
     def check(self) -> None:
         """Raise Stopped between two phases before the first step if a stop was requested."""
-        if self.asked() and not self._deferring:
+        if self.stop_requested() and not self._deferring:
             self.end()
             raise Stopped
 
@@ -182,12 +181,12 @@ class ControlRequests:
         # Later signals must interrupt nothing.
         self._ending = True
 
-    def _note(self, how: str) -> None:
-        self._how = max(self._how, how, key=STOP_WAYS.index)
+    def _note(self, urgency: str) -> None:
+        self._how = max(self._how, urgency, key=STOP_WAYS.index)
 
     def _on_disk(self) -> str:
-        asked = self._record.stop_requested() if self._record else ""
-        return "now" if asked == "kill" else asked
+        request = self._record.stop_requested() if self._record else ""
+        return "now" if request == "kill" else request
 
     def _watch(self) -> None:
         """Thread: before the first step, raise Stopped for "now"."""
@@ -197,7 +196,7 @@ class ControlRequests:
                 self._note("now")
                 self._break_off()
                 return
-            time.sleep(WATCH)
+            time.sleep(POLL_SECONDS)
 
     def _break_off(self) -> None:
         """Raise Stopped in the main thread, unless a step is done or the training is ending."""
@@ -215,8 +214,8 @@ class ControlRequests:
         """Handle a signal in the main thread: raise Stopped, unless there is something to save first."""
         if self._is_launchers(number):
             return
-        now = self._how == "now" and not self._has_stepped
-        if (now or not self._deferring) and not self._ending:
+        must_stop = self._how == "now" and not self._has_stepped
+        if (must_stop or not self._deferring) and not self._ending:
             self._ending = self._raised = True
             raise Stopped
 
@@ -234,15 +233,15 @@ class ControlRequests:
 
     def _handle_signal(self, number: int) -> None:
         now = time.monotonic()
-        if self._is_launchers(number) or (self._signals and now - self._last <= ONE_REQUEST):
+        if self._is_launchers(number) or (self._signals and now - self._last <= REPEAT_SECONDS):
             return
         self._signals, self._last = self._signals + 1, now
         if self._signals > (2 if self._deferring else 1):
             self._end(number)
         self._note(STOP_WAYS[self._signals])
         if self._deferring and self._record and not self._ending:
-            after = TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
-            self._record.say(SECOND if self._signals == 2 else FIRST + after)
+            torchrun_warning = TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
+            self._record.say(SECOND if self._signals == 2 else FIRST + torchrun_warning)
         if self._signals == 2:
             self._break_off()
 

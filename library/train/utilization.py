@@ -39,6 +39,6 @@ def utilization(operations: float, seconds: float, device: torch.device) -> dict
     return {"tflops": round(reached, 1), "gpu_tflops": rate, "share": round(reached / rate, 3)}
 
 
-def utilization_sentence(found: dict[str, float]) -> str:
-    rates = f"about {found['tflops']:.3g} of {found['gpu_tflops']:g} TFLOP/s"
-    return f"The steps reached {found['share']:.0%} of this GPU's bf16 matrix rate ({rates})."
+def utilization_sentence(reached: dict[str, float]) -> str:
+    rates = f"about {reached['tflops']:.3g} of {reached['gpu_tflops']:g} TFLOP/s"
+    return f"The steps reached {reached['share']:.0%} of this GPU's bf16 matrix rate ({rates})."

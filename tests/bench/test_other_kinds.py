@@ -13,7 +13,7 @@ def test_a_step_is_one_of_its_kind(script):
     subject = subjects.FamilySubject(script, {"learning_rate": 1e-2}, "tiny")
     config = subject.config({})
     with prepared_model.open_prepared(subject, config, CPU, 64) as ready:
-        made = ready.made
+        made = ready.trainable
         before = [p.detach().clone() for p in made.method.parameters()]
         assert float(ready.step()) > 0
         now = made.method.parameters()

@@ -219,8 +219,8 @@ def test_runs_without_files_and_damaged_files_are_sentences(shallow, images, tmp
     run = recorded(tmp_path / "bad-1", config, tmp_path / "bad.safetensors", tmp_path / "good.safetensors")
     files, _ = plan.saved_files_of_run(run)
     with pytest.raises(ConfigError, match="bad.safetensors is not a file of tensors"):
-        compute.sound(files[:1], config)
-    kept, notes = compute.sound(files, config)
+        compute.readable_files(files[:1], config)
+    kept, notes = compute.readable_files(files, config)
     assert [one.path.name for one in kept] == ["good.safetensors"] and "is left out" in str(notes[0])
     many = recorded(tmp_path / "many-1", config, *[tmp_path / "good.safetensors"] * 3)
     assert [one.step for one in plan.saved_files_of_run(many)[0]] == [3]

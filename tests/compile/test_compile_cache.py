@@ -124,9 +124,9 @@ def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
         folder.mkdir()
         (folder / "code").write_bytes(b"x" * 100)
         os.utime(folder, (1000 + age, 1000 + age))
-    cache.prune_cache(tmp_path, keep=tmp_path / "used", most=250)
+    cache.prune_cache(tmp_path, keep=tmp_path / "used", max_bytes=250)
     assert sorted(f.name for f in tmp_path.iterdir()) == ["newer", "used"]
-    cache.prune_cache(tmp_path, keep=tmp_path / "used", most=0)
+    cache.prune_cache(tmp_path, keep=tmp_path / "used", max_bytes=0)
     assert [f.name for f in tmp_path.iterdir()] == ["used"]
 
 
@@ -140,9 +140,9 @@ def test_in_the_folder_in_use_single_graphs_go_and_nothing_that_is_not_pytorchs(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x" * 100)
         os.utime(file, (1000 + age, 1000 + age))
-    cache.prune_cache(tmp_path, keep=tmp_path, most=250)  # of what is PyTorch's
+    cache.prune_cache(tmp_path, keep=tmp_path, max_bytes=250)  # of what is PyTorch's
     assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 2 + [True] * 2
-    cache.prune_cache(tmp_path, keep=tmp_path, most=0)
+    cache.prune_cache(tmp_path, keep=tmp_path, max_bytes=0)
     assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 4
 
 

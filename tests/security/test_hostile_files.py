@@ -132,7 +132,7 @@ def test_no_tool_unpickles(tmp_path, canary):
 
 
 def wanted(file):
-    return caches.Wanted("", (64, 64), BucketFit((64, 64), (64, 64)), str(file), "", False, False)
+    return caches.LatentEntry("", (64, 64), BucketFit((64, 64), (64, 64)), str(file), "", False, False)
 
 
 def test_no_cache_unpickles(tmp_path, canary):

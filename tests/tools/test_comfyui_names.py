@@ -150,9 +150,9 @@ def test_every_key_is_one_that_comfyui_reads(variant, kind, more, tmp_path):
         blocks = parts.get("oft_blocks")
         assert blocks is None or (float(parts["alpha"]) == 0 and (blocks.ndim == 4 or "rescale" not in parts))
     before, after = adapters.read_lora(file), adapters.read_lora(tmp_path / "b.safetensors")
-    assert before.adapters.keys() == after.adapters.keys() and before.others.keys() == after.others.keys()
-    for module, part in {**before.adapters, **before.others}.items():
-        (delta, bias), (there, its) = change_of(part), change_of({**after.adapters, **after.others}[module])
+    assert before.adapters.keys() == after.adapters.keys() and before.other_changes.keys() == after.other_changes.keys()
+    for module, part in {**before.adapters, **before.other_changes}.items():
+        (delta, bias), (there, its) = change_of(part), change_of({**after.adapters, **after.other_changes}[module])
         assert delta is None or (delta - there).norm() <= 1e-5 * delta.norm()
         assert bias is None or torch.equal(bias, its)
 
@@ -191,8 +191,8 @@ def test_rotations_are_written_as_comfyui_computes_them():
     for blocks in (torch.randn(6, 8, 8), torch.randn(2, 6, 8, 8), torch.randn(16, 3, 3)):
         for limit in (0.0, 0.003):
             parts = {"oft_blocks": blocks, "rescale": torch.rand(48, 1) + 1, "alpha": torch.tensor(limit)}
-            lora = adapters.Lora("anima", {}, others={module: LayerChange(parts)})
-            made = for_comfyui.prepare_for_comfyui(lora, "a.safetensors").others[module]
+            lora = adapters.Lora("anima", {}, other_changes={module: LayerChange(parts)})
+            made = for_comfyui.prepare_for_comfyui(lora, "a.safetensors").other_changes[module]
             assert made.parts["oft_blocks"].ndim == 4 and float(made.parts["alpha"]) == 0
             torch.testing.assert_close(made.delta(weight), LayerChange(parts).delta(weight), rtol=1e-4, atol=1e-4)
 
@@ -318,7 +318,9 @@ def test_diffusers_adds_the_same_to_every_layer(variant, kind, more, tmp_path):
     pipeline = type("Pipeline", (mixin,), {"unet" if variant == "sdxl" else "transformer": model, **nothing})()
     file = written(variant, kind, more, tmp_path / "a.safetensors")
     whole = adapters.read_lora(file)
-    parts = {module: part for module, part in {**whole.adapters, **whole.others}.items() if module.part == "denoiser"}
+    parts = {
+        module: part for module, part in {**whole.adapters, **whole.other_changes}.items() if module.part == "denoiser"
+    }
     there = load_file(convert_lora(file, tmp_path / "b.safetensors", to="comfy"))
     pipeline.load_lora_weights({key: one for key, one in there.items() if not key.startswith(names.TEXT)})
     layers = {name: m for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)}

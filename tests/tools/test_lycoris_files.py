@@ -83,7 +83,7 @@ def changed(path):
     """What a file changes in each layer, where no model has to be known for it."""
     whole = adapters.read_lora(path)
     out = {}
-    for module, part in {**whole.adapters, **whole.others}.items():
+    for module, part in {**whole.adapters, **whole.other_changes}.items():
         if isinstance(part, AdapterFactors):
             out[module] = part.product(), None
         else:
@@ -115,7 +115,7 @@ def test_checked_and_renamed(kind, file, tmp_path):
     assert back.keys() == only.keys()
     if "rescaled" in kind:  # written as ComfyUI computes them
         paths = tmp_path / "f.safetensors", there
-        (one,), (other,) = (adapters.read_lora(path).others.values() for path in paths)
+        (one,), (other,) = (adapters.read_lora(path).other_changes.values() for path in paths)
         weight = torch.randn(64, 32)
         torch.testing.assert_close(other.ready().delta(weight), one.ready().delta(weight), **NEAR)
     else:
@@ -128,7 +128,7 @@ def test_checked_and_renamed(kind, file, tmp_path):
 @pytest.mark.parametrize("kind", EVERY)
 def test_joined_it_changes_as_much_as_its_parts(kind, file, tmp_path):
     loras = [(file, 0.5), (file, 0.25)]
-    if any(change.uses_weight for change in adapters.read_lora(file).others.values()):
+    if any(change.uses_weight for change in adapters.read_lora(file).other_changes.values()):
         with pytest.raises(ConfigError, match="trained_on"):
             merge.join_loras(loras, tmp_path / "no.safetensors")
         return
@@ -147,7 +147,7 @@ def test_resized_where_there_are_ranks(kind, file, tmp_path):
             resize.resize_lora(file, tmp_path / "r.safetensors", choices=options)
         return
     done = resize.resize_lora(file, tmp_path / "r.safetensors", choices=options)
-    assert {after for _, after in done.ranks.values()} <= {1, 2} and 0 < done.kept < 1
+    assert {after for _, after in done.ranks.values()} <= {1, 2} and 0 < done.kept_share < 1
     found = verify_lora(done.path)
     assert found.problems == [] and {row.kind for row in found.modules} - {"norm"} == {becomes}
     if kind == "norms":

@@ -192,7 +192,7 @@ def test_resizing_keeps_what_the_method_says(method, parameter, rank, tmp_path):
     assert adapter.rank == rank and adapter.strength == 0.5 and float(adapter.alpha) == rank / 2
     kept = torch.tensor([8.0, 4.0, 2.0, 1.0])[:rank] / 2
     torch.testing.assert_close(torch.linalg.svdvals(adapter.product())[:rank], kept)
-    assert done.kept == pytest.approx(float(kept.norm()) / (85**0.5 / 2), rel=1e-5)
+    assert done.kept_share == pytest.approx(float(kept.norm()) / (85**0.5 / 2), rel=1e-5)
     about = metadata(done.path)
     assert about["ss_network_dim"] == str(rank)  # "Dynamic" is for modules of several ranks
     assert about["ss_training_comment"] == (
@@ -207,7 +207,7 @@ def test_resizing_to_the_full_rank_changes_nothing(name, lora_files, tmp_path):
     before, after = products(first), products(done.path)
     for module, product in before.items():
         torch.testing.assert_close(after[module], product, rtol=1e-4, atol=1e-5)
-    assert done.kept == pytest.approx(1, abs=1e-5) and all(a == b for a, b in done.ranks.values())
+    assert done.kept_share == pytest.approx(1, abs=1e-5) and all(a == b for a, b in done.ranks.values())
 
 
 def test_a_rank_that_no_module_has_is_no_resize(lora_files, tmp_path, capsys):
@@ -304,7 +304,7 @@ def test_hashes_are_those_of_the_trainer(lora_files, tmp_path):
     done = resize.resize_lora(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=resize.ResizeOptions(rank=2))
     about = metadata(done.path)
     bare = {key: value for key, value in about.items() if not key.startswith("sshs_")}
-    layout = FilePlan.kept(load_file(done.path))
+    layout = FilePlan.of_tensors(load_file(done.path))
     assert about["sshs_model_hash"] == layout.hashes(bare)["sshs_model_hash"]
 
 

@@ -97,7 +97,7 @@ def test_of_what_one_cannot_read_no_process_begins_a_step(messages, size, gone, 
 
 def test_a_process_that_does_not_come_to_a_step_is_waited_for_as_long_as_was_reported(messages):
     first, _ = messages(2, timeout_of_step=0.01)
-    with pytest.raises(DistStoreError, match=f"^({'|'.join(errors.SILENT)})"):
+    with pytest.raises(DistStoreError, match=f"^({'|'.join(errors.TIMEOUT_SIGNS)})"):
         first.first_problem("")
 
 

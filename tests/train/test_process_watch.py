@@ -96,9 +96,9 @@ def test_the_signal_of_a_launcher_that_has_lost_a_process_is_no_wish_to_stop(fir
     first.other.wait()
     requests._interrupt(signal.SIGTERM, None)
     requests._handle_signal(signal.SIGTERM)
-    assert not requests.asked()
+    assert not requests.stop_requested()
     requests._handle_signal(signal.SIGINT)  # somebody's own
-    assert requests.asked()
+    assert requests.stop_requested()
 
 
 def test_the_error_is_printed_where_the_processes_cannot_be_parted(demo, squares, tmp_path):

@@ -21,7 +21,7 @@ from tests.training import LORAS, config_of, train
 @pytest.fixture
 def ask(monkeypatch):
     """Ask the run for something as soon as it has written down a step."""
-    monkeypatch.setattr(stop_requests, "SHARE", 1e9)  # look at the disk after every step
+    monkeypatch.setattr(stop_requests, "MAX_READ_SHARE", 1e9)  # look at the disk after every step
 
     def at(step, *requests):
         write = Record.step

@@ -109,7 +109,7 @@ def after_four(demo, ten, tmp_path_factory):
 @pytest.fixture
 def stop_after(monkeypatch):
     """Ask for a stop after a step, as the page does; a slow disk does not make the training look less often here."""
-    monkeypatch.setattr(stop_requests, "SHARE", 1e9)
+    monkeypatch.setattr(stop_requests, "MAX_READ_SHARE", 1e9)
     push = StepLog.push
 
     def ask(step):

@@ -123,7 +123,7 @@ def test_bytes_are_those_of_the_safetensors_package():
     kinds = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int32, torch.float64]
     kinds += [torch.uint8, torch.int8, torch.bool, torch.int16]
     mixed = {f"t{i}": torch.ones(3, 1).to(kind) for i, kind in enumerate(kinds)} | tensors()
-    layout = FilePlan.kept(mixed)
+    layout = FilePlan.of_tensors(mixed)
     got = layout.header({"ss_x": "ü"}) + b"".join(layout.data())
     assert got == package_bytes(mixed, {"ss_x": "ü"})
 
@@ -146,7 +146,7 @@ def test_a_file_holds_what_was_given_with_its_hashes(tmp_path):
 
 def test_the_legacy_hash_is_of_the_second_mebibyte():
     big = {"w": torch.arange(400_000, dtype=torch.float32)}
-    layout = FilePlan.kept(big)
+    layout = FilePlan.of_tensors(big)
     expected = hashlib.sha256(package_bytes(big, {"ss_a": "1"})[0x100000:0x110000]).hexdigest()[:8]
     assert layout.hashes({"ss_a": "1"})["sshs_legacy_hash"] == expected
 

@@ -154,7 +154,7 @@ LOOP = """
 import sys, time
 from library.train import stop_requests
 from library.train.stop_requests import ControlRequests
-stop_requests.ONE_REQUEST = {}
+stop_requests.REPEAT_SECONDS = {}
 class Record:
     def say(self, text): print(text + "\\n", end="", flush=True)
     def finish(self, state): print(state, flush=True)
@@ -166,7 +166,7 @@ requests.listen()
 requests.defer_signals()
 requests.step_done()
 print("up", flush=True)
-while not requests.asked(): time.sleep(0.01)
+while not requests.stop_requested(): time.sleep(0.01)
 print("saving", flush=True)
 {}
 """
@@ -244,11 +244,11 @@ def test_an_interruption_that_code_in_c_answers_with_an_error_is_a_stop_all_the_
 
 
 def test_a_launcher_that_was_killed_while_the_trainer_was_still_importing_is_a_stop(monkeypatch):
-    assert not ControlRequests().asked()
+    assert not ControlRequests().stop_requested()
     gone = psutil.Popen([sys.executable, "-c", ""])
     gone.wait()
     monkeypatch.setattr(environment, "PARENT", gone.pid)
-    assert not ControlRequests().asked()  # a shell that was closed, of a run that nohup has started
+    assert not ControlRequests().stop_requested()  # a shell that was closed, of a run that nohup has started
     monkeypatch.setattr(environment, "LAUNCHED", True)
     requests = ControlRequests()
     with pytest.raises(Stopped):

@@ -32,7 +32,7 @@ RANDOM = {
 @pytest.fixture
 def when(monkeypatch):
     """Write the stop file of the run, as the page does, just before a method runs for which a condition holds."""
-    monkeypatch.setattr(stop_requests, "SHARE", 1e9)  # look at the disk every time
+    monkeypatch.setattr(stop_requests, "MAX_READ_SHARE", 1e9)  # look at the disk every time
 
     def ask(place, name, condition=lambda *given: True, how="now"):
         """Once, and of the training that works then."""
@@ -163,7 +163,7 @@ def test_who_watches_for_stop_now_does_not_interrupt_the_end_of_a_record(demo, s
         write(self)
 
     write = Record._write
-    monkeypatch.setattr(stop_requests, "WATCH", 0.05)
+    monkeypatch.setattr(stop_requests, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(Record, "_write", slow)
     when(Journal, "phase", lambda self, what, *numbers: "loading" in str(what))
     with pytest.raises(Stopped):

@@ -405,7 +405,7 @@ def test_a_stopped_run_saves_and_can_be_gone_on_with(run, tmp_path, monkeypatch)
         if self._clock.step == 3:
             (self._journal.record.folder / "stop").write_text("after_step")
 
-    monkeypatch.setattr(stop_requests, "SHARE", 1e9)  # look at the disk after every step, however slow it is
+    monkeypatch.setattr(stop_requests, "MAX_READ_SHARE", 1e9)  # look at the disk after every step, however slow it is
     monkeypatch.setattr(StepLog, "push", stop_at_3)
     stopped = run(script, output_dir=folder, output_name="m", max_train_steps=6)
     monkeypatch.setattr(StepLog, "push", push)

@@ -238,8 +238,8 @@ def test_the_sentence_is_that_of_the_process_that_failed():
 
 def test_a_scaler_that_never_finds_its_scale_ends_it():
     numbers = errors.NonFiniteWatch(scaled=True)
-    lines = [{"loss": 1.0, "grad_norm": float("inf")}] * errors.MOST_SKIPPED
-    assert [numbers.check(line) for line in lines] == [""] * (errors.MOST_SKIPPED - 1) + ["gradients"]
+    lines = [{"loss": 1.0, "grad_norm": float("inf")}] * errors.MAX_SKIPPED_STEPS
+    assert [numbers.check(line) for line in lines] == [""] * (errors.MAX_SKIPPED_STEPS - 1) + ["gradients"]
     assert errors.NonFiniteWatch(scaled=True).check({"loss": float("nan"), "grad_norm": 1.0}) == "loss"
 
 

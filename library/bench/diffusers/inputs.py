@@ -1,4 +1,4 @@
-"""What a transformer of diffusers is called with: guessed from its parameters' names and the entries of its config.
+"""The inputs of a transformer of diffusers, guessed from its parameters' names and the entries of its config.
 
 Names do not tell whether a model reads a picture as it is, as a row of tokens or as frames of a video; that is tried on
 a copy without memory.
@@ -31,7 +31,8 @@ POOLED_WIDTHS = ("pooled_projection_dim", "pooled_dim", "in_text_dim2", "text_em
 PACKED = ("img_ids", "img_shapes", "num_frames")  # parameters of models that read images as a row of tokens
 LATENTS = ("hidden_states", "sample", "x")
 TRIED = 256  # pixels of the images that layouts are tried with
-UNTRIED = (DataDependentOutputException, DynamicOutputShapeException)  # it asks for numbers, which such a copy has not
+# Raised by models that read values, which a copy without memory lacks.
+UNTRIED = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 @dataclass(frozen=True)
@@ -48,32 +49,32 @@ class InputContext:
 
     @property
     def halved(self) -> int:
-        """A side in tokens."""
+        """Return the tokens along a side of the image."""
         return (
             self.side // _first_number(self.config.get("patch_size"), 2) if self.layout != "tokens" else self.side // 2
         )
 
     @property
     def tokens(self) -> int:
-        """Of all frames."""
+        """Return the image tokens of all frames."""
         frames = self.frames if self.layout in ("video", "frames", "last", "tokens") else 1
         return frames * self.halved**2
 
     def normal(self, *size: int | None) -> Tensor | None:
-        """Random numbers; nothing where a size is not known."""
+        # None if a size is unknown.
         return None if None in size else torch.randn(*size, device=self.device)  # type: ignore[arg-type]
 
     def width(self, *names: str, number: int = 0) -> int | None:
-        """The first entry of the config that is set; of a list the entry with a number."""
-        found = next((self.config[name] for name in names if self.config.get(name)), None)
-        return found[min(number, len(found) - 1)] if isinstance(found, list | tuple) else found
+        """Return the first of these entries that the config sets; of a list, the element with this number."""
+        entry = next((self.config[name] for name in names if self.config.get(name)), None)
+        return entry[min(number, len(entry) - 1)] if isinstance(entry, list | tuple) else entry
 
     def mask(self) -> Tensor:
-        """All words of the captions count."""
+        # All words of the captions count.
         return torch.ones(self.batch, self.text, dtype=torch.bool, device=self.device)
 
     def latents(self) -> Any:
-        """The noised image."""
+        """Return the noised image in the layout that the model reads."""
         n, c, f, s = self.batch, self.width("in_channels", "in_visual_dim") or 16, self.frames, self.side
         sizes = {
             "image": (n, c, s, s),
@@ -87,14 +88,14 @@ class InputContext:
         return self.normal(*sizes[self.layout])
 
     def rotary(self) -> Any:
-        """Turns of queries and keys, where the model does not make them itself."""
+        """Return the rotary embedding of queries and keys if the model does not compute it itself."""
         if not self.config.get("use_rotary_positional_embeddings"):
             return None
         tokens = self.tokens // _first_number(self.config.get("patch_size_t"), 1)
         return tuple(self.normal(tokens, self.width("attention_head_dim")) for _ in range(2))
 
     def control(self) -> Any:
-        """Pictures that guide, in the layout of the latents."""
+        """Return control images in the layout of the latents."""
         channels = self.width("vace_in_channels", "in_channels")
         return InputContext(
             {**self.config, "in_channels": channels},
@@ -160,21 +161,21 @@ USUAL_INPUTS: Mapping[str, Callable[[InputContext], Any]] = {
     **dict.fromkeys(("height", "width"), lambda at: at.halved),
     "return_dict": lambda at: False,
 }
-# Given where a model cannot do without, as most calls leave them out.
+# Passed only if a model requires them, as most calls leave them out.
 NEEDED: Mapping[str, Callable[[InputContext], Any]] = dict.fromkeys(
     ("encoder_attention_mask", "encoder_hidden_states_mask", "attention_mask"), InputContext.mask
 )
 
 
 class DiffusersInputs:
-    """The inputs of a class of networks; `given` are shapes by name, and `text_length`."""
+    """The inputs of a class of networks; `given_shapes` are shapes by name, and `text_length`."""
 
-    def __init__(self, cls: type[Any], given: Mapping[str, Any], batch: int, frames: int) -> None:
-        self.cls, self.given, self.batch, self.frames = cls, dict(given), batch, frames
+    def __init__(self, cls: type[Any], given_shapes: Mapping[str, Any], batch: int, frames: int) -> None:
+        self.cls, self.given_shapes, self.batch, self.frames = cls, dict(given_shapes), batch, frames
         self.parameters = {n: p for n, p in inspect.signature(cls.forward).parameters.items() if n != "self"}
-        self.text = int(self.given.pop("text_length", 128))
+        self.text = int(self.given_shapes.pop("text_length", 128))
         self.layout = ""
-        if unknown := sorted(set(self.given) - set(self.parameters)):
+        if unknown := sorted(set(self.given_shapes) - set(self.parameters)):
             raise ConfigError(
                 "--input {name}: {network} is called with {parameters}",
                 name=unknown[0],
@@ -183,16 +184,16 @@ class DiffusersInputs:
             )
 
     def settle(self, model: nn.Module) -> None:
-        """Find out in which order of dimensions the model reads images. Raises ConfigError where it reads none."""
-        wrong = []
+        """Find the order of dimensions in which the model reads images. Raises ConfigError if it reads none."""
+        errors = []
         for layout in self._layouts(model):
             self.layout = layout
             if not (error := self._tried(model)):
                 return
             if isinstance(error, ConfigError):
                 raise error
-            wrong.append(error)
-        why = f"{type(wrong[0]).__name__}: {str(wrong[0]).partition(chr(10))[0][:160]}"
+            errors.append(error)
+        why = f"{type(errors[0]).__name__}: {str(errors[0]).partition(chr(10))[0][:160]}"
         raise ConfigError(
             "{network} cannot be called with what its parameters' names suggest ({why}): check its config, "
             "or give shapes with --input NAME=1,16,64 for {parameters}",
@@ -202,20 +203,21 @@ class DiffusersInputs:
         )
 
     def of(self, model: nn.Module, resolution: int, device: torch.device) -> dict[str, Any]:
-        """The arguments of a call. Raises ConfigError for one whose shape is not known."""
+        """Return the arguments of a call. Raises ConfigError for one whose shape is unknown."""
         config: Any = model.config
         at = InputContext(config, self.batch, self.text, self.frames, resolution // FACTOR, self.layout, device)
-        first = next(p for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
-        return {name: _cast_input(value, first.dtype) for name, value in self._each(at)}
+        # 8-bit weights are stored in another type than they are computed in.
+        parameter = next(p for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
+        return {name: _cast_input(value, parameter.dtype) for name, value in self._each(at)}
 
     def _each(self, at: InputContext) -> Iterator[tuple[str, Any]]:
         for name, parameter in self.parameters.items():
-            needed = parameter.default is inspect.Parameter.empty and parameter.kind < 2
+            needed = parameter.default is inspect.Parameter.empty and parameter.kind < 2  # kinds below 2 are positional
             usual = USUAL_INPUTS.get(name) or (NEEDED.get(name) if needed else None)
             if name in ("img_ids", "img_shapes") and at.layout != "tokens" and not needed:
                 continue
-            if name in self.given:
-                yield name, _shaped(name, self.given[name], at.device)
+            if name in self.given_shapes:
+                yield name, _shaped(name, self.given_shapes[name], at.device)
             elif usual and (value := usual(at)) is not None:
                 yield name, value
             elif needed:
@@ -227,12 +229,12 @@ class DiffusersInputs:
                 )
 
     def _layouts(self, model: nn.Module) -> list[str]:
-        """The likely ones first."""
+        """Return all layouts, the likely ones first."""
         patch = getattr(model.config, "patch_size", None)
         video = "3D" in self.cls.__name__ or (isinstance(patch, list | tuple) and len(patch) == 3)
         first = "tokens" if any(name in self.parameters for name in PACKED) else "video" if video else "image"
-        others = ("video" if video else "image", "frames", "last", "tokens", "image", "video")
-        return list(dict.fromkeys([first, *(["list"] if "x" in self.parameters else []), *others]))
+        alternatives = ("video" if video else "image", "frames", "last", "tokens", "image", "video")
+        return list(dict.fromkeys([first, *(["list"] if "x" in self.parameters else []), *alternatives]))
 
     def _tried(self, model: nn.Module) -> Exception | None:
         world, device = shapes.FakeTensorContext(), torch.device("cpu")
@@ -242,13 +244,13 @@ class DiffusersInputs:
                 copied(**self.of(copied, TRIED, device))
         except UNTRIED:
             return None
-        except Exception as error:  # whatever it may be that a class of somebody else says to a wrong shape
+        except Exception as error:  # a foreign class may raise anything for a wrong shape
             return error
         return None
 
 
 def _shaped(name: str, size: tuple[int, ...], device: torch.device) -> Tensor:
-    """An input that was given by its shape, of the type that its name suggests."""
+    """Return an input of a given shape, of the type that its name suggests."""
     if "mask" in name:
         return torch.ones(size, dtype=torch.bool, device=device)
     if name.endswith(("ids", "id", "labels", "indices")) and name not in ("img_ids", "txt_ids"):
@@ -258,6 +260,6 @@ def _shaped(name: str, size: tuple[int, ...], device: torch.device) -> Tensor:
 
 def _cast_input(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, list):
-        return [_cast_input(one, dtype) for one in value]
+        return [_cast_input(part, dtype) for part in value]
     large = isinstance(value, Tensor) and value.ndim > 1 and value.is_floating_point()
     return value.to(dtype) if large else value

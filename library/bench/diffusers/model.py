@@ -80,11 +80,11 @@ class DiffusersLora:
 class DiffusersSubject:
     """A transformer of diffusers with random weights, trained as a LoRA."""
 
-    def __init__(self, name: str, given: JsonMapping, values: JsonMapping, inputs: JsonMapping):
-        """`given` are the arguments of the class; `inputs` shapes of parameters without a usual name, and the number of
+    def __init__(self, name: str, arguments: JsonMapping, values: JsonMapping, inputs: JsonMapping):
+        """`arguments` are those of the class; `inputs` are shapes of parameters without a usual name, and the number of
         latent `frames` of a video. Raises ConfigError if they do not fit together.
         """
-        self.cls, self.given = class_of(name), class_arguments(name, given)
+        self.cls, self.arguments = class_of(name), class_arguments(name, arguments)
         self.values = {**usual(SCRIPT), **values}
         self.batch, self.title = int(self.config({}).data.train_batch_size), name
         self.inputs = DiffusersInputs(
@@ -93,15 +93,15 @@ class DiffusersSubject:
         blank = self._empty()
         self.inputs.settle(blank)
         self.block_classes = repeated_classes(self.cls, blank)
-        about = {"class": name, "config": dict(given), "size": None, "script": SCRIPT, "model": "random weights"}
-        self.about: JsonMapping = {"family": "diffusers", **about}
+        facts = {"class": name, "config": dict(arguments), "size": None, "script": SCRIPT, "model": "random weights"}
+        self.about: JsonMapping = {"family": "diffusers", **facts}
         self.resolutions: tuple[int, ...] = (512, 1024)
 
-    def config(self, given: JsonMapping) -> RunConfig:
-        return build_config(families.config_class(SCRIPT), {**self.values, **given}, notes=[])
+    def config(self, options: JsonMapping) -> RunConfig:
+        return build_config(families.config_class(SCRIPT), {**self.values, **options}, notes=[])
 
     def make(self, config: Any, device: torch.device) -> TrainableModel:
-        """A fresh model on the device, with adapters in its blocks."""
+        """Return a new model on the device, with adapters in its blocks."""
         model = self._empty()
         dtype = fp8_storage.storage_type(config)
         model = random_weights.fill_randomly(model, random_weights.place_weights(model, device, dtype, config), dtype)
@@ -112,19 +112,21 @@ class DiffusersSubject:
 
     def _empty(self) -> nn.Module:
         try:
-            return build_on_meta(lambda: self.cls(**self.given))
+            return build_on_meta(lambda: self.cls(**self.arguments))
         except Exception as error:  # foreign classes raise anything for wrong arguments
             why = (str(error).splitlines() or [""])[0][:200]
             template = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"
             raise ConfigError(template) from error
 
-    def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
+    def predict(
+        self, trainable: TrainableModel, resolution: int, device: torch.device
+    ) -> Callable[[nn.Module], Tensor]:
         """Return a function that calls a model for images of this size."""
-        given = self.inputs.of(made.components.denoiser, resolution, device)
+        arguments = self.inputs.of(trainable.components.denoiser, resolution, device)
 
         def call(model: nn.Module) -> Tensor:
-            found = pytree.tree_leaves(model(**given))
-            return torch.cat([x.float().flatten() for x in found if isinstance(x, Tensor) and x.is_floating_point()])
+            outputs = pytree.tree_leaves(model(**arguments))
+            return torch.cat([x.float().flatten() for x in outputs if isinstance(x, Tensor) and x.is_floating_point()])
 
         return call
 
@@ -141,40 +143,40 @@ def class_of(name: str) -> type[Any]:
 
     model_class = getattr(diffusers, name, None) if name.isidentifier() else None
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
-        known = [known for known in dir(diffusers) if "Transformer" in known]
+        network_names = [other for other in dir(diffusers) if "Transformer" in other]
         raise ConfigError(
             "diffusers {version} has no network called {name}{hint}",
             version=diffusers.__version__,
             name=name,
-            hint=did_you_mean(name, known),
+            hint=did_you_mean(name, network_names),
         )
     return model_class
 
 
 def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
     """Return the classes of its repeated blocks. Raises ConfigError if none has a Linear layer."""
-    named = getattr(cls, "_repeated_blocks", None)
-    if not named:
+    candidates = getattr(cls, "_repeated_blocks", None)
+    if not candidates:
         rows = [row for row in model.children() if isinstance(row, nn.ModuleList)]
-        every = [type(block).__name__ for row in rows for block in row]
-        named = [name for name in every if re.search("block|layer", name, re.I)] or every
-    there = {type(m).__name__ for m in model.modules() if any(type(layer) is nn.Linear for layer in m.modules())}
-    if not (found := tuple(name for name in dict.fromkeys(named) if name in there)):
+        class_names = [type(block).__name__ for row in rows for block in row]
+        candidates = [name for name in class_names if re.search("block|layer", name, re.I)] or class_names
+    with_linear = {type(m).__name__ for m in model.modules() if any(type(layer) is nn.Linear for layer in m.modules())}
+    if not (repeated := tuple(name for name in dict.fromkeys(candidates) if name in with_linear)):
         raise ConfigError(
             "{network} has no repeated blocks with Linear layers, which LoRA could train", network=cls.__name__
         )
-    return found
+    return repeated
 
 
-def class_arguments(name: str, given: JsonMapping) -> JsonObject:
+def class_arguments(name: str, entries: JsonMapping) -> JsonObject:
     """Return a config.json's entries that the class accepts. Raises ConfigError for others, which would be ignored."""
-    known = inspect.signature(class_of(name).__init__).parameters
-    own = {key: value for key, value in given.items() if not key.startswith("_")}
-    if unknown := sorted(set(own) - set(known)):
+    accepted = inspect.signature(class_of(name).__init__).parameters
+    own_entries = {key: value for key, value in entries.items() if not key.startswith("_")}
+    if unknown := sorted(set(own_entries) - set(accepted)):
         raise ConfigError(
             "{name} takes no {unknown}: is this config that of another class?", name=name, unknown=", ".join(unknown)
         )
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in own.items()}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in own_entries.items()}
 
 
 def read_config(path: Path) -> JsonObject:

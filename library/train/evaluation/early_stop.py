@@ -44,12 +44,12 @@ class EarlyStop:
 
     def restore(self, facts: JsonMapping) -> None:
         """Continue counting from the facts of a saved state."""
-        known = facts.get(IN_STATE)
-        if known:
-            best = known["best_loss"]
+        counts = facts.get(IN_STATE)
+        if counts:
+            best = counts["best_loss"]
             self._best_loss = math.inf if best is None else best
-            self._best_step, self._waited = known["best_step"], known["waited"]
-            self._last_step = known["last_step"]
+            self._best_step, self._waited = counts["best_step"], counts["waited"]
+            self._last_step = counts["last_step"]
 
     def state(self) -> JsonObject:
         """Return the facts for a saved state; empty without a patience."""
@@ -64,18 +64,19 @@ class EarlyStop:
 
     def end_when_due(self, clock: Clock, world: World, journal: Journal) -> None:
         """End the training in all processes if the patience of the first one is over, and record why."""
+        # All processes follow the first one, so that none waits for a step of the others.
         if not world.gather(self.due)[0]:
             return
         clock.end_early()
         facts = {"step": clock.step, **self._best}
         planned = {"patience": self.patience, "planned_steps": clock.total}
         journal.note(total_steps=clock.step, early_stop={**facts, **planned})
-        said = Message(
+        sentence = Message(
             ENDED,
             step=clock.step,
             validations=counted(self._waited, "validation"),
             loss=f"{self._best_loss:.4f}",
             best=self._best_step,
         )
-        journal.event("early_stop", **facts, text=said)
-        journal.say(str(said))
+        journal.event("early_stop", **facts, text=sentence)
+        journal.say(str(sentence))

@@ -65,22 +65,25 @@ class SampleRunner:
         self._prompts = self._read(self._file) if self._file else self._of_captions(images)
 
     def _of_captions(self, images: ImageSet) -> list[Prompt]:
-        found, few = caption_prompts.prompts_from(images, self._config), caption_prompts.with_few_steps(self._defaults)
-        return [prompts.with_defaults(prompt, few, self._multiple) for prompt in found]
+        from_captions, defaults = (
+            caption_prompts.prompts_from(images, self._config),
+            caption_prompts.with_few_steps(self._defaults),
+        )
+        return [prompts.with_defaults(prompt, defaults, self._multiple) for prompt in from_captions]
 
     def _stamp(self) -> tuple[int, int] | None:
         if not self._file:
             return None
         try:
-            found = self._file.stat()
+            status = self._file.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size
+        return status.st_mtime_ns, status.st_size
 
     def _read(self, file: Path) -> list[Prompt]:
-        found = prompts.read_prompts(file)
-        found = [prompts.with_used_images(prompt, self._config.control_images) for prompt in found]
-        return [prompts.with_defaults(prompt, self._defaults, self._multiple) for prompt in found]
+        file_prompts = prompts.read_prompts(file)
+        file_prompts = [prompts.with_used_images(prompt, self._config.control_images) for prompt in file_prompts]
+        return [prompts.with_defaults(prompt, self._defaults, self._multiple) for prompt in file_prompts]
 
     def encode_prompts(self, world: World, journal: Journal) -> None:
         """Encode the prompts while the text encoders are loaded; cached text lets them be freed before the first step.
@@ -108,22 +111,22 @@ class SampleRunner:
         self._all_encoded, requests = False, self._requests()
         if self._sampler.unknown(requests):
             absent = self._components.read_again.keys() - self._components.encoders.keys()
-            read = {name: self._components.read_again[name].read() for name in sorted(absent)}
-            self._components.encoders |= read
+            loaded = {name: self._components.read_again[name].read() for name in sorted(absent)}
+            self._components.encoders |= loaded
             try:
                 self._sampler.remember(requests)
             finally:
-                for name in read:
+                for name in loaded:
                     del self._components.encoders[name]
         self._all_encoded = len(requests) == len(self._prompts)
 
     def _requests(self) -> list[SampleRequest]:
         """Return a request for each prompt with readable images; generating the others reports the reason."""
-        made = []
+        requests = []
         for prompt in self._prompts:
             with contextlib.suppress(ConfigError):
-                made.append(request_of(prompt, pixels.decoding(self._config)))
-        return made
+                requests.append(request_of(prompt, pixels.decoding(self._config)))
+        return requests
 
     def _read_as(self, text: str) -> str:
         return self._config.caption_change.of_prompt(text)
@@ -147,21 +150,21 @@ class SampleRunner:
     def _sample_all(self, training: Training) -> None:
         training.step_log.settle()
         changed = self._reread(training.world, training.journal)
-        made: dict[int, Path] = {}
+        paths: dict[int, Path] = {}
         problems: list[MessageLike] = []
         try:
             self._use(changed, training.journal)
             training.journal.phase(phases.GENERATING_SAMPLES, 0, len(self._prompts))
-            self._generate(training, made, problems)
+            self._generate(training, paths, problems)
         except WorkCancelled:
             training.journal.say("Some samples were not generated, as the training is ending.")
         except Exception as error:  # the prompts or the networks could not be prepared
             problems.append(beside.reason(error, training))
         beside.attempt(lambda: self._note_shortage(training.journal), NOT_LISTED, training)
-        found = training.world.gather((made, list(dict.fromkeys(problems))))
-        beside.attempt(lambda: self._tell(found, training), NOT_LISTED, training)
+        reports = training.world.gather((paths, list(dict.fromkeys(problems))))
+        beside.attempt(lambda: self._tell(reports, training), NOT_LISTED, training)
 
-    def _generate(self, training: Training, made: dict[int, Path], problems: list[MessageLike]) -> None:
+    def _generate(self, training: Training, paths: dict[int, Path], problems: list[MessageLike]) -> None:
         """Generate this process' share of the images, with the VAE on the device for all of them."""
         world, device = training.world, training.world.device
         vae: Any = self._components.vae  # kept whenever samples are wanted
@@ -171,7 +174,7 @@ class SampleRunner:
                 # Processes with shards of one model generate each image together.
                 if training.method.shards or number % world.ranks == world.rank:
                     try:
-                        self._sample_one(number, prompt, training, made)
+                        self._sample_one(number, prompt, training, paths)
                     except WorkCancelled:
                         raise
                     except Exception as error:  # a missing image, a full disk, a lack of memory, a broken VAE, ...
@@ -197,16 +200,16 @@ class SampleRunner:
             self._decoded_by = by
             journal.warn(Message(DECODED[by]))
 
-    def _tell(self, found: Sequence[tuple[dict[int, Path], list[MessageLike]]], training: Training) -> None:
+    def _tell(self, reports: Sequence[tuple[dict[int, Path], list[MessageLike]]], training: Training) -> None:
         """Report in the first process what the others have generated, and which samples failed."""
         world, journal = training.world, training.journal
         if not world.main:
             return
-        for rank, (made, problems) in enumerate(found):
+        for rank, (paths, problems) in enumerate(reports):
             for why in problems:
                 journal.warn(Message("sample_prompts: a sample is left out ({why}); the training goes on", why=why))
                 journal.event("sample_failed", step=training.clock.step, text=why)
-            for number, path in made.items():
+            for number, path in paths.items():
                 if rank != world.rank and path.is_file():  # missing if it is on another machine
                     with Image.open(path) as image:
                         journal.sampled(training.clock.step, number, path, image, self._prompts[number])
@@ -234,7 +237,7 @@ class SampleRunner:
             journal.phase(phases.ENCODING_PROMPTS)
             self._remember()
 
-    def _sample_one(self, number: int, prompt: Prompt, training: Training, made: dict[int, Path]) -> None:
+    def _sample_one(self, number: int, prompt: Prompt, training: Training, paths: dict[int, Path]) -> None:
         how = pixels.decoding(self._config)
         request = request_of(prompt, how)
         if prompt.controlnet_image:
@@ -245,7 +248,7 @@ class SampleRunner:
         if training.method.shards and not training.world.main:
             return
         write_atomic(path, image.save)
-        made[number] = path
+        paths[number] = path
         training.journal.sampled(training.clock.step, number, path, image, prompt)
 
     def _path(self, number: int, prompt: Prompt, clock: Clock) -> Path:

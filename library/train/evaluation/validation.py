@@ -78,7 +78,7 @@ class ValidationRunner:
         """
         training = self._training
         levels, world, components = training.family.validation_timesteps, training.world, training.components
-        sums, cut = torch.zeros(len(levels) + 1, device=world.device), torch.zeros(1, device=world.device)
+        sums, num_cut = torch.zeros(len(levels) + 1, device=world.device), torch.zeros(1, device=world.device)
         problem = ""
         try:
             with evaluation_mode([components.denoiser, *components.encoders.values()], training):
@@ -87,19 +87,20 @@ class ValidationRunner:
                     if counts:
                         sums += torch.stack([*losses, torch.ones_like(losses[0])])
         except WorkCancelled:
-            cut += 1
+            num_cut += 1
         except Exception as error:
-            problem, cut = beside.reason(error, training), cut + 1
+            problem, num_cut = beside.reason(error, training), num_cut + 1
             if training.method.shards is not None:
                 world.gather(True)  # the others wait in this collective and then end, too
+        # Also if this process was interrupted: a collective that one of them leaves out would block the others.
         if world.ranks > 1:
             torch.distributed.all_reduce(sums)
-            torch.distributed.all_reduce(cut)
-        if said := [*filter(None, world.gather(problem))]:
-            training.journal.warn(Message("this validation is left out ({why}); the training goes on", why=said[0]))
-        elif cut.item():
+            torch.distributed.all_reduce(num_cut)
+        if problems := [*filter(None, world.gather(problem))]:
+            training.journal.warn(Message("this validation is left out ({why}); the training goes on", why=problems[0]))
+        elif num_cut.item():
             training.journal.say("The validation was cut short, as the training is ending.")
-        if cut.item():
+        if num_cut.item():
             return {}
         *totals, count = sums.tolist()
         return {str(level): total / count for level, total in zip(levels, totals, strict=True)}
@@ -108,13 +109,13 @@ class ValidationRunner:
         """Yield this process' batches with their numbers, on the device and as latents, and whether they count."""
         training, world = self._training, self._training.world
         numbered = list(enumerate(batches.draws(epoch=1)))[: self._options.max_validation_steps]
-        own = numbered[world.rank :: world.ranks]
+        own_draws = numbered[world.rank :: world.ranks]
         # Processes with shards of one model must run equally many passes, so one that lacks a batch repeats the last.
-        missing = training.method.shards is not None and len(own) < -(-len(numbered) // world.ranks)
-        counted, own = len(own), [*own, *numbered[-1:] * missing]
+        missing = training.method.shards is not None and len(own_draws) < -(-len(numbered) // world.ranks)
+        num_counted, own_draws = len(own_draws), [*own_draws, *numbered[-1:] * missing]
         workers = num_workers(training.config.data.max_data_loader_n_workers)
-        made = ahead(batches.make, [draw for _, draw in own], workers)
-        for place, ((number, _), batch) in enumerate(zip(own, made, strict=True)):
+        loaded = ahead(batches.make, [draw for _, draw in own_draws], workers)
+        for position, ((number, _), batch) in enumerate(zip(own_draws, loaded, strict=True)):
             training.journal.phase(phases.VALIDATING, number, len(numbered))
             batch = batch.to(world.device)
             if batch.latents is None:
@@ -122,7 +123,7 @@ class ValidationRunner:
                 assert batch.pixels is not None
                 latents = training.family.latents(training.components, batch.pixels, generator)
                 batch = replace(batch, latents=latents)
-            yield number, batch, place < counted
+            yield number, batch, position < num_counted
 
     def _loss(self, batch: Batch, number: int, level: float) -> Tensor:
         def noise(latents: Tensor) -> NoisedBatch:
@@ -137,7 +138,6 @@ class ValidationRunner:
 
 
 def validation_generator(seed: int, number: int, level: float | str, device: torch.device) -> torch.Generator:
-    """Return the noise generator of a batch at a noise level: the same in every validation."""
     return torch.Generator(device).manual_seed(derive_seed(f"validation {seed} {number} {level}"))
 
 
@@ -149,7 +149,7 @@ def evaluation_mode(networks: Iterable[nn.Module], training: Training) -> Iterat
     """
     networks, requests, world = list(networks), training.journal.requests, training.world
 
-    def check(*given: Any) -> None:
+    def check(*arguments: Any) -> None:
         if training.method.shards is None:
             requests.raise_if_cancelled()
         elif any(world.gather(requests.cancelled())):  # all processes compute together, so they must stop together

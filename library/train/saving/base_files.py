@@ -18,8 +18,7 @@ BASE_WEIGHTS_OPTION = "base_weights"
 
 
 def with_local_files(config: RunConfig) -> RunConfig:
-    """Return the config with the paths of local copies; other files keep their names."""
-    return _replaced(config, hub_files.find_hub_file)
+    return _replaced(config, hub_files.find_hub_file)  # other files keep their names
 
 
 def without_remote_files(config: RunConfig) -> RunConfig:
@@ -54,13 +53,13 @@ def fetch(config: RunConfig, world: World, journal: Journal) -> RunConfig:
     if not isinstance(config, AdapterRun) or not any(map(is_file_id, config.network.base_weights)):
         return config
 
-    def found(name: str) -> Path:
+    def local_file(name: str) -> Path:
         return hub_files.find_hub_file(name) or hub_files.download_hub_file(name, journal.phase)
 
     if world.main:
-        _replaced(config, found)
+        _replaced(config, local_file)
     world.wait_for_everyone()
-    return _replaced(config, found)
+    return _replaced(config, local_file)
 
 
 def _replaced(config: RunConfig, find: Callable[[str], Path | None]) -> RunConfig:
@@ -71,5 +70,5 @@ def _replaced(config: RunConfig, find: Callable[[str], Path | None]) -> RunConfi
 
 
 def _strengths(config: AdapterRun) -> tuple[float, ...]:
-    given = config.network.base_weights_multiplier
-    return (*given, *[1.0] * len(config.network.base_weights))[: len(config.network.base_weights)]
+    strengths = config.network.base_weights_multiplier
+    return (*strengths, *[1.0] * len(config.network.base_weights))[: len(config.network.base_weights)]

@@ -112,9 +112,9 @@ class Checkpointer:
             path, old = self._names.step(when["step"]), paths.outdated_step(config, when["step"])
             old_state = paths.outdated_step(config, when["step"], state=True)
         else:
-            epoch, every = when["epoch"], self._every_epochs
-            path, old = self._names.epoch(epoch), paths.outdated_epoch(config, epoch, every=every)
-            old_state = paths.outdated_epoch(config, epoch, state=True, every=every)
+            epoch, every_epochs = when["epoch"], self._every_epochs
+            path, old = self._names.epoch(epoch), paths.outdated_epoch(config, epoch, period=every_epochs)
+            old_state = paths.outdated_epoch(config, epoch, state=True, period=every_epochs)
         self._save_file(path)
         if config.save.save_state:
             self._save_state(self._names.state(**when))
@@ -129,17 +129,17 @@ class Checkpointer:
         training.step_log.settle()
         parameters = training.method.parameters()
         why = errors.weights_problem(parameters, training.clock.step, self._journal.newest)
-        if said := [*filter(None, training.world.gather(why))]:  # each process has checked its own shards
-            raise ConfigError(said[0])
+        if problems := [*filter(None, training.world.gather(why))]:  # each process has checked its own shards
+            raise ConfigError(problems[0])
 
     def _save_file(self, path: Path) -> None:
         updates = self._training.updates
         self._journal.phase(Message("saving"))
         with optimizers.averaged(updates.raw_optimizer):
             self._by_main(lambda: self._write(path))
-        every = self._config.optim.ema_every_n_steps
-        if self._config.optim.ema_decay and self._training.clock.step < every:
-            self._journal.warn(Message(NOT_AVERAGED, file=self._names.average(path).name, every=every))
+        period = self._config.optim.ema_every_n_steps
+        if self._config.optim.ema_decay and self._training.clock.step < period:
+            self._journal.warn(Message(NOT_AVERAGED, file=self._names.average(path).name, every=period))
         elif self._config.optim.ema_decay:
             with updates.average.applied() if updates.average else contextlib.nullcontext():
                 self._by_main(lambda: self._write(self._names.average(path)))
@@ -157,17 +157,19 @@ class Checkpointer:
     def _write(self, path: Path) -> None:
         clock, method = self._training.clock, self._training.method
         progress = clock.epoch, clock.step
-        about = self._metadata.of_file(*progress, self._training.generators.seed)
-        paths.write_result(path, method, self._config, about, progress)
+        metadata = self._metadata.of_file(*progress, self._training.generators.seed)
+        paths.write_result(path, method, self._config, metadata, progress)
 
         def expected() -> verify.Shapes:
             self._shapes = self._shapes or verify.expected(method)
             return self._shapes
 
-        checked = verify.verify_saved_file(path, expected, self._config)
-        if not checked.get("ok", True):
-            self._journal.warn(Message("{file} does not load as it should: {why}", file=path.name, why=checked["text"]))
-        self._journal.saved(path, clock.step, **checked)
+        verification = verify.verify_saved_file(path, expected, self._config)
+        if not verification.get("ok", True):
+            self._journal.warn(
+                Message("{file} does not load as it should: {why}", file=path.name, why=verification["text"])
+            )
+        self._journal.saved(path, clock.step, **verification)
 
     def _save_state(self, folder: Path | None) -> None:
         """Save a state to resume from; without a folder, as the backup that replaces the previous one."""
@@ -218,10 +220,14 @@ class Backups:
         except (ConfigError, OSError) as error:
             if not self._warned:
                 self._warned = True
-                known = self._names.backups()
-                left = Message("the newest is {state}", state=known[-1].name) if known else Message("there is none yet")
+                backups = self._names.backups()
+                newest = (
+                    Message("the newest is {state}", state=backups[-1].name)
+                    if backups
+                    else Message("there is none yet")
+                )
                 why = error.said if isinstance(error, ConfigError) else error
-                self._journal.warn(Message(NOT_SAVED, step=step, left=left, why=why))
+                self._journal.warn(Message(NOT_SAVED, step=step, left=newest, why=why))
             return
         self._warned = False
         self._journal.saved(folder, step, backup=True)
@@ -236,11 +242,12 @@ class Backups:
     def _short(self, folder: Path, state: State) -> MessageLike:
         """Return why disk space is too short, "" if it is enough: another state and the final file must still fit."""
         free = free_space(folder)
-        held = sum(f.stat().st_size for old in self._names.backups() for f in old.iterdir())
+        # `discard` deletes them once a newer state is complete.
+        freed = sum(f.stat().st_size for old in self._names.backups() for f in old.iterdir())
         later = state.size + state.size_of_weights
-        if free >= state.size and free - state.size + held >= later:
+        if free >= state.size and free - state.size + freed >= later:
             return ""
-        needed = max(state.size, state.size + later - held)
+        needed = max(state.size, state.size + later - freed)
         return Message(
             "{needed} GB needed in {folder}, also for what is saved later, {free} GB free",
             needed=f"{needed / 1e9:.1f}",

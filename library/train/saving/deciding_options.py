@@ -26,7 +26,7 @@ ROUNDING_OPTIONS = (
 # These and the options set by `auto_compute`, whose final values are known only after the start.
 MEASURED = (*ROUNDING_OPTIONS, "auto_compute", "fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute")
 # Options of other sections that say only where to start or how data is read, or that the comparison of the data covers.
-NO_MATTER = (
+INDIFFERENT_OPTIONS = (
     *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
     *("max_data_loader_n_workers", "persistent_data_loader_workers", "cache_info", "debug_dataset", "dataset_class"),
     *("tokenizer_cache_dir", "disable_mmap_load_safetensors", "clip_skip", "training_comment", "no_metadata"),
@@ -39,38 +39,38 @@ FLAT = ("constant", "constant_with_warmup")  # schedules that do not depend on t
 def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
     """Return the options that decide results as JSON values."""
     # Files and folders count by name only, as they may have moved.
-    found = {}
+    options = {}
     for name, option in options_of(type(config)).items():
-        if (option.section in ELSEWHERE and name not in ROUNDING_OPTIONS) or name in NO_MATTER:
+        if (option.section in ELSEWHERE and name not in ROUNDING_OPTIONS) or name in INDIFFERENT_OPTIONS:
             continue
         value = getattr(getattr(config, option.section), name)
         is_path = option.hints.get("kind") in ("file", "folder")
         if not (is_path and option.section == "data"):  # images and captions themselves are compared
-            found[name] = Path(value).name if is_path and value else value
+            options[name] = Path(value).name if is_path and value else value
     if config.optim.lr_scheduler not in FLAT or isinstance(config.optim.lr_warmup_steps, float):
-        found[LENGTH] = total_steps
-    return json.loads(json.dumps(found, default=str))
+        options[LENGTH] = total_steps
+    return json.loads(json.dumps(options, default=str))  # as they are read from a state: tuples become lists
 
 
-def is_rescheduled(known: JsonMapping, now: JsonMapping) -> bool:
+def is_rescheduled(saved: JsonMapping, now: JsonMapping) -> bool:
     decisive = (name for name in now if name.startswith("lr_") or name == LENGTH)
-    return any(name in known and known[name] != now[name] for name in decisive)
+    return any(name in saved and saved[name] != now[name] for name in decisive)
 
 
 def computed_by(device: torch.device) -> dict[str, str]:
-    """What determines rounding: the kind of device, and PyTorch's version."""
+    """Return what determines rounding: the kind of device, and PyTorch's version."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {"the device": kind, "torch": torch.__version__}
 
 
-def compare_settings(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
+def compare_settings(saved: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
     """Yield a sentence for each setting that differs. Skips options that one of the two program versions lacks."""
     for name, value in now.items():
-        if name in known and known[name] != value:
+        if name in saved and saved[name] != value:
             yield Message(
                 "{name} was {before} and is {now}",
                 name=option_name(name),
-                before=_setting_text(known[name]),
+                before=_setting_text(saved[name]),
                 now=_setting_text(value),
             )
 

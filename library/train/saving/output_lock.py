@@ -23,14 +23,14 @@ def hold_output_name(config: RunConfig) -> Iterator[None]:
     if not config.save.output_dir or not first_process():
         yield
         return
-    here = paths.output_names(config)
+    names = paths.output_names(config)
     # The extension is left out, as files of other formats have states of the same name.
-    place = here.folder / f".{here.last.name.removesuffix(here.extension)}.lock"
+    lock_file = names.folder / f".{names.last.name.removesuffix(names.extension)}.lock"
     with contextlib.ExitStack() as stack:
-        mine: bool | None = None
+        holds_lock: bool | None = None
         with contextlib.suppress(OSError, NotImplementedError):  # a disk without locks or write permission
-            mine = stack.enter_context(locking.hold_lock(place, LOCK_TIMEOUT))
-        if mine is False:
+            holds_lock = stack.enter_context(locking.hold_lock(lock_file, LOCK_TIMEOUT))
+        if holds_lock is False:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
             raise ConfigError(
                 Problem("output_name", template, state=Message("running"), fix=paths.free_output_name(config))
@@ -40,7 +40,6 @@ def hold_output_name(config: RunConfig) -> Iterator[None]:
                 raise ConfigError(*written)
             yield
         finally:
-            if (
-                mine and os.name != "nt"
-            ):  # while it is held, so that nobody's lock is removed; Windows removes it itself
-                place.unlink(missing_ok=True)
+            # While it is held, so that nobody's lock is removed; Windows removes it itself.
+            if holds_lock and os.name != "nt":
+                lock_file.unlink(missing_ok=True)

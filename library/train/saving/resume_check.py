@@ -65,29 +65,29 @@ RANK = 4  # where network_dim is not set
 
 
 def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
-    """What a resume will change: the options that differ from the state's and decide results, and a state without
-    checksums. `total` steps are those of this training, where they are known. Nothing for a folder that is no state."""
+    """Return what a resume will change: options that differ from the state's and decide results, and a missing list of
+    checksums. `total` are the steps of this training, if they are known. Empty for a folder that is no state."""
     folder = Path(config.steps.resume or "")
     try:
         facts = read_progress(folder)
     except ConfigError:
         return []
-    known, now = facts.get("settings", {}), deciding_options(config, total or 0)
+    saved, now = facts.get("settings", {}), deciding_options(config, total or 0)
     for name in MEASURED if total else (*MEASURED, LENGTH):
         now.pop(name, None)
-    found, given = list(compare_settings(known, now)), config.steps.seed
-    if given is not None and given != facts["seed"]:
-        found.append(Message("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=given))
-    said = [Problem("resume", CHANGED, differences=join_messages(found, "; "))] if found else []
-    said += [] if has_checksums(folder) else [Problem("resume", NO_CHECKSUMS, folder=folder)]
-    return said + [
-        Problem("resume", STARTS_ONLY, name=option_name(name)) for name in resuming.only_for_starts(known, config)
+    differences, seed = list(compare_settings(saved, now)), config.steps.seed
+    if seed is not None and seed != facts["seed"]:
+        differences.append(Message("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=seed))
+    remarks = [Problem("resume", CHANGED, differences=join_messages(differences, "; "))] if differences else []
+    remarks += [] if has_checksums(folder) else [Problem("resume", NO_CHECKSUMS, folder=folder)]
+    return remarks + [
+        Problem("resume", STARTS_ONLY, name=option_name(name)) for name in resuming.only_for_starts(saved, config)
     ]
 
 
 def problems(folder: Path, config: RunConfig | None = None, total: int | None = None) -> list[Problem]:
-    """Why a folder cannot be resumed, without loading a model; by the run of this config, if there is one, which has
-    `total` steps, where its epochs have been counted."""
+    """Return why a folder cannot be resumed; loads no model. `config` is the run that would resume it, and `total` its
+    steps, if its epochs have been counted."""
     if not folder.is_dir():
         template = ": there is no folder {folder}; give the path of a folder that ends in -state"
         return [Problem("resume", template, folder=folder)]
@@ -108,8 +108,8 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
         return [Problem("resume", ": {folder} is damaged; choose another -state folder", folder=folder)]
     if config is None:
         return []
-    if other := [*_other_training(folder, facts, config)]:
-        return other
+    if other_training := [*_other_training(folder, facts, config)]:
+        return other_training
     # With initial_step or initial_epoch the config says where to begin, not the state.
     if config.steps.moved:
         return []
@@ -121,18 +121,18 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
 
 
 def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iterator[Problem]:
-    """Why the state is of another kind of training than this config, whatever the model is."""
-    stored, known = header(folder / WEIGHTS), facts.get("settings", {})
-    if other := _other_model(folder, stored, config):
-        yield other
+    """Yield why the state belongs to another kind of training than this config."""
+    stored, saved = header(folder / WEIGHTS), facts.get("settings", {})
+    if other_model := _other_model(folder, stored, config):
+        yield other_model
         return
-    yield from _other_moments(folder, known, config)
+    yield from _other_moments(folder, saved, config)
     if isinstance(config, AdapterRun):
-        yield from _other_adapters(folder, stored, known, config)
+        yield from _other_adapters(folder, stored, saved, config)
 
 
 def _other_model(folder: Path, stored: JsonMapping, config: RunConfig) -> Problem | None:
-    """The problem where a state's tensors are of another kind of training, or of another family."""
+    """Return the problem if a state's tensors are of another kind of training, or of another family."""
     kind = _kind(stored)
     if kind != config.kind:
         return Problem(
@@ -143,24 +143,24 @@ def _other_model(folder: Path, stored: JsonMapping, config: RunConfig) -> Proble
             now=LEARNED[config.kind],
             advice=ADVICE,
         )
-    with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
-        whole = kind == "finetune"
-        layers = (name.removeprefix("denoiser.") if whole else name.partition(".")[0] for name in stored)
+    with contextlib.suppress(ConfigError):  # names that fit no family tell nothing
+        is_whole_model = kind == "finetune"
+        layers = (name.removeprefix("denoiser.") if is_whole_model else name.partition(".")[0] for name in stored)
         if config.family not in possible_families(layers, {}, module_sizes(stored)):
             template = ": {folder} is the state of a training of another family than {title}; {advice}"
             return Problem("resume", template, folder=folder, title=config.title, advice=ADVICE)
     return None
 
 
-def _other_moments(folder: Path, known: JsonMapping, config: RunConfig) -> Iterator[Problem]:
-    """That the optimizer of this config keeps other moments than the state has; `known` are the state's options."""
-    saved = str(known.get("optimizer_type", config.optim.optimizer_type) or "")
+def _other_moments(folder: Path, options: JsonMapping, config: RunConfig) -> Iterator[Problem]:
+    """Yield the problem if the optimizer of this config keeps other moments than the state with these `options`."""
+    saved = str(options.get("optimizer_type", config.optim.optimizer_type) or "")
     if _memory(saved) != _memory(config.optim.optimizer):
         template = ": {folder} was saved with optimizer_type {saved}, and this is {now}; {advice}"
         now = config.optim.optimizer
         yield Problem("resume", template, folder=folder, saved=saved or "AdamW", now=now, advice=ADVICE)
-    elif resuming.needs_other_memory(known, config):
-        before, now = (join_messages(args, " ") for args in (known["optimizer_args"], config.optim.optimizer_args))
+    elif resuming.needs_other_memory(options, config):
+        before, now = (join_messages(args, " ") for args in (options["optimizer_args"], config.optim.optimizer_args))
         yield Problem(
             "resume",
             ": {folder} was saved with optimizer_args [{before}], and with [{now}] the optimizer keeps other "
@@ -172,37 +172,37 @@ def _other_moments(folder: Path, known: JsonMapping, config: RunConfig) -> Itera
         )
 
 
-def _other_adapters(folder: Path, stored: JsonMapping, known: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
-    """That the adapters of this config are of another type or rank than those of the state."""
+def _other_adapters(folder: Path, stored: JsonMapping, options: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
+    """Yield the problem if the adapters of this config are of another type or rank than the state's."""
     network = config.network
-    if str(known.get("network_module") or network.module) != network.module:
+    if str(options.get("network_module") or network.module) != network.module:
         template = ": {folder} was saved with network_module {before}, and this is {module}; {advice}"
-        before = known["network_module"]
+        before = options["network_module"]
         yield Problem("resume", template, folder=folder, before=before, module=network.module, advice=ADVICE)
     elif network.module.startswith("networks.") and not network.dim_from_weights:
         ranks = {shape[0] for name, shape in stored.items() if name.endswith("lora_down.weight")}
-        before, now = known.get("network_dim", network.network_dim) or RANK, network.network_dim or RANK
+        before, now = options.get("network_dim", network.network_dim) or RANK, network.network_dim or RANK
         if before != now and ranks and now not in ranks:
             template = ": {folder} was saved with network_dim {before}, and this is {now}; {advice}"
             yield Problem("resume", template, folder=folder, before=before, now=now, advice=ADVICE)
 
 
 def _kind(stored: JsonMapping) -> str:
-    """The kind of training that wrote a state, by the names of its trained tensors."""
+    """Return the kind of training that wrote a state, from the names of its trained tensors."""
     if any(name.startswith(f"{part}.") for name in stored for part in WHOLE_MODEL_PARTS):
         return "finetune"
     return next((kind for name in stored for part, kind in BESIDE.items() if name.startswith(part)), "lora")
 
 
 def _memory(optimizer: str) -> tuple[str, str]:
-    """The package and class of an optimizer, which determine the layout of its state; paged variants share that of the
-    others."""
-    made = optimizer_spec(optimizer or "AdamW")
-    return made.module.split(".")[0], made.name.removeprefix("Paged").lower()
+    """Return the package and class of an optimizer, which determine the layout of its state; paged variants share that
+    of the others."""
+    spec = optimizer_spec(optimizer or "AdamW")
+    return spec.module.split(".")[0], spec.name.removeprefix("Paged").lower()
 
 
 def saved_groups(folder: Path) -> dict[str, int]:
-    """The number of parameters in each group of the saved optimizer by its name, {} where it has none. Reads no tensor
+    """Return the number of parameters in each group of the saved optimizer by name, {} if it has none. Reads no tensor
     data."""
     saved = read_values(folder / OPTIMIZER, "meta")
     bundles = saved.get("bundles", [saved]) if isinstance(saved, dict) else []
@@ -210,33 +210,33 @@ def saved_groups(folder: Path) -> dict[str, int]:
 
 
 def group_sizes(groups: Iterable[JsonMapping]) -> dict[str, int]:
-    """The number of parameters by the name of their group, those without any left out."""
-    found: dict[str, int] = {}
+    """Return the number of parameters by the name of their group; empty groups are left out."""
+    sizes: dict[str, int] = {}
     for at, group in enumerate(groups):
         name = str(group.get("name") or f"group {at + 1}")
         if group["params"]:
-            found[name] = found.get(name, 0) + len(group["params"])
-    return found
+            sizes[name] = sizes.get(name, 0) + len(group["params"])
+    return sizes
 
 
 def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Message | None) -> Problem | None:
-    """The problem if a state's optimizer has other groups of parameters than this training; `changes` are the options
-    that do not agree."""
+    """Return the problem if a state's optimizer has other groups of parameters than this training; `changes` are the
+    options that differ."""
     if not theirs or theirs == ours:
         return None
-    named = {"theirs": _named(theirs), "ours": _named(ours)}
+    group_texts = {"theirs": _named(theirs), "ours": _named(ours)}
     if changes is None:
         return Problem(
             "resume",
             ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours}); "
             "resume with its own config",
-            **named,
+            **group_texts,
         )
     return Problem(
         "resume",
         ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours}), as "
         "{changes}; set this back, or start another training from the weights that it has saved",
-        **named,
+        **group_texts,
         changes=changes,
     )
 
@@ -246,19 +246,19 @@ def _named(groups: Mapping[str, int]) -> Message:
 
 
 def shaping_changes(folder: Path, config: RunConfig) -> Message | None:
-    """The options that decide what is trained, in which groups, and differ from those of a state; None without any."""
+    """Return the options that decide what is trained, in which groups, and differ from a state's; None without any."""
     try:
-        known = read_progress(folder).get("settings", {})
+        saved = read_progress(folder).get("settings", {})
     except ConfigError:
         return None
     now = deciding_options(config, 0)
-    rates = [name for name in RATES if not known.get(name) or not now.get(name)]  # of which 0 leaves a group out
-    found = [*compare_settings(known, {name: now[name] for name in (*SHAPING, *rates) if name in now})]
-    return join_messages(found, "; ") if found else None
+    rates = [name for name in RATES if not saved.get(name) or not now.get(name)]  # of which 0 leaves a group out
+    differences = [*compare_settings(saved, {name: now[name] for name in (*SHAPING, *rates) if name in now})]
+    return join_messages(differences, "; ") if differences else None
 
 
 def finished(folder: Path, facts: JsonMapping, total_steps: int, config: RunConfig) -> Problem | None:
-    """The problem where a training has no step left to do and its result exists; else None."""
+    """Return the problem if a training has no step left to do and its result exists; else None."""
     step, has_result = facts["current_step"], output_names(config).last.exists()
     early, patience = facts.get("early_stop") or {}, config.steps.early_stop_patience
     if has_result and step < total_steps and patience is not None and early.get("waited", 0) >= patience:

@@ -47,8 +47,7 @@ OTHER_OPTIMIZER = Problem(
 
 
 def collect_state(training: "Training") -> State | None:
-    """The present state in the main process, None in the others. A collective operation: every process has to call
-    it."""
+    """Return the current state in the main process, None in the others. Collective: every process must call it."""
     world, updates, clock = training.world, training.updates, training.clock
     sources = world.gather(rng.get_rng_state(world.device))
     optimizer, average = updates.state_dict(), updates.average.state_dict() if updates.average else {}
@@ -92,6 +91,7 @@ def resume_training(folder: Path, training: "Training") -> None:
     _warn_of_differences(facts, training, training.batches.load_state_dict(facts["batches"]))
     training.generators.seed = facts["seed"]
     _move_clock(facts, training)
+    # Last, so that nothing above draws from the restored generators.
     if (folder / randomness(world.rank)).is_file():
         rng.set_rng_state(read_values(folder / randomness(world.rank), "cpu"), world.device)
     training.journal.say(f"Resumed {folder} after step {clock.step}.")
@@ -99,11 +99,11 @@ def resume_training(folder: Path, training: "Training") -> None:
 
 def _take_over_optimizer(folder: Path, facts: JsonMapping, training: "Training") -> None:
     """Load optimizer and schedule; rates and arguments that the config has changed apply."""
-    config, known = training.config, facts.get("settings", {})
+    config, options = training.config, facts.get("settings", {})
     in_shards = training.method.shards is not None  # then each process reads its own rows only
     stored = read_values(folder / OPTIMIZER, "cpu" if in_shards else training.world.device, mapped=in_shards)
-    rescheduled = is_rescheduled(known, deciding_options(config, training.clock.total))
-    saved = resuming.Saved(stored, read_values(folder / SCHEDULER, "cpu"), facts.get("groups"), known, rescheduled)
+    rescheduled = is_rescheduled(options, deciding_options(config, training.clock.total))
+    saved = resuming.Saved(stored, read_values(folder / SCHEDULER, "cpu"), facts.get("groups"), options, rescheduled)
     try:
         training.updates.resume(saved, config)
     except ConfigError:
@@ -119,7 +119,7 @@ def _move_clock(facts: JsonMapping, training: "Training") -> None:
         batches.go_to(clock.epoch, clock.in_epoch * accumulation)
         return
     clock.step, clock.epoch = facts["current_step"], facts["current_epoch"]
-    # Of other data, or other steps, the epoch may already be over at this place.
+    # With other data or another accumulation, the epoch may already be over at this place.
     steps = math.ceil(batches.index / accumulation)
     clock.in_epoch = min(steps, clock.per_epoch) if batches.epoch == clock.epoch else clock.per_epoch
     training.step_log.meter.load(facts["losses"][: clock.per_epoch])
@@ -130,17 +130,18 @@ def _warn_of_differences(facts: JsonMapping, training: "Training", data: Message
     """Warn of every difference that keeps this run from continuing bit for bit, besides `changes`."""
     config = training.config
     now = deciding_options(config, training.clock.total)
-    found = list(compare_settings(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now}))
-    found += [data] * bool(data)
+    differences = list(
+        compare_settings(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now})
+    )
+    differences += [data] * bool(data)
     folder, ranks = Path(config.steps.resume or ""), training.world.ranks
     if any(not (folder / randomness(rank)).is_file() for rank in range(ranks)):
-        found.append(Message("the state is of fewer processes, so some have no random state"))
-    found += compare_settings(facts.get("computed_by", {}), computed_by(training.world.device))
-    if found:
-        training.journal.warn(Message(NOT_EXACTLY, differences=join_messages(found, "; ")))
+        differences.append(Message("the state is of fewer processes, so some have no random state"))
+    differences += compare_settings(facts.get("computed_by", {}), computed_by(training.world.device))
+    if differences:
+        training.journal.warn(Message(NOT_EXACTLY, differences=join_messages(differences, "; ")))
 
 
 def resumed_choices(config: RunConfig) -> Choices:
-    """The choices of the training that is resumed, empty ones without `resume`. Raises ConfigError for a folder that is
-    no state."""
+    # Raises ConfigError for a folder that is no state.
     return Choices.read(read_progress(Path(config.steps.resume))) if config.steps.resume else Choices()

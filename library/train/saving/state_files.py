@@ -68,16 +68,16 @@ class State:
         need_space(folder, self.size)
         write_folder_atomic(folder, self._fill)
 
-    def _fill(self, place: Path) -> None:
+    def _fill(self, folder: Path) -> None:
         step = self.facts["current_step"]
-        for name, named in self.tensors.items():
-            FilePlan.kept(named).write(place / name, {STEP_KEY: str(step)})
+        for name, tensors in self.tensors.items():
+            FilePlan.of_tensors(tensors).write(folder / name, {STEP_KEY: str(step)})
         for name, value in self.values.items():
-            _save({**value, STEP_KEY: step}, place / name)
-        (place / STATE_FACTS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
-        digests = _digests(place, sorted(os.listdir(place)))
+            _save({**value, STEP_KEY: step}, folder / name)
+        (folder / STATE_FACTS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
+        digests = _digests(folder, sorted(os.listdir(folder)))
         text = "".join([f"# {STEP_KEY} {step}\n", *(f"{digest}  {name}\n" for name, digest in digests.items())])
-        (place / SUMS).write_text(text + _last_line(text), encoding="utf-8", newline="\n")
+        (folder / SUMS).write_text(text + _last_line(text), encoding="utf-8", newline="\n")
 
 
 def randomness(rank: int) -> str:
@@ -116,21 +116,21 @@ def damage(folder: Path) -> list[Problem]:
     if not listed:
         return [_refused(folder, [Message("{file} is damaged", file=SUMS)])]
     missing = [name for name in listed if not (folder / name).is_file()]
-    there = [name for name in listed if name not in missing] if first_process() else []
-    differing = [name for name, digest in _digests(folder, there).items() if digest != listed[name]]
-    said = [Message("{file} is missing", file=name) for name in missing]
-    said += [_difference(folder / name, step) for name in differing]
+    present = [name for name in listed if name not in missing] if first_process() else []
+    differing = [name for name, digest in _digests(folder, present).items() if digest != listed[name]]
+    faults = [Message("{file} is missing", file=name) for name in missing]
+    faults += [_difference(folder / name, step) for name in differing]
     added = sorted(name for name in os.listdir(folder) if RESUME_FILES.fullmatch(name) and name not in listed)
-    said += [Message("{file} is not in {list}, so it is of another state", file=name, list=SUMS) for name in added]
-    return [_refused(folder, said)] if said else []
+    faults += [Message("{file} is not in {list}, so it is of another state", file=name, list=SUMS) for name in added]
+    return [_refused(folder, faults)] if faults else []
 
 
-def _refused(folder: Path, said: list[Message]) -> Problem:
+def _refused(folder: Path, faults: list[Message]) -> Problem:
     return Problem(
         "resume",
         ": {folder} cannot be resumed, as {files}; choose another -state folder",
         folder=folder,
-        files=join_messages(said),
+        files=join_messages(faults),
     )
 
 
@@ -170,14 +170,14 @@ def _listed_files(path: Path) -> tuple[int, dict[str, str]]:
         first, *lines, last = text.splitlines(keepends=True)
     except (OSError, ValueError):
         return 0, {}
-    step, found = re.fullmatch(rf"# {STEP_KEY} (\d+)\n", first), [DIGEST_LINE.fullmatch(line) for line in lines]
-    if step is None or None in found or last != _last_line("".join([first, *lines])):
+    step, matches = re.fullmatch(rf"# {STEP_KEY} (\d+)\n", first), [DIGEST_LINE.fullmatch(line) for line in lines]
+    if step is None or None in matches or last != _last_line("".join([first, *lines])):
         return 0, {}
-    return int(step[1]), {match[2]: match[1] for match in found if match}
+    return int(step[1]), {match[2]: match[1] for match in matches if match}
 
 
 def _last_line(text: str) -> str:
-    """Return the checksum of the list itself, a comment to `sha256sum`."""
+    # The checksum of the list itself, a comment to `sha256sum`.
     return f"# {hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
@@ -190,8 +190,8 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 def _file_digest(path: Path) -> str:
     try:
-        about = path.stat()
-        return _digest_of(path, about.st_size, about.st_mtime_ns, about.st_ino)
+        status = path.stat()
+        return _digest_of(path, status.st_size, status.st_mtime_ns, status.st_ino)
     except OSError:
         return ""
 
@@ -214,10 +214,10 @@ def _save(value: Any, path: Path) -> None:
     with open(path, "r+b") as file:  # allocate the file now: with mmap a full disk would end the process by SIGBUS
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-        room = pytree.tree_leaves(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
-    for place, leaf in zip(room, leaves, strict=True):
+        targets = pytree.tree_leaves(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    for target, leaf in zip(targets, leaves, strict=True):
         if isinstance(leaf, Tensor):
-            place.copy_(leaf)
+            target.copy_(leaf)
 
 
 @contextlib.contextmanager
@@ -248,7 +248,7 @@ def _tensor_bytes(value: Any) -> int:
 
 
 def read_progress(folder: Path) -> JsonObject:
-    """Where the run stood: current_step, current_epoch, seed and more. ConfigError for a state of another program."""
+    """Return where the run stood: current_step, current_epoch, seed and more. Raises ConfigError for foreign states."""
     try:
         facts = json.loads((folder / STATE_FACTS).read_text(encoding="utf-8"))
         if facts["version"] == VERSION:

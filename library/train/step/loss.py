@@ -28,7 +28,6 @@ class Machine(Protocol):
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of mixed precision."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class LossFunction:
 
             def predict(controls: Sequence[Tensor]) -> Tensor:
                 def predict_all(noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
-                    shown = [pad_rows(rows, len(sizes)) for rows in controls]
-                    return family.predict(components.denoiser, noised, text, sizes, shown)
+                    padded_controls = [pad_rows(rows, len(sizes)) for rows in controls]
+                    return family.predict(components.denoiser, noised, text, sizes, padded_controls)
 
                 return predict_padded(size, predict_all, noised, text, batch.sizes)
 
@@ -82,8 +81,10 @@ class LossFunction:
             return self.family.noised(latents, generator)
         # All processes draw the same numbers and take their own rows, so two of them compute what one does with twice
         # the batch size.
-        own = slice(rank * len(latents), (rank + 1) * len(latents))
-        return _map_tensors(self.family.noised(latents.repeat(ranks, 1, 1, 1), generator), lambda values: values[own])
+        own_rows = slice(rank * len(latents), (rank + 1) * len(latents))
+        return _map_tensors(
+            self.family.noised(latents.repeat(ranks, 1, 1, 1), generator), lambda values: values[own_rows]
+        )
 
     def controls(self, batch: Batch) -> list[Tensor]:
         """Return reference images, control image or inpainting mask, as `Family.predict` takes them."""
@@ -133,14 +134,13 @@ class LossFunction:
         torch.autograd.grad(loss, weights, allow_unused=True)
 
 
-# Another batch size would be compiled again in the middle of a run.
+# Another batch size would recompile every block in the middle of a run.
 # Why: docs/decisions/2026-11-20-short-batches-are-padded.md
 def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
     """Predict for a batch shorter than `size` (the last of its bucket) in the shape of a full one."""
     # The padding repeats the last row, and its predictions are dropped, so the loss is that of the short batch.
     if size <= len(sizes):
         return predict(noised, text, sizes)
-    # Another batch size would recompile every block in the middle of a run.
     full = _map_tensors(noised, lambda rows: pad_rows(rows, size))
     text = {name: pad_rows(rows, size) for name, rows in text.items()}
     return predict(full, text, pad_rows(sizes, size))[: len(sizes)]

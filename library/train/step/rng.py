@@ -16,13 +16,13 @@ def seed_everything(seed: int | None, ranks: int) -> int:
             torch.distributed.broadcast_object_list(box)
         seed = box[0]
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # NumPy takes 32 bits
     torch.manual_seed(seed)
     return seed
 
 
 def derive_seed(text: str) -> int:
-    """Return a 63-bit seed from the SHA-256 of a text: one independent generator per text."""
+    # 63 bits fit the generators as a positive number; one independent generator for each text.
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
@@ -56,10 +56,10 @@ def get_rng_state(device: torch.device) -> dict[str, Any]:
     }
 
 
-def set_rng_state(known: dict[str, Any], device: torch.device) -> None:
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     """Restore the global generators from a state of `get_rng_state`."""
-    version, numbers, gauss = known["python"]
+    version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-    torch.set_rng_state(known["torch"])
-    if known["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(known["cuda"], device)
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

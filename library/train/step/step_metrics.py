@@ -82,30 +82,29 @@ class Meter:
         self._pending.append(_Pending(line, stacked, tuple(values), images, arrived, list(timestamps)))
 
     def pause(self) -> None:
-        """Exclude work between two steps (saving, sampling) from the speed."""
-        self._last = 0.0
+        self._last = 0.0  # work between two steps, such as saving, is no part of the next one's time
 
     def lines(self, wait: bool = False) -> list[Line]:
-        """Return the lines whose numbers have arrived, in order; all of them with `wait`."""
-        return list(self._read(lambda first: wait or first.arrived is None or first.arrived.query()))
+        # Those whose numbers have arrived, or all with `wait`, in order.
+        return list(self._read(lambda pending: wait or pending.arrived is None or pending.arrived.query()))
 
     def lines_until(self, step: int) -> list[Line]:
         # Independent of what has arrived, so the same in every process.
-        return list(self._read(lambda first: first.line["step"] <= step))
+        return list(self._read(lambda pending: pending.line["step"] <= step))
 
-    def _read(self, wanted: Callable[[_Pending], bool]) -> Iterator[Line]:
-        while self._pending and wanted(self._pending[0]):
-            first = self._pending.popleft()
-            if first.arrived is not None:
-                first.arrived.synchronize()
-            values = first.values.tolist()
-            numbers = dict(zip(first.names, values, strict=False))
-            losses = zip(values[len(first.names) :], first.images, strict=True)
-            bad = [path for loss, paths in losses if not math.isfinite(loss) for path in paths]
+    def _read(self, is_ready: Callable[[_Pending], bool]) -> Iterator[Line]:
+        while self._pending and is_ready(self._pending[0]):
+            pending = self._pending.popleft()
+            if pending.arrived is not None:
+                pending.arrived.synchronize()
+            values = pending.values.tolist()
+            numbers = dict(zip(pending.names, values, strict=False))
+            losses = zip(values[len(pending.names) :], pending.images, strict=True)
+            bad_images = [path for loss, paths in losses if not math.isfinite(loss) for path in paths]
             # Upstream's moving average: one slot for each step of an epoch, overwritten by the next epoch's.
-            slot = (first.line["step"] - 1) % self.per_epoch
-            self._losses[slot : slot + 1] = [numbers["loss"]]
-            yield first.line | numbers | {"avr_loss": self.average} | seconds(first.timestamps), bad
+            slot = (pending.line["step"] - 1) % self.per_epoch
+            self._losses[slot : slot + 1] = [numbers["loss"]]  # appends during the first epoch
+            yield pending.line | numbers | {"avr_loss": self.average} | seconds(pending.timestamps), bad_images
 
     def speed(self, step: int) -> dict[str, float]:
         """Return seconds per step without warm-up, and the seconds left; empty before the first typical step."""
@@ -141,10 +140,10 @@ class StepTimer:
 
     def waited(self, windows: Iterable[T]) -> Iterator[T]:
         """Yield the windows; a step begins when the next one is requested."""
-        rest = iter(windows)
+        iterator = iter(windows)
         while True:
             self._timestamps = [self._now()]
-            window = next(rest, None)
+            window = next(iterator, None)
             if window is None:
                 return
             self._timestamps.append(self._now())
@@ -153,9 +152,9 @@ class StepTimer:
     def moved(self, batch: Batch) -> Batch:
         """Return the batch on the device."""
         self._timestamps.append(self._now())
-        there = batch.to(self.device)
+        on_device = batch.to(self.device)
         self._timestamps.append(self._now())
-        return there
+        return on_device
 
     def ended(self) -> list[Any]:
         """Return the timestamps of the step that ends here, for `seconds`; empty if its start was not recorded."""

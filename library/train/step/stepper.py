@@ -15,7 +15,7 @@ from library.train.step import rng
 from library.train.step.clock import Clock, windows
 from library.train.step.rng import StepGenerators
 from library.train.step.step_metrics import StepTimer
-from library.train.stop_requests import ASKED, ControlRequests
+from library.train.stop_requests import REQUEST_KINDS, ControlRequests
 
 
 class Stepper:
@@ -58,15 +58,15 @@ class Stepper:
         """Yield the windows of this epoch; stop before the first that any process fails to read, and set
         `read_error`.
         """
-        rest, window = windows(self.batches, self._size), list[Batch]()
+        remaining, window = windows(self.batches, self._size), list[Batch]()
         while not self.read_error:
             try:
-                window = next(rest, [])
+                window = next(remaining, [])
             except ConfigError as error:
                 self.read_error = error
             if self.world.messages and (window or self.read_error):
-                said = self.world.messages.first_problem(str(self.read_error or ""))
-                self.read_error = ConfigError(said) if said else None
+                problem = self.world.messages.first_problem(str(self.read_error or ""))
+                self.read_error = ConfigError(problem) if problem else None
             if not window:
                 return
             if not self.read_error:
@@ -85,15 +85,15 @@ class Stepper:
             yield number, self.timer.moved(batch)
 
     def average_loss(self, loss: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean loss of all processes, and in the same all-reduce which requests (ASKED) any of them
+        """Return the mean loss of all processes, and in the same all-reduce which requests (REQUEST_KINDS) any of them
         received.
         """
         if self.world.ranks == 1:
             return loss, {}
-        said = self.requests.flags()
-        both = torch.stack([loss, *(torch.full_like(loss, float(name in said)) for name in ASKED)])
-        self.world.average(both)
-        return both[0], dict(zip(ASKED, both[1:], strict=True))
+        received = self.requests.flags()
+        averaged = torch.stack([loss, *(torch.full_like(loss, float(name in received)) for name in REQUEST_KINDS)])
+        self.world.average(averaged)
+        return averaged[0], dict(zip(REQUEST_KINDS, averaged[1:], strict=True))
 
     def _remember(self) -> None:
         self._before = {"clock": self.clock.state(), "data": self.batches.state_dict()}
@@ -102,9 +102,9 @@ class Stepper:
 
     def drop_step(self) -> None:
         """Restore clock, data position and random state from before this step; weights have not changed in it."""
-        clock, known = self.clock, self._before["clock"]
+        clock, saved_clock = self.clock, self._before["clock"]
         clock.step, clock.epoch, clock.in_epoch = (
-            known[name] for name in ("current_step", "current_epoch", "step_in_epoch")
+            saved_clock[name] for name in ("current_step", "current_epoch", "step_in_epoch")
         )
         self.batches.load_state_dict(self._before["data"])
         if self._droppable:  # otherwise nothing is drawn before all batches of a step are read

@@ -42,9 +42,9 @@ class NonFiniteGuard:
         if on_host:
             # torch 2.11 to 2.13 copy the flag to the host without waiting for it (torch/optim/adam.py, _fused_adam):
             # what its memory held before decides whether weights there are stepped. A scaler sets it for these alone.
-            for one in inner:
-                one._step_supports_amp_scaling = False
-        self._flagged = [one for one in inner if getattr(one, "_step_supports_amp_scaling", False)]
+            for part in inner:
+                part._step_supports_amp_scaling = False
+        self._flagged = [part for part in inner if getattr(part, "_step_supports_amp_scaling", False)]
 
     def should_step(self, *numbers: Tensor) -> bool:
         """Return whether to step, as far as the host knows; on a GPU the optimizer gets a flag for the rest."""
@@ -71,8 +71,8 @@ class Updates:
         self._shards, self._averager = method.shards, None
         if world.ranks > 1 and not self._early:  # an optimizer that steps early averages its gradients itself
             gradients.broadcast(p.detach() for p in self._parameters if not rows_of_parameter(p))
-            whole = [p for p in gradients.by_arrival(method) if not rows_of_parameter(p)]
-            self._averager = gradients.GradientAverager(whole, world.ranks)
+            unsharded = [p for p in gradients.by_arrival(method) if not rows_of_parameter(p)]
+            self._averager = gradients.GradientAverager(unsharded, world.ranks)
         # Not wrapped by accelerate, unlike `optimizer`.
         self.raw_optimizer = optimizers.make_optimizer(method, config, seed)
         if self._early:
@@ -99,7 +99,7 @@ class Updates:
 
     @property
     def gradients_sent(self) -> bool:
-        """Return whether gradients of this step were sent to other processes, so that the step cannot be repeated."""
+        # Then the other processes have added them up, and the step cannot be repeated.
         return bool(self._averager and self._averager.begun)
 
     def average_gradients(self) -> None:
@@ -123,7 +123,6 @@ class Updates:
         return {"grad_norm": norm.to(self._world.device)}
 
     def should_step(self, *numbers: Tensor) -> bool:
-        """Return whether to step: not if loss or norm are NaN or infinite, as far as the host knows."""
         return self._guard.should_step(*numbers)
 
     def step(self, watched: bool = False) -> dict[str, Tensor]:
@@ -164,13 +163,10 @@ class Updates:
         return self._by_part(state, self._shards.offered_state) if self._shards else state
 
     def load_state_dict(self, state: State) -> None:
-        """Load this process' part of a state. Raises the optimizer's errors if it does not fit."""
+        # The optimizer's own errors tell that it does not fit.
         self.raw_optimizer.load_state_dict(self._by_part(state, own_state) if self._shards else state)
 
     def resume(self, saved: resuming.Saved, config: RunConfig) -> None:
-        """Continue with a saved optimizer and schedule; changed options apply. Raises the optimizer's errors if the
-        state does not fit.
-        """
         resuming.take_over(self.raw_optimizer, self.schedule, saved, config, self.load_state_dict)
 
     def _by_part(self, state: State, change: Callable[[State, Sequence[nn.Parameter]], State]) -> State:
@@ -178,14 +174,17 @@ class Updates:
         if not isinstance(self.raw_optimizer, PartitionedOptimizer):
             return change(state, self._parameters)
         pairs = zip(state["bundles"], self.raw_optimizer.bundles, strict=True)
-        return {**state, "bundles": [change(known, [p for _, p in bundle.weights]) for known, bundle in pairs]}
+        return {
+            **state,
+            "bundles": [change(part_state, [p for _, p in bundle.weights]) for part_state, bundle in pairs],
+        }
 
     def rates(self) -> dict[str, float]:
         """Return learning rates by group name; for an optimizer with its own step size also their product."""
-        found = {}
+        rates = {}
         for i, group in enumerate(self.raw_optimizer.param_groups):
             name, rate = group.get("name") or f"group{i}", float(group["lr"])
-            found[name] = rate
+            rates[name] = rate
             if "d" in group:
-                found[f"d*lr/{name}"] = float(group["d"]) * rate
-        return found
+                rates[f"d*lr/{name}"] = float(group["d"]) * rate
+        return rates
