@@ -11,5 +11,5 @@
 
 library/demo/small_models/README.md tells how the models that come with the program were trained. A step of 512 pictures
 takes 0.05 s on an H200, which is two thirds idle: collating so many small latents in Python takes longer. On two GPUs,
-with `accelerate launch --multi_gpu`, the same TOML and half the batch on each, it takes 0.022 s. A longer training pays.
+with `accelerate launch --multi_gpu`, the same TOML and half the batch on each, it takes 0.022 s. Longer training pays.
 """
