@@ -99,7 +99,7 @@ class PreparedModel:
         text_learns = isinstance(made.method, LearnedText)
         latents = tuple((height // FACTOR, width // FACTOR) for width, height in sides)
         prepared = prepare_denoiser(made.components.denoiser, made.family, config, device, latents, text_learns, log)
-        self.not_compiled = log.fallback = prepared.not_compiled
+        self.not_compiled = prepared.not_compiled
         self.optimizer = optimizers.make_optimizer(made.method, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)

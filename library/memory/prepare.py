@@ -13,6 +13,7 @@ from torch import nn
 from library.compiler import cudagraph
 from library.compiler.blocks import compile_model
 from library.compiler.log import CompileLog
+from library.compiler.plan import CompilePlan
 from library.compiler.subclass import EIGHT_BIT, SWAPPED, behaviours_of
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
@@ -33,6 +34,7 @@ class Prepared:
     attention: str  # the attention kernel that was put first, "" on a CPU
     not_compiled: str  # why the blocks run eagerly although compiling was asked for, "" when nothing is wrong
     blocks: str  # what the blocks do besides computing, for the log
+    plan: CompilePlan  # when its blocks are compiled
 
 
 @dataclass
@@ -45,7 +47,7 @@ class _Preparation:
     device: torch.device
     sizes: Sizes
     text_learns: bool
-    log: CompileLog
+    plan: CompilePlan
     swap: swapping.Swap | None = None  # from `_place_weights` on
     not_compiled: str = ""
 
@@ -72,11 +74,11 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     """
     attention.switches(config.compile)
     kernel = attention.prefer(device, config.memory.attention_kernel)
-    given = _Preparation(denoiser, family, config, device, sizes, text_learns, log or CompileLog())
+    given = _Preparation(denoiser, family, config, device, sizes, text_learns, CompilePlan(log))
     for step, _ in PREPARATION_STEPS:
         step(given)
     logger.info(said := describe_blocks(denoiser, family.block_classes))
-    return Prepared(kernel, given.not_compiled, said)
+    return Prepared(kernel, given.not_compiled, said, given.plan)
 
 
 def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: RunConfig) -> None:
@@ -136,11 +138,12 @@ def _compile(given: _Preparation) -> None:
     for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
         channels_last.keep_channels_last(block)
     try:
-        compile_model(options, denoiser, blocks, False, family.name, inputs, backends, given.log)
+        compile_model(options, denoiser, blocks, False, family.name, inputs, backends, plan=given.plan)
     except ConfigError as e:
         if not options.compile_fallback:
             raise
         given.not_compiled = str(e)
+        given.plan.give_up(given.not_compiled)
 
 
 def _swap_blocks(given: _Preparation) -> None:
@@ -149,7 +152,7 @@ def _swap_blocks(given: _Preparation) -> None:
 
 
 def _record(given: _Preparation) -> None:
-    if why_not := _record_graphs(given.denoiser, given.config, given.device, given.log):
+    if why_not := _record_graphs(given.denoiser, given.config, given.device, given.plan):
         logger.info("CUDA graphs are not recorded: %s", why_not)
 
 
@@ -171,7 +174,7 @@ PREPARATION_STEPS: tuple[tuple[Callable[[_Preparation], None], str], ...] = (
 )
 
 
-def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, log: CompileLog) -> str:
+def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, plan: CompilePlan) -> str:
     """Record CUDA graphs of the denoiser where its config allows that; returns why not on a GPU, "" otherwise."""
     recorder = cudagraph.recorder_of(denoiser)
     if (early := config.optim.stepped_early) and several_processes():
@@ -188,7 +191,7 @@ def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, log: 
         return why
     learning = sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
     room = 0 if config.optim.stepped_early else BYTES_OF_ADAM * learning
-    cudagraph.record_denoiser_calls(denoiser, log, None if config.compile.records_graphs else room)
+    cudagraph.record_denoiser_calls(denoiser, plan, None if config.compile.records_graphs else room)
     return ""
 
 
