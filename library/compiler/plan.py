@@ -117,25 +117,25 @@ class CompilePlan:
         """
         if not blocks:
             return
-        self._blocks, self._compile_block, self._first_steps = blocks, compile_block, first_steps
+        self._blocks, self._compile_block = blocks, compile_block
         if compare_steps:
             self.log.speedup = Speedup(compare_steps)
             self._postpone_all(PlanEvent.MEASURE)
         elif first_steps:
+            self._first_steps = first_steps
             self._postpone_all(PlanEvent.POSTPONE)
             self.compile_due(1)
         else:
             self.compile_all()
 
-    def next_step(self) -> int | None:
-        """Return the step in which the next blocks are due by `compile_from_step`, None if no step is set for any."""
-        return min(map(self._first_step, self.log.later), default=None) if self._first_steps else None
+    def due(self, step: int) -> set[str]:
+        """Return the classes of eager blocks that `compile_from_step` wants compiled in this step."""
+        steps = self._first_steps
+        return {kind for kind in self.log.later if steps and steps.get(kind, steps.get("", 0)) <= step}
 
     def compile_due(self, step: int) -> bool:
-        """Compile the blocks that are due by `compile_from_step`; return whether there were any. Call it only between
-        steps.
-        """
-        due = {kind for kind in self.log.later if self._first_steps and self._first_step(kind) <= step}
+        """Compile the blocks that are due; return whether there were any. Call it only between steps."""
+        due = self.due(step)
         if due:
             self._compile(due, PlanEvent.COMPILE)
         return bool(due)
@@ -165,9 +165,6 @@ class CompilePlan:
     def give_up(self, why: MessageLike) -> None:
         self.on(PlanEvent.FAIL)
         self.log.fallback = why
-
-    def _first_step(self, kind: str) -> int:
-        return self._first_steps.get(kind, self._first_steps.get("", 0))
 
     def _compile(self, kinds: Collection[str], event: PlanEvent) -> None:
         self.on(event)

@@ -83,15 +83,11 @@ class Precompiler:
         left = (self._clock.total - self._clock.step) * self._config.steps.gradient_accumulation_steps
         if recorder.automatic and left < PASSES_A_SIZE * sizes:
             recorder.give_up(f"the batches ({left}) are too few for the image sizes ({sizes})", expected=True)
-        elif not self.plan.active or self._next_step_is_eager():
+        elif not self.plan.active or (self.plan.state is PlanState.EAGER and not self.plan.due(self._clock.step + 1)):
             self._journal.phase(Message("recording CUDA graphs"), 0, 1)
             self._passes.record_largest()
             self._journal.phase(Message("recording CUDA graphs"), 1, 1)
             self._passes.pause()
-
-    def _next_step_is_eager(self) -> bool:
-        """Return whether `compile_from_step` leaves all blocks eager in the next step."""
-        return self.plan.state is PlanState.EAGER and (self.plan.next_step() or 0) > self._clock.step + 1
 
     def _compile_ahead(self) -> None:
         """Compile every graph that the training needs, with its own images.
