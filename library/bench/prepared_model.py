@@ -106,7 +106,7 @@ class PreparedModel:
         prepared = prepare_denoiser(
             trainable.components.denoiser, trainable.family, config, device, latents, text_learns, log
         )
-        self.not_compiled = log.fallback = prepared.not_compiled
+        self.not_compiled = prepared.not_compiled
         self.optimizer = optimizers.make_optimizer(trainable.method, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.compiler.log import CompileLog
+from library.compiler.subclass import COMPILED, behaviours_of
 from library.compiler.torch_private import pytree
 from library.config.json_types import JsonObject, JsonValue
 
@@ -44,12 +44,13 @@ class NotDescribed(ValueError):
 
 
 @contextlib.contextmanager
-def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
-    """Collect the calls of compiled blocks made in this context, one per graph."""
-    paths = {id(module): path for path, module in denoiser.named_modules()}
+def noted(denoiser: nn.Module) -> Iterator[list[BlockCall]]:
+    """Collect the calls that blocks to be compiled get in this context, one per graph. The blocks run eagerly."""
+    blocks = {module: path for path, module in denoiser.named_modules() if COMPILED in behaviours_of(module)}
     seen_calls: set[tuple[type[nn.Module], str]] = set()
     calls: list[BlockCall] = []
 
+    # A hook comes after the entry of a block, so it sees the inputs that a graph gets.
     def note(block: nn.Module, args: Any, kwargs: Any) -> None:
         argument = encode_argument([list(args), kwargs])
         if (key := (type(block), json.dumps(argument))) not in seen_calls:
@@ -58,13 +59,14 @@ def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
             device = next(t.device.type for t in pytree.tree_leaves(args) if isinstance(t, Tensor))
             dtype = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
             cached = torch.is_autocast_cache_enabled()
-            calls.append(BlockCall(paths[id(block)], type(block).__name__, argument, dtype, cached))
+            calls.append(BlockCall(blocks[block], type(block).__name__, argument, dtype, cached))
 
-    log.on_call = note
+    hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
     try:
         yield calls
     finally:
-        log.on_call = None
+        for hook in hooks:
+            hook.remove()
 
 
 def encode_argument(value: Any) -> JsonObject:

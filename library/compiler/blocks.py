@@ -6,10 +6,9 @@ and `requires_grad` are final.
 """
 
 import argparse
-import contextlib
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +18,8 @@ from library.compiler import cache, cudagraph, torch_private
 from library.compiler.block_inputs import BlockInputs
 from library.compiler.checks import find_compile_problems, hooked
 from library.compiler.entry import graph_shape, with_canonical_inputs
-from library.compiler.log import CompileLog, Speedup
+from library.compiler.log import CompileLog
+from library.compiler.plan import CompilePlan
 from library.compiler.torch_settings import THREAD_SETTINGS, limit_of, torch_version, wanted_settings
 from library.config.compile_modes import MODES, RECORDED_MODES
 from library.config.json_types import JsonMapping, JsonObject
@@ -87,12 +87,13 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     inputs: Mapping[Any, BlockInputs] | None = None,
     backends: Mapping[nn.Module, str] | None = None,
     log: CompileLog | None = None,
+    plan: CompilePlan | None = None,
 ) -> M:
     """Compile every block of `target_blocks` (a list of lists) in place and return `model`.
 
     `args` is any object with the six options as attributes. `inputs` (by class name or block) lets blocks of a class
-    share graphs; `backends` overrides the backend for single blocks. `log` records each graph. Raises ConfigError if
-    this machine cannot compile.
+    share graphs; `backends` overrides the backend for single blocks. `log` records each graph. A `plan` brings its own
+    log, and lets the caller compile some or all blocks later. Raises ConfigError if this machine cannot compile.
     """
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
     blocks = [block for group in target_blocks for block in group]
@@ -101,7 +102,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     cache.use_cache(getattr(args, "compile_cache_dir", None), device)
     sizes = max((block_inputs.sizes for block_inputs in (inputs or {}).values()), default=1)
     THREAD_SETTINGS.want(wanted_settings(args, device, sizes))
-    log = log or CompileLog()
+    plan = plan or CompilePlan(log)
+    log = plan.log
     log.listen()
     backends, options, all_described = backends or {}, torch_compile_options(args, sizes), bool(blocks)
     learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
@@ -125,51 +127,21 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         options["dynamic"] = False
     if device.type == "cuda" and args.compile_mode in RECORDED_MODES:
         options["mode"] = RECORDED_MODES[args.compile_mode]
-        cudagraph.record_denoiser_calls(model, log)
-    log.prepare(functools.partial(_begin, options=options, backends=backends), blocks)
-    if waiting := getattr(args, "compile_compare_steps", 0):
-        log.speedup = Speedup(waiting, functools.partial(log.begin_some, blocks))
-    elif first_steps := args.first_steps() if hasattr(args, "first_steps") else {}:
-        log.later = dict(log.begin)
-        begin_due(log, first_steps, 1)
-    else:
-        log.begin_some(blocks)
+        cudagraph.record_denoiser_calls(model, plan)
+    compile_block = functools.partial(_compile_block, options=options, backends=backends)
+    first_steps = args.first_steps() if hasattr(args, "first_steps") else {}
+    plan.begin(blocks, compile_block, first_steps, getattr(args, "compile_compare_steps", 0))
     option_text = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
     graphs = counted(sum(log.predicted().values()), "graph")
     logger.info("%s: %s, %s (%s)", log_prefix, counted(len(blocks), "block"), graphs, option_text)
     return model
 
 
-def begin_due(log: CompileLog, first_steps: Mapping[str, int], step: int) -> bool:
-    """Compile the blocks that are due at this step; return whether there were any. Call it only between steps."""
-    due = [kind for kind in log.later if first_steps.get(kind, first_steps.get("", 0)) <= step]
-    for kind in due:
-        log.later.pop(kind)()
-    return bool(due)
-
-
-def postpone(model: nn.Module, log: CompileLog) -> None:
-    """Run all blocks eagerly until `begin_due` compiles them."""
-    uncompile_model(model)
-    log.later = dict(log.begin)
-
-
-@contextlib.contextmanager
-def compiled_alone(block: nn.Module, log: CompileLog) -> Iterator[None]:
-    """Compile one block within this context while the others run eagerly. Blocks of its shape reuse its graphs."""
-    log.begin_some([block])
-    try:
-        yield
-    finally:
-        torch_private.forget_compiled_call(block)
-
-
-def _begin(blocks: Iterable[nn.Module], options: JsonMapping, backends: Mapping[nn.Module, str]) -> None:
-    for block in blocks:
-        backend = backends.get(block, options["backend"])
-        # Only inductor has modes.
-        backend_options = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
-        block.compile(**backend_options | {"backend": torch_private.eager_backend if backend == "eager" else backend})
+def _compile_block(block: nn.Module, options: JsonMapping, backends: Mapping[nn.Module, str]) -> None:
+    backend = backends.get(block, options["backend"])
+    # Only inductor has modes.
+    backend_options = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
+    block.compile(**backend_options | {"backend": torch_private.eager_backend if backend == "eager" else backend})
 
 
 def uncompile_model(model: nn.Module) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from library.compiler import torch_private
 from library.compiler.graph_memory import GraphMemory
 from library.compiler.graph_recording import Call, Recording
-from library.compiler.log import CompileLog
+from library.compiler.plan import CompilePlan
 from library.compiler.subclass import RECORDED_AS_GRAPHS, keep_class_name
 from library.compiler.torch_private import pytree
 
@@ -53,14 +53,14 @@ def leave_default_stream() -> None:
 
 # Inductor records per compiled block and again for each block that shares it: a FLUX.1 step took 17 s (H200).
 # Why: docs/decisions/2026-11-22-cuda-graphs-of-the-whole-denoiser.md
-def record_denoiser_calls(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
+def record_denoiser_calls(denoiser: nn.Module, plan: CompilePlan, reserve: int | None = None) -> None:
     """Record every call of a denoiser that needs gradients, once per size, and replay it afterwards.
 
     With a `reserve` (bytes for the optimizer's states), record only while that much memory stays free and a replay is
     faster.
     """
     leave_default_stream()
-    denoiser.__dict__["_recorder"] = GraphedModel(denoiser, log, reserve)
+    denoiser.__dict__["_recorder"] = GraphedModel(denoiser, plan, reserve)
     denoiser.__class__ = _recorded(type(denoiser))
 
 
@@ -96,7 +96,7 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
     class Recorded(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             recorder = self.__dict__.get("_recorder")
-            if recorder is None or not torch.is_grad_enabled() or recorder.log.waiting:
+            if recorder is None or not torch.is_grad_enabled() or recorder.plan.measuring:
                 return super().__call__(*args, **kwargs)
             # Even if recording has ended: compiled graphs depend on autocast's settings, which must not change.
             with _casts_included():
@@ -118,8 +118,8 @@ class NotRecorded:
 class GraphedModel:
     """The recordings of one denoiser. They share a memory pool, as only one is replayed at a time."""
 
-    def __init__(self, denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
-        self.log = log
+    def __init__(self, denoiser: nn.Module, plan: CompilePlan, reserve: int | None = None) -> None:
+        self.plan = plan
         self.denoiser: Callable[[], Any] = weakref.ref(denoiser)
         self.made: dict[Hashable, Recording] = {}
         self.learn: list[nn.Parameter] = []

@@ -48,8 +48,6 @@ def with_canonical_inputs(
                 if position < len(inputs) and isinstance(inputs[position], Tensor):
                     torch_private.mark_dynamic(inputs[position], dimension)
             log = self.__dict__["_compile_log"]
-            if log.on_call:
-                log.on_call(self, inputs, kwargs)
             THREAD_SETTINGS.hold()
             # Without gradients a checkpoint has nothing to recompute, which PyTorch rejects.
             with log.inside(kind), torch.set_grad_enabled(in_graph and torch.is_grad_enabled()):

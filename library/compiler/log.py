@@ -1,15 +1,15 @@
 """The log of compilations: which block caused which graph, why, and how long it took."""
 
 import contextlib
-import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from library.compiler import torch_private
+from library.compiler.speedup import Speedup
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, Report, counted
 
@@ -33,73 +33,6 @@ class CompiledGraph:
     bucket: str = ""  # image size of its first batch, such as 1024x768
 
 
-# Without eager steps of the same run there is nothing to compare with, so no speedup is claimed.
-# Why: docs/decisions/2026-11-20-speedup-is-measured.md
-@dataclass
-class Speedup:
-    """Speedup by compiling, measured on whole steps: eager ones at the start of a run, compiled ones afterwards.
-
-    Without eager steps (`compile_compare_steps`) nothing is reported. Steps that compile, and steps after a pause, are
-    not counted.
-    """
-
-    eager_steps_left: int = 0  # before compiling begins
-    begin: Callable[[], None] | None = None  # starts compiling after the eager steps
-    eager: list[float] = field(default_factory=list)  # seconds of each eager step
-    compiled: int = 0  # number of timed compiled steps
-    gained: float = 0.0  # seconds that these saved in total
-    break_even_step: int | None = None  # first step at which compiling has paid for itself
-
-    @property
-    def eager_step(self) -> float:
-        """Mean seconds of an eager step."""
-        return sum(self.eager) / len(self.eager) if self.eager else 0.0
-
-    @property
-    def compiled_step(self) -> float:
-        """Mean seconds of a compiled step."""
-        return self.eager_step - self.gained / self.compiled if self.compiled else 0.0
-
-    def note_step(self, step: int, seconds: float | None, spent: float) -> None:
-        """Record a finished step; compiling has taken `spent` seconds so far."""
-        if self.eager_steps_left:
-            self.eager += [] if seconds is None else [seconds]
-            self.eager_steps_left -= 1
-            if not self.eager_steps_left and self.begin:
-                self.begin()
-        elif self.eager and seconds is not None:
-            self.compiled += 1
-            self.gained += self.eager_step - seconds
-        if self.gained <= spent:
-            self.break_even_step = None
-        elif self.break_even_step is None:
-            self.break_even_step = step
-
-    def facts(self, spent: float) -> JsonObject:
-        """Return the measurements for the run's record; empty if nothing was measured."""
-        if not self.compiled:
-            return {}
-        return {
-            "eager_s_it": round(self.eager_step, 4),
-            "compiled_s_it": round(self.compiled_step, 4),
-            "saved_seconds": round(self.gained - spent, 2),
-            "paid_step": self.break_even_step,
-        }
-
-    def sentence(self, spent: float) -> str:
-        """Return the measurements as a sentence."""
-        if not self.compiled:
-            return ""
-        saved = self.gained - spent
-        paces = f"{self.compiled_step:.3g} s a step instead of {self.eager_step:.3g} s, "
-        paces += f"timed over {self.compiled} and {len(self.eager)} steps"
-        if self.break_even_step is None:
-            return f"Compiling has cost {-saved:.1f} s more than it saved so far ({paces})."
-        return (
-            f"Compiling saved {saved:.1f} s in total ({paces}); its time was recovered at step {self.break_even_step}."
-        )
-
-
 # PyTorch's callbacks do not name the block, so blocks hold the log and tell it.
 # Why: docs/decisions/2026-11-22-compile-log-is-handed-on.md
 class CompileLog:
@@ -119,10 +52,7 @@ class CompileLog:
         self.fallback: MessageLike = ""  # why compiled blocks were given up, if they were
         self.attention = ""  # the attention kernel that was put first, on a GPU
         self.speedup = Speedup()
-        self.begin: dict[str, Callable[[], None]] = {}  # class of block -> compiles its blocks
-        self.begin_some: Callable[[list[Any]], None] = lambda blocks: None  # compiles the given blocks
-        self.later: dict[str, Callable[[], None]] = {}  # entries of `begin` whose blocks still run eagerly
-        self.on_call: Callable[[Any, Any, Any], None] | None = None  # receives a block and its arguments
+        self.later: set[str] = set()  # expected classes whose blocks still run eagerly, as the plan decides
         self.bucket = ""  # bucket of the current batch
         self._inside = ""
         self._owner: dict[str, str] = {}
@@ -157,12 +87,6 @@ class CompileLog:
         self.expected.setdefault(kind, []).append(shape)
         self._sizes[kind, shape] = sizes
 
-    def prepare(self, begin: Callable[[list[Any]], None], blocks: list[Any]) -> None:
-        """Store how to compile the expected blocks; `begin` compiles a list of them."""
-        self.begin_some = begin
-        for kind in self.expected:
-            self.begin[kind] = functools.partial(begin, [block for block in blocks if type(block).__name__ == kind])
-
     # PyTorch runs blocks eagerly beyond its limit of 8 graphs, so the number must be known beforehand.
     # Why: docs/decisions/2026-11-20-graphs-are-predicted.md
     def predicted(self) -> dict[str, int]:
@@ -173,10 +97,6 @@ class CompileLog:
         # While another process compiles, every block is still in `later`, and all graphs count.
         needed = self.predicted()
         return sum(number for kind, number in needed.items() if kind not in self.later) or sum(needed.values())
-
-    @property
-    def graphs_per_block(self) -> int:
-        return max(self._sizes.values(), default=0)
 
     def recompilations(self) -> list[CompiledGraph]:
         """Return unpredicted recompilations; those for separately compiled sizes were predicted."""
@@ -198,17 +118,10 @@ class CompileLog:
         """Return the graphs compiled since the last call."""
         if not self._listening:
             return []
-        if self.waiting and torch.cuda.is_available():
-            torch.cuda.synchronize()  # an eager step must have finished before it is timed
         before = len(self.events)
         for metrics in torch_private.take_compilations():
             self.events.append(self._read(metrics))
         return self.events[before:]
-
-    def note_step(self, step: int, seconds: float | None) -> None:
-        """Record a finished step; `seconds` is None if it compiled anything."""
-        if not self.fallback:
-            self.speedup.note_step(step, seconds, self.seconds)
 
     def close(self) -> None:
         """Stop listening, and discard PyTorch's compiled code and its failed attempts. Idempotent."""
@@ -216,14 +129,6 @@ class CompileLog:
             torch.compiler.reset()
             torch.compiler.set_stance("default")
         self._listening = False
-
-    @property
-    def active(self) -> bool:
-        return bool(self.expected) and not self.fallback
-
-    @property
-    def waiting(self) -> bool:
-        return self.speedup.eager_steps_left > 0
 
     @property
     def seconds(self) -> float:
@@ -250,8 +155,6 @@ class CompileLog:
 
     def unproven(self) -> list[str]:
         """Return classes that should be compiled and have no graph. Call it after a step in which all blocks ran."""
-        if self.waiting:
-            return []
         made = {e.block for e in self.events if not e.failed}
         return [kind for kind in self.expected if kind not in made and kind not in self.later]
 

@@ -13,6 +13,7 @@ from torch import nn
 from library.compiler import cudagraph
 from library.compiler.blocks import compile_model
 from library.compiler.log import CompileLog
+from library.compiler.plan import CompilePlan
 from library.compiler.subclass import EIGHT_BIT, SWAPPED, behaviours_of
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
@@ -33,6 +34,7 @@ class Prepared:
     attention: str  # the attention kernel that was put first, "" on a CPU
     not_compiled: str  # why the blocks run eagerly although the config has `compile`, else ""
     blocks: str  # what the blocks do besides computing, for the log
+    plan: CompilePlan  # when its blocks are compiled
 
 
 @dataclass
@@ -45,7 +47,7 @@ class _Preparation:
     device: torch.device
     sizes: Sizes
     text_learns: bool
-    log: CompileLog
+    plan: CompilePlan
     swap: swapping.Swap | None = None  # from `_place_weights` on
     not_compiled: str = ""
 
@@ -71,11 +73,11 @@ def prepare_denoiser(  # noqa: PLR0913 - the denoiser and everything that its pr
     """
     attention.switches(config.compile)
     kernel = attention.prefer(device, config.memory.attention_kernel)
-    preparation = _Preparation(denoiser, family, config, device, sizes, text_learns, log or CompileLog())
+    preparation = _Preparation(denoiser, family, config, device, sizes, text_learns, CompilePlan(log))
     for step, _ in PREPARATION_STEPS:
         step(preparation)
     logger.info(description := describe_blocks(denoiser, family.block_classes))
-    return Prepared(kernel, preparation.not_compiled, description)
+    return Prepared(kernel, preparation.not_compiled, description, preparation.plan)
 
 
 def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: RunConfig) -> None:
@@ -137,11 +139,12 @@ def _compile(preparation: _Preparation) -> None:
     for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
         channels_last.keep_channels_last(block)
     try:
-        compile_model(options, denoiser, blocks, False, family.name, inputs, backends, preparation.log)
+        compile_model(options, denoiser, blocks, False, family.name, inputs, backends, plan=preparation.plan)
     except ConfigError as e:
         if not options.compile_fallback:
             raise
         preparation.not_compiled = str(e)
+        preparation.plan.give_up(preparation.not_compiled)
 
 
 def _swap_blocks(preparation: _Preparation) -> None:
@@ -150,7 +153,7 @@ def _swap_blocks(preparation: _Preparation) -> None:
 
 
 def _record(preparation: _Preparation) -> None:
-    if why_not := _record_graphs(preparation.denoiser, preparation.config, preparation.device, preparation.log):
+    if why_not := _record_graphs(preparation.denoiser, preparation.config, preparation.device, preparation.plan):
         logger.info("CUDA graphs are not recorded: %s", why_not)
 
 
@@ -172,7 +175,7 @@ PREPARATION_STEPS: tuple[tuple[Callable[[_Preparation], None], str], ...] = (
 )
 
 
-def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, log: CompileLog) -> str:
+def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, plan: CompilePlan) -> str:
     """Record CUDA graphs of the denoiser if its config allows that. Return the reason if not on a GPU, "" otherwise."""
     recorder = cudagraph.recorder_of(denoiser)
     if (early := config.optim.stepped_early) and several_processes():
@@ -189,7 +192,7 @@ def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, log: 
         return why
     num_trained = sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
     reserved = 0 if config.optim.stepped_early else BYTES_OF_ADAM * num_trained
-    cudagraph.record_denoiser_calls(denoiser, log, None if config.compile.records_graphs else reserved)
+    cudagraph.record_denoiser_calls(denoiser, plan, None if config.compile.records_graphs else reserved)
     return ""
 
 

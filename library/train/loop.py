@@ -26,6 +26,7 @@ from library.memory.quantization import fp8_storage
 from library.train import beside, utilization
 from library.train.compiling import autotune, matmul_formats
 from library.train.compiling.precompile import Precompiler
+from library.train.compiling.trial_passes import TrialPasses
 from library.train.evaluation.early_stop import EarlyStop
 from library.train.evaluation.samples import SampleRunner
 from library.train.evaluation.validation import ValidationRunner
@@ -94,13 +95,13 @@ def run_training(
         prepare_encoders(components.encoders, method.trained_parts, config)
         text_learns, sizes = any(map(method.trained_parts.get, components.encoders)), batches.kinds()
         prepared = prepare_denoiser(components.denoiser, family, config, world.device, sizes, text_learns, compile_log)
-        compile_log.attention, compile_log.fallback = prepared.attention, prepared.not_compiled
+        compile_log.attention = prepared.attention
         if prepared.not_compiled:
             journal.warn(Message("Not compiled: {why}", why=prepared.not_compiled))
         journal.mark("moving to the device")
         updates = Updates(method, config, world, seed, clock.total)
         method.train()
-        precompiler = Precompiler(config, world, journal, compile_log, clock, choices)
+        precompiler = Precompiler(config, world, journal, prepared.plan, clock, choices)
         step_log = StepLog(config, clock, world, journal, precompiler)
         training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices, EarlyStop(config))
         with precompiler, step_log:
@@ -164,7 +165,8 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     if config.steps.resume:
         resume_state.resume_training(Path(config.steps.resume), training)
     journal.mark("optimizer")
-    precompiler.prepare(training.batches, compute_loss, training.step_log.meter.pause)
+    pause = training.step_log.meter.pause
+    precompiler.prepare(TrialPasses(training.batches, compute_loss, training.world.device, pause))
     precompiler.agree_on_recording(compute_loss.components.denoiser)
     journal.mark("compiling and recording")
     samples.at_first(training)
@@ -175,7 +177,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     stepper = Stepper(training.batches, clock, training.generators, training.world, journal.requests, accumulation)
     for window in stepper:  # the batches of one optimizer step, from where the resumed state stopped
         journal.doing = Message("step {step}", step=clock.step)
-        precompiler.switch_when_ready(training.batches, compute_loss, training.step_log.meter.pause)
+        precompiler.switch_when_ready()
         try:
             numbers, losses = train_step(window, stepper, compute_loss, updates, precompiler, journal.has_curves)
         except WorkCancelled:  # stopped between two batches of the step, which is then taken back
@@ -233,7 +235,7 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
             losses.append((loss.detach(), batch.paths))
         return losses
 
-    may_retry = compute_loss.compile_log.active or world.device.type == "cuda"
+    may_retry = precompiler.plan.active or world.device.type == "cuda"
     rng_before = rng.get_rng_state(world.device) if may_retry else None
     losses: list[BatchLoss] = []
     try:

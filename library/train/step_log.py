@@ -57,8 +57,9 @@ class StepLog:
         compiled, step = self._precompiler.note(), self._clock.step
         line = {"step": step, "epoch": self._clock.epoch, "lr": rates}
         line |= {**self._world.memory.now(), **self._log.curves()}
-        self.meter.push(line, values, batches, compiled=compiled or self._log.waiting, timestamps=timestamps)
-        self._log.note_step(step, None if compiled else self.meter.took)
+        untimed = compiled or self._precompiler.plan.measuring
+        self.meter.push(line, values, batches, compiled=untimed, timestamps=timestamps)
+        self._precompiler.step_done(step, None if compiled else self.meter.took)
         if compiled or (step == 1 and not self._config.compile.ahead):
             self._precompiler.prove()
         # Several processes must read the same lines: up to the step before, whose numbers have most likely arrived.

@@ -11,11 +11,14 @@ import torch
 from library import families
 from library.compiler import block_calls, cudagraph, graph_recording, prewarm, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
+from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.building import build_config, config_notes
 from library.config.problems import ConfigError
 from library.train.choices import Choices
 from library.train.compiling import background_compile, compile_process, compile_worker
 from library.train.compiling.background_compile import BackgroundCompiler
+from library.train.compiling.background_estimate import Payoff
+from library.train.compiling.trial_passes import TrialPasses
 from tests.training import PLAIN_CODE, config_of, train
 
 READY = 3  # the step before which everything is compiled
@@ -156,9 +159,26 @@ def compiler(steps=1000, ranks=1, kind="cpu", **values):
     journal = SimpleNamespace(say=said.append, event=lambda *_, **__: None)
     clock = SimpleNamespace(step=0, total=steps)
     world = SimpleNamespace(device=torch.device(kind), ranks=ranks)
-    made = BackgroundCompiler(config, world, journal, SimpleNamespace(), clock, Choices())
+    plan = CompilePlan()
+    plan.log.expect("Linear", "wide")
+    plan.begin([torch.nn.Linear(1, 1)], lambda block: None, {}, 0)
+    made = BackgroundCompiler(config, world, journal, plan, clock, Choices())
     made.said = said
     return made
+
+
+def passes_of(device):
+    """Passes that only know a denoiser."""
+    loss = SimpleNamespace(components=SimpleNamespace(denoiser=torch.nn.Linear(1, 1)), method=None)
+    return TrialPasses(None, loss, device, lambda: None)
+
+
+def beside(run, calls=()):
+    """Let a process that is ready compile beside this run."""
+    run._plan.postpone()
+    run._plan.on(PlanEvent.START_PROCESS)
+    run._process, run._calls = Ready({"calls": []}), list(calls)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -185,34 +205,45 @@ def test_where_it_cannot_be_blocks_compile_before_the_first_step(values, why):
 
 
 def test_a_run_whose_rest_does_not_pay_stays_eager():
-    short, long = compiler(steps=100), compiler(steps=10_000)
-    for one in (short, long):
-        one._step_seconds = 0.1
-    assert not short._saves_time(beside=90) and short._choices.stays_eager == 100 and "not compiled" in short.said[0]
-    assert long._saves_time(beside=90) and long._choices.stays_eager is None
+    """Decided before the process begins, and again when its graphs are loaded."""
+    payoff = Payoff(steps=100, step_seconds=0.1, sizes=1, loading=2.0, waiting=90.0)
+    assert not payoff.pays and payoff.refusal(cached=False) == (
+        "Blocks are not compiled: of 100 remaining steps (eager: 0.1 s each), compiled ones would start after about "
+        "90 s of compiling and save 0 s, but cost 3 s to switch to"
+    )
+    assert Payoff(steps=10_000, step_seconds=0.1, sizes=1, loading=2.0, waiting=90.0).pays
+    assert Payoff(steps=100, step_seconds=0.1, sizes=1).pays
+    assert not Payoff(steps=50, step_seconds=0.1, sizes=1).pays
+
+
+def test_where_the_rest_does_not_pay_any_more_when_all_is_loaded_blocks_stay_eager(monkeypatch):
+    run = beside(compiler(steps=50), [BlockCall("", "Linear", None, "", True)])
+    run._process.compiled, run._step_seconds = 1, 0.1
+    monkeypatch.setattr(background_compile.block_calls, "repeat", lambda *_: None)
+    run.load_next_graph(passes_of(torch.device("cpu")))
+    assert run._plan.state is PlanState.STAYS_EAGER and Ready.made.stopped and run._choices.stays_eager == 50
+    assert "not compiled: of 50 remaining steps" in run.said[0] and not run.due
 
 
 def test_where_there_is_no_room_to_compile_beside_them_a_short_run_does_not_wait_for_compiling(monkeypatch):
     """FLUX.1 on an H100: 40 steps of 0.55 s were over sooner than 21 s of compiling and 40 steps of 0.38 s."""
-    noted, begun = SimpleNamespace(components=SimpleNamespace(denoiser=torch.nn.Linear(1, 1)), method=None), []
-    monkeypatch.setattr(background_compile.blocks, "postpone", lambda *_: None)
-    monkeypatch.setattr(background_compile.blocks, "begin_due", lambda *_: begun.append(True))
     monkeypatch.setattr(BackgroundCompiler, "why_not", lambda *_: "")
     monkeypatch.setattr(BackgroundCompiler, "_record_calls", lambda *_: [])
     monkeypatch.setattr(BackgroundCompiler, "_why_no_room", lambda *_: "that needs 5.2 GiB of the GPU")
     for steps, eager in ((40, True), (1500, False)):
         run = compiler(steps=steps)
         run._step_seconds, run._sizes = 0.55, 3
-        assert run.begin(None, noted) is eager
-        assert run._choices.stays_eager == (40 if eager else None) and bool(begun) is not eager
+        run.begin(passes_of(torch.device("cpu")))
+        assert run._plan.state is (PlanState.STAYS_EAGER if eager else PlanState.COMPILING)
+        assert run._choices.stays_eager == (40 if eager else None)
         assert ("not compiled" if eager else "before the first step") in run.said[0]
 
 
-def test_a_resumed_run_whose_blocks_stay_eager_says_so_and_how_to_compile_them(monkeypatch):
-    monkeypatch.setattr(background_compile.blocks, "postpone", lambda *_: None)
+def test_a_resumed_run_whose_blocks_stay_eager_says_so_and_how_to_compile_them():
     resumed = compiler(compile_warmup="beside")
     resumed._choices.stays_eager = 1000
-    assert resumed.begin(None, SimpleNamespace(components=SimpleNamespace(denoiser=torch.nn.Linear(1, 1))))
+    resumed.begin(passes_of(torch.device("cpu")))
+    assert resumed._plan.state is PlanState.STAYS_EAGER
     (line,) = resumed.said
     assert "as in the run that is continued" in line and "compile_warmup = true" in line
 
@@ -249,7 +280,7 @@ def test_the_compiler_is_imported_beside_the_steps_after_the_first(monkeypatch):
         run._clock.step = step
         run.import_compiler()
         assert imported == expected
-    run._process = Ready({"calls": []})
+    beside(run)
     for step in (1, 2, 3):
         run._clock.step = step
         run.import_compiler()
@@ -258,10 +289,11 @@ def test_the_compiler_is_imported_beside_the_steps_after_the_first(monkeypatch):
 
 
 def test_a_process_that_fails_is_told_of():
-    run = compiler()
-    run._process, run._calls = Ready({"calls": []}), [BlockCall("", "Linear", None, "", True)]
+    run = beside(compiler(), [BlockCall("", "Linear", None, "", True)])
     run._process.failure, run._clock.step = "no compiler (code 1)", READY
-    assert run.due and not run.load_next_graph(torch.nn.Linear(1, 1)) and not run.due
+    assert run.due
+    run.load_next_graph(passes_of(torch.device("cpu")))
+    assert not run.due and run._plan.state is PlanState.STAYS_EAGER
     assert Ready.made.stopped and run._choices.stays_eager == 1000 and "no compiler (code 1)" in run.said[0]
 
 
@@ -274,9 +306,7 @@ def test_the_process_is_told_which_gpu_it_is(monkeypatch, kind):
 
 
 def test_where_recordings_find_no_room_the_process_ends_and_they_are_tried_again(monkeypatch):
-    run = compiler(kind="cuda")
-    run._process = Ready({"calls": []})
-    tried = []
+    run, tried = beside(compiler(kind="cuda")), []
 
     class Recording:
         seconds, pace = 0.0, ""
@@ -296,7 +326,7 @@ def test_where_recordings_find_no_room_the_process_ends_and_they_are_tried_again
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     asked = graph_recording.Call.of((torch.zeros(1, 4),), {})
     denoiser = torch.nn.Linear(1, 1)
-    stays, recorder = False, cudagraph.GraphedModel(denoiser, SimpleNamespace())
+    stays, recorder = False, cudagraph.GraphedModel(denoiser, CompilePlan())
     recorder.free_others = run.make_room
     assert recorder.record(None, asked) and tried == [False, True] and not recorder.why_not
     assert "memory is too small for both" in run.said[0] and not run.make_room()

@@ -10,6 +10,7 @@ from library import families
 from library.compiler import blocks as compile_utils
 from library.compiler import cache, cudagraph
 from library.compiler.log import CompileLog
+from library.compiler.plan import CompilePlan
 from library.compiler.torch_private import config_module, sdp_priority_order
 from library.compiler.torch_settings import THREAD_SETTINGS, keep_torch_settings, wanted_settings
 from library.config.building import build_config
@@ -132,17 +133,17 @@ def test_a_backend_that_records_cannot_be_told_not_to(way):
 def test_what_is_recorded_by_itself_leaves_room_for_the_optimizer(monkeypatch, values, reserved):
     """Eager blocks too, on one GPU or several; only where these average each gradient as it comes, none."""
     attached = []
-    monkeypatch.setattr(cudagraph, "record_denoiser_calls", lambda model, log, reserve=None: attached.append(reserve))
+    monkeypatch.setattr(cudagraph, "record_denoiser_calls", lambda model, plan, reserve=None: attached.append(reserve))
     model, asked = nn.Linear(4, 4), config(gradient_checkpointing=True, **values)
-    why = prepare._record_graphs(model, asked, CUDA, CompileLog())
+    why = prepare._record_graphs(model, asked, CUDA, CompilePlan())
     assert [found is not None for found in attached] == ([] if reserved is None else [reserved])
     assert bool(why) is (reserved is None)
-    assert not prepare._record_graphs(model, asked, torch.device("cpu"), CompileLog()) and len(attached) <= 1
+    assert not prepare._record_graphs(model, asked, torch.device("cpu"), CompilePlan()) and len(attached) <= 1
     monkeypatch.setattr(prepare, "several_processes", lambda: True)
-    assert bool(prepare._record_graphs(model, asked, CUDA, CompileLog())) is (reserved is None)
+    assert bool(prepare._record_graphs(model, asked, CUDA, CompilePlan())) is (reserved is None)
     if reserved is True:
         whole = config("flux_train", fused_backward_pass=True, optimizer_type="Adafactor", max_grad_norm=0.0)
-        why = prepare._record_graphs(model, whole, CUDA, CompileLog())
+        why = prepare._record_graphs(model, whole, CUDA, CompilePlan())
         assert why == "several processes train with fused_backward_pass"
 
 
@@ -151,9 +152,9 @@ def test_a_recording_that_a_mode_asked_for_is_let_go_where_several_processes_ste
     monkeypatch.setattr(prepare, "several_processes", lambda: several)
     monkeypatch.setattr(cudagraph, "leave_default_stream", lambda: None)
     model = nn.Linear(4, 4)
-    cudagraph.record_denoiser_calls(model, CompileLog())
+    cudagraph.record_denoiser_calls(model, CompilePlan())
     whole = config("flux_train", fused_backward_pass=True, optimizer_type="Adafactor", max_grad_norm=0.0)
-    assert bool(prepare._record_graphs(model, whole, CUDA, CompileLog())) is several
+    assert bool(prepare._record_graphs(model, whole, CUDA, CompilePlan())) is several
     assert bool(model._recorder.why_not) is several
 
 
@@ -175,7 +176,7 @@ def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner)
     recorded, asked = [], []
     monkeypatch.setattr(compile_utils, "find_compile_problems", lambda *_: iter(()))
     monkeypatch.setattr(cache, "use_cache", lambda *_: None)
-    monkeypatch.setattr(cudagraph, "record_denoiser_calls", lambda model, log: recorded.append(model))
+    monkeypatch.setattr(cudagraph, "record_denoiser_calls", lambda model, plan: recorded.append(model))
     model = nn.Sequential(nn.Identity())
     monkeypatch.setattr(model, "parameters", lambda: iter([SimpleNamespace(device=CUDA)]))
     monkeypatch.setattr(nn.Identity, "compile", lambda self, **how: asked.append(how.get("mode")))

@@ -12,9 +12,10 @@ import torch
 from accelerate import Accelerator
 from torch._dynamo.utils import counters
 from library import compile_utils
-from library.compiler.log import CompileLog
+from library.compiler.plan import CompilePlan
 from library.families.base import BlockInputs
 from library.train.compiling.precompile import Precompiler
+from library.train.compiling.trial_passes import TrialPasses
 from tests.compile.test_compile_utils import options
 
 class Block(torch.nn.Module):  # of products alone: inductor takes PyTorch's own, so that no C++ has to be compiled
@@ -33,24 +34,24 @@ def learn(*_):
 
 
 accelerator = Accelerator(cpu=True)
-model, log = torch.nn.ModuleList([Block(), Block()]), CompileLog()
+model, plan = torch.nn.ModuleList([Block(), Block()]), CompilePlan()
 inputs = {"Block": BlockInputs(streams=(0,), dynamic=((0, 1),))}
-compile_utils.compile_model(options(compile_backend="inductor"), model, [list(model)], inputs=inputs, log=log)
+compile_utils.compile_model(options(compile_backend="inductor"), model, [list(model)], inputs=inputs, plan=plan)
 chosen = SimpleNamespace(
     ahead=True, dynamic=None, records_graphs=False, compile_fallback=False, compile_cache_size_limit=0,
     compile_compare_steps=0,
 )
 world = SimpleNamespace(accelerator=accelerator, device=torch.device("cpu"))
 journal = SimpleNamespace(phase=lambda *_: None, say=lambda *_: None, event=lambda *_, **__: None)
-loss = SimpleNamespace(warm_up=learn, unwrapped=lambda: loss)
+loss = SimpleNamespace(warm_up=learn, compile_log=plan.log, components=SimpleNamespace(denoiser=model))
 clock = SimpleNamespace(step=0, total=1, done=False)
 example = SimpleNamespace(bucket="64x64")
 batches = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 1}), example=lambda kind: example, shapes={(8, 8): 1})
+chosen.why_not_in_background, chosen.compile_warmup = lambda config: "not asked for", "true"
 config = SimpleNamespace(compile=chosen, distributed=SimpleNamespace(fsdp=False))
-precompiler = Precompiler(config, world, journal, log, clock)
-precompiler.run_ahead(batches, loss, lambda: None)
+Precompiler(config, world, journal, plan, clock).prepare(TrialPasses(batches, loss, world.device, lambda: None))
 found = {name: counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss")}
-print(json.dumps(found | {"rank": accelerator.process_index, "hits": log.summary()["cache_hits"]}))
+print(json.dumps(found | {"rank": accelerator.process_index, "hits": plan.log.summary()["cache_hits"]}))
 """
 
 

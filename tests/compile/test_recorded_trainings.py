@@ -112,14 +112,14 @@ def test_what_is_recorded_by_itself_or_why_not_is_told(changes, told, demo, shap
 @pytest.mark.gpu
 def test_what_the_processor_draws_is_not_recorded(caplog):
     from library.compiler import cudagraph
-    from library.compiler.log import CompileLog
+    from library.compiler.plan import CompilePlan
 
     class Skips(torch.nn.Linear):
         def forward(self, x):
             return super().forward(x) * float(torch.rand(1) < 0.5)
 
     model = Skips(8, 8).cuda()
-    cudagraph.record_denoiser_calls(model, CompileLog())
+    cudagraph.record_denoiser_calls(model, CompilePlan())
     for _ in range(3):
         model(torch.randn(2, 8, device="cuda")).sum().backward()
     assert "the processor draws random numbers" in caplog.text and not model._recorder.made
@@ -128,7 +128,7 @@ def test_what_the_processor_draws_is_not_recorded(caplog):
 @pytest.mark.gpu
 def test_what_waits_for_the_gpu_is_not_recorded_and_leaves_nothing_behind(caplog):
     from library.compiler import cudagraph
-    from library.compiler.log import CompileLog
+    from library.compiler.plan import CompilePlan
 
     class Waits(torch.nn.Linear):
         def forward(self, x):
@@ -137,7 +137,7 @@ def test_what_waits_for_the_gpu_is_not_recorded_and_leaves_nothing_behind(caplog
     model = Waits(8, 8).cuda()
     expected = torch.nn.Linear(8, 8).cuda()
     expected.load_state_dict(model.state_dict())
-    cudagraph.record_denoiser_calls(model, CompileLog())
+    cudagraph.record_denoiser_calls(model, CompilePlan())
     x = torch.ones(2, 8, device="cuda")
     for _ in range(3):
         model(x).sum().backward()
@@ -155,10 +155,10 @@ def test_what_waits_for_the_gpu_is_not_recorded_and_leaves_nothing_behind(caplog
 @pytest.mark.gpu
 def test_all_sizes_share_their_memory():
     from library.compiler import cudagraph
-    from library.compiler.log import CompileLog
+    from library.compiler.plan import CompilePlan
 
     model = torch.nn.Sequential(*[m for _ in range(30) for m in (torch.nn.Linear(512, 512), torch.nn.GELU())]).cuda()
-    cudagraph.record_denoiser_calls(model, CompileLog())
+    cudagraph.record_denoiser_calls(model, CompilePlan())
     held = []
     for rows in (4096, 4000, 3900, 3000, 2048):
         model(torch.randn(rows, 512, device="cuda")).sum().backward()

@@ -11,7 +11,7 @@ from torch import nn
 
 from library.compiler import cudagraph
 from library.compiler.graph_recording import Call, Recording
-from library.compiler.log import CompileLog
+from library.compiler.plan import CompilePlan
 
 
 class Small(nn.Module):
@@ -57,13 +57,13 @@ def test_calls_that_differ_in_anything_but_their_numbers_have_recordings_of_thei
 def test_what_cannot_be_recorded_runs_as_ever():
     model = Small()
     plain = model(*given(3))[0]
-    log = CompileLog()
-    cudagraph.record_denoiser_calls(model, log)
+    plan = CompilePlan()
+    cudagraph.record_denoiser_calls(model, plan)
     assert type(model).__name__ == "Small" and "_recorder" not in model.state_dict()
     assert torch.equal(model(*given(3))[0], plain)  # not on a GPU
     with torch.no_grad():
         assert torch.equal(model(*given(3))[0], plain)
-    log.fallback = "the compiler broke"
+    plan.give_up("the compiler broke")
     assert torch.equal(model(*given(3))[0], plain)
     assert not model._recorder.made
 
@@ -72,7 +72,7 @@ def test_all_passes_with_gradients_run_under_one_setting_of_autocast():
     """Warm-up passes run without its memory of casts; steps that are not recorded would be compiled again with it."""
     model, seen = Small(), []
     model.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
-    cudagraph.record_denoiser_calls(model, CompileLog())
+    cudagraph.record_denoiser_calls(model, CompilePlan())
     with torch.autocast("cpu", torch.bfloat16):
         model(*given(3))
         cudagraph.recorder_of(model).give_up("they would not pay")
@@ -92,7 +92,7 @@ def recorder(monkeypatch):
     model = Small()
 
     def make(capture, reserve=None):
-        made = cudagraph.GraphedModel(model, CompileLog(), reserve)
+        made = cudagraph.GraphedModel(model, CompilePlan(), reserve)
 
         class Pretended:
             addresses, before, seconds = [p.data_ptr() for p in model.parameters() if p.requires_grad], 1.0, 0.0
@@ -228,7 +228,7 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
     torch.manual_seed(0)
     model = Small().cuda()
     recorded = copy.deepcopy(model)
-    cudagraph.record_denoiser_calls(recorded, CompileLog())
+    cudagraph.record_denoiser_calls(recorded, CompilePlan())
     for _ in range(3):
         expected, found = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)
         assert len(expected) == len(found)
@@ -246,7 +246,7 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
 def test_a_second_forward_pass_leaves_the_first_ones_memory_alone():
     model = Small().cuda()
     recorded = copy.deepcopy(model)
-    cudagraph.record_denoiser_calls(recorded, CompileLog())
+    cudagraph.record_denoiser_calls(recorded, CompilePlan())
     for _ in range(2):
         for network in (model, recorded):
             network.zero_grad(set_to_none=True)
@@ -266,7 +266,7 @@ def test_random_numbers_are_drawn_anew_each_time():
             return torch.nn.functional.dropout(self.learns(x), 0.5)
 
     model = Noisy().cuda()
-    cudagraph.record_denoiser_calls(model, CompileLog())
+    cudagraph.record_denoiser_calls(model, CompilePlan())
     x = given(16, "cuda")[0]
     found = []
     for _ in range(4):
@@ -280,7 +280,7 @@ def test_random_numbers_are_drawn_anew_each_time():
 def test_weights_that_moved_are_noticed(caplog):
     model = Small().cuda()
     plain = copy.deepcopy(model)
-    cudagraph.record_denoiser_calls(model, CompileLog())
+    cudagraph.record_denoiser_calls(model, CompilePlan())
     gradients(model, "cuda", (3,))
     gradients(plain, "cuda", (3,))
     model.learns.weight.data = model.learns.weight.data.clone()
@@ -299,7 +299,7 @@ def test_a_size_that_does_not_fit_runs_without_recording():
 
     model = Large().cuda()
     recorded = copy.deepcopy(model)
-    cudagraph.record_denoiser_calls(recorded, CompileLog())
+    cudagraph.record_denoiser_calls(recorded, CompilePlan())
     for made in (0, 1, 1):  # of three sizes two fitted, so one is recorded again
         steps = (3, 5, 7, 3, 5, 7) if made else (3, 5, 7)
         expected, found = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)

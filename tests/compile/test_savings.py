@@ -2,7 +2,8 @@
 
 import pytest
 
-from library.compiler.log import CompileLog, Speedup
+from library.compiler.log import CompileLog
+from library.compiler.speedup import Speedup
 
 
 def after(eager, compiled, spent):

@@ -9,7 +9,9 @@ import torch
 
 from library.check import preflight
 from library.compiler.log import CompileLog
+from library.compiler.plan import CompilePlan, PlanState
 from library.train.compiling.precompile import Precompiler, kinds_to_compile
+from library.train.compiling.trial_passes import TrialPasses
 from tests.training import ONE_ADAPTER, config_of, train
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
@@ -41,6 +43,12 @@ CASES = {
         "cache_text_encoder_outputs": False,
     },
 }
+
+
+def expect_blocks(plan: CompilePlan, first_steps: Any = (), compare_steps: int = 0) -> None:
+    """A plan for one block, of the class Linear, that is never compiled in earnest."""
+    plan.log.expect("Linear", "wide")
+    plan.begin([torch.nn.Linear(1, 1)], lambda block: None, dict(first_steps), compare_steps)
 
 
 @pytest.mark.parametrize("script", CASES)
@@ -90,16 +98,18 @@ def test_the_most_frequent_size_comes_first_and_no_more_than_needed():
 
 
 def test_more_steps_to_compare_with_than_there_are_is_told_before_the_first():
-    told, log, clock = [], CompileLog(), SimpleNamespace(step=2, total=6, done=False)
-    chosen = SimpleNamespace(compile_compare_steps=4, ahead=False)
+    told, plan, clock = [], CompilePlan(), SimpleNamespace(step=2, total=6, done=False)
+    chosen = SimpleNamespace(compile_compare_steps=4, compile_warmup="false", ahead=False)
+    chosen.why_not_in_background = lambda config: "compile_compare_steps says when compiling begins"
     journal = SimpleNamespace(warn=told.append)
-    precompiler = Precompiler(SimpleNamespace(compile=chosen), None, journal, log, clock)
-    log.expect("Block", "wide", sizes=3)
-    precompiler.run_ahead(None, None, None)
+    precompiler = Precompiler(SimpleNamespace(compile=chosen), None, journal, plan, clock)
+    passes = TrialPasses(None, SimpleNamespace(components=SimpleNamespace(denoiser=torch.nn.Identity())), None, None)
+    expect_blocks(plan, compare_steps=4)
+    precompiler.prepare(passes)
     assert [str(text).partition(":")[0] for text in told] == ["compile_compare_steps = 4"]
     chosen.compile_compare_steps = 3
-    precompiler.run_ahead(None, None, None)
-    assert len(told) == 1
+    precompiler.prepare(passes)
+    assert len(told) == 1 and plan.measuring
 
 
 @pytest.mark.parametrize(
@@ -125,22 +135,23 @@ def test_a_limit_below_the_graphs_of_a_block_is_told_in_the_check(demo, shapes, 
 
 @pytest.mark.parametrize(("step", "recorded"), [(0, [(2, 16, 8)]), (4, [])])
 def test_steps_before_compile_from_step_are_recorded_beginning_with_the_largest_size(step, recorded):
-    found, log, nothing = [], CompileLog(), lambda *_: None
-    recorder = SimpleNamespace(automatic=False)
+    found, plan, nothing = [], CompilePlan(), lambda *_: None
+    recorder = SimpleNamespace(automatic=False, forget=nothing)
     loss: Any = SimpleNamespace(components=SimpleNamespace(denoiser=SimpleNamespace(_recorder=recorder)))
-    loss.warm_up = lambda kind, device: found.append(kind)
-    options = SimpleNamespace(first_steps=lambda: {"Block": 5, "": 9})
+    loss.warm_up, loss.compile_log = lambda batch, device: found.append(batch.kind), plan.log
+    options = SimpleNamespace(
+        compile_warmup="auto", compile_compare_steps=0, why_not_in_background=lambda _: "a step is set", ahead=False
+    )
     steps = SimpleNamespace(resume=None, gradient_accumulation_steps=1)
     config: Any = SimpleNamespace(compile=options, steps=steps)
     clock: Any = SimpleNamespace(step=step, total=20, done=False)
-    batches: Any = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 3, (2, 16, 8): 1}), example=lambda kind: kind)
-    log.expect("Block", "a block")
-    log.begin = log.later = {"Block": lambda: None}
+    batches: Any = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 3, (2, 16, 8): 1}))
+    batches.example = lambda kind: SimpleNamespace(kind=kind, bucket="")
+    expect_blocks(plan, {"Linear": 5, "": 9})
     world: Any = SimpleNamespace(device=torch.device("cpu"))
-    Precompiler(config, world, cast(Any, SimpleNamespace(phase=nothing)), log, clock).record_ahead(
-        batches, loss, nothing
-    )
-    assert found == recorded
+    journal: Any = SimpleNamespace(phase=nothing)
+    Precompiler(config, world, journal, plan, clock).prepare(TrialPasses(batches, loss, world.device, nothing))
+    assert found == recorded and (plan.state is PlanState.EAGER) == bool(recorded)
 
 
 @pytest.mark.parametrize("resume", ["", "a-state"])
@@ -149,15 +160,19 @@ def test_recordings_leave_room_for_the_optimizer_before_its_first_step_alone(res
     told = []
     recorder = SimpleNamespace(optimizer_is_there=lambda: told.append("there"), automatic=False)
     loss: Any = SimpleNamespace(components=SimpleNamespace(denoiser=SimpleNamespace(_recorder=recorder)))
-    config: Any = SimpleNamespace(compile=SimpleNamespace(compile_from_step=None), steps=SimpleNamespace(resume=resume))
-    config.steps.gradient_accumulation_steps = 1
+    options = SimpleNamespace(
+        compile_warmup="false", compile_compare_steps=0, why_not_in_background=lambda _: "it is false", ahead=False
+    )
+    steps = SimpleNamespace(resume=resume, gradient_accumulation_steps=1)
+    config: Any = SimpleNamespace(compile=options, steps=steps)
     clock: Any = SimpleNamespace(step=0, total=6, done=False)
-    batches, log = SimpleNamespace(kinds=dict), CompileLog()
-    log.expect("Block", "a block")
-    precompiler = Precompiler(config, cast(Any, None), cast(Any, None), log, clock)
-    precompiler.record_ahead(cast(Any, batches), loss, lambda: None)
+    batches: Any = SimpleNamespace(kinds=dict)
+    plan, nothing = CompilePlan(), cast(Any, None)
+    expect_blocks(plan)
+    precompiler = Precompiler(config, nothing, nothing, plan, clock)
+    precompiler.prepare(TrialPasses(batches, loss, nothing, nothing))
     assert told == (["there"] if resume else [])
-    precompiler.switch_when_ready(cast(Any, batches), loss, lambda: None)
+    precompiler.switch_when_ready()
     assert told == (["there"] if resume else [])
-    precompiler.switch_when_ready(cast(Any, batches), loss, lambda: None)
+    precompiler.switch_when_ready()
     assert told[-1:] == ["there"]

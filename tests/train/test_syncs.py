@@ -118,11 +118,11 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
         method = methods.attach_method(components, family, config)
         world.place(components, method.trained_parts, config.cache, keep_vae=False)
         with CompileLog() as log:
-            prepare_denoiser(components.denoiser, family, config, META, batches.shapes, log=log)
+            prepared = prepare_denoiser(components.denoiser, family, config, META, batches.shapes, log=log)
             updates = Updates(method, config, world, 1, clock.total)
             method.train()
             compute_loss = LossFunction(family, components, method, config, world, generators, log)
-            precompiler = Precompiler(config, world, journal, log, clock)
+            precompiler = Precompiler(config, world, journal, prepared.plan, clock)
             step_log = StepLog(config, clock, world, journal, precompiler)
             stepper = Stepper(
                 batches, clock, generators, world, ControlRequests(), config.steps.gradient_accumulation_steps

@@ -9,32 +9,21 @@ from torch import nn
 from library import families
 from library.compiler import block_calls, blocks, cudagraph, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
-from library.compiler.log import CompileLog
+from library.compiler.plan import CompilePlan, PlanEvent
 from library.config.problems import MessageLike, counted
 from library.config.run_config import RunConfig
-from library.data.loading import Batches, latent_area
 from library.distributed.world import World
 from library.memory.prepare import BYTES_OF_ADAM
 from library.train.choices import Choices
+from library.train.compiling import background_estimate as estimate
+from library.train.compiling.background_estimate import Payoff
 from library.train.compiling.compile_process import CompileProcess, compile_job
+from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
-from library.train.step import rng
 from library.train.step.clock import Clock
-from library.train.step.loss import LossFunction
 
-BYTES_PER_GIB = 2**30
 INSTEAD = "compile_warmup = true compiles them before the first step"
 BEFORE = "Blocks are compiled before the first step, not beside the first ones: {why}"
-# Share of a step that compiling saves over eager CUDA graphs: 22 % (SDXL) to 29 % (FLUX.1) on an H200.
-SAVES = 0.2
-TAKE_SECONDS = 1.0  # time to load a graph from the cache into this process
-RECORD_PASSES = 10  # cost of recording a size in recorded passes: 24 of SDXL, 6 of FLUX.1 on an H200
-CACHED = 0.2  # share of compile time with a full cache: 13 of 75 s (SDXL), 3.4 of 14.7 s (FLUX.1)
-SLOWDOWN = 2.0  # compiling beside a training takes this many times as long (FLUX.1 on an H200: 42 s instead of 20)
-CONTEXT = 1.5 * BYTES_PER_GIB  # GPU memory of an idle process with its libraries
-COPIES = 3  # of the largest block: its weights, their gradients, and inductor's trials
-ACTIVATIONS = 80  # values kept by a pass over a block per value of its largest input
-OTHER_SIZES = 0.6  # memory of all other recorded sizes, relative to the first
 
 
 # Why: docs/decisions/2026-11-22-compile-beside-the-run.md
@@ -42,10 +31,10 @@ class BackgroundCompiler:
     """Decides whether blocks are compiled beside the run, and loads their graphs between steps."""
 
     def __init__(
-        self, config: RunConfig, world: World, journal: Journal, log: CompileLog, clock: Clock, choices: Choices
+        self, config: RunConfig, world: World, journal: Journal, plan: CompilePlan, clock: Clock, choices: Choices
     ) -> None:
         self._config, self._world, self._journal = config, world, journal
-        self._log, self._clock, self._choices = log, clock, choices
+        self._plan, self._clock, self._choices = plan, clock, choices
         self._calls: list[BlockCall] = []
         self._loaded = 0  # number of calls whose graphs are loaded into this process
         self._step_seconds, self._sizes = 0.0, 1
@@ -79,83 +68,72 @@ class BackgroundCompiler:
         recorder = cudagraph.recorder_of(denoiser)
         return "" if recorder and not recorder.why_not else "steps are not recorded"
 
-    def begin(self, batches: Batches, compute_loss: LossFunction) -> bool:
-        """Record eager steps and start the compiling process. Return False if all blocks must be compiled before the
-        first step.
+    def begin(self, passes: TrialPasses) -> None:
+        """Start compiling beside the first steps, or keep blocks eager if that costs more than it saves.
 
-        If compiling costs more than it saves, blocks stay eager. Random states do not change.
+        The plan's state is BESIDE or STAYS_EAGER then; COMPILING if all must be compiled before the first step.
         """
-        denoiser, log, device = compute_loss.components.denoiser, self._log, self._world.device
-        recorder = cudagraph.recorder_of(denoiser)
-        if why := self.why_not(denoiser):
-            if self._forced and not self._config.compile.why_not_in_background(
-                self._config
-            ):  # the preflight check has reported that
+        if why := self.why_not(passes.denoiser):
+            # The preflight check has reported what the options themselves rule out.
+            if self._forced and not self._config.compile.why_not_in_background(self._config):
                 self._journal.say(BEFORE.format(why=why))
-            return False
-        blocks.postpone(denoiser, log)
-        _, compiling = families.compiling_cost(self._config)
+            return
+        self._plan.postpone()
         if self._choices.stays_eager == self._clock.total:
-            self._journal.say(f"Blocks stay eager, as in the run that is continued. {INSTEAD}")
-            return True
-        before, no_room = rng.get_rng_state(device), ""
+            self._stay_eager(f"Blocks stay eager, as in the run that is continued. {INSTEAD}")
+            return
+        if why := self._measure_eager_steps(passes):
+            self._compile_first(passes, why)
+            return
+        no_room, (_, compiling) = self._why_no_room(passes.denoiser), families.compiling_cost(self._config)
+        if no_room:  # whether the cache has the graphs is unknown, so assume the better case
+            payoff = self._payoff(estimate.CACHED_SHARE * compiling)
+        else:
+            payoff = self._payoff(estimate.LOAD_SECONDS * len(self._calls), estimate.SLOWDOWN * compiling)
+        if not payoff.pays and not self._forced:
+            self._stay_eager(payoff.refusal(cached=bool(no_room)))
+        elif no_room:
+            self._compile_first(passes, no_room)
+        else:
+            self._start_process(passes)
+
+    def _measure_eager_steps(self, passes: TrialPasses) -> str:
+        """Record eager steps with the calls of their blocks, and time one. Return why compiling beside such steps is
+        impossible, "" if it is not. Random states do not change.
+        """
+        why = ""
         try:
-            self._calls = self._record_calls(batches, compute_loss)
-            why = no_room = self._why_no_room(denoiser)
+            with passes.random_state_kept():
+                self._calls = self._record_calls(passes)
         except NotDescribed as error:
             why = f"blocks are called with {error}"
         except torch.OutOfMemoryError:  # compiled blocks keep fewer activations, so they may fit
             why = "the GPU's memory is too small for steps without compiled blocks"
-        finally:
-            rng.set_rng_state(before, device)
-        if not self._forced and recorder and recorder.why_not:
-            why = "steps are not recorded"
-        # Eager steps fit. Whether the cache is warm is unknown, so assume the better case.
-        if why and why == no_room and not self._saves_time(standing=CACHED * compiling):
-            return True
-        if why:
-            self._journal.say(BEFORE.format(why=why))
-            if recorder and (recorder.lacks_memory or not recorder.why_not):
-                recorder.begin_again()
-            blocks.begin_due(log, {}, 0)
-            return False
-        if self._saves_time(beside=SLOWDOWN * compiling):
-            self._calls = block_calls.costliest_first(self._calls, denoiser)
-            text_learns = any(map(compute_loss.method.trained_parts.get, compute_loss.components.encoders))
-            self._begun = self._clock.step
-            self._process = CompileProcess(
-                compile_job(self._config, [*batches.kinds()], text_learns, self._calls, device)
-            )
-            if recorder:
-                recorder.free_others = self.make_room
-            self._journal.say(
-                f"The first steps run without compiled blocks, and were measured to take {self._step_seconds:.3g} s "
-                f"each; beside them a process compiles {counted(len(self._calls), 'graph')} of blocks"
-            )
-        return True
+        if not self._forced and passes.recorder and passes.recorder.why_not:
+            return "steps are not recorded"
+        return why
 
-    def _record_calls(self, batches: Batches, compute_loss: LossFunction) -> list[BlockCall]:
+    def _record_calls(self, passes: TrialPasses) -> list[BlockCall]:
         """Return the block calls of every size that needs its own graphs, and record the sizes.
 
         The graphs of the most frequent size come first: graphs that serve all sizes are tuned for it.
         """
-        kinds = batches.kinds()
+        kinds = passes.batches.kinds()
         self._sizes = len(kinds)
         wanted = [kind for kind, _ in kinds.most_common()]
         if self._config.compile.dynamic is not False:
             wanted = [next(k for k in wanted if k[0] == number) for number in dict.fromkeys(kind[0] for kind in wanted)]
         found: dict[tuple[int, ...], list[BlockCall]] = {}
         # The largest size is recorded first, as the others fit into its memory.
-        for kind in dict.fromkeys([max(kinds, key=latent_area), *wanted]):
-            with block_calls.noted(compute_loss.components.denoiser, self._log) as found[kind]:
-                compute_loss.warm_up(batches.example(kind), self._world.device)
+        for kind in dict.fromkeys([passes.largest(), *wanted]):
+            with block_calls.noted(passes.denoiser) as found[kind]:
+                passes.run(kind)
         self._wait()
         # Time a separate pass, as the earlier ones also recorded.
         began = time.perf_counter()
-        compute_loss.warm_up(batches.example(wanted[0]), self._world.device)
+        passes.run(wanted[0])
         self._wait()
-        self._step_seconds = time.perf_counter() - began
-        self._step_seconds *= self._config.steps.gradient_accumulation_steps
+        self._step_seconds = (time.perf_counter() - began) * self._config.steps.gradient_accumulation_steps
         return [call for kind in wanted for call in found[kind]]
 
     def _why_no_room(self, denoiser: nn.Module) -> str:
@@ -165,39 +143,38 @@ class BackgroundCompiler:
             return ""
         torch.cuda.empty_cache()
         left = torch.cuda.mem_get_info(device)[0] - cudagraph.SPARE_BYTES
-        left -= OTHER_SIZES * cudagraph.peak(device) if self._sizes > 1 else 0
+        left -= estimate.OTHER_SIZES * cudagraph.peak(device) if self._sizes > 1 else 0
         if not self._config.optim.stepped_early:
             left -= BYTES_OF_ADAM * sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
-        need = CONTEXT + max(
-            COPIES * sum(p.nbytes for p in denoiser.get_submodule(call.path).parameters())
-            + ACTIVATIONS * call.largest_tensor
-            for call in self._calls
-        )
-        if left >= need:
-            return ""
-        needed, free = need / BYTES_PER_GIB, max(left, 0) / BYTES_PER_GIB
-        return f"that needs {needed:.1f} GiB of the GPU, and the training leaves {free:.1f} GiB"
+        weights = (sum(p.nbytes for p in denoiser.get_submodule(call.path).parameters()) for call in self._calls)
+        inputs = (call.largest_tensor for call in self._calls)
+        return estimate.lack_of_room(estimate.bytes_to_compile(zip(weights, inputs, strict=True)), left)
 
-    def _saves_time(self, beside: float = 0.0, standing: float = 0.0) -> bool:
-        """Return whether compiled blocks save more of the remaining steps than switching to them costs, or are forced.
+    def _payoff(self, loading: float = 0.0, waiting: float = 0.0) -> Payoff:
+        return Payoff(self._clock.total - self._clock.step, self._step_seconds, self._sizes, loading, waiting)
 
-        Compiling takes `beside` seconds in which steps run eagerly, or `standing` seconds in which none does. If it
-        does not pay, the blocks stay eager, also in runs that continue this one.
-        """
-        steps = self._clock.total - self._clock.step
-        saves = max(steps * self._step_seconds - beside, 0.0) * SAVES
-        costs = standing or TAKE_SECONDS * (len(self._calls) - self._loaded)
-        costs += RECORD_PASSES * self._step_seconds * self._sizes
-        if self._forced or saves > costs:
-            return True
-        self._choices.stays_eager = self._clock.total
-        after = f"start after about {beside:.0f} s of compiling and " if beside else ""
+    def _compile_first(self, passes: TrialPasses, why: str) -> None:
+        """Compile all blocks before the first step, and decide about recording anew."""
+        self._journal.say(BEFORE.format(why=why))
+        recorder = passes.recorder
+        if recorder and (recorder.lacks_memory or not recorder.why_not):
+            recorder.begin_again()
+        self._plan.compile_all()
+
+    def _start_process(self, passes: TrialPasses) -> None:
+        self._calls = block_calls.costliest_first(self._calls, passes.denoiser)
+        method, encoders = passes.compute_loss.method, passes.compute_loss.components.encoders
+        text_learns = any(map(method.trained_parts.get, encoders))
+        sizes = [*passes.batches.kinds()]
+        self._begun = self._clock.step
+        self._process = CompileProcess(compile_job(self._config, sizes, text_learns, self._calls, self._world.device))
+        self._plan.on(PlanEvent.START_PROCESS)
+        if passes.recorder:
+            passes.recorder.free_others = self.make_room
         self._journal.say(
-            f"Blocks are not compiled: of {steps} remaining steps (eager: {self._step_seconds:.3g} s each), compiled "
-            f"ones would {after}save {saves:.0f} s, but cost {costs:.0f} s to "
-            f"{'load from a warm cache' if standing else 'switch to'}"
+            f"The first steps run without compiled blocks, and were measured to take {self._step_seconds:.3g} s "
+            f"each; beside them a process compiles {counted(len(self._calls), 'graph')} of blocks"
         )
-        return False
 
     # ---- between steps
 
@@ -210,36 +187,55 @@ class BackgroundCompiler:
 
     @property
     def due(self) -> bool:
+        """Whether the process has compiled another graph, or has failed."""
         process = self._process
         return process is not None and (process.compiled > self._loaded or bool(process.failure))
 
-    def load_next_graph(self, denoiser: nn.Module) -> bool:
-        """Load one graph from the cache between two steps. Return True once all are loaded and switching pays.
+    def load_next_graph(self, passes: TrialPasses) -> None:
+        """Load one graph from the cache between two steps; after the last, run all blocks compiled if that pays.
 
-        Blocks still run eagerly; the loaded graphs are used later.
+        Until then blocks run eagerly; the loaded graphs are used later.
         """
-        if self._process and self._process.compiled <= self._loaded:
-            return self.give_up(self._process.failure)
-        call, began = self._calls[self._loaded], time.perf_counter()
-        before = rng.get_rng_state(self._world.device)
+        assert self._process
+        if self._process.compiled <= self._loaded:
+            self.give_up(self._process.failure)
+            return
+        began = time.perf_counter()
         try:
-            if self._imports:
-                self._imports.join()
-            with blocks.compiled_alone(denoiser.get_submodule(call.path), self._log):
-                block_calls.repeat(denoiser, call, self._world.device)
-            self._wait()
+            with passes.random_state_kept():
+                self._load(self._calls[self._loaded], passes.denoiser)
         except Exception as error:
             if not blocks.is_compile_error(error) and not isinstance(error, torch.OutOfMemoryError):
                 raise
-            return self.give_up(blocks.compile_error_cause(error))
-        finally:
-            rng.set_rng_state(before, self._world.device)
+            self.give_up(blocks.compile_error_cause(error))
+            return
         self._loaded += 1
         self._pauses.append(time.perf_counter() - began)
         if self._loaded < len(self._calls):
-            return False
+            return
         self.stop()
-        return self._saves_time()
+        payoff = self._payoff()
+        if payoff.pays or self._forced:
+            self._take_over(passes)
+        else:
+            self._stay_eager(payoff.refusal(cached=False))
+
+    def _load(self, call: BlockCall, denoiser: nn.Module) -> None:
+        if self._imports:
+            self._imports.join()
+        with self._plan.compiled_alone(denoiser.get_submodule(call.path)):
+            block_calls.repeat(denoiser, call, self._world.device)
+        self._wait()
+
+    def _take_over(self, passes: TrialPasses) -> None:
+        """Run all blocks compiled: free the recordings of eager blocks, and record the largest size first."""
+        began = time.perf_counter()
+        self._plan.take_over()
+        passes.forget_recordings()
+        if passes.recorder:
+            passes.record_largest()
+            self._wait()
+        self.log_switch(time.perf_counter() - began)
 
     def log_switch(self, seconds: float) -> None:
         """Log that blocks are compiled from this step on, which took `seconds`."""
@@ -251,12 +247,16 @@ class BackgroundCompiler:
             f"{total:.1f} s in total, at most {longest:.1f} s). Eager step: {self._step_seconds:.3g} s"
         )
 
-    def give_up(self, why: str) -> bool:
-        """Stop compiling and keep eager blocks until the training ends; return False."""
+    def give_up(self, why: str) -> None:
+        """Stop compiling and keep eager blocks until the training ends."""
         self.stop()
+        self._stay_eager(f"Blocks stay eager, as they could not be compiled beside the run: {why}. {INSTEAD}")
+
+    def _stay_eager(self, said: str) -> None:
+        """Keep eager blocks, also in runs that continue this one."""
+        self._plan.on(PlanEvent.STAY_EAGER)
         self._choices.stays_eager = self._clock.total
-        self._journal.say(f"Blocks stay eager, as they could not be compiled beside the run: {why}. {INSTEAD}")
-        return False
+        self._journal.say(said)
 
     def make_room(self) -> bool:
         """Stop the compiling process to free GPU memory; return whether it was still running."""

@@ -2,28 +2,27 @@
 
 import contextlib
 import dataclasses
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from library.compiler import blocks, cudagraph
 from library.compiler.log import CompileLog
-from library.config.problems import ConfigError, Message, Problem, counted
+from library.compiler.plan import CompilePlan, PlanEvent, PlanState
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import RunConfig
 from library.config.sections import Compile
-from library.data.loading import Batches, Kind, latent_area
+from library.data.loading import Kind, latent_area
 from library.distributed.world import World
 from library.memory.compile_targets import compiles_size_by_size
 from library.memory.prepare import is_sharded
 from library.train.choices import Choices
 from library.train.compiling.background_compile import BackgroundCompiler
+from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
-from library.train.step import rng
 from library.train.step.clock import Clock
-from library.train.step.loss import LossFunction
 
 PASSES_A_SIZE = 8  # minimum passes per size to record; recording takes as long as four passes
 
@@ -37,15 +36,15 @@ class Precompiler:
         config: RunConfig,
         world: World,
         journal: Journal,
-        log: CompileLog,
+        plan: CompilePlan,
         clock: Clock,
         choices: Choices | None = None,
     ) -> None:
-        self.log, self._config, self._options = log, config, config.compile
+        self.plan, self.log, self._config, self._options = plan, plan.log, config, config.compile
         self._world, self._journal, self._clock = world, journal, clock
-        self.choices = choices or Choices()
-        self._background = BackgroundCompiler(config, world, journal, log, clock, self.choices)
+        self._background = BackgroundCompiler(config, world, journal, plan, clock, choices or Choices())
         self._stepped = False  # whether a step was taken
+        self._passes: TrialPasses  # given to `prepare`
 
     def __enter__(self) -> "Precompiler":
         return self
@@ -56,118 +55,54 @@ class Precompiler:
     def closing_sentence(self) -> str:
         return self._background.unused() or self.log.sentence()
 
-    def prepare(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
-        """Record the denoiser and compile its blocks before the first step, or start compiling beside the first steps.
+    # ---- before the first step
 
-        `pause` excludes this time from the speed of steps.
-        """
-        self.record_ahead(batches, compute_loss, pause)
-        if self.log.active and not self._clock.done and self._background.begin(batches, compute_loss):
-            self._warn()
-            pause()
+    def prepare(self, passes: TrialPasses) -> None:
+        """Before the first step: record the denoiser, and compile its blocks or start compiling them beside the run."""
+        self._passes = passes
+        self._record_ahead()
+        if self.plan.active and not self._clock.done:
+            self._background.begin(passes)
+        if self.plan.state in (PlanState.BESIDE, PlanState.STAYS_EAGER):
+            passes.pause()
         else:
-            self.run_ahead(batches, compute_loss, pause)
+            self._compile_ahead()
 
-    def record_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
+    def _record_ahead(self) -> None:
         """Record the largest size of an eagerly recorded denoiser, in whose memory the others fit.
 
         Other sizes are recorded when they occur, or while compiling. An automatic recording is skipped in a training
         too short for it.
         """
-        recorder = cudagraph.recorder_of(compute_loss.components.denoiser)
+        recorder = self._passes.recorder
         if recorder is None or self._clock.done:
             return
         if self._config.steps.resume:
             recorder.optimizer_is_there()
-        sizes = batches.kinds()
-        passes = (self._clock.total - self._clock.step) * self._config.steps.gradient_accumulation_steps
-        if recorder.automatic and passes < PASSES_A_SIZE * len(sizes):
-            recorder.give_up(f"the batches ({passes}) are too few for the image sizes ({len(sizes)})", expected=True)
-        elif not self.log.active or self._begins_later():
+        sizes = len(self._passes.batches.kinds())
+        left = (self._clock.total - self._clock.step) * self._config.steps.gradient_accumulation_steps
+        if recorder.automatic and left < PASSES_A_SIZE * sizes:
+            recorder.give_up(f"the batches ({left}) are too few for the image sizes ({sizes})", expected=True)
+        elif not self.plan.active or (self.plan.state is PlanState.EAGER and not self.plan.due(self._clock.step + 1)):
             self._journal.phase(Message("recording CUDA graphs"), 0, 1)
-            before = rng.get_rng_state(self._world.device)
-            compute_loss.warm_up(batches.example(max(sizes, key=latent_area)), self._world.device)
-            rng.set_rng_state(before, self._world.device)
+            self._passes.record_largest()
             self._journal.phase(Message("recording CUDA graphs"), 1, 1)
-            pause()
+            self._passes.pause()
 
-    def _begins_later(self) -> bool:
-        """Return whether `compile_from_step` leaves all blocks eager in the next step."""
-        later = self.log.later
-        if not later or set(later) < set(self.log.expected):
-            return False
-        steps = self._options.first_steps()
-        return min(steps.get(kind, steps.get("", 0)) for kind in later) > self._clock.step + 1
-
-    def run_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
+    def _compile_ahead(self) -> None:
         """Compile every graph that the training needs, with its own images.
 
         Weights and random numbers do not change. Eager steps for comparison (`compile_compare_steps`) come first. One
         process per machine goes first; the others find its graphs in the cache.
         """
-        if not self.log.active:
+        if not self.plan.active:
             return
-        self._warn()
-        self._begin_due(self._clock.step + 1, compute_loss)  # a resumed run may be past `compile_from_step`
-        if not self._options.ahead or set(self.log.later) >= set(self.log.expected):
-            return
-        if self.log.waiting and (begin := self.log.speedup.begin):
+        self._warn_if_nothing_compiles()
+        self._compile_due(self._clock.step + 1)  # a resumed run may be past `compile_from_step`
+        if self._options.ahead and self.plan.state is PlanState.COMPILING:
+            self._run()
 
-            def begin_and_run() -> None:
-                begin()
-                self._run(batches, compute_loss, pause)
-
-            self.log.speedup.begin = begin_and_run
-        else:
-            self._run(batches, compute_loss, pause)
-
-    def agree_on_recording(self, denoiser: nn.Module) -> None:
-        """Stop recording in all processes if one cannot record."""
-        recorder = cudagraph.recorder_of(denoiser)
-        # Faster processes would only wait for the one without recordings. One that fails later gives up alone, as no
-        # collective depends on it.
-        reasons = enumerate(self._world.gather(recorder.why_not if recorder else ""))
-        why = next((f"process {rank} cannot record them: {reason}" for rank, reason in reasons if reason), "")
-        if why and recorder and not recorder.why_not:
-            recorder.give_up(why)
-
-    def switch_when_ready(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
-        """Before a step: compile blocks that are due by `compile_from_step`, or switch to those compiled beside the
-        run.
-        """
-        recorder = cudagraph.recorder_of(compute_loss.components.denoiser)
-        if recorder and self._stepped:
-            recorder.optimizer_is_there()
-        self._stepped = True
-        pinned = self.log.active and self._options.compile_from_step
-        self._background.import_compiler()
-        if self._background.due:
-            if self._background.load_next_graph(compute_loss.components.denoiser):
-                self._switch(batches, compute_loss)
-            self.note()
-            pause()
-        elif pinned and self._begin_due(self._clock.step, compute_loss) and self._options.ahead:
-            self._run(batches, compute_loss, pause)
-
-    def _switch(self, batches: Batches, compute_loss: LossFunction) -> None:
-        """Run all blocks compiled: free the recordings of eager blocks, and record the largest size first."""
-        began = time.perf_counter()
-        self._begin_due(self._clock.step, compute_loss)
-        if cudagraph.recorder_of(compute_loss.components.denoiser):
-            before = rng.get_rng_state(self._world.device)
-            compute_loss.warm_up(batches.example(max(batches.kinds(), key=latent_area)), self._world.device)
-            rng.set_rng_state(before, self._world.device)
-            torch.cuda.synchronize(self._world.device)
-        self._background.log_switch(time.perf_counter() - began)
-
-    def _begin_due(self, step: int, compute_loss: LossFunction) -> bool:
-        """Start to compile blocks that are due, and free recordings of eager ones; return whether any were due."""
-        begun = bool(self.log.later) and blocks.begin_due(self.log, self._options.first_steps(), step)
-        if begun and (recorder := cudagraph.recorder_of(compute_loss.components.denoiser)):
-            recorder.forget()
-        return begun
-
-    def _warn(self) -> None:
+    def _warn_if_nothing_compiles(self) -> None:
         """Warn if no step will be compiled although `compile` is set."""
         first, steps = self._options.compile_compare_steps, self._clock.total - self._clock.step
         if 0 < steps <= first and self._clock.step:  # at step 0 the preflight check has already warned
@@ -179,38 +114,83 @@ class Precompiler:
                 )
             )
 
-    def _run(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
+    def agree_on_recording(self, denoiser: nn.Module) -> None:
+        """Stop recording in all processes if one cannot record."""
+        recorder = cudagraph.recorder_of(denoiser)
+        # Faster processes would only wait for the one without recordings. One that fails later gives up alone, as no
+        # collective depends on it.
+        reasons = enumerate(self._world.gather(recorder.why_not if recorder else ""))
+        why = next((f"process {rank} cannot record them: {reason}" for rank, reason in reasons if reason), "")
+        if why and recorder and not recorder.why_not:
+            recorder.give_up(why)
+
+    # ---- between steps
+
+    def switch_when_ready(self) -> None:
+        """Before a step: compile blocks that are due by `compile_from_step`, or switch to those compiled beside the
+        run.
+        """
+        if self._passes.recorder and self._stepped:
+            self._passes.recorder.optimizer_is_there()
+        self._stepped = True
+        self._background.import_compiler()
+        if self._background.due:
+            self._background.load_next_graph(self._passes)
+            self.note()
+            self._passes.pause()
+        elif self.plan.active and self._compile_due(self._clock.step) and self._options.ahead:
+            self._run()
+
+    def step_done(self, step: int, seconds: float | None) -> None:
+        """Record the speed of a step, `seconds` None if it compiled, and compile after the last eager step to compare
+        with.
+        """
+        if self.plan.state is PlanState.GIVEN_UP:
+            return
+        self.log.speedup.note_step(step, seconds, self.log.seconds)
+        if self.plan.measuring and not self.log.speedup.eager_steps_left:
+            self.plan.compile_all()
+            if self._options.ahead:
+                self._run()
+
+    # ---- compiling
+
+    def _compile_due(self, step: int) -> bool:
+        """Begin to compile blocks that are due, and free recordings of eager ones; return whether any were due."""
+        begun = self.plan.compile_due(step)
+        if begun:
+            self._passes.forget_recordings()
+        return begun
+
+    def _run(self) -> None:
+        """Run all batches that need another graph, so that steps have nothing left to compile."""
         if self._clock.done:
             return
-        log, device = self.log, self._world.device
+        log, device, batches = self.log, self._world.device, self._passes.batches
         graphs, made = log.due(), log.summary()["num_graphs"]
         self._journal.phase(Message("compiling"), made, graphs)
         single = compiles_size_by_size(self._config, device)
         self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
         # Processes with shards of one model must compute at the same time.
         together, in_turn = contextlib.nullcontext, self._world.accelerator.local_main_process_first
-        with together() if is_sharded(self._config) else in_turn():
-            before = rng.get_rng_state(device)
+        with together() if is_sharded(self._config) else in_turn(), self._passes.random_state_kept():
             try:
                 records = self._options.records_graphs and device.type == "cuda"
                 for kind in kinds_to_compile(batches.kinds(), single or self._options.dynamic is False or records, log):
-                    batch = batches.example(kind)
-                    log.bucket = batch.bucket
-                    compute_loss.warm_up(batch, device)
+                    self._passes.run(kind)
                     self.note()
             except Exception as error:
                 if not blocks.is_compile_error(error):
                     raise
                 self.give_up(error)
-            finally:
-                rng.set_rng_state(before, device)
-        if not log.fallback:
-            self.prove()
+        self.prove()
         self._journal.phase(Message("compiling"), graphs, graphs)
-        pause()
+        self._passes.pause()
 
     def note(self) -> bool:
         """Record the graphs compiled since the last call; return whether there were any."""
+        if self.plan.measuring and self._world.device.type == "cuda":
+            torch.cuda.synchronize()  # an eager step must have finished before it is timed
         events = self.log.drain()
         for event in events:
             self._journal.event("compile", step=self._clock.step, **dataclasses.asdict(event))
@@ -219,7 +199,7 @@ class Precompiler:
     def prove(self) -> None:
         """Raise or warn if a class of blocks has no graph: torch.compile can silently do nothing."""
         log = self.log
-        if not log.active or log.waiting:
+        if not self.plan.active or self.plan.measuring:
             return
         if missing := log.unproven():
             names = ", ".join(missing)
@@ -229,9 +209,11 @@ class Precompiler:
                         "compile", ": no graph was made for {names}, though it ran; switch compile off", names=names
                     )
                 )
-            log.fallback = Message("no graph was made for {names}", names=names)
-            self._journal.warn(Message("compile: {why}; these blocks run without it.", why=log.fallback))
+            self._go_on_without(why := Message("no graph was made for {names}", names=names))
+            self._journal.warn(Message("compile: {why}; these blocks run without it.", why=why))
             return
+        if self.plan.state is PlanState.COMPILING:
+            self.plan.on(PlanEvent.PROVE)
         if broken := log.graph_breaks():
             self._journal.warn(
                 Message(
@@ -257,7 +239,7 @@ class Precompiler:
         if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:
             recorder.give_up("the GPU's memory is too small for the steps beside them")
             return not self._config.optim.stepped_early  # a step in the backward pass cannot be undone
-        if self.log.active and blocks.is_compile_error(error):
+        if self.plan.active and blocks.is_compile_error(error):
             self.give_up(error)
             return True
         return False
@@ -274,9 +256,13 @@ class Precompiler:
                     reason=reason,
                 )
             ) from error
-        self.log.fallback = reason
+        self._go_on_without(reason)
         torch.compiler.set_stance("force_eager")
         self._journal.warn(Message("Compiling failed ({reason}); the run goes on without it.", reason=reason))
+
+    def _go_on_without(self, why: MessageLike) -> None:
+        self.plan.give_up(why)
+        self._background.stop()
 
 
 def graphs_sentence(options: Compile, number: int, single: bool = False) -> str:
