@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from library import packages
@@ -34,6 +33,7 @@ from library.optim.classes import (
 )
 from library.optim.lr_schedule import find_schedule_problems as schedule_problems
 from library.optim.lr_schedule import load_problems, make_schedule, schedule_notes
+from library.optim.streams import step_on_default_stream
 
 __all__ = [
     "averaged",
@@ -132,27 +132,6 @@ def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Any
     if with_cuda and spec.module.startswith("bitsandbytes"):
         step_on_default_stream(optimizer)
     return optimizer
-
-
-def step_on_default_stream(optimizer: Optimizer) -> None:
-    """Let an optimizer take its steps on CUDA's default stream, between what the current stream computes before and
-    after.
-    """
-    # bitsandbytes launches its 8-bit and paged kernels on the default stream whichever stream is current. Beside
-    # recorded steps, which have a stream of their own, they would read gradients before these are there: NaN or worse.
-    streams: list[torch.cuda.Stream] = []
-
-    def enter(*step: object) -> None:
-        streams.append(torch.cuda.current_stream())
-        torch.cuda.default_stream().wait_stream(streams[-1])
-        torch.cuda.set_stream(torch.cuda.default_stream())
-
-    def leave(*step: object) -> None:
-        streams[-1].wait_stream(torch.cuda.default_stream())
-        torch.cuda.set_stream(streams.pop())
-
-    optimizer.register_step_pre_hook(enter)
-    optimizer.register_step_post_hook(leave)
 
 
 def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:

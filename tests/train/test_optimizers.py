@@ -18,6 +18,7 @@ from library.families.flux.options import FluxLora, FluxTrain
 from library.optim import optimizers
 from library.optim.classes import import_class, package_class
 from library.optim.names import SPECS, optimizer_spec
+from library.optim.streams import step_on_default_stream
 from tests.packages import hide
 from tests.training import config_of, train
 
@@ -395,7 +396,7 @@ def test_8_bit_steps_run_on_the_default_stream_between_what_another_computes(mon
             seen.append((current[0], list(default.waited_for), list(recorded.waited_for)))
 
     made = Watched([nn.Parameter(torch.ones(2))], lr=0.1)
-    optimizers.step_on_default_stream(made)
+    step_on_default_stream(made)
     made.step()
     assert seen == [(default, [recorded], [])]
     assert current == [recorded] and recorded.waited_for == [default]
