@@ -10,6 +10,7 @@ function of its script in sd-scripts, in a process forked from one that has load
 """
 
 import argparse
+import functools
 import importlib
 import itertools
 import multiprocessing
@@ -124,6 +125,7 @@ def draw_thing() -> Image.Image:
     return picture.resize((side, side), Image.Resampling.LANCZOS)
 
 
+@functools.cache  # every run has the same pictures
 def drawn(ground: str, number: int) -> Image.Image:
     """The new thing on a ground, at a place and in a size that follow from the number."""
     return compose(draw_thing(), GROUNDS[ground], Random(f"{THING}/{ground}/{number}"))
