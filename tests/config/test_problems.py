@@ -73,7 +73,7 @@ def test_a_fix_that_leaves_the_problem_standing_is_not_offered():
 def test_nobody_takes_the_sentence_of_a_problem_apart():
     """They ask the error's problems for their option, fix, topic or code, and name the arguments of templates."""
     paths = [path for folder in source.OURS for path in (source.ROOT / folder).rglob("*.py")]
-    trees = {path.relative_to(source.ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    trees = {path.relative_to(source.ROOT).as_posix(): source.tree(path) for path in paths}
     assert len(trees) > 500
     assert [f"{path}:{line}" for path, tree in trees.items() for line in (*taken_apart(tree), *joined(tree))] == []
 
