@@ -44,8 +44,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
     f"--disable-features={','.join(FEATURES)}",
-    "--js-flags=--no-opt",
-]  # no script runs long enough to make up for being optimized
+    "--js-flags=--no-opt --max-lazy",
+]  # no script runs long enough to make up for being optimized, or compiled before it is called
 # The browser has no time to spare unless a test says so: forms that nobody opens would be made in each visit.
 NEVER_IDLE = "window.idle = []; window.requestIdleCallback = (act) => idle.push(act);"
 STAND_IN = Path(__file__).with_name("stand_in.py")
