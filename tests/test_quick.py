@@ -21,7 +21,7 @@ def is_quick(item):
 
 def test_every_room_has_quick_tests(request):
     folders = {path.parent.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")}
-    if {folder_of(item) for item in request.session.items} < folders - WITHOUT:
+    if folders - WITHOUT - {folder_of(item) for item in request.session.items}:
         pytest.skip("only a part of the tests was collected")
     chosen = Counter(folder_of(item) for item in request.session.items if is_quick(item))
     assert chosen.keys() == folders - WITHOUT
