@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -104,13 +104,16 @@ def small(picture: Image.Image) -> np.ndarray:
 def distance_to_zorb(picture: Image.Image, ground: str) -> float:
     """Mean absolute difference of a picture to the zorb that is most like it: of any pose, size and place."""
     shown = small(picture)
-    poses = (scene.pose for scene in zorb.TO_LEARN_FROM[:6])
-    drawn = [
-        small(zorb.draw_scene(zorb.Scene(pose, size, (0.5, 0.5), ground, 0)))
-        for pose, size in product(poses, (0.8, 0.9, 1.0))
-    ]
-    moved = (np.roll(one, shift, (0, 1)) for one in drawn for shift in product(SHIFTS, SHIFTS))
+    moved = (np.roll(one, shift, (0, 1)) for one in small_zorbs(ground) for shift in product(SHIFTS, SHIFTS))
     return min(float(np.abs(shown - one).mean()) for one in moved)
+
+
+@cache
+def small_zorbs(ground: str) -> list[np.ndarray]:
+    """Zorbs of all poses in some sizes, reduced."""
+    poses = (scene.pose for scene in zorb.TO_LEARN_FROM[:6])
+    scenes = (zorb.Scene(pose, size, (0.5, 0.5), ground, 0) for pose, size in product(poses, (0.8, 0.9, 1.0)))
+    return [small(zorb.draw_scene(scene)) for scene in scenes]
 
 
 class LearningMeter:
