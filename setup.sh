@@ -15,7 +15,7 @@ usage() {
 ./setup.sh gui [options]    open the page; --help lists the options
 ./setup.sh demo [options]   install if needed, then train a LoRA of a small model, and show what it learned
 ./setup.sh test [options]   install if needed, then run the tests; options go to pytest
-./setup.sh test --quick     only the tests that start no process or browser, compile nothing and load no model
+./setup.sh test --quick     half of the tests, in about a minute: no whole model, no compiling, no browser
 ./setup.sh doctor           check this machine: GPU, PyTorch, packages, compiling
 ./setup.sh install          install or repair, and nothing else
 ./setup.sh update           bring program and packages up to date (end trainings and the page first); your files stay
@@ -120,10 +120,14 @@ find_chromium() {
 }
 
 run_tests() {
-    local workers browser="" chosen=()
+    # Two more than there are cores: a fifth of the time tests wait for browsers, files and each other's processes.
+    local more=2 workers browser="" chosen=()
+    # Else each of many processes compiles all of PyTorch that it imports; the checks of the set-up do it once.
+    unset PYTHONDONTWRITEBYTECODE
     if [ "${1:-}" = --quick ]; then
         shift
         chosen=(-m "not slow and not browser and not gpu")
+        more=0  # these tests wait for nothing, and each worker collects all
     else
         find_chromium &  # beside the packages: other servers, other files
         browser=$!
@@ -132,10 +136,10 @@ run_tests() {
     [ -z "$browser" ] || wait "$browser"
     cd "$ROOT"
     export OMP_NUM_THREADS=1
-    unset PYTHONDONTWRITEBYTECODE  # else each of many processes compiles all of PyTorch that it imports
+    # glibc keeps the memory of large tensors: to get it anew for each was a fifth of the time of trainings with them.
+    export MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_TOP_PAD_=33554432
     if [ $# -gt 0 ] && [ -n "$browser" ]; then exec "$(venv_python)" -m pytest "$@"; fi
-    # Two more than there are cores: a fifth of the time tests wait for browsers, files and each other's processes.
-    workers="$("$(venv_python)" -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))')"
+    workers="$("$(venv_python)" -c "import os; print(min(4, $more + (os.cpu_count() or 1)))")"
     exec "$(venv_python)" -m pytest -n "$workers" --dist worksteal --durations=20 ${chosen[@]+"${chosen[@]}"} "$@"
 }
 

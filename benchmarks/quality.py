@@ -10,6 +10,7 @@ function of its script in sd-scripts, in a process forked from one that has load
 """
 
 import argparse
+import functools
 import importlib
 import itertools
 import multiprocessing
@@ -116,6 +117,7 @@ class Job:
 # ---- what it learns from
 
 
+@functools.cache  # every run has the same pictures
 def drawn(ground: str, number: int) -> Image.Image:
     """The new thing on a ground, in a pose, place and size that follow from the number."""
     random = Random(f"{THING}/{ground}/{number}")

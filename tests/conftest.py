@@ -9,6 +9,7 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.quick import mark_item
 from tests.source import SCRATCH
 
 # Collect garbage rarely: imports and PyTorch's tracing make many small objects that stay alive, and a tenth of their
@@ -54,11 +55,6 @@ settings.register_profile("steady", deadline=None, derandomize=True, suppress_he
 settings.load_profile("steady")
 
 
-# A test counts as slow if it can use one of these: pictures and whole models, a browser, other processes.
-MODELS = {"demo", "made", "shapes", "squares", "tiny_sdxl", "tiny_sdxl_folder", "bases", "lora_files"}
-BROWSES = {"chromium"}
-STARTS = ("subprocess", "train", "script", "run_it")  # names in the module of a test that starts processes or trainings
-
 # Files with a test of half a minute or more. They start first, so that no worker is left alone with one at the end.
 LONGEST = {
     "test_style.py",
@@ -67,6 +63,8 @@ LONGEST = {
     "test_background_compile.py",
     "test_fsdp.py",
     "test_launch.py",
+    "test_learning.py",
+    "test_autotune.py",
 }
 
 
@@ -81,12 +79,7 @@ def pytest_collection_modifyitems(items):
 
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    for item in items:
-        used = set(getattr(item, "fixturenames", ()))
-        if used & BROWSES:
-            item.add_marker(pytest.mark.browser)
-        if used & MODELS or item.path.parent.name == "compile" or any(hasattr(item.module, name) for name in STARTS):
-            item.add_marker(pytest.mark.slow)
+        mark_item(item)
 
 
 @pytest.fixture(scope="module", autouse=True)

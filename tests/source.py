@@ -34,8 +34,15 @@ def module(path: Path) -> str:
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    """The syntax tree of a file, parsed once for all tests that look at it; nobody changes it."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(path: Path) -> list[Import]:
-    return list(_walk(ast.parse(path.read_text(encoding="utf-8")), "load"))
+    """All imports of a file; in `from library.families import base` the module library.families.base, if it is one."""
+    return list(_walk(tree(path), "load"))
 
 
 def _walk(node: ast.AST, when: str) -> Iterator[Import]:

@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 @cache
 def looked_at(path: Path) -> Found:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = source.tree(path)
     found = Found([], [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], [], [])
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

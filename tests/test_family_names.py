@@ -27,7 +27,7 @@ REGISTRY = "library/families/__init__.py"
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:
     """Line and text of every string constant of a module that is no docstring, and of the modules that it imports."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = source.tree(path)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:

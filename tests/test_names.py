@@ -56,7 +56,7 @@ def functions() -> dict[str, list[str]]:
     """The modules that define a function, by its name."""
     modules: dict[str, list[str]] = defaultdict(list)
     for path in _paths():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in source.tree(path).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 modules[node.name].append(source.module(path))
     return modules
@@ -73,7 +73,7 @@ def constants() -> dict[str, list[str]]:
 
 
 def _constants_of(path: Path) -> Iterator[str]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in source.tree(path).body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]

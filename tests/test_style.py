@@ -5,7 +5,6 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -55,12 +54,8 @@ def undocumented(scope: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator
             yield from undocumented(node, f"{prefix}{node.name}.")
 
 
-def syntax_tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def test_public_functions_longer_than_two_lines_have_a_docstring():
-    missing = [name for path in source.files() for name in undocumented(syntax_tree(path), f"{source.module(path)}.")]
+    missing = [name for path in source.files() for name in undocumented(source.tree(path), f"{source.module(path)}.")]
     assert not missing, f"say in one sentence what each does or returns: {missing}"
 
 

@@ -65,7 +65,7 @@ INSTEAD = {
 
 def said(path: Path) -> Iterator[tuple[int, str]]:
     """The texts of a source file that somebody reads: string constants with a blank that are no docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = source.tree(path)
     quiet = {
         id(node.body[0].value)
         for node in ast.walk(tree)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,7 +58,7 @@ SHAPES = ((64, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64, 128), (64, 1
 FEWER = {"unet": (32, 64), "depth": (0, 1), "double_blocks": 1, "single_blocks": 2, "blocks": 2, "adapter_blocks": 1}
 CACHED: set[Path] = set()  # image folders in which trainings cache latents and texts on disk
 ENCODED: dict[Any, Any] = {}  # results of VAEs in this process
-ENCODING_ONCE: list[bool] = []  # not empty while `train` runs; elsewhere VAEs always compute
+ENCODING_ONCE: list[bool] = []  # not empty within `encoding_once`; elsewhere VAEs always compute
 
 
 def in_english(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,16 +143,23 @@ def train(config: Any) -> Outcome:
     """Train in this process, as if it were the process's first training."""
     from library.cli.train import train as train_it
 
-    _encode_once()
     _collect_what_is_young()
     fresh()
     before = runs_in(config.save.output_dir)
+    with encoding_once():
+        file = train_it(config)
+    return Outcome(file, (runs_in(config.save.output_dir) - before).pop())
+
+
+@contextlib.contextmanager
+def encoding_once() -> Iterator[None]:
+    """In it a VAE's answer about the same pixels is kept."""
+    _encode_once()
     ENCODING_ONCE.append(True)
     try:
-        file = train_it(config)
+        yield
     finally:
         ENCODING_ONCE.pop()
-    return Outcome(file, (runs_in(config.save.output_dir) - before).pop())
 
 
 @functools.cache

@@ -24,6 +24,7 @@ ONE = torch.ones(1)
 OF_RANK = (DOWN, "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "a2.weight")  # tensors with a row per rank
 OFT_EPSILON = 1e-8  # added to the norm of OFT's generator, as in the package
 Parts = Mapping[str, Tensor]
+Sizes = tuple[tuple[str, tuple[int, ...]], ...]  # of tensors, by their names
 Formula = Callable[[Parts, Tensor, float], Tensor]  # tensors of a module, weight, strength -> change of the weight
 
 
@@ -249,13 +250,9 @@ class LayerChange:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether it fits a weight of this shape."""
-        blank = self.ready("meta")
-        bias = blank.bias()
-        try:
-            whole = not self.has_weight or tuple(blank.delta(torch.empty(shape, device="meta")).shape) == tuple(shape)
-        except (KeyError, RuntimeError, IndexError, ValueError):
-            return False
-        return whole and (bias is None or tuple(bias.shape) == tuple(shape[:1]))
+        sizes = tuple((name, tuple(part.shape)) for name, part in self.parts.items())
+        numbers = tuple((name, tuple(self.parts[name].flatten().tolist())) for name in NUMBERS if name in self.parts)
+        return _fits(sizes, numbers, tuple(shape))
 
     def shape(self) -> tuple[int, ...] | None:
         """Return its product's shape, maybe with flattened convolution kernels; None if the weight determines it."""
@@ -336,3 +333,17 @@ def _with_magnitudes(weight: Tensor, magnitudes: Tensor) -> Tensor:
     other_dims = [dim for dim in range(weight.ndim) if dim != along]
     length = torch.linalg.vector_norm(weight, dim=other_dims, keepdim=True) + torch.finfo(torch.float32).eps
     return weight * (_along(weight, along, magnitudes) / length)
+
+
+@functools.lru_cache(maxsize=4096)  # the many layers of a model have few shapes, and each is tried several times
+def _fits(sizes: Sizes, numbers: tuple[tuple[str, tuple[float, ...]], ...], shape: tuple[int, ...]) -> bool:
+    """Return whether a change with tensors of these sizes, and these numbers, fits a weight of a shape."""
+    parts = {name: torch.empty(size, device="meta") for name, size in sizes}
+    parts |= {name: torch.tensor(values).reshape(dict(sizes)[name]) for name, values in numbers}
+    change = LayerChange(parts)
+    bias = change.bias()
+    try:
+        whole = not change.has_weight or tuple(change.delta(torch.empty(shape, device="meta")).shape) == shape
+    except (KeyError, RuntimeError, IndexError, ValueError):
+        return False
+    return whole and (bias is None or tuple(bias.shape) == shape[:1])

@@ -259,6 +259,7 @@ def llava(folder):
     LlavaProcessor(pictures, known, chat_template=CHAT, image_token="<image>", **how).save_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_a_model_that_one_talks_to_gives_its_answer_without_the_question(tmp_path):
     llava(tmp_path / "llava")
     made = describer.Describer(
@@ -396,6 +397,7 @@ def test_what_cannot_be_used_is_one_sentence(tmp_path, images, tagger):
     assert trash.history(images) == []
 
 
+@pytest.mark.slow
 def test_without_onnx_runtime_one_sentence_says_what_to_install(tmp_path, images):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "model.onnx").write_bytes(b"x")
@@ -419,6 +421,7 @@ def test_the_form_is_the_shells_options():
     assert words == ["caption", "hf", "/i", "--model=/m", "--prompt=--what"]
 
 
+@pytest.mark.slow
 def test_onnx_runtime_reports_to_nobody(tagger, tmp_path):
     """From 1.29 on it keeps a device id in the user's cache and sends what is used, unless told not to."""
     code = (

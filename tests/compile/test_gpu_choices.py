@@ -215,6 +215,7 @@ def attention_of(query, value, **values):
     return nn.functional.scaled_dot_product_attention(query, query, value, **values)
 
 
+@pytest.mark.slow
 def test_compiled_code_of_one_kernel_is_not_taken_for_that_of_another(kernels, tmp_path, monkeypatch, forget):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     given, counted, hits = torch.randn(1, 1, 1, 8), torch._dynamo.utils.counters, []

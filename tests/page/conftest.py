@@ -44,7 +44,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
     f"--disable-features={','.join(FEATURES)}",
-    "--js-flags=--no-opt",  # no script runs long enough for the optimizer to pay off
+    # No script runs long enough for the optimizer to pay off, or for functions that nobody calls to be compiled.
+    "--js-flags=--no-opt --max-lazy",
 ]
 # The browser is never idle unless a test says so; otherwise each visit would build the forms of all tabs.
 NEVER_IDLE = "window.idle = []; window.requestIdleCallback = (act) => idle.push(act);"
