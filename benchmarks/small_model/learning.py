@@ -12,7 +12,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -32,6 +32,7 @@ from library.families import config_class, lora_script
 from library.families.sdxl import conditions
 from library.methods.adapters import Adapter
 from library.objectives import flow
+from library.objectives.base import NoisedBatch
 from library.sampling.generate import ColumnSampler, OpenModel, open_sampling_model
 from library.sampling.plan import Column
 from library.sampling.prompts import parse_line
@@ -177,18 +178,28 @@ class LearningMeter:
 
 @torch.no_grad()
 def velocity_error(model: OpenModel, pixels: Tensor, captions: Sequence[str]) -> float:
-    """Mean squared error of the prediction for pictures [N, 3, H, W], with the same noise each time."""
-    family, parts = model.family, model.components
-    text = family.text(parts, list(captions))
+    """Mean squared error of the prediction for pictures [N, 3, H, W], with the same noise each time.
+
+    Only the prediction is computed on the model's device. Text encoders and VAE wait on the host, and noise drawn there
+    is the same on every machine.
+    """
+    family, parts, device = model.family, model.components, model.world.device
+    text = {name: value.to(device) for name, value in family.text(parts, list(captions)).items()}
     generator = torch.Generator().manual_seed(0)
     latents = family.latents(parts, pixels, generator)
-    sizes = torch.tensor([[zorb.SIDE, zorb.SIDE, 0, 0, zorb.SIDE, zorb.SIDE]] * len(pixels))
+    sizes = torch.tensor([[zorb.SIDE, zorb.SIDE, 0, 0, zorb.SIDE, zorb.SIDE]] * len(pixels), device=device)
     errors = []
     for timestep in family.validation_timesteps:
         noised = family.noised(latents, generator, torch.full((len(pixels),), timestep))
-        prediction = family.predict(parts.denoiser, noised, text, sizes)
+        with model.computing():
+            prediction = family.predict(parts.denoiser, _moved(noised, device), text, sizes).cpu()
         errors.append(float(((prediction - noised.target) ** 2).mean()))
     return sum(errors) / len(errors)
+
+
+def _moved(noised: NoisedBatch, device: torch.device) -> NoisedBatch:
+    values = {field.name: getattr(noised, field.name) for field in fields(noised)}
+    return replace(noised, **{name: value.to(device) for name, value in values.items() if value is not None})
 
 
 def _pixels(picture: Image.Image) -> Tensor:
