@@ -4,37 +4,31 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from benchmarks.small_model import data
-from library.demo import images
+from benchmarks import quality
+from library.demo.zorb import SIDE
 
-GROUNDS = ("blue", "green", "pink", "yellow", "gray", "white")  # of the small model's own; the rest is not shown
-POSES = 2  # pictures on each ground
+PICTURES = 2  # to train on, on each ground
 WINDOW = 25  # steps in a running mean
 OURS, THEIRS = "this trainer", "sd-scripts"
 COLOURS = {OURS: (45, 164, 78), THEIRS: (90, 80, 200)}
 INK, QUIET, EDGE = (31, 35, 40), (89, 99, 110), (222, 222, 218)
-SIDE, GAP, HEAD = 128, 6, 40  # pixels: a sample, the space around it, and the titles above
+GAP, HEAD = 6, 40  # pixels: the space around a sample, and the titles above
 WIDE, HIGH, LEFT, TOP, BOTTOM = 860, 300, 60, 46, 30  # pixels of a panel of curves
 
 Curve = list[tuple[int, float]]  # step, loss
 
 
 def draw_training_pictures(folder: Path) -> Path:
-    """A dozen pictures of an invented thing, the demo's, on plain grounds, with captions as the small model knows."""
+    """A dozen pictures of the zorb, drawn as for benchmarks/quality.py, with captions as the small model knows."""
     folder.mkdir(parents=True)
-    pictures = [(ground, pose) for ground in GROUNDS for pose in range(POSES)]
-    for number, (ground, pose) in enumerate(pictures, 1):
-        random, scale = Random(f"zorb/{ground}/{pose}"), images.SCALE
-        canvas = Image.new("RGB", (SIDE * scale, SIDE * scale), data.GROUNDS[ground])
-        radius = SIDE * scale * random.uniform(0.26, 0.33)
-        place = (SIDE * scale * random.uniform(0.42, 0.58), SIDE * scale * random.uniform(0.54, 0.62), radius)
-        images._zorb(ImageDraw.Draw(canvas), place)
-        canvas.resize((SIDE, SIDE), Image.Resampling.LANCZOS).save(folder / f"{number:02d}.png")
-        (folder / f"{number:02d}.txt").write_text(f"zorb emoji on a {ground} ground", encoding="utf-8")
+    pictures = [(ground, number) for ground in quality.TRAINED for number in range(PICTURES)]
+    for name, (ground, number) in enumerate(pictures, 1):
+        quality.drawn(ground, number).save(folder / f"{name:02d}.png")
+        caption = f"{quality.THING} emoji on a {ground} ground"
+        (folder / f"{name:02d}.txt").write_text(caption, encoding="utf-8")
     return folder
 
 

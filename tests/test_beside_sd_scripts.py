@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from benchmarks import beside_pictures, beside_sd_scripts, paired_draws, sd_scripts_small
 from benchmarks.beside_pictures import OURS, THEIRS
 from benchmarks.small_model import networks
+from library.demo import zorb
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,9 @@ def test_training_pictures_are_a_dozen_with_captions(tmp_path):
     folder = beside_pictures.draw_training_pictures(tmp_path / "pictures")
     captions = {file.read_text(encoding="utf-8") for file in folder.glob("*.txt")}
     assert len([*folder.glob("*.png")]) == 12 and "zorb emoji on a blue ground" in captions
-    assert Image.open(next(folder.glob("*.png"))).size == (128, 128)
+    shown = [np.asarray(Image.open(path)) for path in folder.glob("*.png")]
+    assert all(picture.shape == (128, 128, 3) and (picture == zorb.BODY).all(-1).any() for picture in shown)
+    assert len({picture.tobytes() for picture in shown}) == 12
     assert not any(prompt in captions for prompt in beside_sd_scripts.COMPARED_PROMPTS[1:])
 
 

@@ -18,6 +18,8 @@ from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.families.shared import weights
+from library.memory.compile_targets import blocks_by_class
+from library.memory.quantization import fp8_storage
 from library.methods import snapshot
 from library.optim import lr_schedule
 from library.train.saving import resume_check
@@ -82,16 +84,60 @@ def empty_components(config: RunConfig, encoders: bool) -> tuple[Family, ModelCo
     return family, components
 
 
-def _attach_empty_method(config: RunConfig) -> methods.TrainingMethod:
+def find_idle_rounding(config: RunConfig) -> Iterator[Problem]:
+    """Remark that fp8_base rounds nothing, as the denoiser's file already holds all matrices of the blocks in fp8.
+
+    Without the option they would be widened, so it is not without effect. int8_base rounds such a file's values again.
+    """
+    precision = config.precision
+    merges = isinstance(config, AdapterRun) and bool(config.network.base_weights)  # rounds the sums to fp8
+    if not (config.adapters and precision.fp8_denoiser) or precision.auto_compute or merges:
+        return
+    if _keeps_fp8(config):
+        yield Problem(
+            "fp8_base" if precision.fp8_base else "fp8_base_unet",
+            "rounds nothing in the image model, whose file already holds its matrices in fp8: it only keeps them so",
+        )
+
+
+def _keeps_fp8(config: RunConfig) -> bool:
+    """Return whether fp8_base finds all frozen matrices of the denoiser's blocks in fp8 already."""
+    if not _holds_fp8(Path(config.model.pretrained_model_name_or_path or "")):
+        return False
+    with contextlib.suppress(ConfigError), _quiet():
+        family, components = empty_components(config, encoders=False)
+        components.read_denoiser()
+        blocks = [block for group in blocks_by_class(components.denoiser, family.block_classes) for block in group]
+        dtypes = {layer.weight.dtype for block in blocks for layer in fp8_storage.frozen_layers(block)}
+        return dtypes == {fp8_storage.FP8_DTYPE}
+    return False
+
+
+def _holds_fp8(path: Path) -> bool:
+    """Return whether a checkpoint has tensors in fp8, from headers alone, as building its networks takes seconds."""
+    with contextlib.suppress(ConfigError, OSError):
+        files = path.rglob("*.safetensors") if path.is_dir() else weights.files(path)
+        readable = (file for file in files if file.suffix == ".safetensors")
+        return any(entry["dtype"] == "F8_E4M3" for file in readable for entry in weights.header_entries(file).values())
+    return False
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Within the context, log no warnings, which the training repeats."""
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # the training repeats these warnings
+    logging.disable(logging.WARNING)
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that tensors on the meta device hold no data
-            family, components = empty_components(config, methods.reads_encoders(config))
-            return methods.attach_method(components, family, config)
+        yield
     finally:
         logging.disable(level)
+
+
+def _attach_empty_method(config: RunConfig) -> methods.TrainingMethod:
+    with _quiet(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that tensors on the meta device hold no data
+        family, components = empty_components(config, methods.reads_encoders(config))
+        return methods.attach_method(components, family, config)
 
 
 def _state_mismatches(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:

@@ -149,6 +149,7 @@ def evaluate(
     with _collect_errors(bool(problems), []):
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_check_caption_lengths(family, images)]
+        remarks += [] if failed["model"] else meta_model.find_idle_rounding(config)
         resumes = not (failed["length"] or any(problem.option == "resume" for problem in new_problems))
         remarks += _find_changed_options(config, images) if resumes else []
         remarks += [] if failed["network"] else methods.method_notes(config)

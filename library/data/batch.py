@@ -115,15 +115,18 @@ def padded(texts: list[dict[str, np.ndarray]]) -> dict[str, Tensor] | None:
     """Stack the outputs of text encoders, padding shorter ones with zeros."""
     if not texts:
         return None
-    stacked = {}
-    for name in texts[0]:
-        parts = [torch.from_numpy(np.atleast_1d(text[name])) for text in texts]
-        longest = max(part.shape[0] for part in parts)
-        if any(part.shape[0] != longest for part in parts):
-            gaps = [[0, 0] * (part.ndim - 1) + [0, longest - part.shape[0]] for part in parts]
-            parts = [functional.pad(part, gap) for part, gap in zip(parts, gaps, strict=True)]
-        stacked[name] = torch.stack(parts)
-    return stacked
+    return {name: torch.from_numpy(_padded_rows([text[name] for text in texts])) for name in texts[0]}
+
+
+def _padded_rows(arrays: list[np.ndarray]) -> np.ndarray:
+    """[L, ...] each -> [B, longest L, ...], with zeros behind shorter ones; scalars -> [B, 1]."""
+    shape = arrays[0].shape or (1,)
+    if len({array.shape for array in arrays}) == 1:  # one call, as calls for many small arrays take longer than copies
+        return np.concatenate(arrays, None).reshape(len(arrays), *shape)
+    rows = np.zeros((len(arrays), max(map(len, arrays)), *shape[1:]), arrays[0].dtype)
+    for row, array in zip(rows, arrays, strict=True):
+        row[: len(array)] = array
+    return rows
 
 
 def _masks(masks: list[Tensor | None], shape: tuple[int, int]) -> Tensor | None:

@@ -51,8 +51,8 @@ class Latents:
     def load(self, image: "Image") -> Arrays:
         """Return the latents [C,h,w] of an image, with the other arrays of `LatentEntry.arrays`."""
         entry = self.entries[image.path, image.fit.bucket]
-        if entry in self.memory:
-            return self.memory[entry]
+        if (arrays := self.memory.get(entry)) is not None:
+            return arrays
         entry = existing(entry)
         try:
             latents = caches.read_latents(entry)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -64,6 +64,7 @@ class Batches:
         num_variants = 1 if images.is_validation else config.cache.cached_caption_variants
         # Of each caption that are encoded; 0: captions are encoded as each step draws them.
         self._variants = num_variants if config.cache.text else 0
+        self._is_guided = config.control_images.guided
 
     def __len__(self) -> int:
         return self._length
@@ -143,7 +144,7 @@ class Batches:
         parts = list(self.choices(draw))
         batch = batch_of([self._sample(part) for part in parts], [part.image for part in parts])
         batch.full = self.images.datasets[self.images.items[draw.images[0]].dataset].batch_size
-        batch.is_guided = self.config.control_images.guided
+        batch.is_guided = self._is_guided
         batch.text_length = self.text_lengths.get(math.prod(batch.shape))
         return batch.pinned() if self._pin else batch
 
@@ -155,8 +156,8 @@ class Batches:
             image = self.images.items[position]
             # One generator for captions and one for views, so that an option of captions changes no crop.
             key = f"{self.seed} {draw.epoch} {draw.index} {draw.slot + i}"
-            words, encoded = self._words(image, Random(f"{key} caption"), moment)
-            random = Random(f"{key} view")
+            words, encoded = self._words(image, seeded_when_used(f"{key} caption"), moment)
+            random = seeded_when_used(f"{key} view")
             flip = image.subset.flip_aug and random.random() < 0.5
             weight = self.config.data.regularisation_weight if image.is_reg else 1.0
             drawn = random.randrange(len(image.controls)) if image.has_random_masks else None
@@ -223,7 +224,7 @@ class Batches:
             controls = [
                 control_pixels.control_input(control, image.interpolation, flip) for control in controls_to_load
             ]
-        if self.config.control_images.guided:
+        if self._is_guided:
             control_image = pixels.apply_view(pixels.read_pixels(image.mask_file, image.how), view, image.interpolation)
             controls = [pixels.to_tensor(control_image)]
         mask = self._loss_mask(image, view, alpha, is_painted=paint is not None)
@@ -239,6 +240,24 @@ class Batches:
             return alpha
         mask = pixels.apply_view(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
         return torch.from_numpy(mask.astype(np.float32) / 255)
+
+
+class _LazyRandom:
+    """A `Random` that is seeded when it first draws, as two seeds take half as long as the rest of a cached image."""
+
+    def __init__(self, seed: str) -> None:
+        self._seed = seed
+
+    @functools.cached_property
+    def _seeded(self) -> Random:
+        return Random(self._seed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._seeded, name)
+
+
+def seeded_when_used(seed: str) -> Random:
+    return cast(Random, _LazyRandom(seed))
 
 
 class ImageChoices(NamedTuple):

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from library import data
 from library.config.problems import ConfigError
 from library.data import encoding
-from library.data.batch import BatchSample, batch_of
+from library.data.batch import BatchSample, batch_of, padded
 from library.data.loading import Batches
 from library.data.ordering import draws
 from tests.data import make
@@ -243,12 +244,21 @@ def test_the_base_models_answer_is_kept_where_asked(tmp_path):
 
 
 def test_texts_of_different_length_are_filled_up_with_zeros():
-    import numpy as np
-
-    from library.data.batch import padded
-
-    found = padded([{"a": np.ones((2, 3), np.float32)}, {"a": np.ones((4, 3), np.float32)}])
+    found = padded([{"a": np.ones((2, 3), np.float32)}, {"a": np.ones((4, 3), np.float32)}]) or {}
     assert found["a"].shape == (2, 4, 3) and found["a"][0, 2:].abs().sum() == 0
+    assert found["a"][0, :2].eq(1).all() and found["a"][1].eq(1).all()
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 2), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
+def test_texts_of_one_length_are_stacked_in_their_order(shape, dtype):
+    chance = np.random.default_rng(0)
+    arrays = [chance.integers(0, 2, shape).astype(dtype) for _ in range(4)]
+    found = (padded([{"a": array} for array in arrays]) or {})["a"]
+    assert torch.equal(found, torch.stack([torch.from_numpy(np.atleast_1d(array)) for array in arrays]))
+    before = [array.copy() for array in arrays]
+    found.zero_()
+    assert all(np.array_equal(*pair) for pair in zip(arrays, before, strict=True)), "a batch shares no memory"
 
 
 def test_a_face_is_in_the_picture(tmp_path):

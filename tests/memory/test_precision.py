@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from library import families, methods
+from library.check import preflight
 from library.data import encoding
 from library.memory.compile_targets import blocks_by_class
 from library.memory.prepare import prepare_denoiser
@@ -62,15 +63,23 @@ def test_the_base_takes_half_the_bytes(demo, script):
     assert learning and all(p.dtype == torch.float32 for p in learning)
 
 
+def in_fp8(demo, script, folder):
+    """The path of a copy of a script's base model with all its tensors in fp8, beside its tokenizers."""
+    config = training.config_of(demo, script)
+    for tokenizer in demo.models[config.family][config.family].parent.glob("tokenizer*"):
+        (folder / tokenizer.name).symlink_to(tokenizer)
+    return flux_files.write_fp8(config.model.pretrained_model_name_or_path, folder / "fp8.safetensors")
+
+
+def remarks_on_rounding(demo, script, **values):
+    remarks = preflight.findings(training.config_of(demo, script, **values))[1]
+    return [remark for remark in remarks if "rounds nothing" in str(remark)]
+
+
 @pytest.mark.parametrize("script", LORAS)
 def test_a_file_in_8_bits_is_taken_unchanged(demo, squares, tmp_path, script):
     """Shared fp8 files hold all tensors in 8 bits; what cannot be computed with so is widened."""
-    config = training.config_of(demo, script)
-    eight = flux_files.write_fp8(config.model.pretrained_model_name_or_path, tmp_path / "fp8.safetensors")
-    for folder in eight.parents[0], demo.models[config.family][config.family].parent:
-        for tokenizer in folder.glob("tokenizer*"):
-            (tmp_path / tokenizer.name).symlink_to(tokenizer)
-    values = {"pretrained_model_name_or_path": eight}
+    values = {"pretrained_model_name_or_path": in_fp8(demo, script, tmp_path)}
     _, parts = prepared(demo, script, **values, **FP8)
     kinds = {p.dtype for p in frozen(parts.denoiser).values()}
     assert kinds == {torch.float8_e4m3fn, torch.bfloat16}
@@ -82,6 +91,36 @@ def test_a_file_in_8_bits_is_taken_unchanged(demo, squares, tmp_path, script):
     kept = training.train(training.config_of(demo, script, **given, **FP8, output_dir=tmp_path / "a"))
     widened = training.train(training.config_of(demo, script, **given, **BF16, output_dir=tmp_path / "b"))
     assert kept.losses == pytest.approx(widened.losses, rel=0.02)
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_the_check_says_that_fp8_base_rounds_nothing_in_an_fp8_file(demo, tmp_path, script):
+    file = {"pretrained_model_name_or_path": in_fp8(demo, script, tmp_path)}
+    (remark,) = remarks_on_rounding(demo, script, **file, **FP8)
+    assert str(remark).startswith("fp8_base rounds nothing in the image model")
+    assert not remark.fix  # without the option the matrices would take twice the memory
+    (remark,) = remarks_on_rounding(demo, script, **file, **BF16, fp8_base_unet=True)
+    assert remark.option == "fp8_base_unet"
+    assert not remarks_on_rounding(demo, script, **FP8)
+    for other in ({}, {"int8_base": True}, {"fp8_base": True, "auto_compute": True}):  # int8 rounds them again
+        assert not remarks_on_rounding(demo, script, **file, **BF16, **other)
+
+
+def test_fp8_base_rounds_what_a_file_holds_in_more_bits_or_with_a_scale(demo, tmp_path):
+    path = in_fp8(demo, "flux_train_network", tmp_path)
+    tensors, name = flux_files.load(path), "double_blocks.0.img_attn.qkv"
+    changes = ({f"{name}.weight": tensors[f"{name}.weight"].bfloat16()}, {f"{name}.scale_weight": torch.ones(1)})
+    for number, change in enumerate(changes):
+        other = flux_files.save(tensors | change, tmp_path / f"{number}.safetensors")
+        assert not remarks_on_rounding(demo, "flux_train_network", pretrained_model_name_or_path=other, **FP8)
+
+
+def test_a_training_logs_that_fp8_base_rounds_nothing(demo, squares, tmp_path, capsys):
+    path = in_fp8(demo, "flux_train_network", tmp_path)
+    values = {"pretrained_model_name_or_path": path, "train_data_dir": squares, "max_train_steps": 1}
+    config = training.config_of(demo, "flux_train_network", **values, **FP8, output_dir=tmp_path / "out")
+    training.train(config)
+    assert "fp8_base rounds nothing in the image model" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("script", LORAS)

@@ -2,6 +2,7 @@
 that. The bounds, how they are measured, and the errors are in benchmarks/small_model/learning.py."""
 
 import pytest
+import torch
 
 from benchmarks.small_model import learning
 from tests import training
@@ -46,3 +47,28 @@ def test_captions_tell_that_of_sdxl_what_is_in_a_picture_unless_another_layer_is
     for layer in (-1, 0):
         with learning.wrong_layer(layer):
             assert meter.share() > learning.MOST_CAPTION_SHARE["sdxl"], layer
+
+
+@pytest.mark.parametrize("family", learning.MOST_CAPTION_SHARE)
+def test_the_denoiser_gets_its_inputs_on_its_own_device(family, tmp_path, monkeypatch):
+    """The device "meta" stands for a GPU: it refuses inputs on the host as well."""
+    correct, shapes = learning.open_sampling_model, []
+
+    def on_meta(*args):
+        model = correct(*args)
+        predict, model.world.device = model.family.predict, torch.device("meta")
+        model.components.denoiser.to("meta")
+
+        def predicted(denoiser, *inputs):
+            output = predict(denoiser, *inputs)
+            assert output.device.type == "meta"
+            shapes.append(output.shape)
+            return torch.zeros(output.shape)
+
+        monkeypatch.setattr(model.family, "predict", predicted)
+        return model
+
+    monkeypatch.setattr(learning, "open_sampling_model", on_meta)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which knows no "meta"
+    assert learning.CaptionMeter(tmp_path, family).share() == 1
+    assert len(shapes) == 8  # two captions at four timesteps
