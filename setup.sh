@@ -136,7 +136,7 @@ run_tests() {
     [ -z "$browser" ] || wait "$browser"
     cd "$ROOT"
     export OMP_NUM_THREADS=1
-    # glibc keeps the memory of large tensors: to get it anew for each was a fifth of the time of trainings with them.
+    # glibc keeps the memory of large tensors. Asking the kernel for each took a fifth of the time of their trainings.
     export MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_TOP_PAD_=33554432
     if [ $# -gt 0 ] && [ -n "$browser" ]; then exec "$(venv_python)" -m pytest "$@"; fi
     workers="$("$(venv_python)" -c "import os; print(min(4, $more + (os.cpu_count() or 1)))")"
