@@ -3,13 +3,13 @@ have been."""
 
 import errno
 import sys
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 import torch
 
 from library.config.problems import ConfigError
-from library.families.shared import decoding
 from library.families.shared.sampler import Sampler
 from library.outputs import verify
 from library.outputs.trackers import Trackers
@@ -212,70 +212,33 @@ def test_all_of_a_step_is_saved_before_the_first_of_it_is_uploaded(run, tmp_path
 # ---- decoding with little memory
 
 
-class Vae(torch.nn.Module):
-    """Eight times as large, in one number for each channel; `room` is the largest side that fits."""
+class Plain(Sampler):
+    def latents(self, request):
+        raise NotImplementedError
 
-    def __init__(self, room, at_all=True):
-        super().__init__()
-        self.room, self.seen = room, []
-        self.weight = torch.nn.Parameter(torch.ones(()), requires_grad=False)
+    def decoder_input(self, latents):
+        return latents
 
-    def decode(self, latents, return_dict):
-        self.seen.append(tuple(latents.shape[-2:]))
-        if max(latents.shape[-2:]) > self.room:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return (latents[:, :3].repeat_interleave(8, -2).repeat_interleave(8, -1),)
+    def is_guided(self, request):
+        return False
+
+    def encode_request(self, request):
+        return {"x": torch.zeros(2, 1)}
 
 
 def sampler_of(vae):
-    class Plain(Sampler):
-        def latents(self, request):
-            raise NotImplementedError
-
-        def decoder_input(self, latents):
-            return latents
-
-        def is_guided(self, request):
-            return False
-
-        def encode_request(self, request):
-            self.encoded = [*getattr(self, "encoded", []), request.prompt]
-            return {"x": torch.zeros(2, 1)}
-
-    from types import SimpleNamespace
-
     return Plain(SimpleNamespace(sample_multiple=16), SimpleNamespace(vae=vae))
 
 
-def test_a_sample_that_does_not_fit_is_decoded_in_tiles_that_fade_into_each_other():
-    latents = torch.linspace(-1, 1, 4 * 100 * 150).view(1, 4, 100, 150)
-    whole, tiled = sampler_of(Vae(1000)), sampler_of(Vae(decoding.TILE))
-    assert torch.allclose(whole.decoded(latents), tiled.decoded(latents), atol=1e-5)
-    assert (whole.decoded_by, tiled.decoded_by) == ("", "tiles")
-    assert len(tiled.components.vae.seen) == 1 + 2 * 3
-
-
-def test_without_room_for_a_tile_the_cpu_decodes_and_the_last_error_is_raised():
-    vae = Vae(10)
-    tries = sampler_of(vae)
-    with pytest.raises(torch.OutOfMemoryError):
-        tries.decoded(torch.zeros(1, 4, 100, 100))
-    assert len(vae.seen) == 3  # at once, a tile, and a tile on the CPU
-    broken = Vae(1000)
-    broken.decode = lambda *_, **__: (_ for _ in ()).throw(RuntimeError("broken"))
-    with pytest.raises(RuntimeError, match="broken"):
-        sampler_of(broken).decoded(torch.zeros(1, 4, 8, 8))
-
-
 def test_the_vae_goes_back_after_an_error():
-    class Moved(Vae):
+    class Moved(torch.nn.Linear):
         where = []
 
         def to(self, device):
             self.where.append(str(device))
             return self
 
-    tries = sampler_of(Moved(1000))
+    tries = sampler_of(Moved(1, 1))
     with pytest.raises(ValueError), tries.vae_on("somewhere"):
         raise ValueError
     assert Moved.where == ["somewhere", "cpu"]
