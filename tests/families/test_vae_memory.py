@@ -140,6 +140,21 @@ def test_no_convolution_makes_more_than_a_tile(kind, run):
     assert tiled < max(sizes) * (0.8 if kind == "Qwen-Image" else 0.4)  # the former reads more rows around a tile
 
 
+@pytest.mark.parametrize("kind", ["SDXL", "Qwen-Image"])
+def test_no_tile_waits_for_the_device(kind, monkeypatch):
+    """On PyTorch's "meta" device, whatever the host wants to read fails."""
+    monkeypatch.setattr(vae_tiles, "_empty", lambda shape, like, on_host: like.new_empty(shape))
+    vae = VAES[kind]().to("meta")
+    assert vae_tiles.decode_in_tiles(vae, latents_of(vae_of(kind)).to("meta")).shape == (1, 3, HEIGHT, WIDTH)
+    assert vae_tiles.encode_in_tiles(vae, picture().to("meta")).shape == encoded(vae_of(kind), picture()).shape
+
+
+def test_without_pinned_memory_activations_wait_in_any():
+    like: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float16)  # a build without CUDA cannot pin
+    if not torch.cuda.is_available():
+        assert not vae_tiles._empty((2, 3, 4), like, on_host=True).is_pinned()
+
+
 # ---- running out of memory
 
 

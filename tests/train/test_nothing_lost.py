@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
 from library.config.problems import ConfigError
+from library.families.shared import vae_memory
 from library.families.shared.sampler import Sampler
 from library.outputs import verify
 from library.outputs.trackers import Trackers
-from library.train.evaluation import validation
+from library.train.evaluation import samples, validation
 from library.train.journal import Journal
 from tests.training import cached, config_of, pictures, train
 
@@ -112,6 +114,21 @@ def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_w
     assert sum("a sample is left out" in text for text in said) == STEPS + 1
     assert sum("validation is left out" in text for text in said) == STEPS
     assert sum("could not be uploaded" in text for text in said) == STEPS + 1
+
+
+def test_samples_that_do_not_fit_are_decoded_in_tiles_and_the_training_is_unchanged(run, kept, monkeypatch):
+    if not kept:
+        kept |= run("undisturbed").tensors()
+
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(AutoencoderKL, "decode", fails)
+    monkeypatch.setattr(vae_memory, "SMALL", 0)
+    made = run("tiled")
+    assert [str(event["text"]) for event in made.events("warning")] == [samples.DECODED["tiles"]]
+    assert len(made.events("sample")) == 2 * (STEPS + 1) and not made.events("sample_failed")
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in made.tensors().items())
 
 
 def test_prompts_that_cannot_be_encoded_at_first_are_encoded_when_they_are_needed(run, monkeypatch):

@@ -4,7 +4,7 @@ Each layer reads a few rows beyond its tile, and its result is cropped to the ti
 middle of a VAE, whose attention sees the whole picture, is small and runs at once.
 """
 
-# Why no blending: docs/decisions/2026-11-28-vae-tiles-are-exact.md
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +80,7 @@ class Activations:
         return functional.batch_norm(tile, mean, variance, weight, bias, training=False, eps=norm.eps)
 
 
+# Why: docs/decisions/2026-11-28-vae-tiles-are-exact.md
 def in_tiles(layer: Layer, inputs: Sequence[Activations], reach: Reach, on_host: bool = True) -> Activations:
     """Run a layer tile by tile over inputs of equal height. The result is stored on the host, or else on the device."""
     device, height, width = inputs[0].device, len(inputs[0].rows), inputs[0].rows.shape[-1]
@@ -101,10 +102,14 @@ def in_tiles(layer: Layer, inputs: Sequence[Activations], reach: Reach, on_host:
 def _empty(shape: tuple[int, ...], like: Tensor, on_host: bool) -> Tensor:
     if not on_host:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
-    # Copies from and to pinned memory do not wait for the device.
-    return torch.empty(shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+    if like.device.type == "cuda":
+        # Copies from and to pinned memory do not wait for the device. The system may limit it.
+        with contextlib.suppress(RuntimeError):
+            return torch.empty(shape, dtype=like.dtype, pin_memory=True)
+    return torch.empty(shape, dtype=like.dtype)
 
 
+@torch.no_grad()
 def decode_in_tiles(vae: Any, latents: Tensor) -> Tensor:
     """Input of the decoder [1, C, h, w] -> pixels [1, 3, 8 h, 8 w]; `vae` is an AutoencoderKL or an ImageVAE."""
     if network := getattr(vae, "network", None):
@@ -123,6 +128,7 @@ def decode_in_tiles(vae: Any, latents: Tensor) -> Tensor:
     return in_tiles(last, [values], Reach(channels=decoder.conv_out.in_channels), on_host=False).whole()
 
 
+@torch.no_grad()
 def encode_in_tiles(vae: Any, pixels: Tensor) -> Tensor:
     """Pixels [1, 3, H, W] -> the posterior's means and log variances of an AutoencoderKL [1, 2 C, H / 8, W / 8], or the
     means of an ImageVAE [1, C, H / 8, W / 8].
