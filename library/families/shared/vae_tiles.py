@@ -116,8 +116,8 @@ def decode_in_tiles(vae: Any, latents: Tensor) -> Tensor:
         return _decode_qwen(network, latents)
     decoder = vae.decoder
     hidden = latents if vae.post_quant_conv is None else vae.post_quant_conv(latents)
-    values = Activations.of(decoder.up_blocks[0](decoder.mid_block(decoder.conv_in(hidden))))
-    for block in decoder.up_blocks[1:]:
+    values = Activations.of(decoder.mid_block(decoder.conv_in(hidden)))
+    for block in decoder.up_blocks:
         values = _resnets(block.resnets, values)
         for upsampler in block.upsamplers or ():
             values = in_tiles(upsampler, [values], Reach(channels=4 * upsampler.channels, up=2))
