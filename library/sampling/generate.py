@@ -1,6 +1,7 @@
 """Generate a comparison with the sampler of the trainer's sample images. Importing this loads torch."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,11 +29,13 @@ from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
 
+logger = logging.getLogger(__name__)
 AS_SEEN = pixels.Decoding(upright=True)  # decode control images of prompts as viewers and diffusers do
 REPLACED = (
     "{path} was replaced or changed while images were generated, so they show the model as it was before; generate "
     "them again for the new file"
 )
+DECODED = {"tiles": "in tiles", "CPU": "on the CPU, which is slow"}
 MARGIN, TITLE = 8, 22  # pixels in the grid
 SMALLEST = 160
 
@@ -118,7 +121,7 @@ class ColumnSampler:
         defaults = {**model.family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
         multiple = model.family.sample_multiple
         self._model, self._sampler = model, model.family.sampler(model.components)
-        self._is_ready = False
+        self._is_ready, self._decoded_by = False, ""
         self.prompts = [
             prompt_files.with_defaults(prompt, defaults, multiple) for prompt in _usable_prompts(prompts, config)
         ]
@@ -135,6 +138,14 @@ class ColumnSampler:
             with self._sampler.vae_on(model.world.device):
                 for row, prompt in enumerate(self.prompts):
                     keep(row, self._sampler(_requested(prompt, model.applied)))
+                    self._log_shortage()
+
+    def _log_shortage(self) -> None:
+        """Log once how images are decoded when memory is short."""
+        by = self._sampler.decoded_by
+        if by and by != self._decoded_by:
+            logger.warning("memory is too short to decode an image at once, so images are decoded %s", DECODED[by])
+        self._decoded_by = by or self._decoded_by
 
 
 @contextlib.contextmanager

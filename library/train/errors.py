@@ -9,7 +9,7 @@ import torch
 
 from library.config import phases
 from library.config.environment import first_process, lacks_memory
-from library.config.problems import ConfigError, Message, MessageLike, either, option_name
+from library.config.problems import ConfigError, Message, MessageLike, either
 from library.config.run_config import RunConfig
 from library.data.folders import some
 from library.data.not_finite import NotFiniteError
@@ -155,9 +155,7 @@ def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: New
 def _smaller(config: RunConfig, doing: Message) -> Iterator[MessageLike]:
     """Yield advice for settings that need less memory in this phase."""
     if doing == phases.CACHING_LATENTS:
-        if config.cache.vae_batch_size > 1:
-            yield Message("lower {name}", name=option_name("vae_batch_size"))
-        yield Message("lower resolution")
+        yield Message("lower resolution")  # smaller batches were tried
         return
     if doing == phases.CACHING_CAPTIONS:
         yield Message("lower text_encoder_batch_size or train_batch_size")

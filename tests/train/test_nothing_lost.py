@@ -3,17 +3,19 @@ have been."""
 
 import errno
 import sys
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
 from library.config.problems import ConfigError
-from library.families.shared import decoding
+from library.families.shared import vae_memory
 from library.families.shared.sampler import Sampler
 from library.outputs import verify
 from library.outputs.trackers import Trackers
-from library.train.evaluation import validation
+from library.train.evaluation import samples, validation
 from library.train.journal import Journal
 from tests.training import cached, config_of, pictures, train
 
@@ -114,6 +116,21 @@ def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_w
     assert sum("could not be uploaded" in text for text in said) == STEPS + 1
 
 
+def test_samples_that_do_not_fit_are_decoded_in_tiles_and_the_training_is_unchanged(run, kept, monkeypatch):
+    if not kept:
+        kept |= run("undisturbed").tensors()
+
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(AutoencoderKL, "decode", fails)
+    monkeypatch.setattr(vae_memory, "SMALL", 0)
+    made = run("tiled")
+    assert [str(event["text"]) for event in made.events("warning")] == [samples.DECODED["tiles"]]
+    assert len(made.events("sample")) == 2 * (STEPS + 1) and not made.events("sample_failed")
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in made.tensors().items())
+
+
 def test_prompts_that_cannot_be_encoded_at_first_are_encoded_when_they_are_needed(run, monkeypatch):
     real, calls = Sampler.encode_request, []
 
@@ -212,70 +229,33 @@ def test_all_of_a_step_is_saved_before_the_first_of_it_is_uploaded(run, tmp_path
 # ---- decoding with little memory
 
 
-class Vae(torch.nn.Module):
-    """Eight times as large, in one number for each channel; `room` is the largest side that fits."""
+class Plain(Sampler):
+    def latents(self, request):
+        raise NotImplementedError
 
-    def __init__(self, room, at_all=True):
-        super().__init__()
-        self.room, self.seen = room, []
-        self.weight = torch.nn.Parameter(torch.ones(()), requires_grad=False)
+    def decoder_input(self, latents):
+        return latents
 
-    def decode(self, latents, return_dict):
-        self.seen.append(tuple(latents.shape[-2:]))
-        if max(latents.shape[-2:]) > self.room:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return (latents[:, :3].repeat_interleave(8, -2).repeat_interleave(8, -1),)
+    def is_guided(self, request):
+        return False
+
+    def encode_request(self, request):
+        return {"x": torch.zeros(2, 1)}
 
 
 def sampler_of(vae):
-    class Plain(Sampler):
-        def latents(self, request):
-            raise NotImplementedError
-
-        def decoder_input(self, latents):
-            return latents
-
-        def is_guided(self, request):
-            return False
-
-        def encode_request(self, request):
-            self.encoded = [*getattr(self, "encoded", []), request.prompt]
-            return {"x": torch.zeros(2, 1)}
-
-    from types import SimpleNamespace
-
     return Plain(SimpleNamespace(sample_multiple=16), SimpleNamespace(vae=vae))
 
 
-def test_a_sample_that_does_not_fit_is_decoded_in_tiles_that_fade_into_each_other():
-    latents = torch.linspace(-1, 1, 4 * 100 * 150).view(1, 4, 100, 150)
-    whole, tiled = sampler_of(Vae(1000)), sampler_of(Vae(decoding.TILE))
-    assert torch.allclose(whole.decoded(latents), tiled.decoded(latents), atol=1e-5)
-    assert (whole.decoded_by, tiled.decoded_by) == ("", "tiles")
-    assert len(tiled.components.vae.seen) == 1 + 2 * 3
-
-
-def test_without_room_for_a_tile_the_cpu_decodes_and_the_last_error_is_raised():
-    vae = Vae(10)
-    tries = sampler_of(vae)
-    with pytest.raises(torch.OutOfMemoryError):
-        tries.decoded(torch.zeros(1, 4, 100, 100))
-    assert len(vae.seen) == 3  # at once, a tile, and a tile on the CPU
-    broken = Vae(1000)
-    broken.decode = lambda *_, **__: (_ for _ in ()).throw(RuntimeError("broken"))
-    with pytest.raises(RuntimeError, match="broken"):
-        sampler_of(broken).decoded(torch.zeros(1, 4, 8, 8))
-
-
 def test_the_vae_goes_back_after_an_error():
-    class Moved(Vae):
+    class Moved(torch.nn.Linear):
         where = []
 
         def to(self, device):
             self.where.append(str(device))
             return self
 
-    tries = sampler_of(Moved(1000))
+    tries = sampler_of(Moved(1, 1))
     with pytest.raises(ValueError), tries.vae_on("somewhere"):
         raise ValueError
     assert Moved.where == ["somewhere", "cpu"]

@@ -184,7 +184,7 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
 @pytest.mark.parametrize(
     ("script", "values", "doing", "words"),
     [
-        (SCRIPT, {"vae_batch_size": 4}, "caching latents", "latents): lower vae_batch_size or lower resolution"),
+        (SCRIPT, {"vae_batch_size": 4}, "caching latents", "latents): lower resolution"),
         (SCRIPT, {}, "caching captions", "lower text_encoder_batch_size"),
         (SCRIPT, {"blocks_to_swap": 2, "train_batch_size": 1, **FP8}, "", "step 7): raise blocks_to_swap"),
         (SCRIPT, {"cache_text_encoder_outputs": False}, "", "cache_text_encoder_outputs"),

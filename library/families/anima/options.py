@@ -22,7 +22,7 @@ INEFFECTIVE = {
 FLAG_ALIASES = {"unsloth_offload_checkpointing": "cpu_offload_checkpointing"}
 FOREIGN = {
     "attn_mode": "attention is PyTorch's SDPA; attention_kernel chooses among its kernels",
-    "vae_chunk_size": "images are encoded whole; vae_batch_size says how many at once",
+    "vae_chunk_size": "the VAE works in tiles by itself when memory is short",
     "vae_disable_cache": "a single image needs no cache in the VAE",
 }
 # Why sigmoid_scale has no effect.

@@ -276,11 +276,8 @@ class FluxFamily(TransformerFamily):
         return self._encoded(components, pixels, lambda posterior: posterior.mode())
 
     def _encoded(self, components: ModelComponents, pixels: Tensor, pick: Callable[[Any], Tensor]) -> Tensor:
-        vae: Any = components.vae  # an AutoencoderKL
-        first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            posterior = vae.encode(pixels.to(first.device, first.dtype)).latent_dist
-            return (pick(posterior).float() - self.shift) * self.scale
+            return (pick(autoencoder.encode(components.vae, pixels)).float() - self.shift) * self.scale
 
     def text(
         self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None

@@ -18,7 +18,7 @@ from library.families.flux_2.sampler import Flux2Sampler
 from library.families.flux_2.tokens import Flux2Positions, append_controls
 from library.families.flux_2.vae import normalise_flux_2
 from library.families.flux_2.versions import VERSIONS, Flux2Version, model_in_header
-from library.families.shared import packing
+from library.families.shared import autoencoder, packing
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
@@ -122,10 +122,8 @@ class Flux2Family(OneEncoderFamily):
 
     def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> normalised modes, float32 [B, 32, H / 8, W / 8]; not sampled."""
-        vae: Any = components.vae  # an AutoencoderKLFlux2
-        first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            return normalise_flux_2(vae, vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode())
+            return normalise_flux_2(components.vae, autoencoder.encode(components.vae, pixels).mode())
 
     def control_latents(self, components: ModelComponents, pixels: Tensor) -> Tensor:
         return self.latents(components, pixels)

@@ -15,7 +15,7 @@ from library.families.sdxl import checkpoint, conditions, emphasis, folder, keys
 from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_number
 from library.families.sdxl.options import SdxlControlLLLite, SdxlLora, SdxlTextualInversion, SdxlTrain
-from library.families.shared import added_words, clip, hub, tokenizers, weights
+from library.families.shared import added_words, autoencoder, clip, hub, tokenizers, weights
 from library.objectives.base import NoisedBatch
 from library.objectives.diffusion import Diffusion
 
@@ -178,9 +178,8 @@ class SdxlFamily:
 
         The VAE computes in its own dtype, without autocast; the sample is drawn in float32.
         """
-        vae: Any = components.vae  # an AutoencoderKL
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            posterior = vae.encode(pixels.to(next(vae.parameters()).dtype)).latent_dist
+            posterior = autoencoder.encode(components.vae, pixels)
             return type(posterior)(posterior.parameters.float()).sample(generator)
 
     @property

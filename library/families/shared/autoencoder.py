@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from library.config.json_types import JsonObject
 from library.families import recognition
-from library.families.shared import empty_weights, weights
+from library.families.shared import empty_weights, vae_memory, weights
 from library.families.shared.part_files import complete
 from library.families.shared.tensor_names import inverse, replace_prefix
 from library.families.shared.weights import assign
@@ -131,3 +131,12 @@ def load_autoencoder(path: Path, dtype: Any, constants: tuple[float, float], mma
         return build_autoencoder(
             {name: weights.cast_floating(tensor, dtype) for name, tensor in vae_to_diffusers(file).items()}, *constants
         )
+
+
+def encode(vae: Any, pixels: Tensor) -> Any:
+    """Pixels [B, 3, H, W] in [-1, 1] -> the posterior of an AutoencoderKL, in its dtype and on its device."""
+    with without_optional("diffusers"):
+        from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+
+    first = next(vae.parameters())
+    return DiagonalGaussianDistribution(vae_memory.encode(vae, pixels.to(first.device, first.dtype)))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.families.shared import expected_tensors, qwen_vae_names, random_networks, weights
+from library.families.shared import expected_tensors, qwen_vae_names, random_networks, vae_memory, weights
 from library.families.shared.part_files import Part, complete
 from library.families.shared.weights import assign
 from library.imports import without_optional
@@ -85,7 +85,7 @@ class ImageVAE(nn.Module):
 def latents(vae: Any, pixels: Tensor) -> Tensor:
     """Pixels [B, 3, H, W] in [-1, 1] -> normalised means of an ImageVAE, float32 [B, 16, H / 8, W / 8]; not sampled."""
     with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-        return normalise_qwen(vae.encode(pixels.to(vae.device, vae.dtype)))
+        return normalise_qwen(vae_memory.encode(vae, pixels.to(vae.device, vae.dtype)))
 
 
 def normalise_qwen(means: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from library.families.base import ModelComponents, SampleRequest
-from library.families.shared import decoding
+from library.families.shared import vae_memory, vae_tiles
 
 MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
 TOKEN = 16  # pixels of a side of one token of a transformer
@@ -98,31 +98,21 @@ class Sampler(ABC):
 
         Raises the error of the last attempt.
         """
-        attempts = [("", latents.device), ("tiles", latents.device), ("CPU", torch.device("cpu"))]
-        attempts = [method for method in attempts if method[0] != "tiles" or not decoding.fits_in_a_tile(latents)]
-        for number, (method, device) in enumerate(attempts, start=1):
-            try:
-                pixels = self._decoded(latents.to(device), tiled=bool(method))
-            except Exception as error:
-                if not decoding.is_out_of_memory(error) or number == len(attempts):
-                    raise
-            else:
-                self.decoded_by = method or self.decoded_by
-                return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
-            if torch.cuda.is_available():  # outside of the handler, whose error keeps tensors alive
-                torch.cuda.empty_cache()
-        raise AssertionError("the last way returns or raises")
+        ways = {"": lambda: self._decoded(latents), "tiles": lambda: self._decoded(latents, tiled=True)}
+        if vae_memory.is_small(latents):
+            del ways["tiles"]
+        ways["CPU"] = lambda: self._decoded(latents.cpu(), tiled=True)
+        way, pixels = vae_memory.first_that_fits(ways)
+        self.decoded_by = way or self.decoded_by
+        return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
 
-    def _decoded(self, latents: Tensor, tiled: bool) -> Tensor:
+    def _decoded(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Return the decoder's pixels [1, 3, H, W] in -1..1."""
         with self.vae_on(latents.device) as vae, torch.autocast(latents.device.type, enabled=False):
-            dtype = next(vae.parameters()).dtype
-
-            def decode(part: Tensor) -> Tensor:
-                return vae.decode(part.to(dtype), return_dict=False)[0]
-
-            decoder_input = self.decoder_input(latents)
-            return decoding.in_tiles(decode, decoder_input) if tiled else decode(decoder_input)
+            decoder_input = self.decoder_input(latents).to(next(vae.parameters()).dtype)
+            if tiled:
+                return vae_tiles.decode_in_tiles(vae, decoder_input)
+            return vae.decode(decoder_input, return_dict=False)[0]
 
     @contextlib.contextmanager
     def vae_on(self, device: torch.device) -> Iterator[Any]:

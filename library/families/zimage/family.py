@@ -99,10 +99,8 @@ class ZImageFamily(OneEncoderFamily):
         """Pixels [B, 3, H, W] in [-1, 1] -> unscaled modes, float32 [B, 16, H / 8, W / 8], as in musubi-tuner's caches;
         not sampled.
         """
-        vae: Any = components.vae  # an AutoencoderKL
-        first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            return vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode().float()
+            return autoencoder.encode(components.vae, pixels).mode().float()
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
         """Scale the cached, unscaled latents, and return the batch of a training step."""

@@ -18,7 +18,7 @@ from library.data import pixels
 from library.data.images import ImageSet
 from library.distributed.world import World
 from library.families.base import Family, ModelComponents, SampleRequest
-from library.families.shared.decoding import is_out_of_memory
+from library.families.shared.vae_memory import is_out_of_memory
 from library.files import write_atomic
 from library.runs.record import error_sentence
 from library.sampling import caption_prompts, prompts

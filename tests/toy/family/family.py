@@ -93,8 +93,7 @@ class Toy:
     def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Raw samples, float32 [B, 4, h / 8, w / 8]."""
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            dtype = next(components.vae.parameters()).dtype
-            return components.vae.encode(pixels.to(dtype)).latent_dist.sample(generator).float()
+            return autoencoder.encode(components.vae, pixels).sample(generator).float()
 
     @property
     def text_lengths(self) -> Mapping[str, int]:
