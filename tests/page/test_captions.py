@@ -24,7 +24,7 @@ class Stub:
     def __call__(self, pictures):
         return [f"{self.prompt} {picture.width}" for picture in pictures]
 
-shell._captioner = lambda asked, report: Stub(f"{asked.model} {asked.prompt}")
+shell._load_captioner = lambda arguments, report: Stub(f"{arguments.model} {arguments.prompt}")
 sys.exit(shell.main(sys.argv[2:]))
 """
 
