@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import psutil
 
 from library import families
+from library.cli import process_end
 from library.config import environment
 from library.config.building import Layer, Reading, draft, read_layers, read_section, understood
 from library.config.formats import to_toml
@@ -49,6 +50,13 @@ def config_from_argv(config: type[C], argv: list[str] | None = None) -> C:
         fail(ConfigError(*reading.problems))
     _print_notes(reading.notes)
     return reading.config
+
+
+def run(config: type) -> NoReturn:
+    """Run a training script as this process, which ends as soon as all is written."""
+    code = main(config)
+    process_end.end_at_once(code)
+    sys.exit(code)
 
 
 def main(config: type, argv: list[str] | None = None) -> int:
