@@ -4,6 +4,7 @@ Some packages load all of their modules, or all of another package, for the sake
 for such a one in `sys.modules`; it has the names given here, and loads the real package for any other.
 """
 
+import gc
 import importlib
 import importlib.util
 import sys
@@ -46,7 +47,13 @@ class DeferredPackage(ModuleType):
             if (loaded := sys.modules.get(name)) is not self and loaded is not None:
                 return loaded
             del sys.modules[name]
-            package = importlib.import_module(name)
+            collecting = gc.isenabled()
+            gc.disable()  # what is imported stays, as in `library.imports.without_collecting`
+            try:
+                package = importlib.import_module(name)
+            finally:
+                if collecting:
+                    gc.enable()
             for child, module in [*vars(self).items()]:  # set by the import of each module
                 if isinstance(module, ModuleType) and sys.modules.get(f"{name}.{child}") is module:
                     vars(package).setdefault(child, module)

@@ -84,8 +84,9 @@ def main(config: type, argv: list[str] | None = None) -> int:
         with without_collecting():
             from library.cli.train import train  # loads torch, which parsing a command line does not need
             from library.compiler import torch_private
-        torch_private.defer_dynamo()
-        gc.freeze()  # loaded modules stay, so no later collection needs to scan them
+
+            torch_private.defer_dynamo()
+            gc.freeze()  # loaded modules stay, so no collection needs to scan them
 
         train(reading.config, reading.notes, psutil.Process().create_time())
     except ConfigError as e:
