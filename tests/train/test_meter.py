@@ -61,6 +61,14 @@ def test_speed_is_that_of_the_device_where_the_host_runs_ahead(monkeypatch):
     assert meter.warm_steps == 30 - module.WARM_UP - 2  # all but the first ones, and the first after each pause
 
 
+def test_the_printed_speed_is_exact_to_one_percent():
+    from library.train.journal import pace_of
+
+    shown = [pace_of(seconds) for seconds in (0.0805, 0.9994, 1.004, 12.345)]
+    assert shown == ["0.081", "0.999", "1.00", "12.35"]
+    assert all(abs(float(pace_of(n / 1000)) - n / 1000) <= n / 1e5 for n in range(50, 5000))
+
+
 def test_images_are_named_whose_batch_has_no_number():
     meter = Meter(total=3, per_epoch=3)
     for step, odd in enumerate((0.5, float("nan"), float("inf")), start=1):
