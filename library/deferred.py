@@ -89,6 +89,7 @@ class _PackageFirst(MetaPathFinder):
         return None
 
 
+# Why: docs/decisions/2026-11-28-packages-are-deferred.md
 def defer_package(
     name: str,
     names: Mapping[str, Any] | None = None,

@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 import threading
+from typing import Any
 
 
 def end_at_once(code: int) -> None:
@@ -15,7 +16,8 @@ def end_at_once(code: int) -> None:
     """
     if not _called_by_script():
         return
-    threading._shutdown()  # joins threads, and tells pools of threads to end
+    python: Any = threading  # nothing public does what Python does at its end
+    python._shutdown()  # joins threads, and tells pools of threads to end
     atexit._run_exitfuncs()
     try:
         for stream in filter(None, (sys.stdout, sys.stderr)):
