@@ -6,8 +6,13 @@ import importlib
 import sys
 from collections.abc import Iterator
 
+from library import deferred
+
 # Adapters, quantised layers, attention kernels: nothing here uses them through these two packages.
 UNUSED = ("peft", "bitsandbytes", "torchao", "gguf", "xformers", "flash_attn", "flash_attn_3", "sageattention")
+# Packages of diffusers that load all of their modules, 130 networks, for one of them.
+PACKAGES = ("diffusers.models.unets", "diffusers.models.transformers", "diffusers.models.autoencoders")
+QUANTIZERS = {"DiffusersAutoQuantizer": "auto", "DiffusersQuantizer": "base"}
 # Where a package stores the availability of others, and under which name: a value, or a function.
 KNOWN = {
     "diffusers": ("diffusers.utils.import_utils", "_{}_available", False),
@@ -40,11 +45,22 @@ def without_optional(module: str) -> Iterator[None]:
         yield
         return
     place, name, absent = KNOWN[package]
-    availability = vars(importlib.import_module(place))
-    names = [name.format(unused) for unused in UNUSED if unused not in sys.modules]
+    availability, unwanted = vars(importlib.import_module(place)), UNUSED
+    if package == "diffusers":
+        _defer_networks()
+        unwanted = (*UNUSED, "transformers")  # for pipelines and their LoRA files, which the caller does not load
+    names = [name.format(unused) for unused in unwanted if unused not in sys.modules]
     before = {name: availability[name] for name in names if name in availability}
     availability.update(dict.fromkeys(before, absent))
     try:
         yield
     finally:
         availability.update(before)
+
+
+def _defer_networks() -> None:
+    """Load only those networks of diffusers that are imported, and nothing that loads quantized ones."""
+    importlib.import_module("diffusers.loaders")  # it decides at once which names it has, by what is installed
+    for package in PACKAGES:
+        deferred.defer_package(package, parts={})
+    deferred.defer_package("diffusers.quantizers", parts=QUANTIZERS)

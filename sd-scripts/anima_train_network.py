@@ -1,9 +1,7 @@
 """Train a LoRA for Anima: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
 
-import sys
-
-from library.cli.train_script import main
+from library.cli.train_script import run
 from library.families.anima.options import AnimaLora
 
 if __name__ == "__main__":
-    sys.exit(main(AnimaLora))
+    run(AnimaLora)

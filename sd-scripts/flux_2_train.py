@@ -1,9 +1,7 @@
 """Fine-tune FLUX.2: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
 
-import sys
-
-from library.cli.train_script import main
+from library.cli.train_script import run
 from library.families.flux_2.options import Flux2Train
 
 if __name__ == "__main__":
-    sys.exit(main(Flux2Train))
+    run(Flux2Train)

@@ -1,9 +1,7 @@
 """Train a LoRA for FLUX.2: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
 
-import sys
-
-from library.cli.train_script import main
+from library.cli.train_script import run
 from library.families.flux_2.options import Flux2Lora
 
 if __name__ == "__main__":
-    sys.exit(main(Flux2Lora))
+    run(Flux2Lora)

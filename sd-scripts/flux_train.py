@@ -1,9 +1,7 @@
 """Fine-tune FLUX.1: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
 
-import sys
-
-from library.cli.train_script import main
+from library.cli.train_script import run
 from library.families.flux.options import FluxTrain
 
 if __name__ == "__main__":
-    sys.exit(main(FluxTrain))
+    run(FluxTrain)

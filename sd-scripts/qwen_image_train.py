@@ -1,9 +1,7 @@
 """Fine-tune Qwen-Image: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
 
-import sys
-
-from library.cli.train_script import main
+from library.cli.train_script import run
 from library.families.qwen_image.options import QwenTrain
 
 if __name__ == "__main__":
-    sys.exit(main(QwenTrain))
+    run(QwenTrain)

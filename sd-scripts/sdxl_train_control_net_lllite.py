@@ -1,9 +1,7 @@
 """Train LLLite for SDXL: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
 
-import sys
-
-from library.cli.train_script import main
+from library.cli.train_script import run
 from library.families.sdxl.options import SdxlControlLLLite
 
 if __name__ == "__main__":
-    sys.exit(main(SdxlControlLLLite))
+    run(SdxlControlLLLite)

@@ -1,9 +1,7 @@
 """Train adapters for SDXL: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
 
-import sys
-
-from library.cli.train_script import main
+from library.cli.train_script import run
 from library.families.sdxl.options import SdxlLora
 
 if __name__ == "__main__":
-    sys.exit(main(SdxlLora))
+    run(SdxlLora)

@@ -1,9 +1,7 @@
 """Teach SDXL a word: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
 
-import sys
-
-from library.cli.train_script import main
+from library.cli.train_script import run
 from library.families.sdxl.options import SdxlTextualInversion
 
 if __name__ == "__main__":
-    sys.exit(main(SdxlTextualInversion))
+    run(SdxlTextualInversion)

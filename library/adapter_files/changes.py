@@ -5,6 +5,7 @@ kinds that multiply the weight (DoRA, OFT), a strength below 1 interpolates towa
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -250,6 +251,10 @@ class LayerChange:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether it fits a weight of this shape."""
+        if self.is_plain:  # by its sizes alone: PyTorch would import sympy to multiply tensors without data
+            up, down = self.parts[UP].shape, self.parts[DOWN].shape
+            fit_each_other = min(len(up), len(down)) >= 2 and math.prod(up[1:]) == down[0]
+            return fit_each_other and up[0] * math.prod(down[1:]) == math.prod(shape)
         sizes = tuple((name, tuple(part.shape)) for name, part in self.parts.items())
         numbers = tuple((name, tuple(self.parts[name].flatten().tolist())) for name in NUMBERS if name in self.parts)
         return _fits(sizes, numbers, tuple(shape))

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import psutil
 
 from library import families
+from library.cli import process_end
 from library.config import environment
 from library.config.building import Layer, Reading, draft, read_layers, read_section, understood
 from library.config.formats import to_toml
@@ -51,6 +52,13 @@ def config_from_argv(config: type[C], argv: list[str] | None = None) -> C:
     return reading.config
 
 
+def run(config: type) -> NoReturn:
+    """Run a training script as this process, which ends as soon as all is written."""
+    code = main(config)
+    process_end.end_at_once(code)
+    sys.exit(code)
+
+
 def main(config: type, argv: list[str] | None = None) -> int:
     """Run a training script: parse the command line, then train. Returns the exit code.
 
@@ -75,7 +83,10 @@ def main(config: type, argv: list[str] | None = None) -> int:
             environment.expand_segments()
         with without_collecting():
             from library.cli.train import train  # loads torch, which parsing a command line does not need
-        gc.freeze()  # loaded modules stay, so no later collection needs to scan them
+            from library.compiler import torch_private
+
+            torch_private.defer_dynamo()
+            gc.freeze()  # loaded modules stay, so no collection needs to scan them
 
         train(reading.config, reading.notes, psutil.Process().create_time())
     except ConfigError as e:

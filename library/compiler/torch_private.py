@@ -6,6 +6,7 @@ differences are noted. tests/test_torch_private.py and ruff (TID251) keep all ot
 
 import contextlib
 import copyreg
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -23,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from library import deferred
 from library.compiler.recompute import RecomputeStates
 
 __all__ = [
@@ -34,12 +36,61 @@ __all__ = [
 ]
 
 # Exceptions of these modules mean that compiling failed; they share no public base class.
-COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
+DYNAMO = "torch._dynamo"
+COMPILER_MODULES = (DYNAMO, "torch._inductor", "torch._functorch")
 
 # One kernel for many small tensors. torch.optim uses these functions, but nothing public offers them.
 foreach_copy_ = torch._foreach_copy_
 foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
+
+
+# ---- loading the compiler
+
+
+def defer_dynamo() -> None:
+    """Load Dynamo only where something is compiled: 2 s of a processor that a training without it does not need.
+
+    Every optimizer of PyTorch loads it, to switch it off and to end a graph that is being traced.
+    """
+    names = {"disable": _disable, "graph_break": _break_graph, "allow_in_graph": _allow_in_graph}
+    deferred.defer_package(DYNAMO, names, then=_allow_noted)
+
+
+def dynamo_is_loaded() -> bool:
+    return deferred.is_loaded(DYNAMO)
+
+
+def _disable(function: Callable[..., Any] | None = None, recursive: bool = True, **options: Any) -> Any:
+    """Return the function with Dynamo switched off inside of it, from when Dynamo is loaded."""
+    if function is None:
+        return functools.partial(_disable, recursive=recursive, **options)
+    disabled: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not disabled and dynamo_is_loaded():
+            disabled.append(torch._dynamo.disable(function, recursive, **options))
+        return (disabled[0] if disabled else function)(*args, **kwargs)
+
+    return call
+
+
+def _break_graph() -> None:
+    """End no graph, as none is traced before Dynamo is loaded."""
+
+
+_allowed: list[Any] = []
+
+
+def _allow_in_graph(function: Any) -> Any:
+    _allowed.append(function)
+    return function
+
+
+def _allow_noted() -> None:
+    while _allowed:
+        torch.compiler.allow_in_graph(_allowed.pop())
 
 
 # ---- records of the compiler

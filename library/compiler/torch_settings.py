@@ -11,7 +11,6 @@ import torch
 
 from library.compiler import torch_private
 from library.config.compile_modes import RECORDED_MODES, TUNED_MODES
-from library.imports import without_collecting
 
 TAG = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
 OWN_LIMIT = 8  # of PyTorch: graphs of one function
@@ -61,6 +60,11 @@ class ThreadSettings(threading.local):
 THREAD_SETTINGS = ThreadSettings()
 
 
+def stance(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Return a context with this stance of `torch.compile`, which is of no use while nothing is compiled."""
+    return torch.compiler.set_stance(name) if torch_private.dynamo_is_loaded() else contextlib.nullcontext()
+
+
 # Settings are global, so a later training or test in this process would inherit them.
 # Why: docs/decisions/2026-11-22-switches-are-put-back.md
 @contextlib.contextmanager
@@ -71,14 +75,14 @@ def keep_torch_settings() -> Iterator[None]:
     `library.memory.attention.keep_attention_settings`.
     """
     stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
-    with without_collecting():  # loads the tracing, as every optimizer does
-        stance = torch.compiler.set_stance("default")
-    with stance:
+    with stance("default"):
         try:
             yield
         finally:
             THREAD_SETTINGS.want([])
-            torch_private.keep_graphs_in_order(False)
+            if torch_private.dynamo_is_loaded():
+                torch.compiler.set_stance("default")
+                torch_private.keep_graphs_in_order(False)
             if torch.cuda.is_initialized():
                 torch.cuda.set_stream(stream or torch.cuda.default_stream())
 

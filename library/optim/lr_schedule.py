@@ -30,15 +30,16 @@ from library.optim.classes import (
 )
 
 TRANSFORMERS, DIFFUSERS = "transformers.optimization", "diffusers.optimization"
+PLAIN = "library.optim.plain_schedules"
 NO_SCHEDULER = "{chosen}: {why}; write module.Class, such as torch.optim.lr_scheduler.LinearLR, or leave it empty"
 NOT_TAKEN = ": {title} does not take these values ({why})"
 MAX_GROUPS = 64  # largest number of groups tried for a schedule with lists before the model is known
 FUNCTIONS = {
-    "constant": OptimizerSpec(TRANSFORMERS, "get_constant_schedule"),
-    "constant_with_warmup": OptimizerSpec(TRANSFORMERS, "get_constant_schedule_with_warmup"),
-    "linear": OptimizerSpec(TRANSFORMERS, "get_linear_schedule_with_warmup"),
-    "cosine": OptimizerSpec(TRANSFORMERS, "get_cosine_schedule_with_warmup"),
-    "cosine_with_restarts": OptimizerSpec(TRANSFORMERS, "get_cosine_with_hard_restarts_schedule_with_warmup"),
+    "constant": OptimizerSpec(PLAIN, "constant"),
+    "constant_with_warmup": OptimizerSpec(PLAIN, "constant_with_warmup"),
+    "linear": OptimizerSpec(PLAIN, "linear"),
+    "cosine": OptimizerSpec(PLAIN, "cosine"),
+    "cosine_with_restarts": OptimizerSpec(PLAIN, "cosine_with_restarts"),
     "polynomial": OptimizerSpec(TRANSFORMERS, "get_polynomial_decay_schedule_with_warmup"),
     "inverse_sqrt": OptimizerSpec(TRANSFORMERS, "get_inverse_sqrt_schedule"),
     "cosine_with_min_lr": OptimizerSpec(TRANSFORMERS, "get_cosine_with_min_lr_schedule_with_warmup"),

@@ -175,7 +175,7 @@ class Journal:
         self.trackers.log(line)
         step = line["step"]
         if step in (1, total) or step % max(total // 100, 1) == 0:
-            pace = f", {line['s_it']:.2f} s/it, {clock_time(line['eta'])} left" if "s_it" in line else ""
+            pace = f", {pace_of(line['s_it'])} s/it, {clock_time(line['eta'])} left" if "s_it" in line else ""
             self.say(
                 f"step {step}/{total}, epoch {line['epoch']}, loss {line['loss']:.4f} "
                 f"(average {line['avr_loss']:.4f}){pace}"
@@ -253,6 +253,11 @@ class Progress:
             return ""
         seconds = (now - self._since) / (done - self._before) * (total - done)
         return f", {clock_time(seconds)} left"
+
+
+def pace_of(seconds: float) -> str:
+    """Return seconds per step, exact to 1 % from 0.05 s on."""
+    return f"{seconds:.{2 if seconds >= 1 else 3}f}"
 
 
 def clock_time(seconds: float) -> str:

@@ -35,6 +35,40 @@ def test_speed_leaves_out_warm_up_compiling_and_pauses(monkeypatch):
     assert last["eta"] == 11.0
 
 
+class Event:
+    """A moment of a GPU's stream."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def elapsed_time(self, other):
+        return (other.seconds - self.seconds) * 1000
+
+
+def test_speed_is_that_of_the_device_where_the_host_runs_ahead(monkeypatch):
+    """The host issues a step in 1 s, the device takes 4; saving in between takes 500, and waits for the device."""
+    host = iter(range(100))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(host) + 1)))
+    meter, now = Meter(total=30, per_epoch=30), 0.0
+    for step in range(1, 31):
+        moments = [Event(now), Event(now + 1), Event(now + 4)]
+        now += 4
+        meter.push({"step": step}, {"loss": torch.tensor(0.0)}, timestamps=moments)
+        if step % 10 == 0:
+            assert meter.lines(wait=True)[-1][0]["s_it"] == 4.0
+            meter.pause()
+            now += 500
+    assert meter.warm_steps == 30 - module.WARM_UP - 2  # all but the first ones, and the first after each pause
+
+
+def test_the_printed_speed_is_exact_to_one_percent():
+    from library.train.journal import pace_of
+
+    shown = [pace_of(seconds) for seconds in (0.0805, 0.9994, 1.004, 12.345)]
+    assert shown == ["0.081", "0.999", "1.00", "12.35"]
+    assert all(abs(float(pace_of(n / 1000)) - n / 1000) <= n / 1e5 for n in range(50, 5000))
+
+
 def test_images_are_named_whose_batch_has_no_number():
     meter = Meter(total=3, per_epoch=3)
     for step, odd in enumerate((0.5, float("nan"), float("inf")), start=1):

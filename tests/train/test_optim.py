@@ -340,3 +340,41 @@ def test_lists_of_a_schedule_are_tried_with_the_groups_of_the_model():
     assert not [*optimizers.find_optimizer_problems(chosen)] and not [*lr_schedule.for_groups(chosen, [0.1, 0.2])]
     (said,) = lr_schedule.for_groups(chosen, [0.1])
     assert "max_lr must have the same length as optimizer.param_groups" in str(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "original", "arguments"),
+    [
+        ("constant", "get_constant_schedule", {}),
+        ("constant_with_warmup", "get_constant_schedule_with_warmup", {"num_warmup_steps": 5}),
+        ("linear", "get_linear_schedule_with_warmup", {"num_warmup_steps": 3, "num_training_steps": 17}),
+        ("cosine", "get_cosine_schedule_with_warmup", {"num_warmup_steps": 0, "num_training_steps": 17}),
+        ("cosine", "get_cosine_schedule_with_warmup", {"num_warmup_steps": 30, "num_training_steps": 17}),
+        (
+            "cosine_with_restarts",
+            "get_cosine_with_hard_restarts_schedule_with_warmup",
+            {"num_warmup_steps": 4, "num_training_steps": 17, "num_cycles": 3},
+        ),
+    ],
+)
+def test_a_plain_schedule_is_that_of_transformers(name, original, arguments):
+    """Every rate to the last bit, and what a state stores."""
+    import inspect
+
+    from transformers import optimization
+
+    from library.optim import plain_schedules
+
+    ours, theirs = getattr(plain_schedules, name), getattr(optimization, original)
+    assert [*inspect.signature(ours).parameters] == [*inspect.signature(theirs).parameters]
+    ran = []
+    for make in (ours, theirs):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+        schedule = make(optimizer, **arguments)
+        rates = []
+        for _ in range(20):
+            rates += schedule.get_last_lr()
+            optimizer.step()
+            schedule.step()
+        ran.append((rates, schedule.state_dict()))
+    assert ran[0] == ran[1]

@@ -82,6 +82,35 @@ def test_a_training_imports_nothing_that_it_does_not_use(demo, squares, tmp_path
     assert all(list((tmp_path / script).glob("*.safetensors")) for script in LORAS)
 
 
+# Loaded where something is compiled, sharded or encoded.
+LATER = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "transformers", "jinja2"}
+NETWORK_FOLDERS = tuple(f"diffusers.models.{folder}." for folder in ("autoencoders", "transformers", "unets"))
+NETWORKS = {"transformers.dual_transformer_2d", "transformers.transformer_2d"} | {
+    f"unets.unet_2d_{part}" for part in ("blocks", "condition")
+}
+
+
+def test_a_cached_training_loads_no_compiler_no_text_model_and_one_network(demo, tmp_path):
+    """Eager steps and a schedule, in one process. Other families count the tokens of their captions."""
+    from library.config.formats import to_toml
+
+    images = pictures(tmp_path / "pictures")
+    for caption in images.rglob("*.txt"):
+        caption.write_text("toy")  # long captions are counted in tokens
+    values = {"train_data_dir": images, "max_train_steps": 2, "lr_scheduler": "cosine"}
+    turns = []
+    for script in ("sdxl_train_network", "flux_train_network", "flux_2_train_network"):
+        train(config_of(demo, script, output_dir=tmp_path / "first", **values, **TO_DISK))
+        config = config_of(demo, script, output_dir=tmp_path / script, **values, **TO_DISK)
+        file = tmp_path / f"{script}.toml"
+        file.write_text(to_toml(config), encoding="utf-8")
+        turns += [f"sd-scripts/{script}.py", file]
+    loaded = imported("-c", SCRIPTS_IN_TURN, *turns)
+    assert not (LATER & loaded), sorted(LATER & loaded)
+    networks = {name for name in loaded if name.startswith(NETWORK_FOLDERS)}
+    assert networks == {f"diffusers.models.{name}" for name in NETWORKS}
+
+
 @pytest.fixture
 def read(monkeypatch):
     """Every file of weights that is opened, and every VAE and text encoder that is built."""

@@ -248,7 +248,8 @@ def _classes() -> tuple[Any, Any]:
     blocks.
     """
     with without_optional("diffusers"):
-        from diffusers.models import UNet2DConditionModel, resnet
+        from diffusers.models import resnet
+        from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
     class Unet(UNet2DConditionModel):
         forward = inspect.unwrap(UNet2DConditionModel.forward)

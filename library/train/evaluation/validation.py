@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.compiler import cudagraph
+from library.compiler import cudagraph, torch_settings
 from library.config import phases
 from library.config.problems import Message
 from library.config.sections import AdapterRun, Validation
@@ -162,7 +162,7 @@ def evaluation_mode(networks: Iterable[nn.Module], training: Training) -> Iterat
         module.training = False
     try:
         with (
-            torch.compiler.set_stance("force_eager"),
+            torch_settings.stance("force_eager"),
             torch.no_grad(),
             training.world.autocast(),
             optimizers.averaged(training.updates.raw_optimizer),

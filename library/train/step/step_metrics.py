@@ -32,6 +32,7 @@ class _Pending:
     images: tuple[list[str], ...]  # per batch; the batch losses are the last values
     arrived: "torch.cuda.Event | None"
     timestamps: list[Any]  # of the step, for `seconds`
+    took: float | None  # seconds on the host since the step before; None if the step is excluded from the speed
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Meter:
     _losses: list[float] = field(default_factory=list)
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     _last: float = 0.0
+    _ended: Any = None  # timestamp of the end of the last step that was read
     _seen: int = 0
     warm_steps: int = 0
     warm_seconds: float = 0.0
@@ -64,10 +66,7 @@ class Meter:
         now = time.monotonic()
         self._seen += 1
         self.took = now - self._last if self._last else None
-        if self._seen > WARM_UP and not compiled and self.took is not None:
-            self._times.append(self.took)
-            self.warm_steps += 1
-            self.warm_seconds += self.took
+        typical = self._seen > WARM_UP and not compiled
         self._last = now
         stacked = torch.stack([v.detach().float() for v in (*values.values(), *(loss for loss, _ in batches))])
         arrived = None
@@ -78,8 +77,8 @@ class Meter:
             arrived = torch.cuda.Event()
             arrived.record()
         images = tuple(paths for _, paths in batches)
-        line = line | self.speed(line["step"])
-        self._pending.append(_Pending(line, stacked, tuple(values), images, arrived, list(timestamps)))
+        took = self.took if typical else None
+        self._pending.append(_Pending(line, stacked, tuple(values), images, arrived, list(timestamps), took))
 
     def pause(self) -> None:
         self._last = 0.0  # work between two steps, such as saving, is no part of the next one's time
@@ -104,7 +103,20 @@ class Meter:
             # Upstream's moving average: one slot for each step of an epoch, overwritten by the next epoch's.
             slot = (pending.line["step"] - 1) % self.per_epoch
             self._losses[slot : slot + 1] = [numbers["loss"]]  # appends during the first epoch
-            yield pending.line | numbers | {"avr_loss": self.average} | seconds(pending.timestamps), bad_images
+            self._count(pending)
+            numbers |= {"avr_loss": self.average, **self.speed(pending.line["step"])}
+            yield pending.line | numbers | seconds(pending.timestamps), bad_images
+
+    def _count(self, pending: _Pending) -> None:
+        """Add the seconds from the end of the step before to the end of this one."""
+        ended, self._ended = self._ended, pending.timestamps[-1] if pending.timestamps else None
+        if pending.took is None:
+            return
+        # By the GPU's own clock: the host runs ahead, so that its steps look shorter than they are.
+        took = pending.took if ended is None or self._ended is None else _between(ended, self._ended)
+        self._times.append(took)
+        self.warm_steps += 1
+        self.warm_seconds += took
 
     def speed(self, step: int) -> dict[str, float]:
         """Return seconds per step without warm-up, and the seconds left; empty before the first typical step."""
@@ -174,12 +186,13 @@ def seconds(timestamps: Sequence[Any]) -> dict[str, float]:
     """Split a step's seconds into data_s, transfer_s and compute_s. GPU events must have passed."""
     if not timestamps:
         return {}
-
-    def between(first: Any, second: Any) -> float:
-        return second - first if isinstance(first, float) else first.elapsed_time(second) / 1000
-
     begin, ready, *moves, end = timestamps
-    data = between(begin, ready)
-    transfer = sum(between(a, b) for a, b in zip(moves[::2], moves[1::2], strict=True))
-    compute = max(0.0, between(ready, end) - transfer)
+    data = _between(begin, ready)
+    transfer = sum(_between(a, b) for a, b in zip(moves[::2], moves[1::2], strict=True))
+    compute = max(0.0, _between(ready, end) - transfer)
     return {"data_s": round(data, 5), "transfer_s": round(transfer, 5), "compute_s": round(compute, 5)}
+
+
+def _between(first: Any, second: Any) -> float:
+    """Return the seconds between two timestamps of StepTimer."""
+    return second - first if isinstance(first, float) else first.elapsed_time(second) / 1000

@@ -119,7 +119,9 @@ class Updates:
             return {}
         if self._shards:
             return {"grad_norm": self._shards.clip(self._parameters, self._limit)}
-        norm: Any = self._world.accelerator.clip_grad_norm_(self._parameters, self._limit)
+        self._world.accelerator.unscale_gradients()
+        # accelerate's function would load sharded tensors first, which takes a second.
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._limit)
         return {"grad_norm": norm.to(self._world.device)}
 
     def should_step(self, *numbers: Tensor) -> bool:

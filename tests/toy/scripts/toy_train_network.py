@@ -1,10 +1,8 @@
 """Train a LoRA for the toy."""
 
-import sys
-
 from library.families.toy.options import ToyLora
 
-from library.cli.train_script import main
+from library.cli.train_script import run
 
 if __name__ == "__main__":
-    sys.exit(main(ToyLora))
+    run(ToyLora)
