@@ -13,7 +13,7 @@ from library.families.shared import vae_tiles
 logger = logging.getLogger(__name__)
 SMALL = 512 * 512  # pixels of a picture for which tiles save too little memory to try them
 LATENT = 8  # pixels of a side of one latent
-WHOLE, SLICES, TILES = "at once", "picture by picture", "in tiles"
+AT_ONCE, SLICES, TILES = "at once", "picture by picture", "in tiles"
 # Parts of the messages of other errors that mean out of memory.
 NO_ROOM = ("can't allocate memory", "not enough memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 # How many values of pixels did not fit, by VAE and way: encoding thousands of pictures must not fail first for each.
@@ -48,13 +48,13 @@ def encode(vae: Any, pixels: Tensor) -> Tensor:
     [B, C, h, w]; if memory is short picture by picture, then in tiles. Raises the error of the last attempt.
     """
     pictures = pixels.split(1)
-    ways: dict[str, Callable[[], Tensor]] = {WHOLE: lambda: _encode_whole(vae, pixels)}
+    ways: dict[str, Callable[[], Tensor]] = {AT_ONCE: lambda: _encode_whole(vae, pixels)}
     if len(pictures) > 1:
         ways[SLICES] = lambda: torch.cat([_encode_whole(vae, picture) for picture in pictures])
     if pictures[0][0, 0].numel() > SMALL:
         ways[TILES] = lambda: torch.cat([vae_tiles.encode_in_tiles(vae, picture) for picture in pictures])
     *others, last = ways
-    sizes, limits = {WHOLE: pixels.numel(), SLICES: pictures[0].numel()}, _did_not_fit.setdefault(vae, {})
+    sizes, limits = {AT_ONCE: pixels.numel(), SLICES: pictures[0].numel()}, _did_not_fit.setdefault(vae, {})
     tried = [name for name in others if name not in limits or sizes[name] < limits[name]]
     used, encoded = first_that_fits({name: ways[name] for name in (*tried, last)})
     failed = tried[: tried.index(used)] if used in tried else tried
