@@ -190,7 +190,7 @@ def _rearrange_tables(text: str, new_tables: Sequence[DatasetTable]) -> str:
             parts.append(block)
         if kind.startswith("datasets"):
             ends[at] = len(parts) - 1
-    for table in reversed(new_tables):
+    for table in new_tables:  # in their order, as a new data set and a new folder may go after the same block
         last = max(ends.values()) if table.at is None else ends[table.at]
         added = [
             line

@@ -113,6 +113,16 @@ def test_new_folders_and_values_stand_where_one_looks_for_them(file):
     assert made.index("# small") > made.index("new") and made.endswith("# the end\n")
 
 
+def test_a_new_folder_of_the_last_data_set_and_new_data_sets_are_added_at_once_and_in_order(file):
+    large, small = dataset_file.read_dataset_tables(file)
+    small.folders.append(FolderTable({"image_dir": "/fish"}))
+    new = [DatasetTable({"resolution": size}, [FolderTable({"image_dir": f"/{size}"})]) for size in ("640", "896")]
+    text = dataset_file.written(file, [large, small, *new])
+    assert 'image_dir = "/birds"\n\n[[datasets.subsets]]\nimage_dir = "/fish"\n\n[[datasets]]\nresolution = 640' in text
+    assert text.index("/fish") < text.index("/640") < text.index("resolution = 896") < text.index("/896")
+    assert [len(table["subsets"]) for table in tomllib.loads(text)["datasets"]] == [2, 2, 1, 1]
+
+
 def test_a_value_that_is_emptied_is_taken_out(file):
     large, small = dataset_file.read_dataset_tables(file)
     del large.texts["batch_size"]
