@@ -11,21 +11,31 @@ const WATCHED = ["model_version", "model_type", "train_batch_size", "gradient_ac
 const images = {};
 /** @type {Record<string, string>} what the last request of each form was about */
 const lastQuestion = {};
+/** @type {Record<string, { model: string, purpose: string }>} the purpose chosen in each form, until it is applied */
+const chosen = {};
+
+/**
+ * The purpose of a form: the chosen one, also while the answer to it is on its way, or that of its recipe.
+ * @param {HTMLFormElement} where
+ */
+function purposeOf(where) {
+  const model = family(where), waiting = chosen[where.id];
+  return waiting?.model === model ? waiting.purpose : startOf(where, model).purpose ?? "";
+}
 
 /**
  * Apply the recipe for the form's current values. Typed values stay.
  * @param {HTMLFormElement} where
- * @param {string} [purpose]
  */
-async function update(where, purpose) {
+async function update(where) {
   const name = family(where), start = startOf(where, name), tab = where.id.replace(/-form$/, "");
   if (!start.advice) return;
-  const newPurpose = purpose ?? start.purpose ?? "", counted = images[where.id] ?? 0;
+  const purpose = purposeOf(where), counted = images[where.id] ?? 0;
   const processes = all(where, "[data-launch=num_processes]", HTMLInputElement)[0]?.value;
   const about = JSON.stringify([
     name,
     start.id,
-    newPurpose,
+    purpose,
     counted,
     processes,
     ...WATCHED.map((option) => fieldOf(where, option)?.value),
@@ -33,11 +43,15 @@ async function update(where, purpose) {
   const isFirst = !lastQuestion[where.id] && !counted; // the form starts with its preset's recipe
   if (lastQuestion[where.id] === about) return;
   lastQuestion[where.id] = about;
-  if (isFirst && purpose === undefined) return;
+  if (isFirst && !chosen[where.id]) return;
   try {
-    const recipe = await ask("purpose", { tab, sent: sentOf(tab), id: start.id, purpose: newPurpose, images: counted });
-    if (lastQuestion[where.id] === about && family(where) === name) restart(where, { ...recipe, why: start.why });
-  } catch {} // keep the preset's own values
+    const recipe = await ask("purpose", { tab, sent: sentOf(tab), id: start.id, purpose, images: counted });
+    if (lastQuestion[where.id] !== about || family(where) !== name) return;
+    delete chosen[where.id];
+    restart(where, { ...recipe, why: start.why });
+  } catch {
+    delete chosen[where.id]; // keep the preset's own values
+  }
 }
 
 /**
@@ -46,7 +60,8 @@ async function update(where, purpose) {
  */
 function show(where) {
   const box = find(where, ".recipe"),
-    { purpose, purposes = [], meant = "", elsewhere = "", sets = [], advice = "" } = startOf(where, family(where));
+    { purposes = [], meant = "", elsewhere = "", sets = [], advice = "" } = startOf(where, family(where)),
+    purpose = purposeOf(where);
   const shown = JSON.stringify([purpose, purposes, elsewhere, sets, advice]);
   if (box.dataset.shown === shown) return;
   const hasFocus = box.contains(document.activeElement);
@@ -83,7 +98,8 @@ document.addEventListener("kohya:counted", (event) => {
 document.addEventListener("change", ({ target }) => {
   if (!(target instanceof HTMLInputElement) || target.name !== "purpose" || !target.form) return;
   remember(target.form);
-  void update(target.form, target.value);
+  chosen[target.form.id] = { model: family(target.form), purpose: target.value };
+  void update(target.form);
 });
 export const chosenPurpose = (/** @type {HTMLFormElement} */ where) =>
   all(where, ".recipe input:checked", HTMLInputElement)[0]?.value ?? "";

@@ -14,6 +14,7 @@ import os, sys, types
 stub = types.ModuleType("library.cli.train")
 stub.train = lambda *_: print(os.environ.get("PYTORCH_CUDA_ALLOC_CONF"), "torch" in sys.modules)
 sys.modules["library.cli.train"] = stub
+sys.modules["library.compiler.torch_private"] = types.SimpleNamespace(defer_dynamo=lambda: None)  # it loads torch
 from library.cli.train_script import main
 from library.families.flux.options import FluxLora
 for swapped in ("0", "4"):

@@ -112,6 +112,23 @@ def test_a_purpose_is_one_click_and_leaves_alone_what_was_typed(visit):
 
 
 @pytest.mark.browser
+def test_a_chosen_purpose_outlives_a_change_that_comes_before_its_answer(visit):
+    visitor = visit()
+    page, recipe, requests = visitor.page, visitor.page.locator("#lora-form .recipe"), []
+    visitor.family("FLUX.2")
+    page.route("**/purpose*", lambda request: requests.append(request))  # Playwright takes no builtin
+    recipe.get_by_text("Style", exact=True).click()
+    visitor.fill(network_dim="8")
+    page.locator("#lora-network_dim").blur()
+    page.wait_for_function("document.querySelector('#lora-form .recipe input:checked').value == 'style'")
+    while requests:
+        requests.pop().continue_()
+    page.wait_for_function("document.querySelector('#lora-learning_rate').value == '0.0003'")
+    assert recipe.get_by_label("Style").is_checked()
+    page.unroute_all(behavior="ignoreErrors")
+
+
+@pytest.mark.browser
 def test_steps_are_proposed_for_the_images_unless_somebody_typed_them(visit, folder):
     visitor = visit()
     page, recipe = visitor.page, visitor.page.locator("#lora-form .recipe")
