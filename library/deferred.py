@@ -34,7 +34,7 @@ class DeferredPackage(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         """Load the module that has this name, or else the whole package."""
-        if name.startswith("__"):  # such as __file__: asked of every module by `inspect`
+        if name.startswith("__"):  # such as __file__, which `inspect` reads from every module
             raise AttributeError(f"{self.__name__} is not loaded yet, so it has no {name}")
         if module := (self._parts or {}).get(name):
             return getattr(importlib.import_module(f"{self.__name__}.{module}"), name)

@@ -18,6 +18,7 @@ from library.measuring.model_stats import ModelStats, model_stats
 from library.measuring.operations import count_block_tokens, data_sheet_rate, operations_of_image
 from library.memory import swapping
 from library.memory.quantization import fp8_storage
+from library.methods.base import trained_dtype
 from library.runs import layout, reader
 
 BYTES_PER_GIB = 2**30
@@ -183,9 +184,7 @@ def _recording_memory(config: RunConfig, model: ModelStats, trained: float, acti
 
 def _trained_bytes(config: RunConfig) -> int:
     """Return the bytes of a trained number, and of its gradient."""
-    if config.adapters:
-        return 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
-    return fp8_storage.storage_type(config).itemsize
+    return (trained_dtype(config) if config.adapters else fp8_storage.storage_type(config)).itemsize
 
 
 def _state_bytes(config: RunConfig, optimizer: str) -> float:

@@ -1,4 +1,4 @@
-"""End the process of a training without taking the interpreter apart. Loads no torch."""
+"""End the process of a training without tearing down the interpreter. Loads no torch."""
 
 import atexit
 import os

@@ -186,7 +186,8 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
         yield {"cache_text_encoder_outputs": True}
     if not config.adapters:
         lighter = {"optimizer_type": "Adafactor", "fused_backward_pass": True}
-        yield lighter if config.precision.full_bf16 else {"full_bf16": True}
+        is_in_half = config.precision.full_bf16 or families.facts_of(config.family).trained_in_compute_dtype
+        yield lighter if is_in_half else {"full_bf16": True}
 
 
 def advise_changes(changes: Overrides, config: RunConfig) -> MessageLike:

@@ -43,8 +43,8 @@ class PartialOptimizer:
         self.stepped = -1  # the last step that was taken
         settings = {key: value for key, value in group.items() if key != "params"}
         # Empty, but with the weights' number of dimensions, by which an optimizer may sort them.
-        self._master_params = [nn.Parameter(torch.empty((0,) * max(1, p.dim()), device=p.device)) for _, p in weights]
-        self.optimizer = make([{**settings, "params": self._master_params}])
+        self.master_params = [nn.Parameter(torch.empty((0,) * max(1, p.dim()), device=p.device)) for _, p in weights]
+        self.optimizer = make([{**settings, "params": self.master_params}])
 
     def wait(self) -> None:
         self.waiting = {id(p) for _, p in self.weights}
@@ -56,7 +56,7 @@ class PartialOptimizer:
         for group in self.optimizer.param_groups:  # several, if the optimizer has sorted the weights
             group["lr"] = self.group["lr"]
         stepped = []
-        for (number, p), master_param in zip(self.weights, self._master_params, strict=True):
+        for (number, p), master_param in zip(self.weights, self.master_params, strict=True):
             gradient, p.grad = p.grad, None
             if gradient is not None:
                 self._to_fp32(p, gradient, master_param)
@@ -97,7 +97,7 @@ class PartialOptimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the optimizer's state; tensors that were stored in bfloat16 become bfloat16 again, losslessly."""
         self.optimizer.load_state_dict(state)
-        for (_, p), master_param in zip(self.weights, self._master_params, strict=True):
+        for (_, p), master_param in zip(self.weights, self.master_params, strict=True):
             self._narrow(master_param, p, Tensor.copy_)
 
 
@@ -171,7 +171,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return {"steps": self.steps, "groups": groups, "bundles": [b.optimizer.state_dict() for b in self.bundles]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the states of all bundles. Raises ConfigError if the weights are bundled differently."""
+        """Load the states of all bundles, or that of a single optimizer of the same weights. Raises ConfigError if the
+        weights are bundled, grouped or stored differently.
+        """
+        if "bundles" not in state_dict and self._has_weights_of(state_dict):
+            state_dict = self._split(state_dict)
         if len(state_dict.get("bundles", ())) != len(self.bundles):
             raise ConfigError("resume: the state is of a run with another optimizer; resume with its own config")
         self.steps = state_dict["steps"]
@@ -179,6 +183,36 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             group.update(stored_group)
         for bundle, stored_group in zip(self.bundles, state_dict["bundles"], strict=True):
             bundle.load_state_dict(stored_group)
+
+    def _has_weights_of(self, whole: dict[str, Any]) -> bool:
+        """Whether a single optimizer had groups of as many weights, and kept numbers for matrices in their dtype."""
+        stored_groups = whole.get("param_groups", ())
+        if [len(group["params"]) for group in stored_groups] != [len(group["params"]) for group in self.param_groups]:
+            return False
+        weights = [p for group in self.param_groups for p in group["params"]]
+        return all(
+            value.dtype == weights[number].dtype
+            for number, state in whole["state"].items()
+            for value in state.values()
+            if weights[number].dim() > 1 and _follows(value, weights[number])
+        )
+
+    # Before 2026-11-27 weights that load in bf16 were stepped by one optimizer without bundles.
+    def _split(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of one optimizer of all weights as the state of bundles."""
+        bundles = []
+        for bundle in self.bundles:
+            numbers = {id(p): number for (number, _), p in zip(bundle.weights, bundle.master_params, strict=True)}
+            part = bundle.optimizer.state_dict()
+            params = (p for group in bundle.optimizer.param_groups for p in group["params"])
+            found = ((i, whole["state"].get(numbers[id(p)])) for i, p in enumerate(params))
+            bundles.append({**part, "state": {i: state for i, state in found if state}})
+        groups = [
+            {name: stored[name] for name in group.keys() & stored.keys() - {"params"}}
+            for group, stored in zip(self.param_groups, whole["param_groups"], strict=True)
+        ]
+        steps = max((int(state.get("step", 0)) for state in whole["state"].values()), default=0)
+        return {"steps": steps, "groups": groups, "bundles": bundles}
 
 
 # ---- how a group is cut

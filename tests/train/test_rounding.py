@@ -1,5 +1,6 @@
 """Half precision that learns from small updates, and optimizers that step one bundle of weights at a time."""
 
+import copy
 import math
 import weakref
 
@@ -145,6 +146,33 @@ def test_small_updates_add_up(name, half):
                 p.grad = torch.full_like(p, 0.0625 if name == "SGD" else 1.0)
             made.step()
         assert all((p == 1).all() for p in plain.parameters()), "what this is for"
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor"])
+def test_a_state_of_one_optimizer_of_all_weights_continues_in_bundles(name):
+    """States of fine-tunes that load in bf16 were saved so before their weights were stepped in bundles."""
+    values = (ADAFACTOR if name == "Adafactor" else {"optimizer_type": name}) | {"mixed_precision": "bf16"}
+    method = Learner(torch.bfloat16)
+    before = stepped(method, 5, optimizers._construct_optimizer(config(**values), method.groups()))
+    state = copy.deepcopy(before.state_dict())
+    state["param_groups"][1]["lr"] = 0.125  # where its schedule was
+    after = optimizers.make_optimizer(method, config(**values), 7)
+    after.load_state_dict(state)
+    assert after.steps == 5 and [group["lr"] for group in after.param_groups] == [0.25, 0.125]
+    loaded = {
+        id(p): bundle.optimizer.state[master_param]
+        for bundle in after.bundles
+        for (_, p), master_param in zip(bundle.weights, bundle.master_params, strict=True)
+    }
+    for p in method.parameters():
+        assert loaded[id(p)].keys() == before.state[p].keys()
+        for key, value in before.state[p].items():
+            assert torch.equal(torch.as_tensor(loaded[id(p)][key]).float(), torch.as_tensor(value).float()), key
+    stepped(method, 2, after, first=5)
+    assert all(p.isfinite().all() for p in method.parameters())
+    state["param_groups"][0]["params"].pop()
+    with pytest.raises(ConfigError, match="another optimizer"):
+        after.load_state_dict(state)
 
 
 def test_half_weights_follow_the_float32_ones():
