@@ -101,7 +101,6 @@ class TrainerRuns:
         return made
 
     def folder(self, name: str) -> Path:
-        """The checkout of a trainer, in which it runs."""
         return PROJECT_ROOT if name == OURS else self.rival
 
     def command(self, name: str, family: str, losses: Path) -> list[str]:
@@ -225,7 +224,6 @@ def sample_sheet(rows: dict[str, Row]) -> Any:
 
 
 def prepare(family: str, asked: argparse.Namespace, place: TrainerRuns) -> tuple[Path, list[str]]:
-    """The TOML of a family's trainings, and options beside it."""
     toml = versus_files.write_flat(place.work / f"{family}.toml", options(family, asked, place.work))
     return toml, ["--network_weights", str(starting_lora(family, toml, place))] if asked.paired else []
 

@@ -66,13 +66,11 @@ def document_tables(every: list[Measured]) -> dict[Path, list[str]]:
 
 
 def load_measurements(folder: Path = PROJECT_ROOT / "docs" / "measured") -> list[Measured]:
-    """All files of measurements, the newest first; their names begin with the date."""
     paths = sorted(folder.glob("*.json"), key=lambda path: path.stem, reverse=True)
     return [json.loads(path.read_text(encoding="utf-8")) | {"file": path.name} for path in paths]
 
 
 def newest(every: list[Measured]) -> Measured:
-    """The newest file that compares both trainers on one machine."""
     return next(one for one in every if {row["trainer"] for row in one["rows"] if row.get("shown")} >= {"sd-scripts"})
 
 
@@ -132,7 +130,6 @@ def _bar_svg(row: Measured, y: int, share: float, theirs: Measured | None = None
 
 
 def factors(theirs: Measured, ours: Measured) -> str:
-    """How many times as fast a row is as another trainer's, by wall time and by the GPU's busy time."""
     wall, busy = speedups(theirs, ours)
     return f"{_times(wall)}; busy {_times(busy)}"
 
@@ -144,7 +141,6 @@ def _times(factor: float | None) -> str:
 
 
 def speedups(theirs: Measured, ours: Measured) -> tuple[float, float | None]:
-    """Another trainer's seconds per step over ours: wall time, and the GPU's busy time where both were measured."""
     busy = [row.get("gpu_busy_s") for row in (theirs, ours)]
     return theirs["s_it"] / ours["s_it"], busy[0] / busy[1] if busy[0] and busy[1] else None
 
@@ -154,7 +150,6 @@ def _trainer_name(row: Measured) -> str:
 
 
 def machine_line(measurement: Measured) -> str:
-    """GPU, processor and PyTorch in a line."""
     processor = f"{measurement['cores']} cores of {measurement['processor'] or 'a processor that was not recorded'}"
     return f"{measurement['gpu']}, {processor}, torch {measurement['torch']}"
 
@@ -197,7 +192,6 @@ def _figure_style() -> str:
 
 
 def with_table(text: str, lines: list[str]) -> str:
-    """The text of a page with the lines of its table made anew."""
     return TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
 
 
@@ -255,7 +249,6 @@ def _fastest(family: str, every: list[Measured]) -> str:
 
 
 def _of_family(family: str, kind: str) -> list[Path]:
-    """The presets of a family itself, without those of its relatives (`lora-chroma-24gb`)."""
     return [path for path in _presets() if path.parent.name == family and re.fullmatch(rf"{kind}-\d+gb", path.stem)]
 
 
@@ -351,7 +344,6 @@ def _gigabytes(path: Path) -> int:
 
 
 def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] | None:
-    """The newest measurement of a preset: its file and its row."""
     return next(((one, row) for one in every for row in one["rows"] if row.get("preset") == name), None)
 
 

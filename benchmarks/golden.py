@@ -94,7 +94,6 @@ def run_case(case: GoldenCase, place: Place) -> dict[str, Json]:
 
 
 def options_toml(options: Options, place: Place) -> str:
-    """Options as a flat TOML file, with the folders that they name."""
     filled = json.dumps(options).replace("{work}", place.work.as_posix()).replace("{inputs}", place.inputs.as_posix())
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in json.loads(filled).items())
 

@@ -119,7 +119,6 @@ def collect_outputs(place: Place) -> dict[str, Json]:
 
 
 def digest(data: bytes) -> str:
-    """The first 16 digits of the SHA-256: enough to see that something differs."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 

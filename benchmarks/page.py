@@ -182,13 +182,11 @@ class Visit:
         )
 
     def press(self, words: str, kind: str, goal: str) -> float:
-        """Milliseconds from pressing the button (or `role=tab`) with these words until `goal` holds."""
         self.page.evaluate(MARK_SCRIPT, [words, "[role=tab]" if kind == "role=tab" else "button"])
         return self.click("[data-bench]", goal)
 
     @property
     def tabs(self) -> list[str]:
-        """The names of all tabs."""
         return [tab.inner_text().strip() for tab in self.page.get_by_role("tab").all() if tab.is_visible()]
 
     def other_hosts(self) -> list[str]:

@@ -158,7 +158,6 @@ class PresetCase:
 
     @property
     def title(self) -> str:
-        """What --cases calls it, such as "flux lora-8gb"."""
         return f"{self.family} {self.name}" if self.cap else f"{self.family} {self.kind}, {self.name}"
 
     @property
@@ -252,6 +251,5 @@ def choose_case(every: list[PresetCase], wanted: str) -> PresetCase:
 
 
 def flat_options(path: Path) -> dict[str, Any]:
-    """The options of a TOML file."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     return {name: value for table in tables.values() for name, value in table.items()}

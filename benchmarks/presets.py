@@ -126,7 +126,6 @@ class Heard(logging.Handler):
         logging.getLogger(logger).addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
         self.lines.append(record.getMessage())
 
 
@@ -235,7 +234,6 @@ class Process:
 
 
 def path_with(root: Path) -> str:
-    """PYTHONPATH with this tree first."""
     return os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 

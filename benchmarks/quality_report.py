@@ -64,7 +64,6 @@ def unpack(text: str) -> list[Image.Image]:
 
 
 def append(folder: Path, row: Row) -> None:
-    """Add a row to its family's file."""
     with (folder / f"runs-{row['family']}.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 
@@ -126,7 +125,6 @@ def difference(one: Image.Image, other: Image.Image) -> float:
 
 
 def mean_difference(ones: Sequence[Image.Image], others: Sequence[Image.Image]) -> float:
-    """The mean difference of pictures in pairs."""
     return statistics.mean(map(difference, ones, others))
 
 
@@ -167,7 +165,6 @@ class Compared:
 
     @property
     def drifts(self) -> bool:
-        """Whether its pictures are further from the yardstick's than those of another seed."""
         return bool(self.drift and self.apart) and statistics.mean(self.drift) > statistics.mean(self.apart)
 
 
@@ -200,7 +197,6 @@ def compare(rows: Sequence[Row], prompts: Prompts, yardsticks: Mapping[str, str]
 
 
 def succeeded(rows: Sequence[Row], setting: str) -> list[Row]:
-    """The rows of a setting that have figures, by seed."""
     found = [row for row in rows if row["setting"] == setting and "pictures" in row]
     return sorted(found, key=lambda row: row["seed"])
 
@@ -383,5 +379,4 @@ def sheet(rows: Sequence[Row], prompts: Prompts, settings: Mapping[str, str]) ->
 
 
 def font(size: int) -> Any:
-    """Pillow's own font."""
     return ImageFont.load_default(size)

@@ -133,7 +133,6 @@ def check_messages(page: Page, demo: Any) -> None:
 
 
 def show_images(page: Page, demo: Any) -> None:
-    """With the settings of the LoRA tab, which was filled in before."""
     page.get_by_role("button", name="Use this tab's settings").click()
     page.wait_for_function("[...document.querySelectorAll('.images article img')].some((i) => i.naturalWidth > 0)")
 

@@ -40,7 +40,6 @@ def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def count(shapes: Shapes, pattern: str) -> int:
-    """How many layers there are: one more than the largest number that a name has where the pattern has its group."""
     found = (re.match(pattern, name) for name in shapes)
     return max((int(match[1]) + 1 for match in found if match), default=0)
 
@@ -140,7 +139,6 @@ def _firsts(layer: str) -> list[str]:
 
 
 def sd_scripts_module(name: str) -> Any:
-    """A module of sd-scripts' package, which has the name of this project's."""
     return importlib.import_module(f"library.{name}")
 
 

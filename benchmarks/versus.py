@@ -48,7 +48,6 @@ class Program:
 
     @property
     def source(self) -> Path | None:
-        """The folder of musubi-tuner's package, None of other programs."""
         found = self.folder / "src"
         return found if (found / "musubi_tuner").is_dir() else None
 

@@ -51,17 +51,14 @@ class VersusCase:
 
     @property
     def shown(self) -> bool:
-        """Whether its model is shown another image beside each: here the image itself."""
         return bool(find_subject(self.family).config.control_images.least)
 
     @property
     def title(self) -> str:
-        """What the table and --cases call it."""
         return f"{self.family} {self.kind} {self.name}"
 
 
 def known_families(path: Path = VERSUS_CASES_FILE) -> tuple[str, ...]:
-    """The families that the file has cases of."""
     return tuple(tomllib.loads(path.read_text(encoding="utf-8"))["family"])
 
 
@@ -86,7 +83,6 @@ def versus_cases(tiny: bool, steps: int, path: Path = VERSUS_CASES_FILE) -> Iter
 
 
 def write_toml(case: VersusCase, folder: Path, inputs: Path) -> Path:
-    """The TOML of a case, flat as sd-scripts has it."""
     return write_flat(folder / f"{case.title.replace(' ', '-')}.toml", filled(case, inputs))
 
 
@@ -100,7 +96,6 @@ def filled(case: VersusCase, inputs: Path) -> dict[str, Any]:
 
 
 def write_flat(path: Path, options: Mapping[str, Any]) -> Path:
-    """Options as a TOML file without tables."""
     path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items()), encoding="utf-8")
     return path
 
@@ -235,7 +230,6 @@ def find_subject(family: str) -> Any:
 
 
 def has_musubi_caches(family: str) -> bool:
-    """Whether the caches of a family are in musubi-tuner's format."""
     return bool(find_subject(family).latent_cache.architecture)
 
 

@@ -91,7 +91,6 @@ def train_autoencoder(vae: Any, pictures: Tensor, kind: networks.LatentScale, se
 
 
 def crop(pictures: Tensor) -> Tensor:
-    """The same random square of all pictures."""
     top, left = (int(torch.randint(side - CROP + 1, ())) for side in pictures.shape[-2:])
     return pictures[..., top : top + CROP, left : left + CROP]
 

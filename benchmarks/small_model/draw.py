@@ -38,7 +38,6 @@ def draw(characters: str, font: ImageFont.FreeTypeFont) -> Image.Image:
 
 
 def opaque_pixels(image: Image.Image) -> int:
-    """How many pixels are not fully transparent."""
     return int((np.asarray(image)[..., 3] > 0).sum())
 
 

@@ -69,7 +69,6 @@ class Figures:
 
     @property
     def nearer(self) -> float:
-        """By what share of the base model's distance the LoRA's pictures are nearer."""
         return 1 - self.learned / self.base
 
     @property
@@ -97,7 +96,6 @@ MOST_CAPTION_SHARE = {"flux": 0.7, "sdxl": 0.36}
 
 
 def small(picture: Image.Image) -> np.ndarray:
-    """A picture reduced to float32 [SMALL, SMALL, 3], 0 to 1."""
     reduced = picture.convert("RGB").resize((SMALL, SMALL), Image.Resampling.BOX)
     return np.asarray(reduced, np.float32) / 255
 
@@ -212,7 +210,6 @@ def _moved(noised: NoisedBatch, device: torch.device) -> NoisedBatch:
 
 
 def _pixels(picture: Image.Image) -> Tensor:
-    """A picture as float32 [3, H, W], -1 to 1."""
     return torch.from_numpy(np.array(picture, np.float32) / 127.5 - 1).permute(2, 0, 1)
 
 
@@ -316,7 +313,6 @@ ERRORS = {wrong_sign: 15, shifted_timesteps: 15, alpha_ignored: 60, swapped_capt
 
 
 def train_with(error: Callable[[LearningMeter], Any] | None, meter: LearningMeter, seed: int, **options: Any) -> Path:
-    """Train with a planted error, or without any; return the LoRA, which is to be measured without the error."""
     with error(meter) if error else contextlib.nullcontext({}) as values:
         return meter.train(seed, error.__name__ if error else "right", **values, **options)
 

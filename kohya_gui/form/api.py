@@ -40,7 +40,6 @@ class FormApi:
     """Handlers for the forms of all training tabs, by tab."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], kinds: Mapping[str, str], roots: Sequence[Path]) -> None:
-        """`kinds` is the kind of training of each tab."""
         self.forms, self.kinds, self.roots = forms, kinds, roots
         self.sizes = SizeProcess()
 
@@ -255,7 +254,6 @@ class FormApi:
         return {**state, "fix": form.shown(submission.family, state.get("best") or {})}
 
     def unprobe(self, request: ApiRequest) -> JsonObject:
-        """End a probe."""
         probe.stop_probe(request.text("id"))
         return {}
 
@@ -288,7 +286,6 @@ class FormApi:
         return {"text": compile_summary.running()}
 
     def forget(self, request: ApiRequest) -> JsonObject:
-        """Delete a stored token."""
         keys.forget_key(request.text("name"))
         return {}
 
@@ -331,6 +328,5 @@ def _preset_lines(text: str) -> str:
 
 
 def secrets_of(config: RunConfig) -> dict[str, str | None]:
-    """The tokens and keys in a form."""
     options = options_of(type(config))
     return {name: getattr(getattr(config, options[name].section), name) for name in keys.ENVIRONMENT if name in options}

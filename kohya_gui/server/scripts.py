@@ -13,7 +13,6 @@ PAGE_FOLDER = Path(__file__).parents[1]
 
 
 def _addressed() -> tuple[str, bytes]:
-    """The script, and its address with a hash of it."""
     script = bundle_modules(PAGE_FOLDER, "main.js").encode()
     return f"/scripts/{hashlib.sha256(script).hexdigest()[:16]}/main.js", script
 

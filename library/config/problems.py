@@ -235,7 +235,6 @@ def option_names(names: Iterable[str]) -> Message:
 
 
 def option_values(values: Mapping[str, str]) -> Message:
-    """Return options with their values as a message: "a = 1, b = true"."""
     template = "{option} = {value}"
     return join_messages([Message(template, option=option_name(name), value=value) for name, value in values.items()])
 
@@ -260,7 +259,6 @@ def join_messages(texts: Sequence[MessageLike], between: str = ", ") -> Message:
 
 
 def either(names: Iterable[MessageLike]) -> MessageLike:
-    """Return names as a choice of one: "a", "a or b", "a, b or c"."""
     *first, last = [*names] or [""]
     return Message("{first} or {last}", first=join_messages(first), last=last) if first else last
 

@@ -115,13 +115,11 @@ def usage(script: str, model: str) -> list[str]:
 
 
 def merged(tables: Tables, added: Mapping[str, list[Line]]) -> Tables:
-    """Return the tables with the lines that a family adds; the model and the noise come first."""
     order = [name for name in ("model", "noise", *tables) if name in added or name in tables]
     return {name: [*tables.get(name, ()), *added.get(name, ())] for name in dict.fromkeys(order)}
 
 
 def rendered(head: Sequence[str], tables: Tables) -> str:
-    """Return the text of a TOML file: comments, and the tables with their remarks."""
     blocks = ["\n".join([f"[{table}]", *map(_toml_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
 

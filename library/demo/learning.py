@@ -21,7 +21,6 @@ DEMO_PROMPTS = (
 
 
 def scripts(family: str) -> list[str]:
-    """Return the scripts of a family that train its small model."""
     family_scripts = families.facts_of(family).scripts if small_model_of(family) else ()
     return [script for script in family_scripts if families.config_class(script).kind in KINDS]
 

@@ -24,7 +24,6 @@ def small_model_of(family: str) -> SmallModel | None:
 
 
 def parts_in(folder: Path, family: str) -> dict[str, Path]:
-    """Return the files of a family's small model in a folder, by part."""
     model = small_model_of(family)
     return {part: folder / name for part, name in model.files.items()} if model else {}
 

@@ -72,7 +72,6 @@ class World:
 
     @property
     def scaler(self) -> "torch.amp.GradScaler | None":
-        """The gradient scaler of fp16, None in other precisions."""
         return self.accelerator.scaler
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
@@ -105,7 +104,6 @@ class World:
             torch.cuda.empty_cache()
 
     def average(self, tensor: Tensor) -> None:
-        """Replace a tensor in place by the mean over all processes."""
         torch.distributed.all_reduce(tensor)
         tensor /= self.ranks
 

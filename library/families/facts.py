@@ -26,7 +26,6 @@ def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> st
 
 
 def recognise_nothing(_shapes: Shapes) -> str:
-    """Recognise no file: the default of `recognise_part`, for families without separate VAE and text encoder files."""
     return ""
 
 

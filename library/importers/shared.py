@@ -77,7 +77,6 @@ def chooses_chroma(builder: ImportBuilder, key: str) -> None:
 
 
 def own_name(path: object) -> str:
-    """Return the name of a model from its path or id, in lower case, without its folders."""
     parts = [part for part in re.split(r"[/\\]", str(path or "").casefold()) if not NO_NAME.fullmatch(part)]
     return parts[-1] if parts else ""
 

@@ -110,7 +110,6 @@ def run_command(
 
 
 def begin_work(kind: str, folder: Path | None = None) -> JobRecord:
-    """Return the record of a command that keeps its result: in the given folder, its job's, or a new one."""
     record = join_work(kind)
     return JobRecord(kind, folder or record.folder or new(kind))
 

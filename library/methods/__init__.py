@@ -60,7 +60,6 @@ def reads_encoders(config: RunConfig) -> bool:
 
 
 def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
-    """Return LoRA files to merge into the base before training, each with its multiplier (default 1)."""
     files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()
     return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
 

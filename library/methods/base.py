@@ -43,7 +43,6 @@ class TrainingMethod(ABC):
         return [p for group in self._groups for p in group["params"]]
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return the values of `named`, for a saved state; not copied."""
         return snapshot.take_values(self.named())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -58,7 +57,6 @@ class TrainingMethod(ABC):
         return None
 
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """Apply `scale_weight_norms`; return values to log. Methods without adapters have no norms to limit."""
         return {}
 
 

@@ -351,7 +351,6 @@ def _unusable_package(spec: OptimizerSpec) -> MessageLike:
 
 
 def tried(spec: OptimizerSpec) -> str:
-    """Return the error of this optimizer when it stepped a small weight here, "" if none."""
     packages.remember(spec.package, error := trial.try_optimizer(spec))
     return error
 

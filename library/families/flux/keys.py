@@ -68,7 +68,6 @@ def is_diffusers(names: Iterable[str]) -> bool:
 
 
 def count_flux_blocks(names: Iterable[str]) -> dict[str, int]:
-    """Return the number of blocks of each class in a transformer, from its plain keys in either layout."""
     double, single = TREES.counts(names)
     return {"DoubleStreamBlock": double, "SingleStreamBlock": single}
 
@@ -86,7 +85,6 @@ def flux_sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _count_approximator_layers(names: Iterable[str]) -> int:
-    """Return the number of the approximator's layers; 0 without one, as in FLUX.1."""
     layers = f"{APPROXIMATOR}layers."
     return len({name.removeprefix(layers).split(".")[0] for name in names if name.startswith(layers)})
 

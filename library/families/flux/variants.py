@@ -96,7 +96,6 @@ FLUX_VARIANTS = {
 
 
 def options_naming(test: Callable[[FluxVariant], bool]) -> dict[str, tuple[str, ...]]:
-    """Return the option and those of its values whose variants pass a test."""
     return {"model_type": tuple(name for name, variant in FLUX_VARIANTS.items() if test(variant))}
 
 

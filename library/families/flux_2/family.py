@@ -60,7 +60,6 @@ class Flux2Family(OneEncoderFamily):
 
     @cached_property
     def sizes(self) -> Flux2Shape | None:
-        """The sizes of the transformer, from its header; None if its file is not on this machine."""
         return transformer_sizes(self.config)
 
     @property

@@ -83,7 +83,6 @@ def qwen_token_ids(tokenizer: Any, captions: Sequence[str], before: str = BEFORE
 
 
 def longest_qwen_caption(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> int:
-    """Return the most tokens that the denoiser reads of one of these captions, as a multiple of LENGTH_MULTIPLE."""
     ids, dropped = qwen_token_ids(tokenizer, list(captions), before)
     return language_model.padded_length(ids, LENGTH_MULTIPLE, dropped)
 

@@ -6,5 +6,4 @@ ALIGNED = 16  # fp8 hardware requires row lengths in this multiple; int8 rows th
 
 
 def multiplies_in_8_bits(layer: nn.Module) -> bool:
-    """Return whether a layer's matrix has a size that can be multiplied in fp8 or int8."""
     return isinstance(layer, nn.Linear) and not (layer.in_features % ALIGNED or layer.out_features % ALIGNED)
