@@ -41,17 +41,6 @@ INTERRUPTED = 130  # the shells' exit code of Ctrl+C
 MAX_START_GAP = 5.0  # maximum seconds between the starts of processes launched together
 
 
-def config_from_argv(config: type[C], argv: list[str] | None = None) -> C:
-    """Return the config: defaults < --config_file < flags. On mistakes print one line each on stderr and
-    exit with 2.
-    """
-    reading = read_command_line(config, argv)
-    if reading.problems:
-        fail(ConfigError(*reading.problems))
-    _print_notes(reading.notes)
-    return reading.config
-
-
 def run(config: type) -> NoReturn:
     """Run a training script as this process, which ends as soon as all is written."""
     code = main(config)
@@ -125,7 +114,8 @@ def problems_beyond_reading(reading: Reading[Any]) -> list[Problem]:
 
 
 def read_command_line(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:
-    """Build a config from a command line and the file it names, with every problem of both at once.
+    """Build a config from a command line and the file it names, with every problem of both at once: flags win over the
+    file, and the file over defaults.
 
     --help and --output_config act and exit. `also` are flags of the command that were taken out before; an unknown flag
     may be a misspelling of one of them.

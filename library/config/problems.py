@@ -12,25 +12,6 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 
-__all__ = [
-    "FLAG",
-    "ConfigError",
-    "MessageLike",
-    "Problem",
-    "Report",
-    "Message",
-    "counted",
-    "either",
-    "join_messages",
-    "message_of_json",
-    "ngettext",
-    "option_name",
-    "option_names",
-    "option_values",
-    "as_problems",
-    "problem_from_json",
-    "together",
-]
 FLAG = "--"  # the place of an option of a command line
 # Marks of option names; other names are also words (kohya_gui/i18n/labels.js).
 NAMED = re.compile(r"\w_\w|\b(?:fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)\b")

@@ -13,16 +13,6 @@ from library.methods import embedding, full, lllite, lora, lora_files, lycoris
 from library.methods.base import TrainingMethod
 from library.methods.full import FullFinetune
 
-__all__ = [
-    "FullFinetune",
-    "TrainingMethod",
-    "attach_method",
-    "base_weights",
-    "method_notes",
-    "find_method_problems",
-    "reads_encoders",
-]
-
 
 def attach_method(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
     """Freeze the model, create the trained parameters, and return the method. Call it once, before dtypes, devices and

@@ -17,7 +17,7 @@ from library.families.flux_2.tokens import Flux2Positions
 from library.families.shared import autoencoder, packing
 from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock, SingleStreamBlock
 from library.families.shared.transformer import rope
-from tests.families import wide
+from tests.families import flux_2, wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
 TEMPLATE = (
@@ -56,7 +56,7 @@ def theirs_of(denoiser):
     from diffusers import Flux2Transformer2DModel
 
     model = Flux2Transformer2DModel(**diffusers_settings(denoiser.sizes))
-    model.load_state_dict(keys.flux_2_to_diffusers(denoiser.state_dict()), strict=True)
+    model.load_state_dict(flux_2.to_diffusers(denoiser.state_dict()), strict=True)
     return model.eval()
 
 
@@ -86,7 +86,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, tmp_path, k
     ours.requires_grad_(True)
     got = ours(img, ids[0], txt, ids[1], times, guidance)
     got.square().mean().backward()
-    by_us = keys.flux_2_to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
+    by_us = flux_2.to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
     ours.zero_grad(set_to_none=True)
     ours.requires_grad_(False)
     img.grad = None
@@ -147,8 +147,7 @@ def test_full_models_have_the_parameters_of_diffusers(sizes, parameters, layers)
     with torch.device("meta"):
         other = Flux2Transformer2DModel(**diffusers_settings(ours.sizes))
     shapes = [
-        {n: t.shape for n, t in state.items()}
-        for state in (keys.flux_2_to_diffusers(ours.state_dict()), other.state_dict())
+        {n: t.shape for n, t in state.items()} for state in (flux_2.to_diffusers(ours.state_dict()), other.state_dict())
     ]
     assert shapes[0] == shapes[1] and sum(p.numel() for p in ours.parameters()) == parameters
     stored = {f"model.diffusion_model.{name}": tuple(t.shape) for name, t in ours.state_dict().items()}

@@ -363,4 +363,4 @@ def test_several_processes_need_early_steps(demo, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for values, refused in (({}, True), (FUSED, False)):
         config = training.config_of(demo, "flux_train", blocks_to_swap=3, **values)
-        assert any("blocks_to_swap" in str(problem) for problem in preflight.find_problems(config)) == refused
+        assert any("blocks_to_swap" in str(problem) for problem in preflight.findings(config)[0]) == refused

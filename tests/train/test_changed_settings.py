@@ -44,7 +44,7 @@ class Run:
             for weight, share, name in zip(self.weights, shares, ("unet", "text_encoder"), strict=True)
         ]
         self.made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), config)
-        self.schedule = optimizers.make_schedule(self.made, config, TOTAL)
+        self.schedule = lr_schedule.make_schedule(self.made, config, TOTAL)
         self.described = resuming.describe_groups(self.made)
         optimizers.train_mode(self.made)
 

@@ -181,7 +181,7 @@ def test_a_resumed_training_goes_on_as_it_would_have(run, given):
 
 def sentences(demo, pairs, **values):
     given = {"dataset_config": pairs / "kontext.toml", "train_data_dir": None, "output_dir": pairs / "out"}
-    return " / ".join(map(str, preflight.find_problems(config_of(demo, LORA, **given | values))))
+    return " / ".join(map(str, preflight.findings(config_of(demo, LORA, **given | values))[0]))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_model, tmp_path):

@@ -74,7 +74,7 @@ def test_an_ended_training_is_not_taken_further_by_mistake(demo, eight, tmp_path
 
     def problems(**values):
         given = STILL | {"resume": state, "output_dir": tmp_path / "a", "output_name": "m"} | values
-        return [*preflight.find_problems(config_of(demo, SCRIPT, train_data_dir=eight, **given))]
+        return [*preflight.findings(config_of(demo, SCRIPT, train_data_dir=eight, **given))[0]]
 
     (problem,) = problems()
     assert problem.option == "resume" and "early_stop_patience" in problem.options and "step 3" in str(problem)
@@ -134,7 +134,7 @@ def test_it_needs_held_out_images(eight, tmp_path):
     file = tmp_path / "data.toml"
     file.write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{eight / '1_zorb toy'}'\n")
     config = draft(config_class("sdxl_train"), {"early_stop_patience": 2, "dataset_config": file, "max_train_steps": 3})
-    found = [str(problem) for problem in preflight.find_problems(config) if problem.option == "early_stop_patience"]
+    found = [str(problem) for problem in preflight.findings(config)[0] if problem.option == "early_stop_patience"]
     assert found == [
         "early_stop_patience needs held-out images, and none are held out: set validation_split in the dataset_config"
     ]

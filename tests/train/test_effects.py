@@ -275,7 +275,7 @@ def test_trackers_that_cannot_be_used_are_known_before(demo, squares, tmp_path, 
         log_with="wandb",
         log_tracker_config=tmp_path / "none.toml",
     )
-    told = list(preflight.find_problems(config))
+    told = list(preflight.findings(config)[0])
     assert len(told) == 2 and "pip install wandb" in str(told[0]) and "none.toml does not exist" in str(told[1])
 
 

@@ -269,12 +269,12 @@ def test_a_config_of_accelerates_shards_as_the_option_does(demo, monkeypatch):
     (problem,) = train_script.read_command_line(config_class("flux_train_network"), []).problems
     assert "fsdp" in str(problem) and "MULTI_GPU" in str(problem)
     config = config_of(demo, "flux_train", fsdp=True)
-    assert not [p for p in preflight.find_problems(config) if "accelerate" in str(p)]
+    assert not [p for p in preflight.findings(config)[0] if "accelerate" in str(p)]
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    assert [p for p in preflight.find_problems(config) if "fsdp_offload_params" in str(p)]
+    assert [p for p in preflight.findings(config)[0] if "fsdp_offload_params" in str(p)]
     monkeypatch.setenv("FSDP_VERSION", "1")
     assert not train_script.read_command_line(config_class("flux_train"), []).config.distributed.fsdp
-    (problem,) = [p for p in preflight.find_problems(config) if "accelerate" in str(p)]
+    (problem,) = [p for p in preflight.findings(config)[0] if "accelerate" in str(p)]
     assert "version 1 of FSDP" in str(problem) and "fsdp = true" in str(problem)
 
 

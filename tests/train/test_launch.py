@@ -107,7 +107,7 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
 @pytest.mark.parametrize("what", ["FSDP", "DEEPSPEED"])
 def test_what_would_cut_the_model_into_shards_is_refused(demo, monkeypatch, what):
     monkeypatch.setenv(f"ACCELERATE_USE_{what}", "true")
-    (problem,) = [p for p in preflight.find_problems(config_of(demo, SCRIPT)) if "accelerate" in str(p)]
+    (problem,) = [p for p in preflight.findings(config_of(demo, SCRIPT))[0] if "accelerate" in str(p)]
     assert what.lower() in str(problem).lower() and "MULTI_GPU" in str(problem)
 
 

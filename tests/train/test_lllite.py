@@ -191,10 +191,10 @@ def test_control_images_are_found_as_upstream_finds_them(config, folders, tmp_pa
     assert "0.png is 32x32, but its image is 64x64" in said
     for name in ("0.png", "2.png"):
         (control / name).unlink()
-    (problem,) = [one for one in preflight.find_problems(by_file) if one.option == "conditioning_data_dir"]
+    (problem,) = [one for one in preflight.findings(by_file)[0] if one.option == "conditioning_data_dir"]
     assert "no control image of 3 images: " in str(problem)
     control.rmdir()
-    (problem,) = [one for one in preflight.find_problems(by_file) if one.option == "conditioning_data_dir"]
+    (problem,) = [one for one in preflight.findings(by_file)[0] if one.option == "conditioning_data_dir"]
     assert "does not exist" in str(problem)
     toml.write_text(text.replace("conditioning_data_dir", "# "), encoding="utf-8")
     with pytest.raises(ConfigError, match="conditioning_data_dir.* is not set: name the folder of control images"):

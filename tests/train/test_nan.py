@@ -172,7 +172,6 @@ def test_weights_that_are_no_numbers_are_not_saved(demo, squares, tmp_path, monk
 
 TWO = """
 import sys
-from library.cli.train_script import config_from_argv
 from library.data.loading import Batches
 from library.families import config_class
 make = Batches.make

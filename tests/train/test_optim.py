@@ -27,7 +27,7 @@ def method(*rates):
 def curve(total=10, **values):
     chosen = config(**values)
     made = optimizers.make_optimizer(method(0.5), chosen)
-    schedule = optimizers.make_schedule(made, chosen, total)
+    schedule = lr_schedule.make_schedule(made, chosen, total)
     rates = []
     for _ in range(total):
         rates.append(made.param_groups[0]["lr"])
@@ -214,7 +214,7 @@ def test_other_optimizers_keep_their_warmup():
 def test_adafactor_sets_its_own_rate_by_default():
     chosen = config(optimizer_type="AdaFactor", learning_rate=1e-3, lr_scheduler="cosine")
     made = optimizers.make_optimizer(method(1e-4), chosen)
-    schedule = optimizers.make_schedule(made, chosen, 10)
+    schedule = lr_schedule.make_schedule(made, chosen, 10)
     assert type(schedule).__name__ == "AdafactorSchedule" and made.defaults["relative_step"]
     for p in made.param_groups[0]["params"]:
         p.grad = torch.ones_like(p)
@@ -225,7 +225,7 @@ def test_adafactor_sets_its_own_rate_by_default():
     chosen = config(optimizer_type="Adafactor", optimizer_args=args, lr_scheduler="constant_with_warmup")
     made = optimizers.make_optimizer(method(1e-4), chosen)
     assert (
-        made.param_groups[0]["lr"] == 1e-4 and type(optimizers.make_schedule(made, chosen, 10)).__name__ == "LambdaLR"
+        made.param_groups[0]["lr"] == 1e-4 and type(lr_schedule.make_schedule(made, chosen, 10)).__name__ == "LambdaLR"
     )
 
 

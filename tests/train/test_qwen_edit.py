@@ -143,7 +143,7 @@ def test_older_ones_learn_in_eight_bits_with_swapped_blocks(run, edit, tmp_path)
 def sentences(edit, data, **values):
     given = {"dataset_config": data / "own.toml", "train_data_dir": None, "control_directory": None}
     given |= {"output_dir": data / "out"}
-    return " / ".join(map(str, preflight.find_problems(config_of(edit, LORA, **given | values))))
+    return " / ".join(map(str, preflight.findings(config_of(edit, LORA, **given | values))[0]))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(edit, data, tmp_path):

@@ -139,7 +139,7 @@ def test_a_training_whose_samples_all_fail_goes_on_and_says_so(run, monkeypatch)
 
 def test_a_check_names_what_is_missing_and_what_would_help(demo, squares):
     asked = config_of(demo, FLUX, train_data_dir=squares, sample_at_first=True)
-    found = [problem for problem in preflight.find_problems(asked) if problem.option == "sample_prompts"]
+    found = [problem for problem in preflight.findings(asked)[0] if problem.option == "sample_prompts"]
     assert found and found[0].fix == {"sample_from_captions": 2}
     never = build_config(
         type(asked), flatten_sections(changed(asked)) | {"sample_from_captions": 2, "sample_at_first": False}, notes=[]

@@ -17,17 +17,6 @@ from library.families.shared.double_stream_keys import (
 from library.families.shared.double_stream_lora import DoubleStreamLoraNames
 from library.families.shared.lora_names import Shapes, SharedForm
 
-__all__ = [
-    "SWAPPED",
-    "TREES",
-    "count_flux_blocks",
-    "is_diffusers",
-    "join_tensors",
-    "flux_sources",
-    "flux_to_bfl",
-    "flux_to_diffusers",
-]
-
 TREES = DoubleStreamKeys(
     outside={
         "img_in": ("x_embedder",),
