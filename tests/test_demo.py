@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.sections import AdapterRun
-from library.demo import files, free_demo_name, images, lora, measured, summary
+from library.demo import files, free_demo_name, images, summary
 from library.demo import main as command
 from library.families import FAMILIES, RUNS, config_class
 from library.families.shared import weights
@@ -184,10 +184,10 @@ def test_speeds_that_are_not_known_are_not_compared(tmp_path):
 
 
 def test_without_measurements_of_both_the_demo_says_where_figures_are(tmp_path):
-    assert "docs/dev/performance.md" in measured.gain("flux", tmp_path)
+    assert "docs/dev/performance.md" in summary.gain("flux", tmp_path)
     half = {"trainer": "here", "family": "flux", "method": "lora", "batch": 1, "how": "checkpointing", "s_it": 1.0}
     (tmp_path / "2030-01-01-gpu.json").write_text(json.dumps({"machine": {"gpu": "GPU"}, "rows": [half]}))
-    assert "docs/dev/performance.md" in measured.gain("flux", tmp_path)
+    assert "docs/dev/performance.md" in summary.gain("flux", tmp_path)
 
 
 def test_the_demo_of_sdxl_compiles_what_takes_seconds(demo):
@@ -225,7 +225,7 @@ def flux_lora(demo, rank=4):
 def test_a_flux_lora_fits_diffusers(demo, tmp_path):
     adapters = flux_lora(demo)
     save_file(adapters, tmp_path / "lora.safetensors")
-    matched, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    matched, wrong = summary.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
     assert wrong == []
     # A fused qkv becomes three layers, a fused qkv + mlp becomes four.
     fused = (
@@ -240,7 +240,7 @@ def test_a_lora_of_another_size_does_not_fit(demo, tmp_path, key):
     adapters = flux_lora(demo)
     adapters[f"{key}.lora_up.weight"] = adapters[f"{key}.lora_up.weight"][:-1]
     save_file({k: v.contiguous() for k, v in adapters.items()}, tmp_path / "lora.safetensors")
-    matched, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    matched, wrong = summary.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
     assert matched == 0
     assert len(wrong) == 1
 
@@ -249,7 +249,7 @@ def test_a_name_that_diffusers_does_not_know_is_left_over(demo, tmp_path):
     adapters = flux_lora(demo)
     adapters["lora_unet_tripple_blocks_0_linear.lora_down.weight"] = torch.zeros(4, 8)
     save_file(adapters, tmp_path / "lora.safetensors")
-    _, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    _, wrong = summary.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
     assert "tripple" in wrong[0]
 
 
@@ -262,7 +262,7 @@ def test_an_sdxl_lora_fits_diffusers(demo, tmp_path):
             adapters[f"{key}.lora_up.weight"] = torch.randn(shape[0], 4)
             adapters[f"{key}.alpha"] = torch.tensor(4.0)
     save_file(adapters, tmp_path / "lora.safetensors")
-    matched, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "sdxl_train_network"))
+    matched, wrong = summary.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "sdxl_train_network"))
     assert wrong == []
     assert matched == len(adapters) // 3
 
@@ -280,7 +280,7 @@ def test_cpu_trains_eagerly_by_default(tmp_path, monkeypatch, devices, flags, co
     )
     monkeypatch.setattr(summary, "read_outcome", lambda folder: None)
     monkeypatch.setattr(summary, "summary_text", lambda model, outcomes, config, learns: " ".join(outcomes))
-    monkeypatch.setattr("library.demo.picture.write_picture", lambda run: [])
+    monkeypatch.setattr("library.demo.summary.write_picture", lambda run: [])
     assert command(["--family", "sdxl", "--out", str(tmp_path / "demo"), *flags]) == 0
     assert trained == ["--no-compile", "--compile"][: 1 + compiled]
     for name in ("sdxl_train_network", "sdxl_train"):

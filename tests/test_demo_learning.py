@@ -12,7 +12,7 @@ from library import families
 from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.demo import files, learning, picture, small_model, zorb
+from library.demo import files, learning, small_model, summary, zorb
 from library.demo import main as command
 from library.runs import layout
 from library.runs.sample_sheet import CELL, arrange_samples, draw_sheet
@@ -137,7 +137,7 @@ def run_of(folder, samples, failed=()):
 
 def test_the_picture_has_a_row_for_each_prompt_and_base_middle_and_end(tmp_path):
     run = run_of(tmp_path, [(step, number) for step in (0, 60, 120, 180, 240) for number in (0, 1)])
-    first, *_ = picture.write_picture(run)
+    first, *_ = summary.write_picture(run)
     path = tmp_path / "output" / "flux-lora.png"
     assert first.endswith(str(path))
     with Image.open(path) as made:
@@ -155,7 +155,7 @@ def test_samples_that_are_gone_leave_their_cells_empty():
 
 
 def test_a_run_whose_samples_all_failed_has_no_picture_and_says_why(tmp_path):
-    lines = picture.write_picture(run_of(tmp_path, [], ["the GPU ran out of memory"]))
+    lines = summary.write_picture(run_of(tmp_path, [], ["the GPU ran out of memory"]))
     assert lines[0].startswith("There is no picture") and "the GPU ran out of memory" in lines[1]
     assert not (tmp_path / "output" / "flux-lora.png").exists()
 
@@ -165,7 +165,7 @@ def test_on_a_gpu_a_short_eager_training_is_compared_with_the_compiled_one(demo,
     monkeypatch.setattr("library.demo.train_headless", lambda *args: trained.append(args[3:]) or tmp_path)
     monkeypatch.setattr("library.demo.summary.read_outcome", lambda folder: None)
     monkeypatch.setattr("library.demo.summary.summary_text", lambda *args: "")
-    monkeypatch.setattr("library.demo.picture.write_picture", lambda run: ["What it has learned"])
+    monkeypatch.setattr("library.demo.summary.write_picture", lambda run: ["What it has learned"])
     assert command(["--compile", "--family", "flux", "--out", str(tmp_path / "demo"), "--steps", "100"]) == 0
     (eager, eager_flags, few), (name, flags, steps) = trained
     assert (eager, few, name, steps) == ("flux-lora-eager", 40, "flux-lora", 100)

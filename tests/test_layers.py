@@ -19,7 +19,6 @@ BOTTOM = ("library.config", "library.files", "library.imports", "library.deferre
 PROTOCOL = (
     "library.families.base",
     "library.families.capabilities",
-    "library.families.caption_limit",
     "library.families.facts",
 )
 REGISTRY = "library.families"  # itself, and not what is in it
@@ -50,7 +49,7 @@ MAY_IMPORT = {
     "library.packages": BOTTOM,
     "library.optim.names": (*BOTTOM, "library.packages"),
     "library.optim": (*BOTTOM, "library.packages", "library.methods"),
-    **{f"{family}.variants": ("library.config.run_config", "library.families.variant") for family in FAMILIES},
+    **{f"{family}.variants": ("library.config.run_config", "library.families.facts") for family in FAMILIES},
     **{
         f"{family}.options": ("library.config", "library.families.shared.network_args", f"{family}.variants")
         for family in FAMILIES

@@ -5,8 +5,11 @@ help.
 """
 
 import argparse
+import atexit
 import gc
+import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping
@@ -17,7 +20,6 @@ from typing import Any, NoReturn, TypeVar
 import psutil
 
 from library import families
-from library.cli import process_end
 from library.config import environment
 from library.config.building import Layer, Reading, draft, read_layers, read_section, understood
 from library.config.formats import to_toml
@@ -44,7 +46,7 @@ MAX_START_GAP = 5.0  # maximum seconds between the starts of processes launched 
 def run(config: type) -> NoReturn:
     """Run a training script as this process, which ends as soon as all is written."""
     code = main(config)
-    process_end.end_at_once(code)
+    end_at_once(code)
     sys.exit(code)
 
 
@@ -321,3 +323,31 @@ def fail(error: Exception | str, code: int = 2) -> NoReturn:
     else:  # a launcher kills all processes once one has failed, maybe before the printing one gets here
         time.sleep(MAX_START_GAP)
     raise SystemExit(code)
+
+
+def end_at_once(code: int) -> None:
+    """End this process with `code` once all threads have ended, all exit functions have run and all output is written.
+
+    Python would then clear every module, which takes seconds with torch loaded and frees nothing that the system does
+    not. Returns if a program, such as a profiler, has called the script, or if the output is closed, which Python
+    reports.
+    """
+    if not _called_by_script():
+        return
+    python: Any = threading  # nothing public does what Python does at its end
+    python._shutdown()  # joins threads, and tells pools of threads to end
+    atexit._run_exitfuncs()
+    try:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except (OSError, ValueError):
+        return
+    os._exit(code)
+
+
+def _called_by_script() -> bool:
+    """Return whether only this package is between here and the script that Python was started with."""
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None and frame.f_globals["__name__"].startswith("library."):
+        frame = caller
+    return caller is None and frame.f_globals["__name__"] == "__main__"

@@ -20,7 +20,7 @@ def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
     profiles = [way for way in ways if " by " in way.name]
     if family in presets.PROFILED:
         assert {way.name.split(" by ")[1] for way in profiles} == {"debug", "fast_start", "low_vram", "max_speed"}
-    known = [way for kind, ways in presets.COMPARED_WAYS.items() if kind.split()[0] == family for way in ways]
+    known = [way for kind, ways in presets.TABLES["ways"].items() if kind.split()[0] == family for way in ways]
     assert known and len(ways) == len(profiles) + len(known)
     assert all(way.values not in [case.values for case in held.values()] for way in ways if way not in profiles)
 

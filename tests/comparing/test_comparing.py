@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from library import data, families
 from library.cli.main import main
-from library.comparing import compute, copies, encoder, losses, plan, proposal
+from library.comparing import compute, encoder, losses, plan, proposal
 from library.comparing.proposal import FileScore
 from library.config.problems import ConfigError, Message
 from library.config.schema import changed
@@ -122,7 +122,7 @@ def test_an_encoder_in_a_folder_measures_likeness(images, tmp_path):
 
 def test_copies_are_found_by_their_looks(images, tmp_path):
     paths = sorted(map(str, images.rglob("*.png")))
-    looks = copies.TrainingLooks(paths, quiet)
+    looks = compute.TrainingLooks(paths, quiet)
     Image.open(paths[2]).resize((80, 80)).save(tmp_path / "near.jpg")
     pictures(tmp_path / "others", ((64, 64),), seed=9)
     other = next((tmp_path / "others").rglob("*.png"))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from library import families, methods
 from library.adapter_files import names, verify
-from library.demo import lora
+from library.demo import summary
 from library.families import recognition
 from library.families.anima import random
 from library.families.anima.keys import LORA_NAMES
@@ -193,7 +193,7 @@ def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_dif
     _, plain, made = learnt
     layers = {name.partition(".")[0] for name in plain.tensors()}
     assert layers == {f"lora_unet_blocks_{n}_{inside}" for n in range(3) for inside in INSIDE}
-    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (30, [])
+    assert summary.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (30, [])
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "anima"
         assert file.metadata()["modelspec.architecture"] == "anima-preview/lora"

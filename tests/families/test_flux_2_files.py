@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from library.adapter_files import names, verify
 from library.config.problems import ConfigError
-from library.demo import lora
+from library.demo import summary
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.flux_2 import random, vae
@@ -212,7 +212,7 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_comfyuis_names(demo, l
     layers = {name.removesuffix(".lora_down.weight") for name in plain.tensors() if name.endswith(".lora_down.weight")}
     single = {f"lora_unet_single_blocks_{n}_{layer}" for n in range(4) for layer in ("linear1", "linear2")}
     assert layers == single | {f"lora_unet_double_blocks_{n}_{layer}" for n in range(2) for layer in DOUBLE}
-    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT))[1] == []
+    assert summary.check_lora_layers(plain.file, config_of(demo, SCRIPT))[1] == []
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "flux_2_klein_4b"
         assert file.metadata()["modelspec.architecture"] == "Flux.2-klein-4b/lora"

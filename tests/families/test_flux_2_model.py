@@ -12,8 +12,8 @@ from library import families
 from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, sampler, text_encoder, vae
+from library.families.flux_2.model import Flux2Positions
 from library.families.flux_2.random import diffusers_settings
-from library.families.flux_2.tokens import Flux2Positions
 from library.families.shared import autoencoder, packing
 from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock, SingleStreamBlock
 from library.families.shared.transformer import rope

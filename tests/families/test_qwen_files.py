@@ -219,13 +219,13 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
 
 
 def test_loras_load_in_diffusers_with_and_without_modulation(demo, learnt):
-    from library.demo import lora
+    from library.demo import summary
 
     _, plain, modulated, _ = learnt
     for done, layers in ((plain, 3 * 12), (modulated, 3 * 14)):
         tensors = done.tensors()
         assert sum(name.endswith("lora_down.weight") for name in tensors) == layers
-        assert lora.check_lora_layers(done.file, config_of(demo, SCRIPT)) == (layers, [])
+        assert summary.check_lora_layers(done.file, config_of(demo, SCRIPT)) == (layers, [])
     assert "lora_unet_transformer_blocks_2_txt_mod_1.lora_up.weight" in modulated.tensors()
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "qwen_image"

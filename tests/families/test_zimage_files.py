@@ -6,7 +6,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from library.adapter_files import names, verify
-from library.demo import lora
+from library.demo import summary
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.zimage import keys, random
@@ -215,12 +215,12 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_comfyui(demo, learnt):
     layers = {name.removesuffix(".lora_down.weight") for name in tensors if name.endswith(".lora_down.weight")}
     # ComfyUI maps these paths of diffusers onto its own layers, query, key and value onto rows of one.
     assert layers == {f"diffusion_model.layers.{n}.{inside}" for n in range(3) for inside in INSIDE}
-    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (21, [])
+    assert summary.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (21, [])
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "z_image"
         assert file.metadata()["modelspec.architecture"] == "Z-Image/lora"
     more = made("more", network_args=["train_refiners=True", "train_modulation=True"])
-    assert lora.check_lora_layers(more.file, config_of(demo, SCRIPT)) == (3 * 8 + 8 + 7, [])
+    assert summary.check_lora_layers(more.file, config_of(demo, SCRIPT)) == (3 * 8 + 8 + 7, [])
 
 
 def test_lokr_is_saved_under_the_same_names_and_goes_on(demo, learnt):

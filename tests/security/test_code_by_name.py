@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kohya_gui.server import allowed_code, allowed_folders, paths
+from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.json_api import ApiRequest, refused
 from library import families, packages
@@ -224,7 +224,7 @@ def test_what_is_allowed_keeps_folders_and_is_a_name_only(tmp_path, monkeypatch)
     allowed_folders.allowed_file().write_text(json.dumps({"code": [1, "x y", "c.D"]}))
     os.utime(allowed_folders.allowed_file())
     assert allowed_folders.remembered_code() == ("c.D",)
-    assert allowed_code.code_problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
+    assert paths.code_problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
 
 
 def test_every_kind_of_code_is_known_by_its_kind():

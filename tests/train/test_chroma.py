@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from library.adapter_files import verify
-from library.demo import files, lora
+from library.demo import files, summary
 from library.tools import convert, extract, merge, metadata, resize
 from tests.training import config_of, train
 
@@ -41,7 +41,7 @@ def test_its_lora_has_the_names_that_others_load(demo, learnt):
     names = {name.split(".")[0] for name in tensors}
     assert len(names) == 2 * 8 + 4 * 2  # attention and MLP of two double blocks, two layers of four single ones
     assert {"lora_unet_double_blocks_0_img_mlp_0", "lora_unet_single_blocks_3_linear2"} <= names
-    matched, wrong = lora.check_lora_layers(learnt.file, config_of(demo, LORA))
+    matched, wrong = summary.check_lora_layers(learnt.file, config_of(demo, LORA))
     assert not wrong and matched == 2 * (6 + 2 + 4) + 4 * (4 + 1)
     assert len(list(learnt.file.parent.glob("sample/*.png"))) == 1
     about = metadata.read_metadata(learnt.file)

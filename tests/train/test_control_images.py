@@ -12,7 +12,7 @@ from safetensors.torch import load_file, safe_open
 
 from library.adapter_files import verify
 from library.check import preflight
-from library.demo import lora, main
+from library.demo import main, summary
 from library.runs import foreground
 from library.sampling import caption_prompts
 from library.tools import convert, extract, merge, resize
@@ -115,7 +115,7 @@ def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_mod
     more = run(kind, max_train_steps=1, network_args=exclude, learning_rate=1e-12, network_weights=own.file, **DISK)
     assert not any("_mod" in name for name in own.tensors()) and own.tensors().keys() == more.tensors().keys()
     assert all(torch.allclose(tensor, own.tensors()[name], atol=1e-6) for name, tensor in more.tensors().items())
-    fits, wrong = lora.check_lora_layers(made.file, config_of(demo, LORA, **model))
+    fits, wrong = summary.check_lora_layers(made.file, config_of(demo, LORA, **model))
     assert fits > 0 and not wrong
     with safe_open(made.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == {"kontext": "flux_kontext", "fill": "flux_fill"}[kind]

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from library import families, methods
-from library.demo import lora
+from library.demo import summary
 from library.families.flux import keys
 from library.families.flux import random as flux_random
 from tests import flux_files
@@ -93,7 +93,7 @@ def test_flux_through_the_converter(trained):
     from diffusers import FluxTransformer2DModel
 
     config, file = trained["flux"]
-    matched, wrong = lora.check_lora_layers(file, config)
+    matched, wrong = summary.check_lora_layers(file, config)
     assert wrong == [] and matched
     family, parts = ours(config)
     base = answers(family, parts)
@@ -145,7 +145,7 @@ def test_the_text_encoder_of_flux(trained):
 def test_the_check_of_the_demo_agrees(trained, family):
     """Of text encoders' adapters it says nothing; all others are matched."""
     config, file = trained[family]
-    matched, wrong = lora.check_lora_layers(file, config)
+    matched, wrong = summary.check_lora_layers(file, config)
     layers = sum(name.startswith("lora_unet") and name.endswith(".alpha") for name in load_file(file))
     assert wrong == [] and (matched == layers if family == "sdxl" else matched > layers)
 

@@ -1,11 +1,11 @@
 """A LoRA of the small trained model learns a thing that is new to it, and no training with a planted error passes for
-that. The bounds, how they are measured, and the errors are in benchmarks/small_model/learning.py."""
+that. The bounds, how they are measured, and the errors are in tests/train/learning.py."""
 
 import pytest
 import torch
 
-from benchmarks.small_model import learning
 from tests import training
+from tests.train import learning
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from library.adapter_files import verify
 from library.check import preflight
 from library.config.problems import ConfigError
-from library.demo import files, lora
+from library.demo import files, summary
 from library.families import recognition
 from library.families.qwen_image.facts import INDEX
 from library.sampling import caption_prompts
@@ -100,7 +100,7 @@ def test_a_lora_learns_from_one_to_three_references(run, data, edit):
     assert resumed.losses == eager.losses[2:]
 
     base = edit.models["qwen_image_edit"]["qwen_image"]
-    fits, wrong = lora.check_lora_layers(eager.file, config_of(edit, LORA))
+    fits, wrong = summary.check_lora_layers(eager.file, config_of(edit, LORA))
     assert fits > 0 and not wrong
     with safe_open(eager.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "qwen_image_edit"

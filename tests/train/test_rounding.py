@@ -13,7 +13,7 @@ from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.sdxl.options import SdxlTrain
 from library.optim import fused_step, optimizers
-from library.optim.stochastic_rounding import StepRNG, write_rounded
+from library.optim.fused_step import StepRNG, write_rounded
 
 HERE = torch.device("cpu")
 

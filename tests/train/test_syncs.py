@@ -20,7 +20,7 @@ from library.data import encoding
 from library.data.loading import Batches
 from library.distributed.world import World
 from library.memory.prepare import prepare_denoiser
-from library.optim.stochastic_rounding import StepRNG
+from library.optim.fused_step import StepRNG
 from library.train.compiling.precompile import Precompiler
 from library.train.loop import train_step
 from library.train.step.clock import Clock

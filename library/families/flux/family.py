@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from library.config import ineffective
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
-from library.families.caption_limit import CaptionLimit
+from library.families.capabilities import CaptionLimit
 from library.families.facts import Shapes
 from library.families.flux import checkpoint, control_tokens, variants
 from library.families.flux.model import APPROXIMATOR, Sizes

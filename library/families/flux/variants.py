@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from library.config.run_config import ControlUse
-from library.families.variant import Variant
+from library.families.facts import Variant
 
 DEV = {"sample_steps": 20, "scale": 1.0, "guidance_scale": 3.5}
 

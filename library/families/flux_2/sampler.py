@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from library.families.base import SampleRequest
-from library.families.flux_2.tokens import append_controls
+from library.families.flux_2.model import append_controls
 from library.families.flux_2.vae import denormalise_flux_2
 from library.families.shared import packing
 from library.families.shared.sampler import TOKEN, FlowSampler, sample_generator

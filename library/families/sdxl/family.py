@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
-from library.families.caption_limit import CaptionLimit, count_caption_tokens
+from library.families.capabilities import CaptionLimit, count_caption_tokens
 from library.families.sdxl import checkpoint, conditions, emphasis, folder, keys, model
 from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_number

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
 from library.families.base import DeferredNetwork, ModelComponents, TextCache, WeightPlacement
-from library.families.caption_limit import CaptionLimit
+from library.families.capabilities import CaptionLimit
 from library.families.facts import Shapes
 from library.families.shared import denoiser_file, part_files, tokenizers, weights
 from library.families.shared.part_files import Entries, PartFiles

@@ -1,7 +1,7 @@
 """Does a LoRA of the small FLUX.1 model learn the zorb, and leave the rest alone? Figures, bounds, and errors that must
 break them.
 
-    python -m benchmarks.small_model.learning [--seeds 10] [--errors]
+    python -m tests.train.learning [--seeds 10] [--errors]
 
 trains with so many seeds, and prints the figures of each beside the bounds; with --errors also a training with each of
 the planted errors. `tests/train/test_learning.py` checks the same bounds.
