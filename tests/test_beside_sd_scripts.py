@@ -98,8 +98,8 @@ def test_a_running_mean_follows_the_curve():
 
 def test_a_summary_compares_means_and_steps():
     curves = {OURS: [(1, 1.0), (2, 0.5)], THEIRS: [(1, 1.0), (2, 0.75)]}
-    found = beside_sd_scripts.summary(curves)
-    assert found[OURS]["mean"] == 0.75 and found["largest difference of a step"] == 0.25
+    summary = beside_sd_scripts.summary(curves)
+    assert summary[OURS]["mean"] == 0.75 and summary["largest difference of a step"] == 0.25
 
 
 def test_training_pictures_are_a_dozen_with_captions(tmp_path):
@@ -146,5 +146,5 @@ def test_paired_draws_are_the_same_in_two_trainers():
             found.append((first, torch.randn(2, 3), torch.randint(0, 1000, (4,), device="cpu")))
     finally:
         torch.randn, torch.randn_like, torch.randint = known
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    assert all(torch.equal(left, two) for left, two in zip(*found, strict=True))
     assert not torch.equal(found[0][0], found[0][1])

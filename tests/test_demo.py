@@ -284,9 +284,9 @@ def test_cpu_trains_eagerly_by_default(tmp_path, monkeypatch, devices, flags, co
     assert command(["--family", "sdxl", "--out", str(tmp_path / "demo"), *flags]) == 0
     assert trained == ["--no-compile", "--compile"][: 1 + compiled]
     for name in ("sdxl_train_network", "sdxl_train"):
-        found = build_config(config_class(name), read_toml(tmp_path / "demo" / f"{name}.toml"), notes=(notes := []))
-        assert found.compile.compile is compiled and notes == []
-        assert bool(found.compile.compile_blocks) is compiled
+        config = build_config(config_class(name), read_toml(tmp_path / "demo" / f"{name}.toml"), notes=(notes := []))
+        assert config.compile.compile is compiled and notes == []
+        assert bool(config.compile.compile_blocks) is compiled
 
 
 def test_a_demo_without_a_family_trains_the_model_that_draws_best(tmp_path, capsys):

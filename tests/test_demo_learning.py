@@ -140,9 +140,9 @@ def test_the_picture_has_a_row_for_each_prompt_and_base_middle_and_end(tmp_path)
     first, *_ = summary.write_picture(run)
     path = tmp_path / "output" / "flux-lora.png"
     assert first.endswith(str(path))
-    with Image.open(path) as made:
-        width, height = made.size
-        corner = made.getpixel((width - 20, height - 20))
+    with Image.open(path) as picture:
+        width, height = picture.size
+        corner = picture.getpixel((width - 20, height - 20))
     assert corner == (240, 50, 0)
     events = [{"step": step, "number": 0, "prompt": "a"} for step in (0, 60, 120, 180, 240)]
     sheet = arrange_samples(events)

@@ -159,10 +159,10 @@ def understood_as_options(words: list[str]) -> None:
 
 
 def test_other_lines_of_bash_blocks_exist():
-    known = (source.ROOT / "setup.sh").read_text(encoding="utf-8")
+    text = (source.ROOT / "setup.sh").read_text(encoding="utf-8")
     for page in GUIDES:
         for command in re.findall(r"setup\.sh ([a-z]+)", page.read_text(encoding="utf-8")):
-            assert re.search(rf"^\s+[\w |]*\b{command}\b[\w |-]*\)", known, re.MULTILINE), (page.name, command)
+            assert re.search(rf"^\s+[\w |]*\b{command}\b[\w |-]*\)", text, re.MULTILINE), (page.name, command)
         for script in re.findall(
             r"accelerate launch (?:-\S+ \S+ )*(sd-scripts/\S+\.py)", page.read_text(encoding="utf-8")
         ):

@@ -352,16 +352,16 @@ def test_a_rented_machine_always_asks_for_a_token(tmp_path, token):
     shutil.copy(source.ROOT / "docker/start.sh", place / "docker/start.sh")
     (place / "setup.sh").write_text('#!/bin/sh\nprintf "<%s>" "$@"; echo " $KOHYA_HOME"\n')
     (place / "setup.sh").chmod(0o755)
-    given = {**os.environ, "VOLUME": str(volume), "KOHYA_TOKEN": token, "ALLOWED_HOST": "*.proxy.example"}
-    given.pop("KOHYA_HOME", None)
+    environment = {**os.environ, "VOLUME": str(volume), "KOHYA_TOKEN": token, "ALLOWED_HOST": "*.proxy.example"}
+    environment.pop("KOHYA_HOME", None)
     line = ["bash", str(place / "docker/start.sh")]
-    done = subprocess.run(line, capture_output=True, text=True, env=given, check=True, cwd=tmp_path)
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, check=True, cwd=tmp_path)
     install, page = done.stdout.splitlines()
     assert install.startswith("<install>") and page.endswith(f" {volume}/.kohya")
     assert "<--host><0.0.0.0>" in page and "<--allowed-host><*.proxy.example>" in page
     assert (f"<--token-file><{volume}/.kohya/token>" in page) == (not token)
     assert "sixteen" not in page  # other users of the machine see command lines
-    done = subprocess.run(line, capture_output=True, text=True, env={**given, "VOLUME": "/nowhere"}, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, env={**environment, "VOLUME": "/nowhere"}, check=False)
     assert done.returncode == 1 and "Mount a volume" in done.stderr
 
 
@@ -379,8 +379,8 @@ def test_the_container_holds_no_secret_and_uses_the_lock():
 def test_the_notebook_calls_commands_that_exist():
     notebook = json.loads((source.ROOT / "docs/colab.ipynb").read_text(encoding="utf-8"))
     code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    known = (source.ROOT / "setup.sh").read_text(encoding="utf-8")
-    assert all(re.search(rf"\b{name}\b.*\)", known) for name in re.findall(r"setup\.sh (\w+)", code))
+    script = (source.ROOT / "setup.sh").read_text(encoding="utf-8")
+    assert all(re.search(rf"\b{name}\b.*\)", script) for name in re.findall(r"setup\.sh (\w+)", code))
     assert set(re.findall(r"bin/kohya (\w+)", code)) <= set(cli.COMMANDS)
     assert all(cell.get("outputs", []) == [] for cell in notebook["cells"])
 

@@ -71,10 +71,10 @@ def inputs(tmp_path):
 
 
 def test_every_case_is_a_config_of_this_trainer_without_a_remark():
-    found = [case for tiny in (False, True) for case in versus_files.versus_cases(tiny, 60)]
+    cases = [case for tiny in (False, True) for case in versus_files.versus_cases(tiny, 60)]
     every = {"qwen_image_edit", *families.FAMILIES}
-    assert {(case.family, case.kind) for case in found} == {(f, k) for f in every for k in ("lora", "full")}
-    for case in found:
+    assert {(case.family, case.kind) for case in cases} == {(f, k) for f in every for k in ("lora", "full")}
+    for case in cases:
         notes: list[str] = []
         shown = {"control_directory": "images"} if case.shown else {}
         build_config(families.config_class(case.script), case.options | shown, notes=notes)

@@ -54,8 +54,8 @@ def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(autotune, "MAX_TIMED_SIZES", 1)
 
     def start(**values):
-        given = {"resolution": "96", "max_train_steps": 3, "output_dir": tmp_path / f"run{next(count)}"}
-        return train(config_of(demo, "flux_train_network", train_data_dir=shapes, **given | ASKED | values))
+        options = {"resolution": "96", "max_train_steps": 3, "output_dir": tmp_path / f"run{next(count)}"}
+        return train(config_of(demo, "flux_train_network", train_data_dir=shapes, **options | ASKED | values))
 
     return start, seen
 
@@ -144,11 +144,11 @@ def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
 
 def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_results, "results_folder", lambda: tmp_path)
-    found = [{"changes": {"compile": True}, "seconds": 1.0}]
-    autotune_cache.store_results("a", found, passes=100, complete=False)
-    assert autotune_cache.read_results("a", 100) == found and autotune_cache.read_results("a", 101) == []
-    autotune_cache.store_results("a", found, passes=100, complete=True)
-    assert autotune_cache.read_results("a", 10**6) == found
+    stored_runs = [{"changes": {"compile": True}, "seconds": 1.0}]
+    autotune_cache.store_results("a", stored_runs, passes=100, complete=False)
+    assert autotune_cache.read_results("a", 100) == stored_runs and autotune_cache.read_results("a", 101) == []
+    autotune_cache.store_results("a", stored_runs, passes=100, complete=True)
+    assert autotune_cache.read_results("a", 10**6) == stored_runs
 
 
 def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(demo, shapes, monkeypatch):  # noqa: F811
@@ -156,7 +156,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
     denoiser = torch.nn.Linear(4, 4)
 
     def name(kinds=None, ranks=1, model=denoiser, **values):
-        known = SimpleNamespace(
+        named_family = SimpleNamespace(
             family=SimpleNamespace(name="flux"),
             components=SimpleNamespace(denoiser=model, encoders={}),
             method=SimpleNamespace(trained_parts={}),
@@ -164,7 +164,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
         return autotune_cache.fingerprint_training(
             SimpleNamespace(
                 config=replace_options(config, **values),
-                compute_loss=known,
+                compute_loss=named_family,
                 world=SimpleNamespace(device=torch.device("cpu"), ranks=ranks),
                 batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),
             )
@@ -197,7 +197,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
         {"compile_cache_dir": "x"},
         {"gradient_accumulation_steps": 2},
     ]
-    assert usual not in [name(**given) for given in other] and {name(**given) for given in same} == {usual}
+    assert usual not in [name(**changes) for changes in other] and {name(**changes) for changes in same} == {usual}
     monkeypatch.setattr(autotune_cache, "_installed_version", lambda package: "9")
     assert name() != usual
 

@@ -62,8 +62,8 @@ def compiled_keeps(made, script, expected, **how):
     """Bytes kept when compiled like this, which gives the expected losses and gradients."""
     torch._dynamo.reset()
     model = made(script, SIZES, **QUICK, **ONLY[script], **LEARNS[script], **how)
-    for found, value in zip(model.gradients(SIZES), expected, strict=True):
-        torch.testing.assert_close(found, value)
+    for actual, value in zip(model.gradients(SIZES), expected, strict=True):
+        torch.testing.assert_close(actual, value)
     return kept(model)
 
 
@@ -98,8 +98,8 @@ def test_every_thread_compiles_with_the_same_settings(made):
         seen.append((functorch.activation_memory_budget, shapes.use_duck_shape))
         return graph.forward
 
-    given = {"compile": True, "compile_activation_budget": 0.25, "compile_blocks": "double:all"}
-    model = made("flux_train_network", ((8, 8),), **given)
+    options = {"compile": True, "compile_activation_budget": 0.25, "compile_blocks": "double:all"}
+    model = made("flux_train_network", ((8, 8),), **options)
     for block in model.components.denoiser.double_blocks:
         block.compile(backend=backend)
 

@@ -63,10 +63,10 @@ def test_a_key_does_not_tell_which_module_has_imported_torch_first(monkeypatch):
     cache.use_cache(None, torch.device("cpu"))
     graph, fake = torch.fx.symbolic_trace(nn.Identity()), torch_private.FakeTensorMode()
     tensor = fake.from_tensor(torch.zeros(1, 2, 3, 4).to(memory_format=torch.channels_last))
-    before, known = FxGraphCachePickler(graph).dumps(tensor), dict(sys.modules)
+    before, loaded_modules = FxGraphCachePickler(graph).dumps(tensor), dict(sys.modules)
     first = types.ModuleType("imported_first")
     first.torch = torch
-    monkeypatch.setattr(sys, "modules", {"imported_first": first, **known})
+    monkeypatch.setattr(sys, "modules", {"imported_first": first, **loaded_modules})
     assert FxGraphCachePickler(graph).dumps(tensor) == before
     monkeypatch.undo()
     assert pickle.loads(pickle.dumps(torch.channels_last)) is torch.channels_last
@@ -212,11 +212,11 @@ def test_checkpoints_that_are_asked_of_every_operation_are_found_again(how, tmp_
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(checkpointing, "_keeps_function_outputs", lambda: True)
     counted = torch._dynamo.utils.counters["aot_autograd"]
-    for found in ({"autograd_cache_miss": 1, "autograd_cache_saved": 1}, {"autograd_cache_hit": 1}):
+    for counters_case in ({"autograd_cache_miss": 1, "autograd_cache_saved": 1}, {"autograd_cache_hit": 1}):
         torch._dynamo.reset()
         counted.clear()
         block = Attends()
         checkpointing.checkpoint_blocks([[block]], **how)
         block.compile(fullgraph=True)
         block(torch.randn(1, 1, 2, 8, requires_grad=True)).sum().backward()
-        assert {name: number for name, number in counted.items() if "cache" in name and number} == found
+        assert {name: number for name, number in counted.items() if "cache" in name and number} == counters_case

@@ -198,9 +198,9 @@ def test_disabled_linears_still_compute():
 def test_the_flags_have_the_trainers_names_and_meaning():
     parser = argparse.ArgumentParser()
     blocks.add_compile_arguments(parser)
-    given = parser.parse_args(["--compile", "--compile_dynamic", "TRUE", "--compile_cache_size_limit", "32"])
-    assert blocks.torch_compile_options(given)["dynamic"] is True
-    assert blocks.torch_compile_options(given)["recompile_limit"] == 32
+    arguments = parser.parse_args(["--compile", "--compile_dynamic", "TRUE", "--compile_cache_size_limit", "32"])
+    assert blocks.torch_compile_options(arguments)["dynamic"] is True
+    assert blocks.torch_compile_options(arguments)["recompile_limit"] == 32
 
 
 def test_compile_errors_are_told_from_the_models_own():

@@ -43,7 +43,7 @@ def varying():
 
     @torch._dynamo.register_backend(name="shown")
     def shown(graph, inputs):
-        found.append(any(isinstance(given, torch.SymInt) for given in inputs))
+        found.append(any(isinstance(model_inputs, torch.SymInt) for model_inputs in inputs))
         return graph.forward
 
     yield found

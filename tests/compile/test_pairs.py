@@ -68,16 +68,16 @@ def agree(made, script, features, sizes, always=None, **compiled):
     losses, expected = made(script, sizes, **how).gradients(sizes)
     torch._dynamo.reset()
     model = made(script, sizes, compile=True, **how, **only | compiled)
-    found = model.gradients(sizes)
+    actual = model.gradients(sizes)
     model.log.drain()
     told = model.log.summary()
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0, [e.reason for e in model.log.events]
     half = how.get("mixed_precision") == "bf16"
     close = {"rtol": 0.02, "atol": 1e-3} if half else {"rtol": 1e-4, "atol": 1e-6}
-    torch.testing.assert_close(found[0], losses, **close)
-    assert found[1].shape == expected.shape and expected.norm() > 0
+    torch.testing.assert_close(actual[0], losses, **close)
+    assert actual[1].shape == expected.shape and expected.norm() > 0
     # In bf16 eager gradients of these models are 5 % away from those of float32 themselves, compiled ones as much.
-    assert (found[1] - expected).norm() < (0.06 if half else 1e-4) * expected.norm()
+    assert (actual[1] - expected).norm() < (0.06 if half else 1e-4) * expected.norm()
 
 
 @pytest.mark.parametrize("features", LORA, ids="+".join)
@@ -116,12 +116,12 @@ def test_generated_code_agrees_too(made, monkeypatch):
 @pytest.mark.parametrize("name", ["fp8_base", "fp8_base_unet"])
 def test_lycoris_goes_around_weights_in_8_bits(name):
     """In its usual mode it multiplies in the type of the weights, for which 8 bits have no kernel."""
-    given = {name: True, "mixed_precision": "bf16", **FEATURES["lycoris"]}
+    options = {name: True, "mixed_precision": "bf16", **FEATURES["lycoris"]}
     with pytest.raises(ConfigError, match=f"{name} cannot be used with .*bypass_mode=True"):
-        build_config(families.config_class("sdxl_train_network"), given)
+        build_config(families.config_class("sdxl_train_network"), options)
     with pytest.raises(ConfigError, match=f"{name} cannot be used with algo=full, .*: write algo=lokr"):
         build_config(
-            families.config_class("sdxl_train_network"), given | {"network_args": ("algo=full", "bypass_mode=True")}
+            families.config_class("sdxl_train_network"), options | {"network_args": ("algo=full", "bypass_mode=True")}
         )
 
 

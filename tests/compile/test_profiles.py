@@ -70,9 +70,9 @@ def test_a_profile_over_any_preset_keeps_what_saves_memory_and_says_what_it_leav
         after = option_values(presets.apply(profile, config_class, before, notes))
         for name in saving:
             assert after.get(name) == before.get(name) or profile.path.stem == "low_vram", (preset.id, name)
-        given = read_toml(profile.path)
+        options = read_toml(profile.path)
         left_out = {str(note).partition(" is left out: ")[0] for note in notes}
-        assert {name for name in given if after[name] != given[name]} <= left_out
+        assert {name for name in options if after[name] != options[name]} <= left_out
 
 
 def test_little_memory_over_swapped_blocks_kept_attention_and_mistakes():

@@ -23,8 +23,8 @@ from library.config.problems import ConfigError
 )
 def test_old_options_of_swapping_are_converted_with_a_note(script, old, expected, words):
     notes: list[str] = []
-    made = building.build_config(families.config_class(script), old, notes=notes)
-    assert made.memory.blocks_to_swap == expected
+    config = building.build_config(families.config_class(script), old, notes=notes)
+    assert config.memory.blocks_to_swap == expected
     assert [note for note in notes if "blocks_to_swap" in str(note) and words in str(note)] if words else not notes
 
 

@@ -130,9 +130,9 @@ def test_a_flat_toml_of_sd_scripts(tmp_path, capsys):
 
 
 def test_a_data_set_that_is_converted_is_not_still_to_fill_in(tmp_path, capsys):
-    found = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 1, "data_backend_config": "data.json"}
+    settings = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 1, "data_backend_config": "data.json"}
     data = [{"id": "cats", "type": "local", "instance_data_dir": "/cats"}]
-    for name, content in (("config.json", found), ("data.json", data)):
+    for name, content in (("config.json", settings), ("data.json", data)):
         (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
     assert main.main(["import", str(tmp_path / "config.json")]) == 0
     said = capsys.readouterr().err

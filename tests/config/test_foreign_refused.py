@@ -77,10 +77,10 @@ def test_a_data_set_file_is_no_training(tmp_path, capsys, name, text, words):
 
 
 def test_data_sets_of_ai_toolkit_alone_become_a_dataset_file(tmp_path):
-    path, made = tmp_path / "d.yaml", tmp_path / "data.toml"
+    path, written_file = tmp_path / "d.yaml", tmp_path / "data.toml"
     path.write_text("datasets:\n  - folder_path: /i\n    resolution: [512, 768]\n", encoding="utf-8")
-    assert main.main(["import", str(path), "-o", str(made)]) == 0
-    assert [(d.resolution, d.table) for d in sets_of(made)] == [((768, 768), 0), ((512, 512), 0)]
+    assert main.main(["import", str(path), "-o", str(written_file)]) == 0
+    assert [(d.resolution, d.table) for d in sets_of(written_file)] == [((768, 768), 0), ((512, 512), 0)]
 
 
 # ---- for programs

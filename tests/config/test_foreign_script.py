@@ -57,11 +57,11 @@ def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
     ],
 )
 def test_chroma_arrives_with_all_that_it_needs(found):
-    made = importers.import_content(found, CONFIGS)
-    model = made.config.model
-    assert (type(made.config).script, model.model_type) == ("flux_train_network", "chroma")
+    imported = importers.import_content(found, CONFIGS)
+    model = imported.config.model
+    assert (type(imported.config).script, model.model_type) == ("flux_train_network", "chroma")
     assert (model.apply_t5_attn_mask, model.guidance_scale, model.clip_l) == (True, 0.0, None)
-    assert not made.problems and not made.config.network.network_args
+    assert not imported.problems and not imported.config.network.network_args
     assert model.t5xxl_max_token_length in (None, 256)
 
 

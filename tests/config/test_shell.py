@@ -118,10 +118,10 @@ def test_mistaken_flag_is_one_sentence(argv, sentence):
 
 
 def test_a_flag_may_have_been_meant_for_the_command_that_reads_it():
-    found = train_script.read_command_line(
+    reading = train_script.read_command_line(
         FluxLora, ["--jsn", "--extra_accelerate_launch_arg", "x"], [*LAUNCH_FLAGS, "json"]
     ).problems
-    assert [str(one.arguments["hint"]) for one in found] == [
+    assert [str(problem_of_flag.arguments["hint"]) for problem_of_flag in reading] == [
         " (did you mean json?)",
         " (did you mean extra_accelerate_launch_args?)",
     ]
@@ -129,14 +129,14 @@ def test_a_flag_may_have_been_meant_for_the_command_that_reads_it():
 
 @given(st.lists(st.sampled_from(["--seed", "--no-cache_latents", "-1", "--foo=", "--", "-", "--=x", ""]) | st.text()))
 def test_no_command_line_is_too_strange_for_a_sentence(argv):
-    flags, found = train_script.read_flags(FluxLora, argv)
+    flags, leftover = train_script.read_flags(FluxLora, argv)
     assert all(isinstance(name, str) for name in flags)
-    assert all(str(problem).strip() for problem in found)
+    assert all(str(problem).strip() for problem in leftover)
 
 
 def test_missing_file_does_not_hide_other_mistakes(tmp_path):
-    found = problems("--config_file", str(tmp_path / "run"), "--learning_rate", "x", "--foo")
-    assert [*map(str, found)] == [
+    leftover = problems("--config_file", str(tmp_path / "run"), "--learning_rate", "x", "--foo")
+    assert [*map(str, leftover)] == [
         "--foo is not an option",
         f"{tmp_path / 'run.toml'} does not exist",
         "--learning_rate must be a number, got 'x'",

@@ -23,13 +23,13 @@ def rate(script):
 @pytest.fixture(scope="module")
 def learnt(demo, squares, tmp_path_factory):
     """A function: script -> a training with seed 7, which learns much, and all it can leave; once for each script."""
-    known = {}
+    results = {}
 
     def find(script):
-        if script not in known:
+        if script not in results:
             folder, more = tmp_path_factory.mktemp("learnt"), {"save_state_on_train_end": True, **rate(script)}
-            known[script] = trained(demo, squares, script, folder, seed=7, max_train_steps=7, **more)
-        return known[script]
+            results[script] = trained(demo, squares, script, folder, seed=7, max_train_steps=7, **more)
+        return results[script]
 
     return find
 

@@ -54,8 +54,8 @@ def test_edits_without_a_meaning_are_refused():
 
 
 def test_tags_are_counted_once_for_each_caption():
-    found = tags.frequencies(["a, b, A", "a\nb", "c", ""])
-    assert found == [("a", 2), ("b", 2), ("c", 1)]
+    frequencies = tags.frequencies(["a, b, A", "a\nb", "c", ""])
+    assert frequencies == [("a", 2), ("b", 2), ("c", 1)]
     assert tags.frequencies(["red hat, hat"], prefix="RED") == [("red hat", 1)]
     assert tags.trigger("zorb")("a Zorb, cat") and not tags.trigger("zorb")("zorbs") and tags.trigger("c++")("c++, x")
 
@@ -133,15 +133,15 @@ def test_a_folder_is_prepared_for_a_training_and_back(data):
     plain = data / "later"
     (plain / "c.txt").write_text("words")
     start = tree(plain)
-    found = scanning.scan_collection(plain, config(plain))
-    assert changes.gather(found, 7, "zorb cat") == "7_zorb cat"
+    collection = scanning.scan_collection(plain, config(plain))
+    assert changes.gather(collection, 7, "zorb cat") == "7_zorb cat"
     scanned = trainer.scan(config(plain))
     assert [(i.repeats, i.caption) for i in scanned.items] == [(7, "words")]
-    found = scanning.scan_collection(plain, config(plain))
-    assert changes.rename(found, "7_zorb cat", 3, "zorb") == "3_zorb"
-    found = scanning.scan_collection(plain, config(plain))
+    collection = scanning.scan_collection(plain, config(plain))
+    assert changes.rename(collection, "7_zorb cat", 3, "zorb") == "3_zorb"
+    collection = scanning.scan_collection(plain, config(plain))
     before = tree(data / "10_cat")
-    assert changes.bring(found, data / "10_cat", 2, "more") == "2_more"
+    assert changes.bring(collection, data / "10_cat", 2, "more") == "2_more"
     assert len(trainer.scan(config(plain))) == 5 and tree(data / "10_cat") == before
     for _ in range(3):
         assert undo(plain).left == ()

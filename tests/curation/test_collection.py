@@ -86,9 +86,9 @@ def test_links_are_followed_only_where_that_is_allowed(data, tmp_path):
     (data / "10_cat" / "0.txt").symlink_to(tmp_path / "secret.txt")
     (data / "10_cat" / "l.png").symlink_to(tmp_path / "5_out" / "x.png")
     (data / "5_out").symlink_to(tmp_path / "5_out")
-    found = scanning.scan_collection(data, config(data), may=lambda path: False)
-    assert found.find("10_cat/0.png").caption == "" and "link" in found.find("10_cat/l.png").broken
-    assert not any(p.folder == "5_out" for p in found.pictures)
+    collection = scanning.scan_collection(data, config(data), may=lambda path: False)
+    assert collection.find("10_cat/0.png").caption == "" and "link" in collection.find("10_cat/l.png").broken
+    assert not any(p.folder == "5_out" for p in collection.pictures)
 
 
 def test_doubles_by_bytes_and_by_looks(found):

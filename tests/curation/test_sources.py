@@ -97,8 +97,8 @@ def test_steps_are_those_of_the_training(places, kind):
     assert told["batches_per_epoch"] == len(batches) == len(list(batches.draws(1)))
     shared = sources.scan_sources(made, world=2).count()
     assert shared["batches_per_epoch"] == len(Batches(images, made, 0, world=2))
-    seen = {(p.path, p.fit, p.repeats) for p in collection.pictures if p.used and p.role != "held"}
-    assert seen == {(i.path, i.fit, i.repeats) for i in images.items}
+    paths_seen = {(p.path, p.fit, p.repeats) for p in collection.pictures if p.used and p.role != "held"}
+    assert paths_seen == {(i.path, i.fit, i.repeats) for i in images.items}
     held = {i.path for i in images.validation.items} if images.validation else set()
     assert {p.path for p in collection.pictures if p.role == "held"} == held and held.isdisjoint(
         i.path for i in images.items

@@ -150,9 +150,9 @@ def test_every_bad_image_is_named_at_once(tmp_path):
     (folder / "02.png").write_text("not an image")
     (folder / "link.png").symlink_to(tmp_path / "gone.png")
     (folder / "link_0064x0064_sdxl.npz").symlink_to(tmp_path / "gone.npz")
-    found = "\n".join(map(str, problems(make.config(tmp_path))))
+    message_text = "\n".join(map(str, problems(make.config(tmp_path))))
     named = ("photo.jpg", "00.png", "01.png", "02.png", "link.png")
-    assert all(name in found for name in named) and "03.png" not in found
+    assert all(name in message_text for name in named) and "03.png" not in message_text
 
 
 def test_pictures_in_formats_that_are_not_read_are_named(tmp_path):
@@ -255,9 +255,9 @@ def test_latents_without_images_are_enough_only_where_they_are_read(tmp_path):
     make.folder(tmp_path, "x", ((64, 64),))
     (tmp_path / "x" / "gone_0064x0064_sdxl.npz").write_bytes(b"")
     (tmp_path / "meta.json").write_text('{"00.png": {"caption": "a"}, "gone.png": {"caption": "b"}}')
-    given = {"in_json": str(tmp_path / "meta.json")}
-    assert not problems(make.config(tmp_path / "x", cache_latents_to_disk=True, **given))
-    (problem,) = problems(make.config(tmp_path / "x", **given))
+    options = {"in_json": str(tmp_path / "meta.json")}
+    assert not problems(make.config(tmp_path / "x", cache_latents_to_disk=True, **options))
+    (problem,) = problems(make.config(tmp_path / "x", **options))
     assert "gone.png" in str(problem) and "cache_latents_to_disk" in str(problem)
 
 
@@ -373,8 +373,8 @@ def test_options_that_the_dataset_file_overrules_are_named(tmp_path):
     file.write_text(f"[general]\n{general}[[datasets]]\n{subsets[0]}num_repeats = 2\n[[datasets]]\n{subsets[1]}")
 
     def told(**values):
-        given = {"resolution": None, "min_bucket_reso": None, "max_bucket_reso": None, "caption_extension": None}
-        config = make.config(None, **given | values, dataset_config=str(file))
+        options = {"resolution": None, "min_bucket_reso": None, "max_bucket_reso": None, "caption_extension": None}
+        config = make.config(None, **options | values, dataset_config=str(file))
         return [text for text in map(str, data.data_warnings(config, 32)) if "no effect" in text]
 
     ours = {"resolution": 128, "train_batch_size": 4, "caption_extension": ".tags"}
@@ -399,7 +399,7 @@ def test_dropout_in_a_dataset_file_works_where_captions_are_encoded_once(tmp_pat
     file.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{folder}'\ncaption_dropout_every_n_epochs = 2\n")
     for script in ("flux_train_network", "anima_train_network"):
         values = {"cache_text_encoder_outputs": True, "network_train_unet_only": True, "dataset_config": str(file)}
-        told = [str(one) for one in data.data_warnings(make.config(None, script, **values), 16)]
+        told = [str(warning) for warning in data.data_warnings(make.config(None, script, **values), 16)]
         assert not [text for text in told if "caption_dropout_every_n_epochs" in text]
 
 
@@ -407,7 +407,7 @@ def test_a_share_for_validation_that_is_less_than_one_image(tmp_path):
     make.folder(tmp_path, "10_cat")
 
     def told(share):
-        return [str(one) for one in data.data_warnings(make.config(tmp_path, validation_split=share), 32)]
+        return [str(warning) for warning in data.data_warnings(make.config(tmp_path, validation_split=share), 32)]
 
     assert "validation_split = 0.01 of 4 images is less than one image; nothing is validated" in told(0.01)
     assert not any("validation_split" in text for text in told(0.5))
@@ -434,8 +434,8 @@ def test_a_share_of_everything_leaves_nothing_to_train_on(tmp_path):
 
 def test_the_trigger_is_looked_for_in_what_is_trained(tmp_path):
     folder = make.folder(tmp_path, "1_cat")
-    known = {"metadata_trigger_phrase": "zorb", "caption_prefix": "zorb, "}
-    assert not [w for w in data.data_warnings(make.config(tmp_path, **known), 32) if "zorb" in str(w)]
+    template_values = {"metadata_trigger_phrase": "zorb", "caption_prefix": "zorb, "}
+    assert not [w for w in data.data_warnings(make.config(tmp_path, **template_values), 32) if "zorb" in str(w)]
     (folder / "00.txt").write_text("[trigger] on a mat")
     assert not [
         w for w in data.data_warnings(make.config(tmp_path, metadata_trigger_phrase="zorb"), 32) if "zorb" in str(w)

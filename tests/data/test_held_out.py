@@ -19,8 +19,8 @@ from tests.data import make
 def apart(names, share, seed=0):
     """The split of one data set of these images, of which only names are known: (for training, for validation)."""
     images = [Image(name, (64, 64), "", 1, None, 0, None) for name in names]
-    made = held_out.hold_out([DatasetConfig(validation_split=share)], [images], [[]], seed)
-    return [image.path for image in made.learned[0]], [image.path for image in made.held_out[0]]
+    held = held_out.hold_out([DatasetConfig(validation_split=share)], [images], [[]], seed)
+    return [image.path for image in held.learned[0]], [image.path for image in held.held_out[0]]
 
 
 def test_the_parts_are_disjoint_and_cover_everything():
@@ -205,7 +205,9 @@ def test_a_state_of_an_earlier_version_keeps_the_split_of_that_version(ten, tmp_
     images = data.scan(later)
     assert len(images.items) == 60 and len(images.validation.items) == 10 and images.held_out is None
     assert {image.path for image in images.validation.items} < {image.path for image in images.items}
-    assert any("10 images that are trained on and validated" in str(one) for one in data.data_warnings(later, 32))
+    assert any(
+        "10 images that are trained on and validated" in str(warning) for warning in data.data_warnings(later, 32)
+    )
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"held_out": 3}'])

@@ -103,8 +103,8 @@ def test_fp8_is_read_with_scales_and_kept_without(files, own, tmp_path):
             tensors[name] = tensor
     path = saved(tensors, tmp_path / "m.safetensors")
     assert said(files, anima=path) == []
-    found = loaded(files, path)
-    assert all((found[name] - tensor).norm() <= 0.05 * tensor.norm() for name, tensor in own.items())
+    components = loaded(files, path)
+    assert all((components[name] - tensor).norm() <= 0.05 * tensor.norm() for name, tensor in own.items())
     saved({n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in own.items()}, path)
     kept = loaded(files, path, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
     assert kept["blocks.0.self_attn.q_proj.weight"].dtype == torch.float8_e4m3fn
@@ -131,9 +131,9 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp
         ({}, {"t5_tokenizer_path": files["tokenizer"]}, "does not hold the tokenizer google/t5-v1_1-xxl"),
         ({}, {"qwen3": tmp_path / "nowhere.safetensors"}, "does not exist"),
     ]
-    for given, values, sentence in cases:
-        problems = said(files, values, **given)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (given, problems)
+    for paths, values, sentence in cases:
+        problems = said(files, values, **paths)
+        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +157,11 @@ def learnt(demo, tmp_path_factory):
 
 def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learnt):
     folder, done, made = learnt
-    found = sorted(path.name for path in folder.glob("*.npz"))
-    assert found == ["0_0064x0064_anima.npz", "0_anima_te.npz", "1_0064x0128_anima.npz", "1_anima_te.npz"]
-    with np.load(folder / found[2]) as file:
+    cache_names = sorted(path.name for path in folder.glob("*.npz"))
+    assert cache_names == ["0_0064x0064_anima.npz", "0_anima_te.npz", "1_0064x0128_anima.npz", "1_anima_te.npz"]
+    with np.load(folder / cache_names[2]) as file:
         assert file["latents_16x8"].shape == (16, 16, 8) and list(file["original_size_16x8"]) == [64, 128]
-    with np.load(folder / found[1]) as file:
+    with np.load(folder / cache_names[1]) as file:
         about = {name: (file[name].shape, file[name].dtype.name) for name in file.files if name != "made_from"}
         assert float(file["caption_dropout_rate"]) == 0.25
     assert about == {
@@ -171,13 +171,13 @@ def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learn
         "t5_attn_mask": ((64,), "int32"),
         "caption_dropout_rate": ((), "float32"),
     }
-    for name in found:  # as sd-scripts leaves them: without ours, and once with a frame
+    for name in cache_names:  # as sd-scripts leaves them: without ours, and once with a frame
         with np.load(folder / name) as file:
             arrays = {key: file[key] for key in file.files if not key.startswith("made_from")}
         np.savez(folder / name, **arrays)
-    before = {name: (folder / name).read_bytes() for name in found}
+    before = {name: (folder / name).read_bytes() for name in cache_names}
     assert made("again", caption_dropout_rate=0.25).losses == done.losses
-    assert {name: (folder / name).read_bytes() for name in found} == before
+    assert {name: (folder / name).read_bytes() for name in cache_names} == before
     never, always = made("never").losses, made("always", caption_dropout_rate=1.0).losses
     for caption in folder.glob("*.txt"):
         caption.unlink()
@@ -202,13 +202,13 @@ def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_dif
     assert len(layers) == 30 + 2 * 10 + 3 and "lora_unet_llm_adapter_blocks_0_cross_attn_o_proj" in layers
     done = load_file(convert.convert_lora(more.file, tmp_path / "peft.safetensors", to="diffusers"))
     assert "diffusion_model.blocks.0.self_attn.q_proj.lora_A.weight" in done
-    known = {
+    names_in_diffusers = {
         f"{part}.{name}"
         for part, tensors in in_diffusers(random.make_networks().denoiser().state_dict()).items()
         for name in tensors
     }
     read = {name.rpartition(".lora_")[0] for name in AnimaLoraLoaderMixin.lora_state_dict(dict(done))}
-    assert len(read) == 53 and {f"{name}.weight" for name in read} <= known
+    assert len(read) == 53 and {f"{name}.weight" for name in read} <= names_in_diffusers
     back = load_file(convert.convert_lora(tmp_path / "peft.safetensors", tmp_path / "kohya.safetensors", to="kohya"))
     assert {name.partition(".")[0] for name in back} == layers
     assert made("on", network_weights=tmp_path / "peft.safetensors", learning_rate=1e-12).file.is_file()
@@ -224,7 +224,7 @@ def test_a_full_model_has_the_layers_of_sd_scripts(files):
     def layers(part, **values):
         blocks, args = (made.adapter_targets if part == "denoiser" else made.text_adapter_targets), AnimaArgs(**values)
         found = targets.find_target_layers(networks[part], part, made.adapter_name, blocks)
-        return {one.name: rank for one in found if (rank := args.rank_of(one, 4, 1.0)[0])}
+        return {layer.name: rank for layer in found if (rank := args.rank_of(layer, 4, 1.0)[0])}
 
     assert len(layers("denoiser")) == 280 and len(layers("denoiser", train_llm_adapter=True)) == 340
     assert len(encoder := layers("text_encoder")) == 196 and "lora_te_layers_0_self_attn_q_proj" in encoder
@@ -234,9 +234,9 @@ def test_a_full_model_has_the_layers_of_sd_scripts(files):
 
 def test_the_text_encoder_learns_as_in_sd_scripts(demo, tmp_path):
     data = pictures(tmp_path / "data", ((64, 64),), repeats=1)
-    given = {"train_data_dir": data, "output_dir": tmp_path, "max_train_steps": 2, "learning_rate": 1e-2}
+    options = {"train_data_dir": data, "output_dir": tmp_path, "max_train_steps": 2, "learning_rate": 1e-2}
     uncached = {"network_train_unet_only": False, "cache_text_encoder_outputs": False}
-    out = train(config_of(demo, SCRIPT, **given, **uncached)).tensors()
+    out = train(config_of(demo, SCRIPT, **options, **uncached)).tensors()
     encoder = {name: t for name, t in out.items() if name.startswith("lora_te_") and name.endswith("up.weight")}
     assert len(encoder) == 2 * 7 and all(tensor.any() for tensor in encoder.values())
     assert names.find_lora_family([name.partition(".")[0] for name in encoder], {}) == "anima"

@@ -36,8 +36,8 @@ def test_outputs_and_gradients_equal_those_of_diffusers():
     ours = flux_model.made(SIZES)
     theirs = oracle(ours)
     mine, other = ({**flux_model.inputs(ours.sizes), "y": None} for _ in range(2))
-    for given in (mine, other):
-        given["img"].requires_grad_(), given["txt"].requires_grad_()
+    for inputs in (mine, other):
+        inputs["img"].requires_grad_(), inputs["txt"].requires_grad_()
     text_mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     out = ours(**mine, txt_attention_mask=text_mask)
     expected = theirs(
@@ -98,8 +98,8 @@ def test_every_layout_loads_alike_without_clip(chroma, tmp_path):
         assert set(parts.encoders) == {"t5xxl"}
         same(parts.denoiser.state_dict(), {name: tensor.float() for name, tensor in tensors.items()})
     assert (model.architecture, model.base_model_version, model.text_length) == ("chroma", "chroma", 512)
-    found = recognition.recognise_file(chroma["flux"])
-    assert found[:2] == ("flux", "a Chroma transformer") and found.options["model_type"] == "chroma"
+    description = recognition.recognise_file(chroma["flux"])
+    assert description[:2] == ("flux", "a Chroma transformer") and description.options["model_type"] == "chroma"
 
 
 def test_a_whole_diffusers_folder_has_t5_where_flux_has_clip(chroma, tmp_path):
@@ -219,8 +219,8 @@ def test_blocks_of_full_width_answer_as_diffusers_do():
     theirs.load_state_dict(keys.flux_to_diffusers(ours.state_dict()), assign=True)
     made = diffusers.models.transformers.transformer_chroma.ChromaCombinedTimestepTextProjEmbeddings(16, 17)
     theirs.time_text_embed = made  # its table is no weight, and was left on the meta device
-    given = flux_model.inputs(ours.sizes, 2, 3, 4, batch=1)
+    inputs = flux_model.inputs(ours.sizes, 2, 3, 4, batch=1)
     with torch.no_grad():
-        out = ours(**{**given, "y": None})
-        expected = theirs(given["img"], given["txt"], given["timesteps"], given["img_ids"], given["txt_ids"])[0]
+        out = ours(**{**inputs, "y": None})
+        expected = theirs(inputs["img"], inputs["txt"], inputs["timesteps"], inputs["img_ids"], inputs["txt_ids"])[0]
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-4)

@@ -24,15 +24,15 @@ CONVERSATION = "<s>[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT][INST]{user}[/INST]"
 
 
 def family(files, **values):
-    given = {
+    options = {
         "pretrained_model_name_or_path": files["flux_2"],
         "text_encoder": files["text_encoder"],
         "vae": files["vae"],
         "model_version": "dev",
         **values,
     }
-    given = {name: str(value) for name, value in given.items() if value is not None}
-    return families.family_for(build_config(families.config_class(SCRIPT), given))
+    options = {name: str(value) for name, value in options.items() if value is not None}
+    return families.family_for(build_config(families.config_class(SCRIPT), options))
 
 
 def said(files, **values):
@@ -47,8 +47,8 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(files):
-    made = family(files)
-    return made, made.load(torch.float32)
+    own_family = family(files)
+    return own_family, own_family.load(torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -115,17 +115,17 @@ def pipeline(files, own):
 
 def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
     with torch.no_grad():
-        got = own[0].text(own[1], CAPTIONS)["ctx_vec"]
+        actual = own[0].text(own[1], CAPTIONS)["ctx_vec"]
         expected = pipeline.encode_prompt(CAPTIONS, text_encoder_out_layers=(1, 2, 3))[0]
-    assert got.shape == (4, 512, 144)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert actual.shape == (4, 512, 144)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_preview_equals_the_pipelines_picture(own, pipeline):
     request = SampleRequest(CAPTIONS[1], "", width=96, height=64, steps=2, scale=1.0, guidance=3.0, seed=5)
     noise = torch.randn(1, 128, 4, 6, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
-        got = own[0].sampler(own[1])(request)
+        actual = own[0].sampler(own[1])(request)
         (expected,) = pipeline(
             prompt=CAPTIONS[1],
             height=64,
@@ -135,7 +135,7 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline):
             latents=noise,
             text_encoder_out_layers=(1, 2, 3),
         ).images
-    assert np.abs(np.asarray(got, np.int16) - np.asarray(expected, np.int16)).max() <= 1
+    assert np.abs(np.asarray(actual, np.int16) - np.asarray(expected, np.int16)).max() <= 1
 
 
 def test_the_layouts_of_its_text_encoder_are_the_same_network(files, own, tmp_path):
@@ -173,7 +173,7 @@ def test_it_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp
     data = pictures(tmp_path / "data", ((64, 64),), repeats=1)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1", encoding="utf-8")
-    given = {
+    options = {
         "pretrained_model_name_or_path": str(files["flux_2"]),
         "text_encoder": str(files["text_encoder"]),
         "vae": str(files["vae"]),
@@ -184,12 +184,12 @@ def test_it_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp
         "cache_text_encoder_outputs_to_disk": True,
     }
     seen = {"sample_prompts": str(prompts), "sample_every_n_steps": 2}
-    first = train(config_of(demo, SCRIPT, **given, **seen, output_dir=tmp_path / "first"))
+    first = train(config_of(demo, SCRIPT, **options, **seen, output_dir=tmp_path / "first"))
     assert len(first.events("sample")) == 1
     (cached,) = data.rglob("*_f2d_te.safetensors")
     assert [tuple(one.shape) for one in load_file(cached).values()] == [(512, 144)]
-    given |= {"text_encoder": None, "sample_prompts": None}
-    assert train(config_of(demo, SCRIPT, **given, output_dir=tmp_path / "again")).losses == first.losses
+    options |= {"text_encoder": None, "sample_prompts": None}
+    assert train(config_of(demo, SCRIPT, **options, output_dir=tmp_path / "again")).losses == first.losses
     cached.unlink()
     with pytest.raises(ConfigError, match="there is no text encoder for . captions? not cached yet"):
-        train(config_of(demo, SCRIPT, **given, output_dir=tmp_path / "lost"))
+        train(config_of(demo, SCRIPT, **options, output_dir=tmp_path / "lost"))

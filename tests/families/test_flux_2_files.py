@@ -52,8 +52,10 @@ def test_a_single_file_is_read_with_any_prefix_and_in_the_layout_of_diffusers(fi
         path = saved({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "m.safetensors")
         assert recognition.recognise_file(path)[:2] == ("flux_2", "a FLUX.2 transformer")
         assert said(files, flux_2=path) == []
-        found = loaded(files, path)
-        assert found.keys() == stored.keys() and all(torch.equal(found[name], stored[name]) for name in stored)
+        components = loaded(files, path)
+        assert components.keys() == stored.keys() and all(
+            torch.equal(components[name], stored[name]) for name in stored
+        )
 
 
 def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path):
@@ -79,9 +81,9 @@ def test_a_diffusers_folder_has_all_parts_and_says_whether_it_is_distilled(files
         (tmp_path / "model_index.json").write_text(text)
         assert recognition.recognise_file(tmp_path)[0] == "flux_2"
         problems = said(files, {"model_version": version}, **whole)
-        assert [("calls itself a distilled klein" in one) for one in problems] == [True] * wrong
-    found = family(files | whole).load(torch.float32)
-    assert torch.equal(found.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
+        assert [("calls itself a distilled klein" in problem) for problem in problems] == [True] * wrong
+    components = family(files | whole).load(torch.float32)
+    assert torch.equal(components.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
 
 
 def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
@@ -97,9 +99,9 @@ def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
     assert "unlearns its few steps" in str(note)
     assert family(files, model_version="klein-4b").sample_defaults["sample_steps"] == 4
     guided = random.write_random_model(tmp_path / "dev", sizes=random.replace(random.TINY, guidance=True))
-    made = family(guided, model_version=None)
-    assert (made.version.title, made.latent_cache.suffix) == ("FLUX.2 dev", "_f2d.safetensors")
-    assert list(made.notes()) == [] and made.base_model_version == "flux_2_dev"
+    own_family = family(guided, model_version=None)
+    assert (own_family.version.title, own_family.latent_cache.suffix) == ("FLUX.2 dev", "_f2d.safetensors")
+    assert list(own_family.notes()) == [] and own_family.base_model_version == "flux_2_dev"
     (problem,) = said(guided, {"model_version": None})
     assert "is FLUX.2 dev: set model_version = dev" in problem
     (problem,) = said(guided)
@@ -110,10 +112,10 @@ def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
 
 
 def test_blocks_that_are_swapped_are_halves_of_both_kinds():
-    made = family({"flux_2": "a", "text_encoder": "b", "vae": "c"})
+    own_family = family({"flux_2": "a", "text_encoder": "b", "vae": "c"})
     for sizes, number, plan in ((random.FULL, 13, (5, 16)), (random.FULL, 15, (5, 20)), (random.LARGE, 10, (5, 10))):
-        made.sizes = random.flux_2_shape(sizes)
-        assert tuple(made.swap_plan(number).values()) == plan
+        own_family.sizes = random.flux_2_shape(sizes)
+        assert tuple(own_family.swap_plan(number).values()) == plan
 
 
 def test_fp8_is_kept_without_scales(files, stored, tmp_path):
@@ -149,9 +151,9 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
         ({"text_encoder": others["t5xxl"]}, "is a T5 text encoder; expected the Qwen3-4B (klein 4B) or Qwen3-8B"),
         ({"text_encoder": saved(words, tmp_path / "n.safetensors")}, "has 32 channels where this model expects 48"),
     ]
-    for given, sentence in cases:
-        problems = said(files, **given)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (given, problems)
+    for paths, sentence in cases:
+        problems = said(files, **paths)
+        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
 
 
 @pytest.fixture(scope="module")
@@ -176,27 +178,27 @@ def learnt(demo, tmp_path_factory):
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
     folder, done, made = learnt
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert found == [
+    cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert cache_names == [
         "0_0064x0064_f2k4b.safetensors",
         "0_f2k4b_te.safetensors",
         "1_0064x0128_f2k4b.safetensors",
         "1_f2k4b_te.safetensors",
     ]
-    with safe_open(folder / found[2], "pt") as file:
+    with safe_open(folder / cache_names[2], "pt") as file:
         shapes = {name: tuple(file.get_tensor(name).shape) for name in list(file.keys())}
         assert shapes == {"latents_8x4_float32": (128, 8, 4), "latents_control_0_8x4_float32": (128, 8, 4)}
         facts = file.metadata()
         assert (facts["architecture"], facts["width"], facts["height"]) == ("flux_2_klein_4b", "64", "128")
-    with safe_open(folder / found[1], "pt") as file:
+    with safe_open(folder / cache_names[1], "pt") as file:
         assert list(file.keys()) == ["ctx_vec_float32"] and file.get_tensor("ctx_vec_float32").shape == (512, 144)
-    for name in found:  # as musubi-tuner leaves them: without ours
+    for name in cache_names:  # as musubi-tuner leaves them: without ours
         with safe_open(folder / name, "pt") as file:
             facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
         save_file(load_file(folder / name), folder / name, facts)
-    before = {name: (folder / name).read_bytes() for name in found}
+    before = {name: (folder / name).read_bytes() for name in cache_names}
     assert made("again").losses == done.losses
-    assert {name: (folder / name).read_bytes() for name in found} == before
+    assert {name: (folder / name).read_bytes() for name in cache_names} == before
     assert made("without", control_directory=None).losses != done.losses
 
 

@@ -29,15 +29,15 @@ CPU = torch.device("cpu")
 
 
 def family(files, script="flux_2_train_network", **values):
-    given = {"pretrained_model_name_or_path": files["flux_2"], "text_encoder": files["text_encoder"]}
-    given |= {
+    options = {"pretrained_model_name_or_path": files["flux_2"], "text_encoder": files["text_encoder"]}
+    options |= {
         "vae": files["vae"],
         "cache_text_encoder_outputs_to_disk": True,
         "model_version": "klein-base-4b",
         **values,
     }
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build_config(families.config_class(script), given))
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return families.family_for(build_config(families.config_class(script), options))
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(files):
-    made = family(files)
-    return made, made.load(torch.float32)
+    own_family = family(files)
+    return own_family, own_family.load(torch.float32)
 
 
 def theirs_of(denoiser):
@@ -84,15 +84,15 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, tmp_path, k
     if references:
         assert ids[0][24:, 0].unique().tolist() == [10.0, 20.0] and ids[0][24].tolist() == [10, 0, 0, 0]
     ours.requires_grad_(True)
-    got = ours(img, ids[0], txt, ids[1], times, guidance)
-    got.square().mean().backward()
+    actual = ours(img, ids[0], txt, ids[1], times, guidance)
+    actual.square().mean().backward()
     by_us = flux_2.to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
     ours.zero_grad(set_to_none=True)
     ours.requires_grad_(False)
     img.grad = None
     expected = other(img, txt, times, ids[0], ids[1], guidance, return_dict=False)[0]
     expected.square().mean().backward()
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     by_them = {name: p.grad for name, p in other.named_parameters()} | {"img": img.grad}
     assert by_us.keys() == by_them.keys()
     for name, gradient in by_us.items():
@@ -125,12 +125,12 @@ def test_blocks_of_full_width_equal_diffusers():
         with torch.no_grad():
             if double:
                 vec = torch.cat(mods[:2], dim=-1).unflatten(-1, (12, -1))[:, 0]
-                got, expected = ours(img, txt, vec, pe), other(img, txt, *mods[:2], angles)[::-1]
+                actual, expected = ours(img, txt, vec, pe), other(img, txt, *mods[:2], angles)[::-1]
             else:
                 joint = torch.cat((txt, img), 1)
                 vec = mods[2].unflatten(-1, (3, -1))[:, 0]
-                got, expected = ours(joint, vec, pe), other(joint, None, mods[2], angles)
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+                actual, expected = ours(joint, vec, pe), other(joint, None, mods[2], angles)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -195,19 +195,19 @@ def encoded(pipeline, captions):
 def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
     captions = [*CAPTIONS, "", "a red circle " * 300]
     with torch.no_grad():
-        got, expected = own[0].text(own[1], captions)["ctx_vec"], encoded(pipeline, captions)
-    assert got.shape == (4, 512, 144)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        actual, expected = own[0].text(own[1], captions)["ctx_vec"], encoded(pipeline, captions)
+    assert actual.shape == (4, 512, 144)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_latents_are_the_pipelines_squares(own, pipeline):
     pixels = torch.rand(1, 3, 64, 48) * 2 - 1
     with torch.no_grad():
         expected = pipeline._encode_vae_image(pixels, None)
-        got = own[0].latents(own[1], pixels)
-    assert got.shape == (1, 32, 8, 6)
-    torch.testing.assert_close(packing.pack(got), expected.flatten(2).transpose(1, 2), rtol=1e-5, atol=1e-5)
-    back = vae.denormalise_flux_2(own[1].vae, got)
+        actual = own[0].latents(own[1], pixels)
+    assert actual.shape == (1, 32, 8, 6)
+    torch.testing.assert_close(packing.pack(actual), expected.flatten(2).transpose(1, 2), rtol=1e-5, atol=1e-5)
+    back = vae.denormalise_flux_2(own[1].vae, actual)
     torch.testing.assert_close(back, pipeline.vae.encode(pixels).latent_dist.mode(), rtol=1e-5, atol=1e-5)
 
 
@@ -219,12 +219,12 @@ def test_what_is_trained_is_what_the_pipeline_steps_by(own, pipeline):
     torch.testing.assert_close(noised.latents, 0.3 * latents + 0.7 * (noised.target + latents))
     with torch.no_grad():
         text = made.text(parts, CAPTIONS[:1])
-        got = made.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
+        actual = made.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
         ids = pipeline._prepare_latent_ids(torch.zeros(1, 128, 4, 6)), pipeline._prepare_text_ids(text["ctx_vec"])
         answer = pipeline.transformer(
             packing.pack(noised.latents), encoded(pipeline, CAPTIONS[:1]), torch.tensor([0.7]), *ids, return_dict=False
         )[0]
-    torch.testing.assert_close(packing.pack(got), answer, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(packing.pack(actual), answer, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("scale", "steps", "size"), [(4.0, 3, None), (1.0, 2, (70, 100))])
@@ -235,7 +235,7 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, siz
     )
     noise = torch.randn(1, 128, 4, 6, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
-        got = own[0].sampler(own[1])(request)
+        actual = own[0].sampler(own[1])(request)
         prompts = {"prompt_embeds": CAPTIONS[1:], "negative_prompt_embeds": [" "]}
         (expected,) = pipeline(
             shown or None,
@@ -246,7 +246,7 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, siz
             guidance_scale=scale,
             latents=noise,
         ).images
-    assert np.abs(np.asarray(got, np.int16) - np.asarray(expected, np.int16)).max() <= 1
+    assert np.abs(np.asarray(actual, np.int16) - np.asarray(expected, np.int16)).max() <= 1
 
 
 def test_previews_of_large_pictures_are_shifted_by_the_pipelines_mu():

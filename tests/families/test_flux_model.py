@@ -13,7 +13,7 @@ from library.families.shared.transformer import rope, sinusoids
 
 
 def sizes(**changes):
-    given = {
+    options = {
         "in_channels": 64,
         "out_channels": 64,
         "vector_channels": 24,
@@ -25,7 +25,7 @@ def sizes(**changes):
         "single_blocks": 3,
         "guidance": True,
     }
-    return Sizes(**{**given, **changes})
+    return Sizes(**{**options, **changes})
 
 
 def made(of, seed=0):
@@ -97,9 +97,9 @@ def test_outputs_and_gradients_equal_those_of_diffusers(guidance, masked):
     theirs = oracle(ours)
     mine, other = inputs(ours.sizes), inputs(ours.sizes)
     leaves = ("img", "txt", "y")
-    for given in (mine, other):
+    for model_inputs in (mine, other):
         for name in leaves:
-            given[name].requires_grad_()
+            model_inputs[name].requires_grad_()
     text_mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]) if masked else None
     joint = ours.joint_mask(text_mask, mine["img"]) if masked else None
 
@@ -150,11 +150,11 @@ def test_a_head_that_cannot_be_shared_is_refused():
 
 def test_without_guidance_its_embedding_is_left_out():
     model = made(sizes())
-    given = {**inputs(model.sizes), "guidance": None}
+    model_inputs = {**inputs(model.sizes), "guidance": None}
     with torch.no_grad():
-        found = model(**given)
+        found = model(**model_inputs)
         model.guidance_in = None
-        assert torch.equal(found, model(**given))
+        assert torch.equal(found, model(**model_inputs))
 
 
 def test_time_and_guidance_stay_float32_up_to_the_embedding():
@@ -187,11 +187,11 @@ def test_position_tables_are_exact_kept_and_bounded():
 
 def test_bfloat16_without_autocast_and_float32_with_autocast_agree():
     model = made(sizes())
-    given = inputs(model.sizes)
-    exact = model(**given)
+    model_inputs = inputs(model.sizes)
+    exact = model(**model_inputs)
     with torch.autocast("cpu", torch.bfloat16):
-        cast = model(**given)
-    half = made(sizes()).to(torch.bfloat16)(**given)
+        cast = model(**model_inputs)
+    half = made(sizes()).to(torch.bfloat16)(**model_inputs)
     assert half.dtype == torch.bfloat16
     for out in (cast, half):
         assert torch.nn.functional.cosine_similarity(out.flatten().float(), exact.flatten(), dim=0) > 0.99
@@ -210,13 +210,13 @@ def test_weights_stored_in_8_bits_are_widened_where_they_are_used():
     eight = store_in_8_bits(made(sizes()))
     wide = made(sizes()).requires_grad_(False)
     wide.load_state_dict({name: t.float() for name, t in eight.state_dict().items()})
-    given = inputs(eight.sizes)
-    given["img"].requires_grad_()
+    model_inputs = inputs(eight.sizes)
+    model_inputs["img"].requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        out, expected = eight(**given), wide(**given)
+        out, expected = eight(**model_inputs), wide(**model_inputs)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     out.sum().backward()
-    assert given["img"].grad.isfinite().all()
+    assert model_inputs["img"].grad.isfinite().all()
 
 
 @pytest.mark.slow

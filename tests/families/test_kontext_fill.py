@@ -71,7 +71,7 @@ def pipeline(cls, of, parts):
     )
     made.set_progress_bar_config(disable=True)
     made.calls = []
-    transformer.register_forward_pre_hook(lambda _, __, given: made.calls.append(given), with_kwargs=True)
+    transformer.register_forward_pre_hook(lambda _, __, inputs: made.calls.append(inputs), with_kwargs=True)
     return made
 
 
@@ -105,7 +105,7 @@ def both(of, parts, cls, request, **given):
 def caught(parts, call):
     """What our denoiser is called with."""
     found = {}
-    hook = parts.denoiser.register_forward_pre_hook(lambda _, __, given: found.update(given), with_kwargs=True)
+    hook = parts.denoiser.register_forward_pre_hook(lambda _, __, inputs: found.update(inputs), with_kwargs=True)
     try:
         answer = call()
     finally:
@@ -119,17 +119,19 @@ def same_step(of, parts, theirs, controls, text, size):
     parts.denoiser.requires_grad_(True)
     latents = random_latents(size)
     noised = of.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.6]))
-    given, ours = caught(parts, lambda: of.predict(parts.denoiser, noised, text, torch.ones(1, 6), controls))
+    model_inputs, ours = caught(parts, lambda: of.predict(parts.denoiser, noised, text, torch.ones(1, 6), controls))
     inputs = first["hidden_states"].shape
-    assert given["img"].shape == inputs and torch.equal(given["img_ids"], first["img_ids"])
+    assert model_inputs["img"].shape == inputs and torch.equal(model_inputs["img_ids"], first["img_ids"])
     tokens = size[0] * size[1] // 256
-    torch.testing.assert_close(given["img"][:, tokens:], first["hidden_states"][:, tokens:], atol=2e-3, rtol=2e-3)
-    torch.testing.assert_close(given["img"][..., 64:], first["hidden_states"][..., 64:], atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(
+        model_inputs["img"][:, tokens:], first["hidden_states"][:, tokens:], atol=2e-3, rtol=2e-3
+    )
+    torch.testing.assert_close(model_inputs["img"][..., 64:], first["hidden_states"][..., 64:], atol=2e-3, rtol=2e-3)
 
     model = theirs.transformer
-    answer = model(**{**first, "hidden_states": given["img"], "timestep": noised.timesteps, "return_dict": False})[0][
-        :, :tokens
-    ]
+    answer = model(
+        **{**first, "hidden_states": model_inputs["img"], "timestep": noised.timesteps, "return_dict": False}
+    )[0][:, :tokens]
     height, width = size[1] // 16, size[0] // 16
     expected = packing.unpack(answer, height, width)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
@@ -169,12 +171,12 @@ def test_references_of_another_size_have_positions_of_their_own(kontext):
     noised = of.noised(one, torch.Generator().manual_seed(0), torch.tensor([0.6]))
     with torch.no_grad():
         text = of.text(parts, ["a red circle"])
-        given, answer = caught(
+        inputs, answer = caught(
             parts, lambda: of.predict(parts.denoiser, noised, text, torch.ones(1, 6), [other, other.flip(-1)])
         )
         again = of.predict(parts.denoiser, noised, text, torch.ones(1, 6), [other.flip(-1), other])
     assert answer.shape == one.shape and not torch.allclose(answer, again)
-    ids = given["img_ids"]
+    ids = inputs["img_ids"]
     assert [len(ids[ids[:, 0] == number]) for number in (0, 1, 2)] == [24, 15, 15]
     assert ids[24:39, 1:].amax(0).tolist() == [4, 2] and ids[24].tolist() == [1, 0, 0]
 

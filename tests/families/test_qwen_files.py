@@ -45,8 +45,11 @@ def test_a_single_file_is_read_with_any_prefix(files, stored, tmp_path, prefix):
     path = saved({prefix + name: tensor for name, tensor in stored.items()}, tmp_path / "m.safetensors")
     assert recognition.recognise_file(path)[:2] == ("qwen_image", "a Qwen-Image transformer")
     assert said(files, qwen_image=path) == []
-    found = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in stored.items()) and found.keys() == stored.keys()
+    components = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
+    assert (
+        all(torch.equal(components[name], tensor) for name, tensor in stored.items())
+        and components.keys() == stored.keys()
+    )
 
 
 def test_a_diffusers_folder_has_all_parts(files, stored, tmp_path):
@@ -58,8 +61,8 @@ def test_a_diffusers_folder_has_all_parts(files, stored, tmp_path):
     assert recognition.recognise_file(tmp_path)[0] == "qwen_image"
     whole = {"qwen_image": tmp_path, "text_encoder": None, "vae": None}
     assert said(files, **whole) == []
-    found = family(files | whole).load(torch.float32)
-    assert torch.equal(found.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
+    components = family(files | whole).load(torch.float32)
+    assert torch.equal(components.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
     (tmp_path / "model_index.json").write_text('{"_class_name": "QwenImageEditPlusPipeline"}')
     (problem,) = said(files, **whole)
     assert "is Qwen-Image-Edit-2509: set model_version = edit-2509" in problem
@@ -80,9 +83,9 @@ def test_scaled_fp8_is_read(files, stored, tmp_path, ending):
             tensors[name] = tensor
     path = saved(tensors, tmp_path / "m.safetensors")
     assert said(files, qwen_image=path) == []
-    found = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
+    components = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
     for name, tensor in stored.items():
-        assert (found[name] - tensor).norm() <= 0.05 * tensor.norm(), name
+        assert (components[name] - tensor).norm() <= 0.05 * tensor.norm(), name
     plain = saved(
         {n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in stored.items()}, tmp_path / "p.safetensors"
     )
@@ -93,9 +96,9 @@ def test_scaled_fp8_is_read(files, stored, tmp_path, ending):
     encoder |= {
         f"{n.removesuffix('weight')}{ending}": torch.tensor(2.0) for n in list(encoder) if n.endswith("proj.weight")
     }
-    made = family(files | {"text_encoder": saved(encoder, tmp_path / "t.safetensors")}).load(torch.float32)
+    own_family = family(files | {"text_encoder": saved(encoder, tmp_path / "t.safetensors")}).load(torch.float32)
     name = "layers.0.mlp.up_proj.weight"
-    assert torch.equal(made.encoders["text_encoder"].state_dict()[name], 2 * encoder[f"model.{name}"].float())
+    assert torch.equal(own_family.encoders["text_encoder"].state_dict()[name], 2 * encoder[f"model.{name}"].float())
 
 
 def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
@@ -106,8 +109,8 @@ def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
         tensors |= {"visual.blocks.0.attn.qkv.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)}
         path = saved(tensors, tmp_path / "t.safetensors")
         assert said(files, text_encoder=path) == []
-        found = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
-        assert all(torch.equal(found[name], tensor) for name, tensor in before.items())
+        components = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
+        assert all(torch.equal(components[name], tensor) for name, tensor in before.items())
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, others, stored, tmp_path):
@@ -137,9 +140,9 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, oth
         ({"text_encoder": files["qwen_image"]}, "is a Qwen-Image transformer; expected the Qwen2.5-VL text encoder"),
         ({"text_encoder": tmp_path / "nowhere.safetensors"}, "does not exist"),
     ]
-    for given, sentence in cases:
-        problems = said(files, **given)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (given, problems)
+    for paths, sentence in cases:
+        problems = said(files, **paths)
+        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
     flux = families.family_for(config_of_flux(others, pretrained_model_name_or_path=files["qwen_image"]))
     assert "is a Qwen-Image transformer; train it with qwen_image_train_network" in str(next(iter(flux.problems())))
     narrow = {
@@ -153,8 +156,8 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, oth
 def config_of_flux(others, **values):
     from library.config.building import build_config
 
-    given = {name: str(others[name]) for name in ("clip_l", "t5xxl", "ae")}
-    return build_config(families.config_class("flux_train_network"), given | {n: str(v) for n, v in values.items()})
+    options = {name: str(others[name]) for name in ("clip_l", "t5xxl", "ae")}
+    return build_config(families.config_class("flux_train_network"), options | {n: str(v) for n, v in values.items()})
 
 
 def test_a_name_with_edit_is_taken_when_it_is_reported_to_be_the_original(files, stored, tmp_path):
@@ -183,26 +186,26 @@ def learnt(demo, tmp_path_factory):
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
     folder, done, _, made = learnt
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert found == [
+    cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert cache_names == [
         "0_0064x0064_qi.safetensors",
         "0_qi_te.safetensors",
         "1_0064x0128_qi.safetensors",
         "1_qi_te.safetensors",
     ]
-    with safe_open(folder / found[2], "pt") as file:
+    with safe_open(folder / cache_names[2], "pt") as file:
         (name,), facts = file.keys(), file.metadata()
         assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 1, 16, 8)
         assert (facts["architecture"], facts["width"], facts["height"]) == ("qwen_image", "64", "128")
         assert facts["format_version"] == "1.0.1"
     lengths = []
-    for name in (found[1], found[3]):
+    for name in (cache_names[1], cache_names[3]):
         with safe_open(folder / name, "pt") as file:
             (key,) = file.keys()
             assert key == "varlen_vl_embed_float32" and file.metadata()["architecture"] == "qwen_image"
             lengths.append(file.get_tensor(key).shape[0])
     assert lengths[0] > 64 > lengths[1]
-    for name in found:  # as musubi-tuner leaves them: without ours, and in bfloat16 the text
+    for name in cache_names:  # as musubi-tuner leaves them: without ours, and in bfloat16 the text
         tensors = load_file(folder / name)
         with safe_open(folder / name, "pt") as file:
             facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
@@ -212,9 +215,9 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
             else tensors
         )
         save_file(tensors, folder / name, facts)
-    before = {name: (folder / name).read_bytes() for name in found}
+    before = {name: (folder / name).read_bytes() for name in cache_names}
     again = made("again")
-    assert {name: (folder / name).read_bytes() for name in found} == before
+    assert {name: (folder / name).read_bytes() for name in cache_names} == before
     assert again.losses == pytest.approx(done.losses, rel=1e-2)
 
 

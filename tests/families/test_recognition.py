@@ -115,8 +115,8 @@ def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
     for prefix, others in (*((prefix, beside) for prefix in tensor_names.DENOISER_PREFIXES), *twice):
         path = tmp_path / "m.safetensors"
         save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()} | others, path)
-        found = recognition.recognise_file(path)
-        assert (found.family, found.words) == (config.family, words)
+        description = recognition.recognise_file(path)
+        assert (description.family, description.words) == (config.family, words)
         assert said(demo, script, **{BASE: path}) == []
         if prefix in tensor_names.DENOISER_PREFIXES[1:]:
             continue  # what is read follows from the names, which were asked above
@@ -143,8 +143,10 @@ def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
             stored |= {f"{name.removesuffix('weight')}{ending}": scale.float()} if scaled else {}
         path = tmp_path / f"{ending}.safetensors"
         save_file({f"model.diffusion_model.{name}": tensor for name, tensor in stored.items()}, path)
-        found = recognition.recognise_file(path)
-        assert (found.family, found.words) == (config.family, words) and said(demo, script, **{BASE: path}) == []
+        description = recognition.recognise_file(path)
+        assert (description.family, description.words) == (config.family, words) and said(
+            demo, script, **{BASE: path}
+        ) == []
         read = families.family_for(config_of(demo, script, **{BASE: path})).load(torch.float32).denoiser.state_dict()
         for name, tensor in whole.items():
             assert (read[name] - tensor).norm() <= 0.06 * tensor.norm(), name
@@ -199,7 +201,7 @@ def test_each_half_of_a_file_is_of_its_family_and_not_complete(demo, script, tmp
         assert facts is families.facts_of(config.family) or found == "a Cosmos-Predict2 transformer", found
         (problem,) = said(demo, script, **{BASE: path})
         told = ("is not complete: ", "has no text encoders", "has no text adapter")
-        assert any(one in str(problem) for one in told), problem
+        assert any(sentence in str(problem) for sentence in told), problem
 
 
 def test_later_blocks_of_diffusers_layout_tell_the_model():
@@ -253,15 +255,15 @@ def test_files_of_4_bits_with_scales_are_no_fp8_files(tmp_path):
 
 
 def test_a_diffusers_folder_says_its_family_and_what_training_it_needs(tmp_path):
-    for known in families.all_families():
-        for pipeline in known.pipelines:
+    for facts in families.all_families():
+        for pipeline in facts.pipelines:
             (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": pipeline}), encoding="utf-8")
-            found = recognition.recognise_file(tmp_path)
-            assert found.family == known.name and pipeline in str(found.words)
-            assert dict(found.options) == dict(known.model_options.get(pipeline, {}))
+            description = recognition.recognise_file(tmp_path)
+            assert description.family == facts.name and pipeline in str(description.words)
+            assert dict(description.options) == dict(facts.model_options.get(pipeline, {}))
             (tmp_path / "transformer").mkdir(exist_ok=True)
-            assert recognition.recognise_file(tmp_path / "transformer") == found
-            build_config(families.config_class(families.lora_script(known.name)), dict(found.options), notes=[])
+            assert recognition.recognise_file(tmp_path / "transformer") == description
+            build_config(families.config_class(families.lora_script(facts.name)), dict(description.options), notes=[])
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
@@ -323,13 +325,13 @@ def test_a_file_of_another_model_is_named_in_every_slot(demo, every_file, script
             same = same or {n: s for n, s in shapes.items() if 0 not in s} == {
                 n: s for n, s in header.items() if 0 not in s
             }
-            found = [] if same else said(demo, script, **{option: path})
+            problems = [] if same else said(demo, script, **{option: path})
             if not same and not (
-                len(found) == 1
-                and {option, "model_type", "model_version"} & {found[0].option}
-                and "\n" not in str(found[0])
+                len(problems) == 1
+                and {option, "model_type", "model_version"} & {problems[0].option}
+                and "\n" not in str(problems[0])
             ):
-                wrong.append((option, words, [str(one) for one in found]))
+                wrong.append((option, words, [str(one) for one in problems]))
         with open(own, "rb") as file:
             cut.write_bytes(file.read()[:-50])
         (problem,) = said(demo, script, **{option: cut})
@@ -490,5 +492,5 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
 def test_the_name_of_a_file_proposes_the_model_where_headers_look_alike(family, name, version):
     proposed = recognition.proposed_options(Path(name), recognition.Recognised(family, "a transformer"))
     assert proposed.get("model_version") == version
-    known = options_of(families.config_class(families.lora_script(family)))
-    assert proposed.keys() <= known.keys() and (version is None or version in known["model_version"].choices)
+    options = options_of(families.config_class(families.lora_script(family)))
+    assert proposed.keys() <= options.keys() and (version is None or version in options["model_version"].choices)

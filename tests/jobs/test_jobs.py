@@ -146,7 +146,7 @@ def test_page_gets_templates_of_a_jobs_messages():
         work.store({"problems": [Message("{name} has no {part} matrix", name="a", part="lora_up")]})
         raise ConfigError("{path} is no LoRA", path="a.safetensors")
     failed = job_status(jobs.job_at(work.folder))
-    made = [[one["template"] for one in how_made({**told, "when": ""})] for told in (doing, failed)]
+    made = [[note["template"] for note in how_made({**told, "when": ""})] for told in (doing, failed)]
     assert made == [["checking {file}"], ["{path} is no LoRA", "{name} has no {part} matrix"]]
     assert isinstance(failed["when"], Message)  # in the reader's language, too
     assert [*map(str, failed["problems"])] == ["a has no lora_up matrix"] and failed["warnings"] == []

@@ -109,7 +109,7 @@ def test_masks_go_where_the_trainer_reads_them_and_old_ones_are_kept(images, tmp
 
 
 def test_a_stop_half_way_keeps_what_is_written_and_goes_on(images):
-    def stop(what, done, total):
+    def stop(message, done, total):
         if done:
             raise KeyboardInterrupt
 
@@ -157,8 +157,8 @@ def test_masks_become_the_transparency_of_images_and_the_images_come_back(images
     start = tree(images)
     options = MaskOptions(into="alpha")
     assert files.make_masks(images, files.usual_folder(images), Half(), options, quiet).written == 3
-    made = pixels.read_pixels(images / "10_x" / "1.png", alpha=True)
-    assert made[0, :, 3].tolist() == [255] * 6 + [0] * 6 and (made[:, :, :3] == [255, 0, 0]).all()
+    picture = pixels.read_pixels(images / "10_x" / "1.png", alpha=True)
+    assert picture[0, :, 3].tolist() == [255] * 6 + [0] * 6 and (picture[:, :, :3] == [255, 0, 0]).all()
     assert not files.usual_folder(images).exists()
     assert files.make_masks(images, files.usual_folder(images), Half(), options, quiet).skipped == 3
     assert trash.undo(images).left == () and tree(images) == start

@@ -19,8 +19,8 @@ def run(demo, shapes, tmp_path_factory):
     def start(script, **values):
         key = script, repr(sorted(values.items()))
         if key not in known:
-            given = {"resolution": "96", "max_train_steps": 4, "output_dir": tmp_path_factory.mktemp("run")} | values
-            known[key] = training.train(training.config_of(demo, script, train_data_dir=shapes, **given))
+            options = {"resolution": "96", "max_train_steps": 4, "output_dir": tmp_path_factory.mktemp("run")} | values
+            known[key] = training.train(training.config_of(demo, script, train_data_dir=shapes, **options))
         return known[key]
 
     return start
@@ -110,13 +110,13 @@ class Block(torch.nn.Module):
 @pytest.mark.parametrize("backend", ["", "aot_eager"])
 def test_inputs_leave_the_device_behind_a_block_and_return_one_ahead(backend, monkeypatch):
     """How many are there at a time, and each of them moves once in each direction."""
-    given, offloaded, before, after, returned = [], [], [], [], []
+    inputs, offloaded, before, after, returned = [], [], [], [], []
     offload, restore, fetch = HostInputs._offload, HostInputs._restore, HostInputs._fetch
 
     def offloading(host, x, ready):
-        given.append(StorageWeakRef(x.untyped_storage()))
+        inputs.append(StorageWeakRef(x.untyped_storage()))
         offloaded.append(offload(host, x, ready))
-        before.append(sum(not storage.expired() for storage in given))
+        before.append(sum(not storage.expired() for storage in inputs))
         return offloaded[-1]
 
     def restoring(host, call, number):

@@ -30,9 +30,9 @@ def test_every_kind_of_layer_answers_nearly_the_same_and_lets_gradients_through(
     int8.quantize_int8_(kept, CPU)
     assert kept.weight.dtype == torch.int8 and [*kept.state_dict()] == names
     x, again = x.clone().requires_grad_(True), x.clone().requires_grad_(True)
-    wanted, found = exact(x), kept(again)
-    assert (found - wanted).norm() / wanted.norm() < 0.01  # fp8 is off by about 0.03
-    wanted.square().sum().backward(), found.square().sum().backward()
+    wanted, actual = exact(x), kept(again)
+    assert (actual - wanted).norm() / wanted.norm() < 0.01  # fp8 is off by about 0.03
+    wanted.square().sum().backward(), actual.square().sum().backward()
     assert (again.grad - x.grad).norm() / x.grad.norm() < 0.02
 
 
@@ -40,12 +40,12 @@ def test_every_kind_of_layer_answers_nearly_the_same_and_lets_gradients_through(
 def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, squares, tmp_path, monkeypatch, script):
     """Of one size, as graphs of any size take several times as long; weights in 8 bits have them in
     `test_precision.py`."""
-    given = {"train_data_dir": squares, "max_train_steps": 3, "mixed_precision": "bf16"}
-    given |= {"network_args": training.ONE_ADAPTER} if not script.startswith("sdxl") else {}
+    options = {"train_data_dir": squares, "max_train_steps": 3, "mixed_precision": "bf16"}
+    options |= {"network_args": training.ONE_ADAPTER} if not script.startswith("sdxl") else {}
     few = {"compile_blocks": training.FEW[script]}
 
     def losses(name, **more):
-        config = training.config_of(demo, script, **given, **more, output_dir=tmp_path / name)
+        config = training.config_of(demo, script, **options, **more, output_dir=tmp_path / name)
         done = training.train(config)
         norms[name] = done.numbers("grad_norm")[1]
         return done.losses

@@ -42,11 +42,11 @@ def test_answers_and_gradients_are_those_of_the_exact_product_but_for_rounding(n
     exact, fast = layers(FORMATS[name])
     x = (torch.randn(2, 5, 64) * torch.logspace(-3, 3, 5)[:, None]).requires_grad_(True)
     gradient = torch.randn(2, 5, 96) * torch.logspace(2, -2, 5)[:, None]
-    wanted, found = exact(x), fast(x)
-    assert fast.weight.itemsize == 1 and found.dtype == (torch.bfloat16 if name == "fp8" else x.dtype)
-    assert away(found, wanted) < WORST[name]
+    wanted, actual = exact(x), fast(x)
+    assert fast.weight.itemsize == 1 and actual.dtype == (torch.bfloat16 if name == "fp8" else x.dtype)
+    assert away(actual, wanted) < WORST[name]
     (wanted_x,) = torch.autograd.grad(wanted, x, gradient)
-    (found_x,) = torch.autograd.grad(found, x, gradient.to(found.dtype))
+    (found_x,) = torch.autograd.grad(actual, x, gradient.to(actual.dtype))
     assert away(found_x, wanted_x) < WORST[name]
 
 
@@ -79,9 +79,9 @@ def test_int8_kernels_of_the_gpu_give_the_very_same_numbers(m, k, n):
     few, weight = (torch.randint(-127, 128, size, dtype=torch.int8) for size in ((m, k), (n, k)))
     rows, columns = torch.rand(m, 1), torch.rand(n)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for given in ((few, weight, rows, columns), (few, weight, rows, None)):
-            wanted = int8_matmul.int8_product(*given, dtype)
-            on_gpu = [x if x is None else x.cuda() for x in given]
+        for inputs in ((few, weight, rows, columns), (few, weight, rows, None)):
+            wanted = int8_matmul.int8_product(*inputs, dtype)
+            on_gpu = [x if x is None else x.cuda() for x in inputs]
             assert torch.equal(int8_matmul.int8_product(*on_gpu, dtype).cpu(), wanted)
             for tiles in (int8_triton.USUAL_TILES, int8_triton.FEW_ROWS_TILES, int8_triton.OLD):
                 assert torch.equal(int8_triton.multiply(*on_gpu, dtype, tiles).cpu(), wanted)
@@ -92,12 +92,12 @@ def test_compiled_int8_layers_of_the_gpu_agree_with_the_processor():
     _, here = layers(FORMATS["int8"])
     there = torch.compile(layers(FORMATS["int8"])[1].cuda(), fullgraph=True)
     x, gradient = torch.randn(2, 40, 64), torch.randn(2, 40, 96)
-    given, again = x.clone().requires_grad_(True), x.cuda().requires_grad_(True)
-    wanted, found = here(given), there(again)
-    assert away(found.cpu(), wanted) < 0.01
+    inputs, again = x.clone().requires_grad_(True), x.cuda().requires_grad_(True)
+    wanted, actual = here(inputs), there(again)
+    assert away(actual.cpu(), wanted) < 0.01
     (wanted_x,), (found_x,) = (
-        torch.autograd.grad(wanted, given, gradient),
-        torch.autograd.grad(found, again, gradient.cuda()),
+        torch.autograd.grad(wanted, inputs, gradient),
+        torch.autograd.grad(actual, again, gradient.cuda()),
     )
     assert away(found_x.cpu(), wanted_x) < 0.01
 
@@ -134,9 +134,9 @@ def test_rounding_a_few_rows_at_a_time_changes_nothing(monkeypatch):
     monkeypatch.setattr(fp8_matmul, "MAX_ROUNDED", 5 * 64 + 1)
     _, parts = layers()
     rows, scale = fp8_matmul.quantize_rows_fp8(exact.weight)
-    for found in (whole, parts):
-        assert torch.equal(found.weight.view(torch.uint8), rows.view(torch.uint8))
-        assert torch.equal(found.weight_scale, scale[:, 0])
+    for actual in (whole, parts):
+        assert torch.equal(actual.weight.view(torch.uint8), rows.view(torch.uint8))
+        assert torch.equal(actual.weight_scale, scale[:, 0])
 
 
 def test_rows_of_zeros_stay_zeros():
@@ -168,8 +168,8 @@ def test_it_compiles_into_one_graph(name):
         return graph
 
     x = torch.randn(2, 5, 64, requires_grad=True)
-    found = torch.compile(fast, backend=count, fullgraph=True)(x)
-    assert len(graphs) == 1 and torch.equal(found, fast(x))
+    actual = torch.compile(fast, backend=count, fullgraph=True)(x)
+    assert len(graphs) == 1 and torch.equal(actual, fast(x))
 
 
 @pytest.mark.parametrize("name", ["fp8", "int8"])

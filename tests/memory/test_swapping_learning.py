@@ -98,9 +98,9 @@ def test_gradients_are_the_same_for_every_number_of_blocks(demo, expected, scrip
     for number in range(1, BLOCKS[script] + 1):
         model = Model(demo, script, blocks_to_swap=number)
         model.backward()
-        found = model.gradients()
-        assert found.keys() == expected[script].keys()
-        assert all(torch.equal(found[name], expected[script][name]) for name in found), number
+        gradients = model.gradients()
+        assert gradients.keys() == expected[script].keys()
+        assert all(torch.equal(gradients[name], expected[script][name]) for name in gradients), number
     blocks = model.family.swap_plan(BLOCKS[script])
     assert len(model.swap.blocks) == sum(blocks.values()), "all of them, in the end"
 
@@ -284,8 +284,8 @@ def test_gradients_of_a_broken_step_are_forgotten(demo, expected):
     model.swap.forget_gradients()
     model.denoiser.zero_grad()
     model.backward()
-    found = model.gradients()
-    assert all(torch.equal(found[name], expected["flux_train"][name]) for name in found)
+    gradients = model.gradients()
+    assert all(torch.equal(gradients[name], expected["flux_train"][name]) for name in gradients)
 
 
 # ---- whole trainings
@@ -295,8 +295,8 @@ def test_gradients_of_a_broken_step_are_forgotten(demo, expected):
 def full(demo, squares, tmp_path):
     def run(script, **values):
         number = len(list(tmp_path.iterdir()))
-        given = {"train_data_dir": squares, "output_dir": tmp_path / str(number), "max_train_steps": 2, **values}
-        return training.train(training.config_of(demo, script, gradient_checkpointing=True, **given))
+        options = {"train_data_dir": squares, "output_dir": tmp_path / str(number), "max_train_steps": 2, **values}
+        return training.train(training.config_of(demo, script, gradient_checkpointing=True, **options))
 
     return run
 

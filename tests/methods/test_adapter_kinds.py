@@ -22,8 +22,8 @@ def pairs(kind, *more):
 
 
 def config_of(family, kind, *more):
-    given = {"network_module": kind.module, "network_args": pairs(kind, *more)}
-    return build_config(config_class(lora_script(family)), given, notes=[])
+    options = {"network_module": kind.module, "network_args": pairs(kind, *more)}
+    return build_config(config_class(lora_script(family)), options, notes=[])
 
 
 @pytest.mark.parametrize(("family", "kind"), EVERY, ids=lambda one: getattr(one, "id", one))

@@ -144,8 +144,8 @@ def test_base_weights_are_merged_in_float32(flux_like, flux_config, tmp_path):
         fresh = type(parts)(**{**vars(parts), "denoiser": denoiser.to(dtype)})
         config = flux_config(base_weights=[str(path)], base_weights_multiplier=[0.5], network_train_unet_only=True)
         methods.attach_method(fresh, family, config)
-        got = fresh.denoiser.float()(*inputs())
-        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+        actual = fresh.denoiser.float()(*inputs())
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("option", ["base_weights", "network_weights"])
@@ -159,9 +159,9 @@ def test_a_file_for_layers_of_another_size_is_a_sentence(flux_like, flux_config,
     state[name] = torch.ones(2, 3) if key == "alpha" else torch.cat([state[name]] * 2, dim=int("down" in key))
     save_file(state, path := tmp_path / "a.safetensors")
     fresh = type(parts)(**{**vars(parts), "denoiser": type(parts.denoiser)()})
-    given = {option: [str(path)] if option == "base_weights" else str(path)}
+    options = {option: [str(path)] if option == "base_weights" else str(path)}
     with pytest.raises(ConfigError, match="another size than this model's layer") as error:
-        methods.attach_method(fresh, family, flux_config(network_dim=3, network_train_unet_only=True, **given))
+        methods.attach_method(fresh, family, flux_config(network_dim=3, network_train_unet_only=True, **options))
     assert error.value.problems[0].option == option
 
 

@@ -52,8 +52,8 @@ def test_zero_terminal_snr_ends_in_pure_noise():
 
 @pytest.mark.parametrize(("name", "v_prediction"), [("min_snr5_eps", False), ("min_snr5_v", True)])
 def test_min_snr_is_upstreams(name, v_prediction):
-    found = diffusion.diffusion_loss_weights(Loss(min_snr_gamma=5.0), v_prediction)[T]
-    assert found.tolist() == pytest.approx(VECTORS["loss_weights"][name], rel=1e-4)
+    actual = diffusion.diffusion_loss_weights(Loss(min_snr_gamma=5.0), v_prediction)[T]
+    assert actual.tolist() == pytest.approx(VECTORS["loss_weights"][name], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_min_snr_is_upstreams(name, v_prediction):
     ],
 )
 def test_other_weights(options, v_prediction, expected):
-    found = diffusion.diffusion_loss_weights(Loss(**options), v_prediction)[T]
+    actual = diffusion.diffusion_loss_weights(Loss(**options), v_prediction)[T]
     wanted = [expected(min(s, 1000.0)) for s in VECTORS["ddpm"]["snr"]]
-    assert found.tolist() == pytest.approx(wanted, rel=1e-4)
+    assert actual.tolist() == pytest.approx(wanted, rel=1e-4)
 
 
 def test_weights_multiply():

@@ -35,9 +35,9 @@ def test_every_recipe_that_fits_goes_together_with_every_preset(preset):
     config = config_of(preset)
     for recipe in recipe_files.fitting_recipes(config):
         notes = []
-        made = build_config(type(config), {**flatten_sections(changed(config)), **recipe.options}, notes=notes)
-        assert notes == [] and made.save == config.save and made.memory == config.memory
-        assert recipe.least_steps <= made.steps.max_train_steps <= recipe.most_steps
+        built = build_config(type(config), {**flatten_sections(changed(config)), **recipe.options}, notes=notes)
+        assert notes == [] and built.save == config.save and built.memory == config.memory
+        assert recipe.least_steps <= built.steps.max_train_steps <= recipe.most_steps
         assert 0 < recipe.images[0] < recipe.images[1] and recipe.steps_per_image > 0
 
 
@@ -50,10 +50,10 @@ def test_a_family_has_recipes_that_change_nothing_that_was_measured(family):
     assert {recipe.purpose for recipe in recipes if recipe.kind == "lora"} >= {"character", "style"}
     config = config_class(families.lora_script(family))
     for one in (*recipes, *models):
-        known = options_of(
+        options = options_of(
             config_class(next(s for s in RUNS if (config_class(s).family, config_class(s).kind) == (family, one.kind)))
         )
-        assert one.options.keys() <= known.keys() and one.options.keys().isdisjoint(MEASURED)
+        assert one.options.keys() <= options.keys() and one.options.keys().isdisjoint(MEASURED)
         for name, wanted in one.when.items():
             assert set(wanted) <= {str(choice) for choice in options_of(config)[name].choices}
 

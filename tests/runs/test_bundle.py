@@ -75,8 +75,8 @@ def opened(tmp_path, monkeypatch):
 
 def test_a_bundle_holds_no_canary(opened):
     for name, content in opened.items():
-        found = [line for line in content.splitlines() if "canary" in line.lower()]
-        assert not found, (name, found)
+        lines = [line for line in content.splitlines() if "canary" in line.lower()]
+        assert not lines, (name, lines)
         assert "ab12" * 10 not in content and str(Path.home()) + os.sep not in content.replace("/root/", "")
         assert len(socket.gethostname()) < 4 or socket.gethostname() not in content
 

@@ -341,8 +341,10 @@ def test_what_a_run_of_the_page_prints_goes_on_into_its_new_log(tmp_path):
     folder.mkdir(parents=True)
     layout.store(folder / layout.RUN, {"id": folder.name, "state": "starting", "started": time.time()})
     with (folder / layout.LOG).open("ab") as log:
-        given = {**os.environ, "KOHYA_RUN_DIR": str(folder)}
-        subprocess.run([sys.executable, "-c", code, str(out)], stdout=log, stderr=log, check=True, cwd=ROOT, env=given)
+        environment = {**os.environ, "KOHYA_RUN_DIR": str(folder)}
+        subprocess.run(
+            [sys.executable, "-c", code, str(out)], stdout=log, stderr=log, check=True, cwd=ROOT, env=environment
+        )
     said = (folder / layout.LOG).read_text()
     assert said.index("one") < said.index("deleted while it trained") < said.index("two")
     assert reader.run_at(folder).state == "finished"

@@ -21,7 +21,7 @@ ZORB = Prompt("a zorb, red", width=64, height=64, seed=3, sample_steps=1)
 WORD, CONTROL = "sdxl_train_textual_inversion", "sdxl_train_control_net_lllite"
 
 
-def quiet(what, done, total):
+def quiet(message, done, total):
     """A report that nobody reads."""
 
 

@@ -30,7 +30,7 @@ SCRIPTS = [families.lora_script(name) for name in families.FAMILIES]
 CAT = Prompt("a cat", width=64, height=64, seed=3, sample_steps=2)
 
 
-def quiet(what, done, total):
+def quiet(message, done, total):
     """A report that nobody reads."""
 
 
@@ -185,8 +185,8 @@ def test_a_file_that_is_replaced_meanwhile_is_reported(given, tmp_path, when):
         if when == "loading the model":
             exchange()
 
-    def report(what, done, total):
-        if str(what) == when == "generating":
+    def report(message, done, total):
+        if str(message) == when == "generating":
             exchange()
 
     with pytest.MonkeyPatch.context() as patch:

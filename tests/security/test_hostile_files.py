@@ -98,8 +98,8 @@ def test_no_slot_of_a_training_unpickles(demo, squares, tmp_path, canary, script
 
 
 def test_no_state_unpickles(demo, squares, tmp_path, canary):  # noqa: F811
-    given = {"train_data_dir": squares, "output_dir": tmp_path / "out", "output_name": "m"}
-    train(config_of(demo, "flux_train_network", max_train_steps=1, save_state_on_train_end=True, **given))
+    options = {"train_data_dir": squares, "output_dir": tmp_path / "out", "output_name": "m"}
+    train(config_of(demo, "flux_train_network", max_train_steps=1, save_state_on_train_end=True, **options))
     state = tmp_path / "out" / "m-state"
     files = [file for file in state.iterdir() if file.suffix in (".bin", ".pt", ".safetensors")]
     assert len(files) >= 3
@@ -107,7 +107,7 @@ def test_no_state_unpickles(demo, squares, tmp_path, canary):  # noqa: F811
         kept = file.read_bytes()
         armed(file, canary, "torch")
         with pytest.raises(ConfigError, match="resume"):
-            train(config_of(demo, "flux_train_network", max_train_steps=2, resume=str(state), **given))
+            train(config_of(demo, "flux_train_network", max_train_steps=2, resume=str(state), **options))
         file.write_bytes(kept)
 
 

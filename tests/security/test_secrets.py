@@ -92,7 +92,7 @@ def test_no_secret_leaves_its_place(tab, sent, tmp_path, monkeypatch):
     assert not leaks(" ".join(given))  # what stands in the list of processes
     packed = zipfile.ZipFile(io.BytesIO(bundle.bundle_run(run)))
     said += [packed.read(name).decode() for name in packed.namelist()]
-    assert not [one for one in said if leaks(str(one))]
+    assert not [text for text in said if leaks(str(text))]
     log = run.folder / "log.txt"  # all that a training prints gets there as it is, and ours prints none of its own
     assert list(places(tmp_path, but={keys.keys_file(), tmp_path / "told.json", log})) == []
     assert os.name == "nt" or keys.keys_file().stat().st_mode & 0o077 == 0

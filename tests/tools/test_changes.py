@@ -77,12 +77,12 @@ def test_a_change_is_that_of_the_forward_pass(name, layer):
             changed = weight + change.delta(weight, strength)
             added = change.bias(strength)
             new_bias = bias if added is None else bias + added
-            got = (
+            actual = (
                 nn.functional.linear(x, changed, new_bias)
                 if layer == "linear"
                 else nn.functional.conv2d(x, changed, new_bias, 2, 1)
             )
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
     assert torch.equal(weight + change.delta(weight, 0.0), weight)
 
 

@@ -36,8 +36,8 @@ def test_a_merged_model_answers_as_the_model_with_the_lora_attached(name, bases,
     done = merge.merge_into_checkpoint(file_of(base), [(first, 1.0)], out, report=lambda *s: steps.append(s))
     merged = {**base, "flux": done.path} if name == "flux" else done.path
     plain = asked(base, loaded(base)[2])
-    for got, wanted, before in zip(asked(base, loaded(merged)[2]), expected, plain, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    for actual, wanted, before in zip(asked(base, loaded(merged)[2]), expected, plain, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
         assert not wanted.any() or not torch.allclose(before, wanted, atol=1e-2)
     assert steps[-1][1] == steps[-1][2] >= 100
     kept = load_file(file_of(base))
@@ -52,8 +52,8 @@ def test_the_difference_of_a_merged_model_is_the_product(name, bases, lora_files
     new, old = ModelFile(done.path), ModelFile(base)
     for module, adapter in adapters.read_lora(first).adapters.items():
         if old.size(module) is not None:
-            got = extract.weight_difference(new, old, module).flatten(1)
-            torch.testing.assert_close(got, 0.5 * adapter.product(), rtol=1e-4, atol=1e-5)
+            actual = extract.weight_difference(new, old, module).flatten(1)
+            torch.testing.assert_close(actual, 0.5 * adapter.product(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -62,9 +62,9 @@ def test_extracting_recovers_what_was_merged(name, bases, lora_files, tmp_path):
     tuned = merge.merge_into_checkpoint(base, [(first, 1.0)], tmp_path / "m.safetensors").path
     choices = extract.ExtractOptions(rank=4, conv_rank=4 if name == "sdxl" else None, clamp=1, min_diff=0, iterations=6)
     done = extract.extract_lora(tuned, base, tmp_path / "x.safetensors", choices=choices)
-    given, got = products(first), products(done.path)
-    assert got.keys() == {n for n in given if name == "sdxl" or "_te1_" not in n}
-    for module, product in got.items():
+    given, actual = products(first), products(done.path)
+    assert actual.keys() == {n for n in given if name == "sdxl" or "_te1_" not in n}
+    for module, product in actual.items():
         torch.testing.assert_close(product, given[module], rtol=1e-3, atol=2e-4)
     about = metadata(done.path)
     assert about["ss_network_dim"] == "4" and "x.safetensors" not in about["ss_training_comment"]
@@ -110,9 +110,9 @@ def test_an_fp8_base_is_summed_in_float32_and_rounded_once(bases, lora_files, tm
     change = products(first)["lora_unet_double_blocks_0_img_attn_qkv"]
     for dtype, kind in ((None, torch.float8_e4m3fn), ("bf16", torch.bfloat16), ("fp8", torch.float8_e4m3fn)):
         path = merge.merge_into_checkpoint(base, [(first, 1.0)], tmp_path / f"to-{dtype}.safetensors", dtype=dtype).path
-        got = load_file(path)["model.diffusion_model." + key]
-        assert got.dtype == kind
-        assert torch.equal(got.float(), (stored.float() + change).to(kind).float())
+        actual = load_file(path)["model.diffusion_model." + key]
+        assert actual.dtype == kind
+        assert torch.equal(actual.float(), (stored.float() + change).to(kind).float())
 
 
 def test_a_diffusers_transformer_becomes_a_single_file(bases, lora_files, tmp_path):

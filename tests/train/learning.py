@@ -152,8 +152,8 @@ class LearningMeter:
             return sum(distance_to_zorb(one, ground) for one, (ground, _, _) in pairs) / count
 
         moved = [
-            np.abs(small(one) - small(other)).mean()
-            for one, other in zip(pictures[count:], base_pictures[count:], strict=True)
+            np.abs(small(first) - small(other)).mean()
+            for first, other in zip(pictures[count:], base_pictures[count:], strict=True)
         ]
         return Figures(distance(base_pictures), distance(pictures), float(np.mean(moved)), error / base_error)
 

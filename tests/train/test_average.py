@@ -105,22 +105,22 @@ def test_files_beside_the_files(demo, squares, tmp_path, script):
     plain = training.train(config)
     assert plain.losses == done.losses
     steps = [load_file(tmp_path / "b" / f"{name}-step{i:08d}.safetensors") for i in range(1, 5)]
-    found = load_file(tmp_path / "a" / f"{name}-ema.safetensors")
-    assert found.keys() == steps[-1].keys()
-    moving = [key for key in found if not torch.equal(steps[0][key], steps[-1][key])]
+    tensors = load_file(tmp_path / "a" / f"{name}-ema.safetensors")
+    assert tensors.keys() == steps[-1].keys()
+    moving = [key for key in tensors if not torch.equal(steps[0][key], steps[-1][key])]
     assert len(moving) > 50
     source = load_file(training.config_of(demo, script).model.pretrained_model_name_or_path)
     for key in moving if script == "sdxl_train" else [k for k in moving if "lora_up" in k]:
         # Before the first step: an adapter's second half is zero; a model's weights are those of its file.
-        first = torch.zeros_like(found[key]) if "lora_up" in key else source[key].float()
+        first = torch.zeros_like(tensors[key]) if "lora_up" in key else source[key].float()
         value = expected([first, *(step[key] for step in steps)], decay=0.8)
-        torch.testing.assert_close(found[key].double(), value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(tensors[key].double(), value, rtol=1e-5, atol=1e-7)
 
 
 def test_no_average_is_saved_before_its_first_update(demo, squares, tmp_path):
-    given = {"train_data_dir": squares, "max_train_steps": 3, "save_every_n_steps": 1, "output_name": "m"}
+    options = {"train_data_dir": squares, "max_train_steps": 3, "save_every_n_steps": 1, "output_name": "m"}
     config = training.config_of(
-        demo, "flux_train_network", **given, ema_decay=0.8, ema_every_n_steps=2, output_dir=tmp_path / "out"
+        demo, "flux_train_network", **options, ema_decay=0.8, ema_every_n_steps=2, output_dir=tmp_path / "out"
     )
     done = training.train(config)
     averages = sorted(path.name for path in (tmp_path / "out").glob("*-ema.safetensors"))
@@ -142,12 +142,12 @@ FUSED = {
     ("script", "values"), [("flux_train", {}), ("flux_train", FUSED)], ids=["plain", "fused and rounded"]
 )
 def test_it_goes_on_bit_for_bit(demo, squares, tmp_path, script, values):
-    given = {"train_data_dir": squares, "ema_decay": 0.8, "ema_every_n_steps": 2, "max_train_steps": 5, **values}
-    straight = training.train(training.config_of(demo, script, **given, output_dir=tmp_path / "a"))
+    options = {"train_data_dir": squares, "ema_decay": 0.8, "ema_every_n_steps": 2, "max_train_steps": 5, **values}
+    straight = training.train(training.config_of(demo, script, **options, output_dir=tmp_path / "a"))
     more = {"output_dir": tmp_path / "b", "max_train_steps": 3, "save_state": True}
-    first = training.train(training.config_of(demo, script, **given | more))
+    first = training.train(training.config_of(demo, script, **options | more))
     state = tmp_path / "b" / f"{first.file.stem}-state"
-    second = training.train(training.config_of(demo, script, **given, output_dir=tmp_path / "c", resume=state))
+    second = training.train(training.config_of(demo, script, **options, output_dir=tmp_path / "c", resume=state))
     for ending in ("", "-ema"):
         a, c = (load_file(d.file.with_stem(d.file.stem + ending)) for d in (straight, second))
         assert all(torch.equal(a[key], c[key]) for key in a)

@@ -169,11 +169,13 @@ def test_without_room_it_is_left_out_and_reported_once(demo, squares, tmp_path, 
     values = {"train_data_dir": squares, "output_name": "m", "max_train_steps": 6}
     plain = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "plain", **values))
     monkeypatch.setattr(checkpointer, "free_space", lambda place: 10**6)
-    made = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "full", **values, **OFTEN))
-    (told,) = [event["text"] for event in made.events("warning") if "save_state_every_n_minutes" in str(event["text"])]
+    outcome = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "full", **values, **OFTEN))
+    (told,) = [
+        event["text"] for event in outcome.events("warning") if "save_state_every_n_minutes" in str(event["text"])
+    ]
     assert "there is none yet" in told and "0.0 GB free" in told
-    assert states(tmp_path / "full") == [] and made.facts["state"] == "finished"
-    assert made.losses == plain.losses
+    assert states(tmp_path / "full") == [] and outcome.facts["state"] == "finished"
+    assert outcome.losses == plain.losses
 
 
 def test_the_only_one_is_not_deleted_to_make_room(demo, squares, tmp_path, monkeypatch):
@@ -234,9 +236,9 @@ def test_a_disk_error_ends_no_training(demo, squares, tmp_path, monkeypatch):
             max_train_steps=4,
             **OFTEN,
         )
-        made = train(config)
-    assert made.facts["state"] == "finished" and made.file.is_file()
-    assert sum("was not saved" in str(event["text"]) for event in made.events("warning")) == 1
+        outcome = train(config)
+    assert outcome.facts["state"] == "finished" and outcome.file.is_file()
+    assert sum("was not saved" in str(event["text"]) for event in outcome.events("warning")) == 1
 
 
 def test_check_counts_the_room(demo, squares, tmp_path, monkeypatch):

@@ -39,8 +39,8 @@ READY = {
 
 @pytest.fixture
 def config(demo, tmp_path):
-    made = build_config(FLUX, read_toml(demo.configs["flux_train_network"]), notes=[])
-    return replace_options(made, output_dir=str(tmp_path / "out"), compile=False)
+    built = build_config(FLUX, read_toml(demo.configs["flux_train_network"]), notes=[])
+    return replace_options(built, output_dir=str(tmp_path / "out"), compile=False)
 
 
 def told(config, verdict="bad"):
@@ -121,32 +121,34 @@ def test_what_the_training_ends_before_is_reported(config, tmp_path):
 def test_a_prompt_that_is_sampled_at_another_size_is_reported(config, tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("a cat --w 100\na dog --l nan\n", encoding="utf-8")
-    remarks = [str(one) for one in preflight.findings(replace_options(config, sample_prompts=str(path)))[1]]
-    assert any("prompts.txt, line 1: --w 100 becomes 96" in one for one in remarks)
-    assert any("prompts.txt, line 2: --l nan has no effect" in one for one in remarks)
+    remarks = [str(problem) for problem in preflight.findings(replace_options(config, sample_prompts=str(path)))[1]]
+    assert any("prompts.txt, line 1: --w 100 becomes 96" in problem for problem in remarks)
+    assert any("prompts.txt, line 2: --l nan has no effect" in problem for problem in remarks)
 
 
 def test_what_is_held_out_for_validation_is_reported_by_folder(config):
     said = [
-        str(one.text) for one in told(replace_options(config, validation_split=0.25), "ok") if one.topic == "images"
+        str(finding.text)
+        for finding in told(replace_options(config, validation_split=0.25), "ok")
+        if finding.topic == "images"
     ]
     wanted = r"\d+ of \d+ images held out for validation: \d+ of \d+ in .+"
     assert any(re.fullmatch(wanted, text) for text in said)
-    assert not any("held out" in str(one.text) for one in told(config, "ok"))
+    assert not any("held out" in str(finding.text) for finding in told(config, "ok"))
 
 
 def test_a_hint_with_a_remedy_is_gone_after_it(config):
-    given = {
+    options = {
         "bucket_no_upscale": True,
         "ema_every_n_steps": 7,
         "max_bucket_reso": 512,
         "persistent_data_loader_workers": True,
     }
-    for name, value in given.items():
-        made = build_config(FLUX, {**option_values(config), name: value}, notes=[])
-        for hint in (one for one in told(made, "hint") if one.fix):
-            mended = build_config(FLUX, {**option_values(made), **hint.fix}, notes=[])
-            assert hint.text not in [one.text for one in checking.make_report(mended).findings], hint
+    for name, value in options.items():
+        built = build_config(FLUX, {**option_values(config), name: value}, notes=[])
+        for hint in (finding for finding in told(built, "hint") if finding.fix):
+            mended = build_config(FLUX, {**option_values(built), **hint.fix}, notes=[])
+            assert hint.text not in [finding.text for finding in checking.make_report(mended).findings], hint
 
 
 def test_everything_is_examined_within_seconds(config, tmp_path):
@@ -166,8 +168,8 @@ def test_check_without_compile_loads_no_compiler(config):
     config = replace_options(
         config, t5xxl_max_token_length=512
     )  # longer than any caption here, which need not be counted
-    given = {name: str(value) for name, value in flatten_sections(changed(config)).items()}
-    asked = json.dumps([{"script": config.script, "values": given, "problems": [], "wrong": []}])
+    options = {name: str(value) for name, value in flatten_sections(changed(config)).items()}
+    asked = json.dumps([{"script": config.script, "values": options, "problems": [], "wrong": []}])
     heavy = {"torch", "torch._dynamo", "torch._inductor", "transformers", "diffusers"}
     code = f"import sys\nfrom library.check import report\nreport.answer_requests()\nprint(*{heavy} & set(sys.modules))"
     done = command([sys.executable, "-c", code], input=asked)
@@ -214,14 +216,14 @@ RULES = [
 def test_a_broken_rule_has_a_remedy(cls, given):
     with pytest.raises(ConfigError) as error:
         build_config(cls, given)
-    known = options_of(cls)
-    broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
+    options = options_of(cls)
+    broken = draft(cls, {name: options[name].read(value) for name, value in given.items()})
     for _ in range(3):  # one remedy may uncover the next problem
         problem = error.value.problems[0]
         mends = working_fix(problem, broken)
         assert mends, problem
         given = {**given, **mends}
-        broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
+        broken = draft(cls, {name: options[name].read(value) for name, value in given.items()})
         try:
             build_config(cls, given, notes=[])
         except ConfigError as wrong:
@@ -274,16 +276,18 @@ def test_an_option_that_has_to_be_changed_is_not_said_to_have_no_effect_besides(
         LORA, {"compile": True, "compile_backend": "eager", "compile_mode": "reduce-overhead"}, notes=[]
     )
     problems, remarks = preflight.evaluate(config, data.Check([], []))
-    assert [one.option for one in problems if "inductor" in str(one)] == ["compile_mode"]
-    assert not [one for one in remarks if one.option == "compile_mode"]
+    assert [problem.option for problem in problems if "inductor" in str(problem)] == ["compile_mode"]
+    assert not [problem for problem in remarks if problem.option == "compile_mode"]
 
 
 # ---- what a training needs
 
 
-def needs(cls, size=(1024, 1024), **given):
-    known = options_of(cls)
-    config = build_config(cls, {name: value for name, value in {**READY, **given}.items() if name in known}, notes=[])
+def needs(cls, size=(1024, 1024), **options):
+    declared = options_of(cls)
+    config = build_config(
+        cls, {name: value for name, value in {**READY, **options}.items() if name in declared}, notes=[]
+    )
     return estimate.estimate(config, size, "NVIDIA H200", 139.8)
 
 
@@ -348,16 +352,16 @@ def test_the_estimate_is_near_to_what_every_preset_took(family, monkeypatch, tmp
     """CUDA graphs, reference images and what a full fine-tune keeps included; a preset is held to its memory."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
     folder = presets.preset_folder(family)
-    found = [
+    cases = [
         case for case in presets.preset_cases(family, None, "full") if case.cap and f"{folder}/{case.name}" in ROWS
     ]
-    for case in found:
+    for case in cases:
         config = build_config(config_class(case.script), case.values, notes=[])
         needs = estimate.estimate(config, checking.largest_bucket(None, config), "NVIDIA H200", case.cap)
         row = ROWS[f"{folder}/{case.name}"]
         assert 0.74 < needs.peak / row["gpu_gib"] < 1.16 and needs.fits, (case.name, needs)
         assert 0.72 < needs.step / (row["gpu_busy_s"] or row["s_it"]) < 2, (case.name, needs)
-    assert found
+    assert cases
 
 
 def test_parameters_are_counted_in_headers(demo):
@@ -397,8 +401,8 @@ class Machine:
         return Measured({}, step, peak=peak)
 
 
-def probed(memory, **given):
-    config = build_config(FLUX, {**READY, **given}, notes=[])
+def probed(memory, **options):
+    config = build_config(FLUX, {**READY, **options}, notes=[])
     machine = Machine(memory)
     return probe.Probe(config, (1024, 1024), memory, machine.attempt).run()
 
@@ -434,8 +438,8 @@ BESIDE = {"flux_train_network": {"model_type": "kontext", "guidance_scale": 1.0}
 
 @pytest.mark.parametrize("script", BESIDE)
 def test_a_try_has_pictures_beside_its_images_where_the_model_is_shown_some(script, demo, tmp_path):
-    given = {**flatten_sections(read_toml(demo.configs[script])), **BESIDE[script]}
-    made = probe.prepare_try(build_config(config_class(script), given, notes=[]), (128, 256), tmp_path / "try")
+    options = {**flatten_sections(read_toml(demo.configs[script])), **BESIDE[script]}
+    made = probe.prepare_try(build_config(config_class(script), options, notes=[]), (128, 256), tmp_path / "try")
     found = data.check_data(made, made.grid)
     assert not found.problems and {image.size_with_controls for image in found.images.items} == {(128, 256)}
 

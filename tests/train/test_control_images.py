@@ -72,9 +72,9 @@ def run(demo, pairs, fill_model, tmp_path):
     count = iter(range(100))
 
     def start(kind, script=LORA, data=None, **values):
-        given = {"dataset_config": pairs / f"{data or kind}.toml", "train_data_dir": None, "model_type": kind}
-        given |= {"output_dir": tmp_path / f"run{next(count)}", "seed": 5, "network_dropout": 0.0}
-        values = given | values
+        options = {"dataset_config": pairs / f"{data or kind}.toml", "train_data_dir": None, "model_type": kind}
+        options |= {"output_dir": tmp_path / f"run{next(count)}", "seed": 5, "network_dropout": 0.0}
+        values = options | values
         if script == FULL:
             values = {name: value for name, value in values.items() if not name.startswith("network_")}
         if kind == "fill":
@@ -105,19 +105,19 @@ def use_tools(made, base):
 
 @pytest.mark.parametrize("kind", ["kontext", "fill"])
 def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_model, kind):
-    made = run(kind, sample_prompts=pairs / "prompts.txt", sample_at_first=True, max_train_steps=3, **DISK)
-    assert len(made.losses) == 3 and all(map(math.isfinite, made.losses))
-    assert len(list((made.file.parent / "sample").glob("*.png"))) == 2
+    outcome = run(kind, sample_prompts=pairs / "prompts.txt", sample_at_first=True, max_train_steps=3, **DISK)
+    assert len(outcome.losses) == 3 and all(map(math.isfinite, outcome.losses))
+    assert len(list((outcome.file.parent / "sample").glob("*.png"))) == 2
     model = {"pretrained_model_name_or_path": fill_model} if kind == "fill" else {}
-    use_tools(made, fill_model if kind == "fill" else demo.models["flux"]["flux"])
+    use_tools(outcome, fill_model if kind == "fill" else demo.models["flux"]["flux"])
     exclude = ["exclude_patterns=['.*(img_mod|txt_mod|modulation).*']"]  # as files of musubi-tuner have it
     own = run(kind, max_train_steps=1, network_args=exclude, learning_rate=1e-2, **DISK)
     more = run(kind, max_train_steps=1, network_args=exclude, learning_rate=1e-12, network_weights=own.file, **DISK)
     assert not any("_mod" in name for name in own.tensors()) and own.tensors().keys() == more.tensors().keys()
     assert all(torch.allclose(tensor, own.tensors()[name], atol=1e-6) for name, tensor in more.tensors().items())
-    fits, wrong = summary.check_lora_layers(made.file, config_of(demo, LORA, **model))
+    fits, wrong = summary.check_lora_layers(outcome.file, config_of(demo, LORA, **model))
     assert fits > 0 and not wrong
-    with safe_open(made.file, "pt") as file:
+    with safe_open(outcome.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == {"kontext": "flux_kontext", "fill": "flux_fill"}[kind]
     caches = {path.name for path in (pairs / "1_zorb toy").glob("0*")}
     if kind == "kontext":
@@ -134,15 +134,15 @@ def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_mod
 @pytest.mark.parametrize("kind", ["kontext", "fill"])
 def test_samples_from_captions_show_the_model_the_images_that_it_needs(run, monkeypatch, kind):
     monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
-    made = run(kind, sample_from_captions=1, sample_at_first=True, max_train_steps=1, **DISK)
-    assert len(made.events("sample")) == 4 and not made.events("sample_failed")
+    outcome = run(kind, sample_from_captions=1, sample_at_first=True, max_train_steps=1, **DISK)
+    assert len(outcome.events("sample")) == 4 and not outcome.events("sample_failed")
 
 
 @pytest.mark.parametrize("kind", ["kontext", "fill"])
 def test_the_whole_model_learns(run, kind):
-    made = run(kind, FULL, max_train_steps=2, learning_rate=1e-4)
-    assert len(set(made.losses)) == 2 and all(map(math.isfinite, made.losses))
-    assert made.tensors()["img_in.weight"].shape[1] == {"kontext": 64, "fill": 384}[kind]
+    outcome = run(kind, FULL, max_train_steps=2, learning_rate=1e-4)
+    assert len(set(outcome.losses)) == 2 and all(map(math.isfinite, outcome.losses))
+    assert outcome.tensors()["img_in.weight"].shape[1] == {"kontext": 64, "fill": 384}[kind]
 
 
 def test_sizes_of_images_and_references_need_the_predicted_graphs(run):
@@ -166,8 +166,8 @@ def test_sizes_of_images_and_references_need_the_predicted_graphs(run):
     ],
 )
 def test_eight_bits_and_lycoris(run, values):
-    made = run("kontext", max_train_steps=2, **DISK, **values)
-    assert all(map(math.isfinite, made.losses)) and len(made.losses) == 2
+    outcome = run("kontext", max_train_steps=2, **DISK, **values)
+    assert all(map(math.isfinite, outcome.losses)) and len(outcome.losses) == 2
 
 
 @pytest.mark.parametrize("given", [DISK, {"data": "bare", "random_masks": 3}])
@@ -180,8 +180,8 @@ def test_a_resumed_training_goes_on_as_it_would_have(run, given):
 
 
 def sentences(demo, pairs, **values):
-    given = {"dataset_config": pairs / "kontext.toml", "train_data_dir": None, "output_dir": pairs / "out"}
-    return " / ".join(map(str, preflight.findings(config_of(demo, LORA, **given | values))[0]))
+    options = {"dataset_config": pairs / "kontext.toml", "train_data_dir": None, "output_dir": pairs / "out"}
+    return " / ".join(map(str, preflight.findings(config_of(demo, LORA, **options | values))[0]))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_model, tmp_path):

@@ -102,10 +102,12 @@ def test_mask_area_is_divided_out_on_request(demo, squares, tmp_path):
             cut = image.convert("RGBA")
         cut.putalpha(Image.linear_gradient("L").resize(cut.size).point(lambda value: 255 * (value > 127)))
         cut.save(path)
-    given = {"train_data_dir": tmp_path / "cut", "alpha_mask": True, "max_train_steps": 1, "seed": 1}
+    options = {"train_data_dir": tmp_path / "cut", "alpha_mask": True, "max_train_steps": 1, "seed": 1}
     plain, divided = (
         train(
-            config_of(demo, "flux_train_network", output_dir=tmp_path / str(on), normalize_masked_area_loss=on, **given)
+            config_of(
+                demo, "flux_train_network", output_dir=tmp_path / str(on), normalize_masked_area_loss=on, **options
+            )
         )
         for on in (False, True)
     )
@@ -357,7 +359,7 @@ def test_every_linear_layer_of_t5_learns(tmp_path, demo, squares):
 # A model with convolutions, and one without.
 @pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train_network"])
 def test_whole_matrices_of_lokr_are_saved_in_float16_and_gone_on_with(tmp_path, demo, squares, script):
-    given = {
+    options = {
         "train_data_dir": squares,
         "network_module": "lycoris.kohya",
         "network_dim": 100_000,
@@ -367,7 +369,9 @@ def test_whole_matrices_of_lokr_are_saved_in_float16_and_gone_on_with(tmp_path, 
         "save_state": True,
         "output_name": "m",
     }
-    first = train(config_of(demo, script, **given, output_dir=tmp_path / "a", max_train_steps=2, save_every_n_steps=2))
+    first = train(
+        config_of(demo, script, **options, output_dir=tmp_path / "a", max_train_steps=2, save_every_n_steps=2)
+    )
     assert {path.name for path in (tmp_path / "a").iterdir()} >= {
         "m.safetensors",
         "m-step00000002.safetensors",
@@ -378,17 +382,21 @@ def test_whole_matrices_of_lokr_are_saved_in_float16_and_gone_on_with(tmp_path, 
     alphas = [tensor for name, tensor in first.tensors().items() if name.endswith(".alpha")]
     assert alphas and all(alpha.dtype == torch.float16 and alpha == float("inf") for alpha in alphas)
     state, file = tmp_path / "a" / "m-state", str(first.file)
-    on = train(config_of(demo, script, **given, output_dir=tmp_path / "b", max_train_steps=3, resume=state))
+    on = train(config_of(demo, script, **options, output_dir=tmp_path / "b", max_train_steps=3, resume=state))
     weights = {"network_weights": file, "dim_from_weights": True, "max_train_steps": 1}
-    anew = train(config_of(demo, script, **{**given, **weights}, output_dir=tmp_path / "c"))
+    anew = train(config_of(demo, script, **{**options, **weights}, output_dir=tmp_path / "c"))
     assert all(map(math.isfinite, [*on.losses, *anew.losses]))
 
 
 def test_lora_fa_learns_one_half_and_goes_on_exactly(tmp_path, demo, squares):
     def trained(name, steps, **more):
         values = {"train_data_dir": squares, "output_dir": tmp_path / name, "max_train_steps": steps, "seed": 5}
-        given = {"network_module": "networks.lora_fa", "network_args": ["conv_dim=4"], "network_train_unet_only": True}
-        return train(config_of(demo, "sdxl_train_network", **values, **given, **more))
+        options = {
+            "network_module": "networks.lora_fa",
+            "network_args": ["conv_dim=4"],
+            "network_train_unet_only": True,
+        }
+        return train(config_of(demo, "sdxl_train_network", **values, **options, **more))
 
     first = trained("a", 2, save_state=True, save_every_n_steps=1, output_name="m")
     before, after = (load_file(tmp_path / "a" / name) for name in ("m-step00000001.safetensors", "m.safetensors"))

@@ -23,8 +23,8 @@ def single(tmp_path_factory):
 
 def learner_of(model, output, learn=0.25, **values):
     """A model of which a little has been learned, and the config."""
-    given = {"pretrained_model_name_or_path": str(model), "output_dir": str(output), "output_name": "m"}
-    config = build_config(SdxlTrain, {**given, "save_model_as": "diffusers", **values}, notes=[])
+    options = {"pretrained_model_name_or_path": str(model), "output_dir": str(output), "output_name": "m"}
+    config = build_config(SdxlTrain, {**options, "save_model_as": "diffusers", **values}, notes=[])
     family = families.family_for(config)
     method = full.unfreeze_model(family.load(torch.float32), family, config)
     with torch.no_grad():

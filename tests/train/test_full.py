@@ -23,8 +23,8 @@ def full(demo, squares, tmp_path):
 
     def run(script="sdxl_train", **values):
         number = len(list(tmp_path.iterdir()))
-        given = {"train_data_dir": squares, "output_dir": tmp_path / str(number), "max_train_steps": 2, **values}
-        return training.train(training.config_of(demo, script, **given))
+        options = {"train_data_dir": squares, "output_dir": tmp_path / str(number), "max_train_steps": 2, **values}
+        return training.train(training.config_of(demo, script, **options))
 
     return run
 

@@ -75,8 +75,8 @@ def test_casting_keeps_what_is_remembered_exact():
 
 def test_trainings_are_disturbed_from_the_second_step_and_resume_exactly(demo, squares, tmp_path):
     def outcome(name, steps, **more):
-        given = {"train_data_dir": squares, "max_train_steps": steps, "save_state_on_train_end": True, **more}
-        return training.train(training.config_of(demo, FLUX, **given, output_dir=tmp_path / name))
+        options = {"train_data_dir": squares, "max_train_steps": steps, "save_state_on_train_end": True, **more}
+        return training.train(training.config_of(demo, FLUX, **options, output_dir=tmp_path / name))
 
     plain = outcome("plain", 4)
     whole = outcome("whole", 4, network_args=ARGS, save_state=True, save_every_n_steps=3)

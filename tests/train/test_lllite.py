@@ -105,10 +105,10 @@ def test_a_layer_answers_as_upstreams(depth):
             p.copy_(filled(*p.shape, factor=0.7, start=number) * 0.3)
     places = (64 // 8 // 2 ** (depth - 1)) ** 2
     layer.picture.pixels = filled(2, 3, 64, 64, factor=0.01)
-    found = layer((torch.arange(2 * places * 6) * 0.3).cos().reshape(2, places, 6))
+    actual = layer((torch.arange(2 * places * 6) * 0.3).cos().reshape(2, places, 6))
     total, last = ANSWERS[depth]
-    assert found.sum().item() == pytest.approx(total, abs=1e-3)
-    assert found[1, -1].tolist() == pytest.approx(last, abs=1e-5)
+    assert actual.sum().item() == pytest.approx(total, abs=1e-3)
+    assert actual[1, -1].tolist() == pytest.approx(last, abs=1e-5)
 
 
 def test_names_and_shapes_of_the_published_model_are_upstreams():
@@ -180,8 +180,8 @@ def test_control_images_are_found_as_upstream_finds_them(config, folders, tmp_pa
     toml.write_text(text, encoding="utf-8")
     by_file = config(tmp_path / "o", dataset_config=toml, train_data_dir=None, conditioning_data_dir=None)
     for given in (by_file, config(tmp_path / "o", train_data_dir=flat, conditioning_data_dir=control)):
-        found = data.scan(given).items
-        assert sorted(image.mask_file for image in found) == [str(control / f"{number}.png") for number in range(3)]
+        image_set = data.scan(given).items
+        assert sorted(image.mask_file for image in image_set) == [str(control / f"{number}.png") for number in range(3)]
     (control / "1.png").unlink()
     Image.new("RGB", (32, 32)).save(control / "0.png")
     with pytest.raises(ConfigError) as error:
@@ -217,20 +217,20 @@ def test_images_may_keep_the_base_models_answer(config, folders, tmp_path):
     text = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{folder}'\n"
     text += f"conditioning_data_dir = '{folders[1]}'\ncustom_attributes.diff_output_preservation = true\n"
     toml.write_text(text, encoding="utf-8")
-    given = {"dataset_config": toml, "train_data_dir": None, "conditioning_data_dir": None, "max_train_steps": 2}
-    plain = train(config(tmp_path / "plain", **given))
+    options = {"dataset_config": toml, "train_data_dir": None, "conditioning_data_dir": None, "max_train_steps": 2}
+    plain = train(config(tmp_path / "plain", **options))
     assert plain.losses == [0.0, 0.0]
     changed = tmp_path / "changed.safetensors"
     save_file({name: torch.ones_like(tensor) * 0.05 for name, tensor in plain.tensors().items()}, changed)
-    assert train(config(tmp_path / "back", **given, network_weights=changed)).losses[0] > 0
+    assert train(config(tmp_path / "back", **options, network_weights=changed)).losses[0] > 0
 
 
 def test_compiled_it_needs_the_predicted_graphs_and_gives_the_same_losses(config, tmp_path):
-    given = {"gradient_checkpointing": True, "max_train_steps": 4, "resolution": "192"}
-    eager = train(config(tmp_path / "eager", **given))
+    options = {"gradient_checkpointing": True, "max_train_steps": 4, "resolution": "192"}
+    eager = train(config(tmp_path / "eager", **options))
     # The small networks are in transformer blocks; the others are compiled in test_compiled.py.
     made = {"compile": True, "compile_backend": "eager", "compile_blocks": "transformer:0"}
-    compiled = train(config(tmp_path / "compiled", **given, **made))
+    compiled = train(config(tmp_path / "compiled", **options, **made))
     told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] and told["graphs"] and not told["recompiles"], told
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-5)

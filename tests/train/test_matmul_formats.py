@@ -27,8 +27,8 @@ def start(demo, squares, tmp_path, monkeypatch):  # noqa: F811
             return {matmul_formats.IN_16_BITS: 1.0} | times
 
         monkeypatch.setattr(matmul_formats, "time_formats", time_formats)
-        given = {"max_train_steps": 2, "output_dir": tmp_path / f"run{next(numbers)}", "auto_compute": True}
-        return train(config_of(demo, script, train_data_dir=squares, **COMPILED | given | values))
+        options = {"max_train_steps": 2, "output_dir": tmp_path / f"run{next(numbers)}", "auto_compute": True}
+        return train(config_of(demo, script, train_data_dir=squares, **COMPILED | options | values))
 
     begin.asked = []
     return begin
@@ -121,8 +121,8 @@ def test_the_sizes_of_every_familys_matrices_are_found(family):
     """From random text outputs in its own shapes, which a benchmark's steps are given as well."""
     subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
     device, config = torch.device("cpu"), subject.config({})
-    made = subject.make(config, device)
-    answer = subject.predict(made, 64, device)(made.components.denoiser)
+    trainable = subject.make(config, device)
+    answer = subject.predict(trainable, 64, device)(trainable.components.denoiser)
     assert answer.shape[-2:] == (8, 8) and answer.isfinite().all()
-    sizes = matmul_formats.matrix_sizes(config, made.family, made.components.denoiser, (1, 8, 8))
+    sizes = matmul_formats.matrix_sizes(config, trainable.family, trainable.components.denoiser, (1, 8, 8))
     assert sizes and all(size.tokens > 1 for size in sizes)

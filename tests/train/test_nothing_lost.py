@@ -125,10 +125,10 @@ def test_samples_that_do_not_fit_are_decoded_in_tiles_and_the_training_is_unchan
 
     monkeypatch.setattr(AutoencoderKL, "decode", fails)
     monkeypatch.setattr(vae_memory, "SMALL", 0)
-    made = run("tiled")
-    assert [str(event["text"]) for event in made.events("warning")] == [samples.DECODED["tiles"]]
-    assert len(made.events("sample")) == 2 * (STEPS + 1) and not made.events("sample_failed")
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in made.tensors().items())
+    outcome = run("tiled")
+    assert [str(event["text"]) for event in outcome.events("warning")] == [samples.DECODED["tiles"]]
+    assert len(outcome.events("sample")) == 2 * (STEPS + 1) and not outcome.events("sample_failed")
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in outcome.tensors().items())
 
 
 def test_prompts_that_cannot_be_encoded_at_first_are_encoded_when_they_are_needed(run, monkeypatch):
@@ -141,10 +141,10 @@ def test_prompts_that_cannot_be_encoded_at_first_are_encoded_when_they_are_neede
         return real(self, request)
 
     monkeypatch.setattr(Sampler, "encode_request", encode_request)
-    made = run("encoded", max_train_steps=1)
-    (said,) = (str(event["text"]) for event in made.events("warning"))
+    outcome = run("encoded", max_train_steps=1)
+    (said,) = (str(event["text"]) for event in outcome.events("warning"))
     assert "could not be encoded" in said and "gradient_checkpointing" not in said
-    assert len(made.events("sample")) == 4 and not made.events("sample_failed")
+    assert len(outcome.events("sample")) == 4 and not outcome.events("sample_failed")
     assert calls == ["zorb", "zorb", "red zorb"]  # once for both times that samples are made
 
 
@@ -159,8 +159,8 @@ def test_advice_for_samples_names_nothing_that_only_steps_need(run, monkeypatch)
     ):
         if "latents" in vars(owner):
             monkeypatch.setattr(owner, "latents", fails)
-    made = run("small", max_train_steps=1, sample_at_first=False)
-    (said,) = (str(event["text"]) for event in made.events("warning"))
+    outcome = run("small", max_train_steps=1, sample_at_first=False)
+    (said,) = (str(event["text"]) for event in outcome.events("warning"))
     assert "ask for smaller sample images" in said and "train_batch_size" not in said and "lower resolution" not in said
 
 
@@ -175,8 +175,8 @@ def test_a_vae_that_does_not_fit_on_the_gpu_decodes_where_it_is(run, monkeypatch
         return real(self, device)
 
     monkeypatch.setattr(Sampler, "vae_on", vae_on)
-    made = run("moved", max_train_steps=1, sample_at_first=False)
-    assert len(made.events("sample")) == 2 and not made.events("sample_failed") and len(calls) == 3
+    outcome = run("moved", max_train_steps=1, sample_at_first=False)
+    assert len(outcome.events("sample")) == 2 and not outcome.events("sample_failed") and len(calls) == 3
 
 
 @pytest.mark.parametrize("name", ["decoded", "sampled", "validated"])

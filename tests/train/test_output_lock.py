@@ -13,8 +13,8 @@ BUSY = "output_name: a training that writes these files is running; stop it, or 
 @pytest.fixture
 def config(demo, squares, tmp_path):
     def made(**values):
-        given = {"train_data_dir": squares, "output_dir": tmp_path / "out", "output_name": "m"}
-        return config_of(demo, "flux_train_network", **given | values)
+        options = {"train_data_dir": squares, "output_dir": tmp_path / "out", "output_name": "m"}
+        return config_of(demo, "flux_train_network", **options | values)
 
     return made
 

@@ -56,17 +56,22 @@ def run(edit, data, tmp_path):
     count = iter(range(100))
 
     def start(script=LORA, kind="own", **values):
-        given = {"dataset_config": data / f"{kind}.toml", "train_data_dir": None, "control_directory": None, "seed": 5}
-        given |= {"output_dir": tmp_path / f"run{next(count)}", "max_train_steps": 4, **DISK}
-        return train(config_of(edit, script, **given | values))
+        options = {
+            "dataset_config": data / f"{kind}.toml",
+            "train_data_dir": None,
+            "control_directory": None,
+            "seed": 5,
+        }
+        options |= {"output_dir": tmp_path / f"run{next(count)}", "max_train_steps": 4, **DISK}
+        return train(config_of(edit, script, **options | values))
 
     return start
 
 
 def test_samples_from_captions_show_the_model_the_references(run, monkeypatch):
     monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
-    made = run(sample_from_captions=2, sample_at_first=True, max_train_steps=1)
-    assert len(made.events("sample")) == 6 and not made.events("sample_failed")
+    outcome = run(sample_from_captions=2, sample_at_first=True, max_train_steps=1)
+    assert len(outcome.events("sample")) == 6 and not outcome.events("sample_failed")
 
 
 def test_a_lora_learns_from_one_to_three_references(run, data, edit):
@@ -119,12 +124,12 @@ def test_a_lora_learns_from_one_to_three_references(run, data, edit):
 
 
 def test_the_whole_model_learns_and_its_file_says_what_it_is(run):
-    made = run(FULL, "same", max_train_steps=2, learning_rate=1e-4, save_precision="float")
-    assert all(map(math.isfinite, made.losses))
-    assert INDEX in made.tensors()
-    found = recognition.recognise_file(made.file)
-    assert found.words == "a Qwen-Image-Edit-2511 transformer"
-    assert dict(found.options) == {"model_version": "edit-2511", "cache_text_encoder_outputs": True}
+    outcome = run(FULL, "same", max_train_steps=2, learning_rate=1e-4, save_precision="float")
+    assert all(map(math.isfinite, outcome.losses))
+    assert INDEX in outcome.tensors()
+    description = recognition.recognise_file(outcome.file)
+    assert description.words == "a Qwen-Image-Edit-2511 transformer"
+    assert dict(description.options) == {"model_version": "edit-2511", "cache_text_encoder_outputs": True}
 
 
 def test_older_ones_learn_in_eight_bits_with_swapped_blocks(run, edit, tmp_path):
@@ -132,18 +137,18 @@ def test_older_ones_learn_in_eight_bits_with_swapped_blocks(run, edit, tmp_path)
     tensors = load_file(edit.models["qwen_image_edit"]["qwen_image"])
     path = tmp_path / "plain.safetensors"
     save_file({name: tensor for name, tensor in tensors.items() if name != INDEX}, path)
-    given = {"pretrained_model_name_or_path": path, "model_version": "edit-2509", "max_train_steps": 2}
-    eager = run(kind="same", **given)
-    swapped = run(kind="same", blocks_to_swap=2, gradient_checkpointing=True, **given)
+    options = {"pretrained_model_name_or_path": path, "model_version": "edit-2509", "max_train_steps": 2}
+    eager = run(kind="same", **options)
+    swapped = run(kind="same", blocks_to_swap=2, gradient_checkpointing=True, **options)
     assert swapped.losses == pytest.approx(eager.losses, rel=1e-5)
-    small = run(kind="same", fp8_base=True, mixed_precision="bf16", **given)
+    small = run(kind="same", fp8_base=True, mixed_precision="bf16", **options)
     assert all(map(math.isfinite, small.losses))
 
 
 def sentences(edit, data, **values):
-    given = {"dataset_config": data / "own.toml", "train_data_dir": None, "control_directory": None}
-    given |= {"output_dir": data / "out"}
-    return " / ".join(map(str, preflight.findings(config_of(edit, LORA, **given | values))[0]))
+    options = {"dataset_config": data / "own.toml", "train_data_dir": None, "control_directory": None}
+    options |= {"output_dir": data / "out"}
+    return " / ".join(map(str, preflight.findings(config_of(edit, LORA, **options | values))[0]))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(edit, data, tmp_path):

@@ -81,10 +81,10 @@ def test_prompts_that_are_changed_while_it_trains_are_sampled_from_then_on(
     file.write_text(first, encoding="utf-8")
     monkeypatch.setattr(Record, "step", change)
     changed = train(config_of(demo, script, output_dir=tmp_path / "changed", **values))
-    sampled = [(one["step"], one["prompt"]) for one in changed.events("sample")]
+    sampled = [(left["step"], left["prompt"]) for left in changed.events("sample")]
     assert sampled == [(step, text) for step in (2, 4, 6) for text in ("sea, night", "zorb toy")]
-    for one, other in zip(changed.events("sample"), straight.events("sample"), strict=True):
-        assert Path(one["file"]).read_bytes() == Path(other["file"]).read_bytes()
+    for left, other in zip(changed.events("sample"), straight.events("sample"), strict=True):
+        assert Path(left["file"]).read_bytes() == Path(other["file"]).read_bytes()
     assert changed.losses == straight.losses
     log = (changed.folder / "log.txt").read_text(encoding="utf-8")
     assert "prompts.txt was changed: 2 sample prompts from here on" in log

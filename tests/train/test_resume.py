@@ -246,13 +246,13 @@ def test_a_changed_rate_holds_from_the_first_step_and_the_check_says_so(run, dem
     """Where the state has 5e-3 and the config 1e-5, no weight moves further than 1e-5 in a step of AdamW."""
     from safetensors.torch import load_file
 
-    given = {"learning_rate": 1e-5, "optimizer_args": ["weight_decay=0"], "max_train_steps": 5}
-    part = run(resume=after_four, save_state_on_train_end=True, **given)
+    options = {"learning_rate": 1e-5, "optimizer_args": ["weight_decay=0"], "max_train_steps": 5}
+    part = run(resume=after_four, save_state_on_train_end=True, **options)
     assert [event["lr"] for event in part.events("step")] == [{"unet": 1e-5}]
     before, after = (load_file(state / "model.safetensors") for state in (after_four, tmp_path / "out" / "m-state"))
     assert 0 < max(float((after[name] - before[name]).abs().max()) for name in before) <= 1.5e-5
     base = {"train_data_dir": ten, "output_dir": tmp_path / "new", "output_name": "m", "resume": after_four}
-    config = config_of(demo, "flux_train_network", min_bucket_reso=64, resolution=96, **base, **given)
+    config = config_of(demo, "flux_train_network", min_bucket_reso=64, resolution=96, **base, **options)
     (said,) = [str(problem) for problem in preflight.check_before_training(config) if problem.option == "resume"]
     assert "learning_rate was 0.005 and is 1e-05; optimizer_args was not set and is weight_decay=0" in said
 

@@ -32,7 +32,7 @@ def tensors():
 
 def test_names_are_those_of_sd_scripts(tmp_path):
     unnamed, named = paths.output_names(config(tmp_path)), paths.output_names(config(tmp_path, output_name="m"))
-    got = {
+    actual = {
         "default_epoch": unnamed.epoch(3),
         "default_step": unnamed.step(1500),
         "default_last": unnamed.last,
@@ -43,7 +43,7 @@ def test_names_are_those_of_sd_scripts(tmp_path):
         "state_step": named.state(step=1500),
         "state_last": named.state(),
     }
-    assert {key: path.name for key, path in got.items()} == {k: v for k, v in VECTORS.items() if isinstance(v, str)}
+    assert {key: path.name for key, path in actual.items()} == {k: v for k, v in VECTORS.items() if isinstance(v, str)}
     assert paths.output_names(config(tmp_path, output_name="v1.5")).state(epoch=1).name == "v1.5-000001-state"
 
 
@@ -86,11 +86,11 @@ def test_chosen_steps_have_several_notations_and_their_files_stay(tmp_path):
 
 
 def test_steps_beyond_the_end_and_intervals_that_never_begin_are_pointed_out(demo, squares, tmp_path):
-    given = {"train_data_dir": squares, "output_dir": tmp_path, "max_train_steps": 4}
+    options = {"train_data_dir": squares, "output_dir": tmp_path, "max_train_steps": 4}
 
     def told(name, **values):
-        config = config_of(demo, "flux_train_network", **given | values)
-        return [(str(one), one.fix) for one in preflight.findings(config)[1] if one.option == name]
+        config = config_of(demo, "flux_train_network", **options | values)
+        return [(str(problem), problem.fix) for problem in preflight.findings(config)[1] if problem.option == name]
 
     ((said, fix),) = told("save_at_steps", save_at_steps=[2, 4, 5, 900])
     assert "5 and 900 will not be saved, as the training ends after 4 steps" in said and fix == {
@@ -124,8 +124,8 @@ def test_bytes_are_those_of_the_safetensors_package():
     kinds += [torch.uint8, torch.int8, torch.bool, torch.int16]
     mixed = {f"t{i}": torch.ones(3, 1).to(kind) for i, kind in enumerate(kinds)} | tensors()
     layout = FilePlan.of_tensors(mixed)
-    got = layout.header({"ss_x": "ü"}) + b"".join(layout.data())
-    assert got == package_bytes(mixed, {"ss_x": "ü"})
+    actual = layout.header({"ss_x": "ü"}) + b"".join(layout.data())
+    assert actual == package_bytes(mixed, {"ss_x": "ü"})
 
 
 def test_a_file_holds_what_was_given_with_its_hashes(tmp_path):
@@ -269,7 +269,7 @@ def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
     for name in ("m.safetensors", "m-000002.safetensors", "m-step00000010-state"):
         (tmp_path / name).touch()
     said = list(paths.find_output_problems(chosen))
-    assert [one.code for one in said] == [paths.THERE]
+    assert [problem.code for problem in said] == [paths.THERE]
     assert (
         len(said) == 1 and "m-000002.safetensors and 2 more" in str(said[0]) and "another output_name" in str(said[0])
     )

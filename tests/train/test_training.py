@@ -211,8 +211,8 @@ def test_a_file_on_the_way_holds_the_weights_of_that_step(run, tmp_path):
 
 @pytest.mark.parametrize("script", LORAS)
 def test_a_lora_says_how_it_was_made(run, demo, script):
-    made = run(script, max_train_epochs=1, output_name="zorb", network_alpha=4, training_comment="for a test")
-    said, known = metadata(made.file), families.facts_of(families.config_class(script).family)
+    outcome = run(script, max_train_epochs=1, output_name="zorb", network_alpha=4, training_comment="for a test")
+    said, known = metadata(outcome.file), families.facts_of(families.config_class(script).family)
     family = known.name
     expected = {
         "ss_output_name": "zorb",
@@ -252,11 +252,11 @@ def test_a_model_is_saved_as_the_file_it_came_from(plain, demo, script):
 
 
 def test_sdxl_text_encoders_are_trained_on_request(run, demo):
-    made = run("sdxl_train", train_text_encoder=True, cache_text_encoder_outputs=False, learning_rate_te2=1e-3)
-    before, after = load_file(demo.models["sdxl"]["sdxl"]), made.tensors()
+    outcome = run("sdxl_train", train_text_encoder=True, cache_text_encoder_outputs=False, learning_rate_te2=1e-3)
+    before, after = load_file(demo.models["sdxl"]["sdxl"]), outcome.tensors()
     for encoder in ("conditioner.embedders.0.", "conditioner.embedders.1."):
         assert any(not torch.equal(after[n], t.float()) for n, t in before.items() if n.startswith(encoder))
-    assert {"unet", "text_encoder1", "text_encoder2"} == set(made.events("step")[0]["lr"])
+    assert {"unet", "text_encoder1", "text_encoder2"} == set(outcome.events("step")[0]["lr"])
 
 
 # ---- curves
@@ -313,16 +313,16 @@ def scalars(folder):
     ],
 )
 def test_tensorboard_has_the_curves_of_sd_scripts(run, tmp_path, script, extra, tags):
-    made = run(script, max_train_steps=6, logging_dir=tmp_path / "logs", log_prefix="x-", **extra)
+    outcome = run(script, max_train_steps=6, logging_dir=tmp_path / "logs", log_prefix="x-", **extra)
     file, curves = scalars(tmp_path / "logs")
     project = "network_train" if script in LORAS else "finetuning"
     assert re.fullmatch(rf"x-\d{{14}}/{project}/events.*", file.relative_to(tmp_path / "logs").as_posix())
     assert set(curves) == tags
     each, average = ("loss/current", "loss/epoch_average") if script in LORAS else ("loss", "loss/epoch")
-    assert curves[each] == pytest.approx(made.numbers())
+    assert curves[each] == pytest.approx(outcome.numbers())
     assert all(curves[tag] == curves["lr/unet"] for tag in tags & {"lr/group0", "lr/group1"})
-    assert curves["lr/unet"][6] == pytest.approx(made.events("step")[5]["lr"]["unet"])
-    averages = made.numbers("avr_loss")
+    assert curves["lr/unet"][6] == pytest.approx(outcome.events("step")[5]["lr"]["unet"])
+    averages = outcome.numbers("avr_loss")
     assert curves[average] == pytest.approx({1: averages[4], 2: averages[6]})  # four steps an epoch
 
 
