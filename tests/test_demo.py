@@ -66,10 +66,10 @@ def test_the_pictures_come_in_shapes_with_captions(demo):
 
 
 def test_the_same_seed_draws_the_same_pictures(tmp_path):
-    one, other, third = (images.draw_images(tmp_path / str(n), seed) for n, seed in enumerate((0, 0, 1)))
+    first, other, third = (images.draw_images(tmp_path / str(n), seed) for n, seed in enumerate((0, 0, 1)))
     path = "4_zorb toy/03.png"
-    assert (one / path).read_bytes() == (other / path).read_bytes()
-    assert (one / path).read_bytes() != (third / path).read_bytes()
+    assert (first / path).read_bytes() == (other / path).read_bytes()
+    assert (first / path).read_bytes() != (third / path).read_bytes()
 
 
 @pytest.mark.parametrize("script", list(RUNS))
@@ -159,8 +159,8 @@ def test_the_summary_is_read_from_the_records(tmp_path):
 def compared(tmp_path, speeds, seconds=12.0, device="cpu"):
     """The summary's sentences about compiling, for steps per second without and with it."""
     eager = replace(outcome(tmp_path, "eager", [1.0, 0.9]), speed=speeds[0], device=device)
-    made = {"num_graphs": 2, "recompiles": 0, "seconds": seconds, "fallback": ""}
-    fast = replace(outcome(tmp_path, "fast", [1.0, 0.9], made), speed=speeds[1], device=device)
+    compiled = {"num_graphs": 2, "recompiles": 0, "seconds": seconds, "fallback": ""}
+    fast = replace(outcome(tmp_path, "fast", [1.0, 0.9], compiled), speed=speeds[1], device=device)
     return summary.verdict("sdxl", eager, fast)
 
 

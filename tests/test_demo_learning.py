@@ -61,8 +61,8 @@ def test_a_small_model_is_whole_and_small(family):
 def test_the_package_ships_the_small_models():
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["library"]
     shipped = {path for pattern in patterns for path in (ROOT / "library").glob(pattern)}
-    kept = {path for path in small_model.SMALL_MODELS_FOLDER.rglob("*") if path.is_file()}
-    assert len(kept) > 2 and kept <= shipped
+    shipped_files = {path for path in small_model.SMALL_MODELS_FOLDER.rglob("*") if path.is_file()}
+    assert len(shipped_files) > 2 and shipped_files <= shipped
 
 
 @pytest.mark.parametrize(("family", "script"), CASES)
@@ -175,7 +175,9 @@ def test_on_a_gpu_a_short_eager_training_is_compared_with_the_compiled_one(demo,
 
 def test_prompts_in_letters_that_the_font_lacks_are_called_by_their_number():
     prompts = ("a cat", "青い背景の猫", "", "un chat à la fenêtre " * 9)
-    sheet = arrange_samples([{"step": s, "number": n, "prompt": one} for n, one in enumerate(prompts) for s in (0, 9)])
+    sheet = arrange_samples(
+        [{"step": s, "number": n, "prompt": prompt} for n, prompt in enumerate(prompts) for s in (0, 9)]
+    )
     labels = sheet.labels
     assert labels[0] == ["a cat"] and labels[1] == ["prompt 2"] and labels[2] == ["prompt 3"]
     assert len(labels[3]) == 2 and labels[3][1].endswith(" ...")

@@ -222,36 +222,38 @@ def forbidden(module: str, imported: str) -> str | None:
     if part in FAMILIES and any(within(imported, family) for family in FAMILIES):
         return f"{module} may not know another family ({imported})"
     if part == "kohya_gui" and within(imported, "library.families"):
-        known = imported in (REGISTRY, *LIGHT, *PROTOCOL)
-        return None if known else f"{module} may import the registry of families only, not {imported}"
+        is_allowed = imported in (REGISTRY, *LIGHT, *PROTOCOL)
+        return None if is_allowed else f"{module} may import the registry of families only, not {imported}"
     return None
 
 
 def every_import() -> Iterator[tuple[str, source.Import]]:
     for path in source.files():
-        for found in source.imports(path):
-            yield source.module(path), found
+        for imported in source.imports(path):
+            yield source.module(path), imported
 
 
 def test_arrows_point_one_way():
     wrong = [
-        f"{problem} (line {found.line})"
-        for module, found in every_import()
-        if found.name.split(".")[0] in source.OURS and (problem := forbidden(module, found.name))
+        f"{problem} (line {imported.line})"
+        for module, imported in every_import()
+        if imported.name.split(".")[0] in source.OURS and (problem := forbidden(module, imported.name))
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_page_and_the_options_never_touch_torch():
     wrong = []
-    for module, found in every_import():
-        if found.when == "never" or found.name.split(".")[0] not in HEAVY:
+    for module, imported in every_import():
+        if imported.when == "never" or imported.name.split(".")[0] not in HEAVY:
             continue
         late = any(module == part or (part not in ONLY_EXACT and within(module, part)) for part in LATE_HEAVY)
         if module != TENSORBOARD and (is_options(module) or any(within(module, part) for part in NEVER_HEAVY)):
-            wrong.append(f"{module} imports {found.name} (line {found.line})")
-        elif late and found.when == "load":
-            wrong.append(f"{module} imports {found.name} with itself; do it inside the function (line {found.line})")
+            wrong.append(f"{module} imports {imported.name} (line {imported.line})")
+        elif late and imported.when == "load":
+            wrong.append(
+                f"{module} imports {imported.name} with itself; do it inside the function (line {imported.line})"
+            )
     assert not wrong, "\n".join(wrong)
 
 
@@ -308,12 +310,14 @@ def brought_by(name: str) -> set[str]:
 def test_imports_inside_functions_load_a_package_that_their_module_does_not():
     """Else they are for nothing, or hide a circle."""
     wrong = []
-    for module, found in every_import():
-        if found.when != "call" or found.name == "resource":  # which Windows does not have
+    for module, imported in every_import():
+        if imported.when != "call" or imported.name == "resource":  # which Windows does not have
             continue
-        ours = found.name.split(".")[0] in source.OURS
-        if not (packages_of(found.name) if ours else brought_by(found.name)) - packages_of(module):
-            wrong.append(f"{module} imports {found.name} inside a function (line {found.line}); do it with the module")
+        ours = imported.name.split(".")[0] in source.OURS
+        if not (packages_of(imported.name) if ours else brought_by(imported.name)) - packages_of(module):
+            wrong.append(
+                f"{module} imports {imported.name} inside a function (line {imported.line}); do it with the module"
+            )
     assert not wrong, "\n".join(wrong)
 
 
@@ -349,14 +353,14 @@ def test_what_is_imported_is_declared():
     """Only what stands in pyproject.toml may be imported with a module; optional packages inside functions."""
     project = tomllib.loads((source.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split("[^A-Za-z0-9_-]", name)[0].lower().replace("_", "-") for name in project["dependencies"]}
-    known = {"triton": ["torch"], **packages_distributions()}  # PyTorch's builds for GPUs bring Triton along
+    distributions = {"triton": ["torch"], **packages_distributions()}  # PyTorch's builds for GPUs bring Triton along
     wrong = []
-    for module, found in every_import():
-        top = found.name.split(".")[0]
-        if found.when != "load" or top in sys.stdlib_module_names or top in source.OURS:
+    for module, imported in every_import():
+        top = imported.name.split(".")[0]
+        if imported.when != "load" or top in sys.stdlib_module_names or top in source.OURS:
             continue
-        if not declared & {name.lower().replace("_", "-") for name in known.get(top, [])}:
-            wrong.append(f"{module} imports {top} (line {found.line}), which pyproject.toml does not name")
+        if not declared & {name.lower().replace("_", "-") for name in distributions.get(top, [])}:
+            wrong.append(f"{module} imports {top} (line {imported.line}), which pyproject.toml does not name")
     assert not wrong, "\n".join(wrong)
 
 

@@ -387,12 +387,12 @@ def test_the_notebook_calls_commands_that_exist():
 
 def test_windows_with_an_nvidia_gpu_gets_triton(asked, monkeypatch):
     monkeypatch.setattr(locked_packages, "WINDOWS", True)
-    found = []
+    urls = []
     for build in ("cu130", "cpu", ""):
         asked.clear()
         installer.install_packages(build, "user")
-        found.append(any("triton-windows.txt" in word for line, _ in asked for word in line))
-    assert found == [True, False, False]
+        urls.append(any("triton-windows.txt" in word for line, _ in asked for word in line))
+    assert urls == [True, False, False]
 
 
 def test_every_dependency_is_locked():

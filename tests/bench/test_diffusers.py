@@ -121,8 +121,8 @@ def made(name, config, **inputs):
     ],
 )
 def test_what_a_class_is_called_with_is_found(name, config, layout, kinds):
-    found = made(name, config, frames=3)
-    assert found.inputs.layout == layout and len(found.block_classes) == kinds
+    inputs = made(name, config, frames=3)
+    assert inputs.inputs.layout == layout and len(inputs.block_classes) == kinds
 
 
 def test_a_model_that_asks_for_numbers_is_counted_by_running_it():

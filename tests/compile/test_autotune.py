@@ -62,28 +62,28 @@ def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
 
 def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     start, seen = tuned
-    found = start(compile_autotune=True)
-    (told,) = found.events("tuned")
+    outcome = start(compile_autotune=True)
+    (told,) = outcome.events("tuned")
     winner = {"compile": True, "attention_kernel": "math", "checkpoint_keep_attention": True, "blocks_to_swap": 1}
     assert told["chosen"] == winner and not told["remembered"]
     assert seen[:2] == [{"compile": False}, {"compile": True}]
     assert {"compile": True, "attention_kernel": "math", "compile_dynamic": "false"} in seen
     assert {"compile": True, "attention_kernel": "flash"} not in seen  # that is what answers anyway
     plain = start(**winner, max_train_steps=4, save_every_n_steps=3)  # a step more, for what is resumed below
-    assert found.losses == plain.losses[:3]
+    assert outcome.losses == plain.losses[:3]
     tensors = load_file(plain.file.with_stem(f"{plain.file.stem}-step00000003"))
-    assert all(torch.equal(a, b) for a, b in zip(found.tensors().values(), tensors.values(), strict=True))
-    assert found.facts["compile"]["graphs"] == plain.facts["compile"]["graphs"]
-    assert {event["step"] for event in found.events("compile")} == {0}
-    log = (found.folder / "log.txt").read_text(encoding="utf-8")
+    assert all(torch.equal(a, b) for a, b in zip(outcome.tensors().values(), tensors.values(), strict=True))
+    assert outcome.facts["compile"]["graphs"] == plain.facts["compile"]["graphs"]
+    assert {event["step"] for event in outcome.events("compile")} == {0}
+    log = (outcome.folder / "log.txt").read_text(encoding="utf-8")
     assert "the fastest is compile = true, attention_kernel = math" in log and "with the next best, compiled" in log
     assert all(f"  {format_changes(way)}: " in log for way in seen)
-    assert found.facts["compile"]["attention"] == "MATH"
+    assert outcome.facts["compile"]["attention"] == "MATH"
 
     assert set().union(*seen) <= set(TUNED_OPTIONS)
     number = len(seen)
     again = start(compile_autotune=True, save_state_on_train_end=True, output_dir=tmp_path / "again")
-    assert len(seen) == number and again.losses == found.losses
+    assert len(seen) == number and again.losses == outcome.losses
     assert again.events("tuned")[0]["remembered"] and again.events("tuned")[0]["chosen"] == winner
     (file,) = (tmp_path / "tuning").iterdir()
     assert len(json.loads(file.read_text(encoding="utf-8"))["results"]) == number
@@ -212,6 +212,6 @@ def test_that_compiling_failed_is_not_remembered(tuned, monkeypatch, tmp_path):
         real(tuner, compute_loss, result)
 
     monkeypatch.setattr(Tuner, "time_candidate", fails)
-    found = start(compile_autotune=True, max_train_steps=1).events("tuned")[0]
-    assert found["chosen"] == {"compile": False} and "no C++ compiler" in found["results"][1]["why"]
+    event = start(compile_autotune=True, max_train_steps=1).events("tuned")[0]
+    assert event["chosen"] == {"compile": False} and "no C++ compiler" in event["results"][1]["why"]
     assert not (tmp_path / "tuning").exists()

@@ -92,10 +92,10 @@ def test_every_thread_compiles_with_the_same_settings(made):
     import torch._functorch.config as functorch
     from torch.fx.experimental import _config as shapes
 
-    seen = []
+    settings = []
 
     def backend(graph, inputs):
-        seen.append((functorch.activation_memory_budget, shapes.use_duck_shape))
+        settings.append((functorch.activation_memory_budget, shapes.use_duck_shape))
         return graph.forward
 
     options = {"compile": True, "compile_activation_budget": 0.25, "compile_blocks": "double:all"}
@@ -115,7 +115,7 @@ def test_every_thread_compiles_with_the_same_settings(made):
         thread.join()
     finally:
         threading.excepthook = before
-    assert not failed and seen and set(seen) == {(0.25, False)}
+    assert not failed and settings and set(settings) == {(0.25, False)}
 
 
 @pytest.mark.parametrize("script", LORA)

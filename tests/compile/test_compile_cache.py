@@ -132,18 +132,18 @@ def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
 
 def test_in_the_folder_in_use_single_graphs_go_and_nothing_that_is_not_pytorchs(tmp_path):
     mine = [tmp_path / "notes.txt", tmp_path / "my" / "own", tmp_path / "ab" / "short"]
-    kept = [
+    entries = [
         *(tmp_path / kind / "ab" / "f" / "code" for kind in pruning.CACHE_FOLDERS),
         tmp_path / "cd" / f"{'c' * 52}.so",
     ]
-    for age, file in enumerate([*mine, *kept]):
+    for age, file in enumerate([*mine, *entries]):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x" * 100)
         os.utime(file, (1000 + age, 1000 + age))
     cache.prune_cache(tmp_path, keep=tmp_path, max_bytes=250)  # of what is PyTorch's
-    assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 2 + [True] * 2
+    assert [file.exists() for file in (*mine, *entries)] == [True] * 3 + [False] * 2 + [True] * 2
     cache.prune_cache(tmp_path, keep=tmp_path, max_bytes=0)
-    assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 4
+    assert [file.exists() for file in (*mine, *entries)] == [True] * 3 + [False] * 4
 
 
 def test_code_that_is_damaged_is_made_anew(tmp_path, monkeypatch, forget):

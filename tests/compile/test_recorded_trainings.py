@@ -144,11 +144,11 @@ def test_what_waits_for_the_gpu_is_not_recorded_and_leaves_nothing_behind(caplog
         expected(x).sum().backward()
     torch.testing.assert_close(model.weight.grad, expected.weight.grad)
     assert "could not record them" in caplog.text
-    kept = torch.cuda.memory_reserved()
+    reserved = torch.cuda.memory_reserved()
     large = torch.empty(2**28, device="cuda")
     del large
     torch.cuda.empty_cache()  # which does nothing where PyTorch believes that a graph is being captured
-    assert torch.cuda.memory_reserved() <= kept
+    assert torch.cuda.memory_reserved() <= reserved
     torch.randn(3, device="cuda")
 
 

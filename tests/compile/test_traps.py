@@ -119,11 +119,11 @@ def test_dropout_has_one_mask_for_forward_and_backward(forget, checkpoint):
 
 def test_a_block_that_is_computed_again_finds_the_graph_of_its_forward_pass(forget):
     """A graph for one size and one for all sizes both do; the one used last would be asked first (pytorch#166926)."""
-    ran, made = [], []
+    ran, graphs = [], []
 
     def backend(graph, _):
-        made.append(graph)
-        number = len(made)
+        graphs.append(graph)
+        number = len(graphs)
         return lambda *inputs: ran.append(number) or graph.forward(*inputs)
 
     torch._C._dynamo.eval_frame._set_lru_cache(True)

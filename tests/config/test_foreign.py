@@ -368,10 +368,14 @@ def test_no_value_whatever_breaks_the_import(tab, family):
 
     def refused(keys):
         try:
-            made = imported(tab, family, **keys)
+            converted = imported(tab, family, **keys)
         except ConfigError:
             return True
-        assert keys.keys() <= {f.key for f in made.outcomes} and made.report() and to_toml(made.config) is not None
+        assert (
+            keys.keys() <= {f.key for f in converted.outcomes}
+            and converted.report()
+            and to_toml(converted.config) is not None
+        )
         return False
 
     for keys in strange(tab, family):

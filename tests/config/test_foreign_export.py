@@ -154,9 +154,9 @@ def test_a_base_of_another_tab_is_refused():
 
 
 def test_every_field_is_one_of_the_page_and_every_flag_one_of_the_scripts():
-    known = {name for config in CONFIGS.values() for name in options_of(config)}
+    option_names = {name for config in CONFIGS.values() for name in options_of(config)}
     assert kohya_export.SAME_NAMED_FIELDS <= PAGE_KEYS and kohya_export.TYPED <= FLAGS
-    assert known >= kohya_export.SAME_NAMED_FIELDS | kohya_export.TYPED
+    assert option_names >= kohya_export.SAME_NAMED_FIELDS | kohya_export.TYPED
     assert kohya_ss.SWITCHES.keys() <= PAGE_KEYS
     for script, config in CONFIGS.items():
         if config.family not in kohya_ss.FAMILY_SWITCHES.values():

@@ -110,8 +110,8 @@ def test_the_module_of_musubi_tuner_decides_which_model_a_file_is_for(keys, word
 
 def test_strengths_without_base_weights_are_left_out():
     """As pages write them always; in files of any program."""
-    for found in ({**KOHYA, "base_weights_multiplier": 1}, {"network_dim": 8, "base_weights_multiplier": 1}):
-        imported = importers.import_content(found, CONFIGS)
+    for settings in ({**KOHYA, "base_weights_multiplier": 1}, {"network_dim": 8, "base_weights_multiplier": 1}):
+        imported = importers.import_content(settings, CONFIGS)
         assert not imported.problems and "base_weights" in str(outcome(imported, "base_weights_multiplier").text)
         assert not imported.config.network.base_weights_multiplier
     both = {**KOHYA, "base_weights": "/a.safetensors", "base_weights_multiplier": 0.5}

@@ -102,8 +102,8 @@ def test_a_finetune_without_its_folders_is_a_finetune(kept):
 
 def test_no_two_notes_of_an_import_contradict_each_other():
     """An option is spoken of as on or off, set or not, once: no note takes back what another says."""
-    for found in (FINETUNE, {"sdxl_checkbox": True, "image_folder": "/i"}, {**KOHYA_LORA, "epoch": 3}):
-        lines = importers.import_content(found, CONFIGS).lines()
+    for settings in (FINETUNE, {"sdxl_checkbox": True, "image_folder": "/i"}, {**KOHYA_LORA, "epoch": 3}):
+        lines = importers.import_content(settings, CONFIGS).lines()
         assert sum("enable_bucket" in str(line) for line in lines) <= 1, lines
         assert not any("our defaults hold" in str(line) for line in lines)
         assert sum("noise_offset_type" in str(line) for line in lines) <= 1

@@ -99,8 +99,8 @@ LISTS = {  # a file of each program -> the words that say what is left out
 
 @pytest.mark.parametrize("name", LISTS)
 def test_what_is_no_table_in_a_list_of_tables_is_reported(name):
-    found, start, words = LISTS[name]
-    said = [str(note) for note in importers.import_content(found, CONFIGS).notes]
+    settings, start, words = LISTS[name]
+    said = [str(note) for note in importers.import_content(settings, CONFIGS).notes]
     assert any(start in note and words in note for note in said), said
 
 
@@ -128,9 +128,9 @@ TURNING = {  # what each program does, found in its source
 
 @pytest.mark.parametrize("reader", files.IMPORTERS, ids=lambda reader: reader.TRAINER)
 def test_images_are_turned_where_the_program_turns_them(reader):
-    found, turns = TURNING[reader.TRAINER]
-    assert reader.recognises(found) and turns == reader.APPLIES_EXIF
-    imported = importers.import_content(found, CONFIGS)
+    settings, turns = TURNING[reader.TRAINER]
+    assert reader.recognises(settings) and turns == reader.APPLIES_EXIF
+    imported = importers.import_content(settings, CONFIGS)
     assert option_values(imported.config)["exif_rotation"] is turns
     assert [str(outcome.text) for outcome in imported.of("default") if outcome.key == "exif_rotation"] == [
         "exif_rotation = true"

@@ -101,10 +101,10 @@ def test_every_key_is_accounted_for_and_arrives(tmp_path):
         "network_train_unet_only": False,
         "metadata_title": "cat",
     }
-    found = option_values(imported.config) | {
+    actual = option_values(imported.config) | {
         "resolution": tuple(map(int, re.findall(r"\d+", imported.config.data.resolution)))
     }
-    assert differing(found, expected) == {} and not imported.problems
+    assert differing(actual, expected) == {} and not imported.problems
     said = {outcome.key: str(outcome.text) for outcome in imported.outcomes}
     assert "sd_xl_base_1.0" in said["ss_sd_model_name"] and "4_cat" in said["ss_dataset_dirs"]
 
@@ -190,9 +190,9 @@ def test_a_damaged_file_is_a_sentence(tmp_path, data):
 def test_the_shell_writes_it_and_the_page_loads_it(tmp_path):
     path = saved(tmp_path / "cat.safetensors", SDXL)
     assert main.main(["import", str(path), "-o", str(tmp_path / "run.toml")]) == 0
-    made = presets.import_fitting(path, {"sdxl": CONFIGS["sdxl_train_network"]}, "sdxl", [])
-    assert made.config == importers.import_file(path, CONFIGS).config
-    assert any("LoRA metadata" in str(note) for note in presets.import_notes(made))
+    loaded = presets.import_fitting(path, {"sdxl": CONFIGS["sdxl_train_network"]}, "sdxl", [])
+    assert loaded.config == importers.import_file(path, CONFIGS).config
+    assert any("LoRA metadata" in str(note) for note in presets.import_notes(loaded))
 
 
 def test_the_page_is_sent_the_header_alone(tmp_path):

@@ -105,12 +105,12 @@ def read(found):
 @pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
 def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     settings = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
-    made, values = read(settings)
-    assert made.outcomes and not [
-        outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)
+    imported, values = read(settings)
+    assert imported.outcomes and not [
+        outcome for outcome in imported.outcomes if "supported by this trainer" in str(outcome.text)
     ]
     if name == "musubi":
-        assert set(settings) <= {outcome.key for outcome in made.outcomes}
+        assert set(settings) <= {outcome.key for outcome in imported.outcomes}
         assert values["pretrained_model_name_or_path"] == "qwen_image_bf16.safetensors"
         assert values["text_encoder"].endswith("7b.safetensors") and values["vae"] == "qwen_image_vae.safetensors"
         assert values["timestep_sampling"] == "shift" and "discrete_flow_shift" not in values  # 2.2 is ours, too
@@ -119,16 +119,16 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     elif name == "aitoolkit":
         assert values["pretrained_model_name_or_path"] == "Qwen/Qwen-Image" and values["network_dim"] == 16
         assert values["fp8_base"] and values["blocks_to_swap"] == 59
-        assert "--l 4" in made.texts["sample_prompts"] and made.config.noise.model_prediction_type == "raw"
+        assert "--l 4" in imported.texts["sample_prompts"] and imported.config.noise.model_prediction_type == "raw"
     else:
-        assert values["blocks_to_swap"] == 30 and made.config.noise.timestep_sampling == "qwen_shift"
+        assert values["blocks_to_swap"] == 30 and imported.config.noise.timestep_sampling == "qwen_shift"
         assert values["network_dim"] == 16 and "network_args" not in values
 
 
 def test_the_defaults_of_musubi_tuner_are_set_where_its_file_is_silent():
     short = {"network_module": "networks.lora_qwen_image", "dit": "a.safetensors", "network_dim": 8}
-    made, _ = read(short)
-    assert made.config.noise.discrete_flow_shift == 1.0 and made.config.noise.timestep_sampling == "sigma"
+    imported, _ = read(short)
+    assert imported.config.noise.discrete_flow_shift == 1.0 and imported.config.noise.timestep_sampling == "sigma"
     full = importers.import_content({"dit": "a.safetensors", "model_version": "original"}, CONFIGS)
     assert full.config.script == "qwen_image_train"
 

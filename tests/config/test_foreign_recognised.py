@@ -148,8 +148,8 @@ def test_a_fix_never_takes_the_place_of_an_option_that_is_set():
 
 
 def test_a_file_with_mostly_unknown_keys_is_not_taken_without_a_word(tmp_path, capsys):
-    found = {"network_dim": 8, "lora_rank_x": 1, "steps_q": 2, "model_kind_z": 3}
-    path = written(tmp_path, "a.toml", found)
+    settings = {"network_dim": 8, "lora_rank_x": 1, "steps_q": 2, "model_kind_z": 3}
+    path = written(tmp_path, "a.toml", settings)
     assert main.main(["import", str(path)]) == 1
     assert "only 1 of 4 keys are known here" in capsys.readouterr().err
     assert main.main(["import", str(written(tmp_path, "b.toml", {"network_dim": 8, "steps_q": 2}))]) == 0

@@ -55,8 +55,8 @@ def test_ai_toolkit_trains_kontext_with_its_control_folders(model):
     sample = {"samples": [{"prompt": "a cat", "ctrl_img": "/r.png"}], "sample_every": 10}
     builder = aitoolkit.read_config(of_aitoolkit(model, datasets=[data], sample=sample))
     assert builder.script == "flux_train_network" and builder.values["model_type"] == "kontext"
-    made = tomllib.loads(builder.texts["dataset_config"])
-    (subset,) = made["datasets"][0]["subsets"]
+    tables = tomllib.loads(builder.texts["dataset_config"])
+    (subset,) = tables["datasets"][0]["subsets"]
     assert subset["control_directory"] == "/c" and subset["more_control_directories"] == ["/d"]
     assert builder.texts["sample_prompts"].strip().endswith("--ci /r.png")
 

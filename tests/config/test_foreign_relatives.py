@@ -75,8 +75,8 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
-    found, expected = FILES[name]
-    imported = importers.import_content(found, CONFIGS)
+    settings, expected = FILES[name]
+    imported = importers.import_content(settings, CONFIGS)
     values = flatten_sections(changed(imported.config))
     assert imported.config.script.startswith("qwen_image" if "Qwen" in name else "flux") and not imported.problems
     assert {key: values.get(key) for key in expected} == expected
@@ -96,10 +96,10 @@ def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
 @pytest.mark.parametrize("module", ["networks.lora_qwen_image", "networks.lokr", "networks.lora_flux"])
 def test_arguments_of_musubi_tuner_may_be_one_text(module):
     listed, text = (
-        of_musubi(qwen=module != "networks.lora_flux") | {"network_module": module, "network_args": given}
-        for given in (["rank_dropout=0.1", "loraplus_lr_ratio=4"], "rank_dropout=0.1 loraplus_lr_ratio=4")
+        of_musubi(qwen=module != "networks.lora_flux") | {"network_module": module, "network_args": arguments}
+        for arguments in (["rank_dropout=0.1", "loraplus_lr_ratio=4"], "rank_dropout=0.1 loraplus_lr_ratio=4")
     )
-    imported = [importers.import_content(found, CONFIGS).config.network.network_args for found in (listed, text)]
+    imported = [importers.import_content(settings, CONFIGS).config.network.network_args for settings in (listed, text)]
     assert imported[0] == imported[1] and "loraplus_lr_ratio=4" in imported[0]
 
 
@@ -114,8 +114,8 @@ def test_the_module_decides_whatever_other_keys_say():
 
 
 def test_what_only_adapters_have_is_reported_to_be_of_the_familys_own_adapters():
-    found = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
-    imported = importers.import_content(found, CONFIGS)
+    settings = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
+    imported = importers.import_content(settings, CONFIGS)
     assert imported.config.script == "qwen_image_train"
     assert {outcome.key: str(outcome.text) for outcome in imported.outcomes}[
         "network_alpha"

@@ -73,8 +73,8 @@ def test_krea_and_flex_arrive_as_flux():
         "base_model_name": "black-forest-labs/FLUX.1-Krea-dev",
     }
     flex = {"network.type": "lora", "model.arch": "flex1", "model.name_or_path": "ostris/Flex.1-alpha"}
-    for found in (krea, of_aitoolkit(flex)):
-        assert importers.import_content(found, CONFIGS).config.model.model_type == "flux"
+    for settings in (krea, of_aitoolkit(flex)):
+        assert importers.import_content(settings, CONFIGS).config.model.model_type == "flux"
 
 
 def test_a_script_that_is_named_wins():

@@ -109,7 +109,7 @@ def test_the_settings_arrive():
 
 def test_what_the_file_leaves_out_is_the_default_of_simpletuner():
     imported = importers.import_content(LORA, CONFIGS)
-    found = option_values(imported.config)
+    actual = option_values(imported.config)
     expected = {
         "network_dim": 16,
         "learning_rate": 4e-7,
@@ -119,7 +119,9 @@ def test_what_the_file_leaves_out_is_the_default_of_simpletuner():
         "guidance_scale": 1.0,
         "model_prediction_type": "raw",
     }
-    assert differing(found, expected) == {} and {outcome.key for outcome in imported.of("default")} >= {"learning_rate"}
+    assert differing(actual, expected) == {} and {outcome.key for outcome in imported.of("default")} >= {
+        "learning_rate"
+    }
 
 
 def folder_with(tmp_path, **files):

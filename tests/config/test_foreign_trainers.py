@@ -171,8 +171,8 @@ def test_a_dataset_file_alone_becomes_a_dataset_file(musubi, tmp_path, capsys):
     assert main.main(["import", str(data), "-o", str(out)]) == 0
     said = capsys.readouterr().out
     assert "cache_directory is ignored" in said and "dataset 3 is left out" in said and "target_frames" not in said
-    found = dataset.load_datasets(build_config(CONFIGS["flux_train_network"], {"dataset_config": str(out)}))
-    assert [s.image_dir for d in found for s in d.subsets] == ["C:\\pictures", "more"]
+    datasets = dataset.load_datasets(build_config(CONFIGS["flux_train_network"], {"dataset_config": str(out)}))
+    assert [s.image_dir for d in datasets for s in d.subsets] == ["C:\\pictures", "more"]
     assert main.main(["import", str(data), "-o", str(out)]) == 1 and "exists already" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="dataset_config"):
         importers.import_file(data, CONFIGS)

@@ -50,11 +50,11 @@ def file(tmp_path):
 def test_a_file_is_read_as_texts(file):
     large, small = dataset_file.read_dataset_tables(file)
     assert large.texts == {"resolution": "1024", "batch_size": "2"} and small.texts == {"resolution": "768,512"}
-    assert [one.texts for one in large.folders] == [
+    assert [folder.texts for folder in large.folders] == [
         {"image_dir": "C:\\cats", "num_repeats": "10"},
         {"image_dir": "/dogs", "is_reg": "true"},
     ]
-    assert [(one.at, [inner.at for inner in one.folders]) for one in (large, small)] == [(0, [0, 1]), (1, [0])]
+    assert [(folder.at, [inner.at for inner in folder.folders]) for folder in (large, small)] == [(0, [0, 1]), (1, [0])]
 
 
 def test_what_is_not_changed_stays_to_the_letter(file):

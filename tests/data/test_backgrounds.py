@@ -37,12 +37,12 @@ def cut_out(path, mode="RGBA", size=(64, 64)):
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
 def test_transparent_areas_are_of_the_ground(tmp_path, mode):
     path = cut_out(tmp_path / "a.png", mode)
-    stored, seen = pixels.read_pixels(path), pixels.read_pixels(path, WHITE)
-    assert (seen[:, :32] == 255).all() and np.array_equal(seen[:, 32:], stored[:, 32:])
+    stored, filled = pixels.read_pixels(path), pixels.read_pixels(path, WHITE)
+    assert (filled[:, :32] == 255).all() and np.array_equal(filled[:, 32:], stored[:, 32:])
     assert not (stored[:, :32] == 255).all()
     assert (pixels.read_pixels(path, Decoding(ground="gray"))[:, :32] == 128).all()
     both = pixels.read_pixels(path, WHITE, alpha=True)
-    assert np.array_equal(both[:, :, :3], seen) and (both[0, :, 3] == [0] * 32 + [255] * 32).all()
+    assert np.array_equal(both[:, :, :3], filled) and (both[0, :, 3] == [0] * 32 + [255] * 32).all()
 
 
 def test_what_is_opaque_has_no_ground(tmp_path):

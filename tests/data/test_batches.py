@@ -81,9 +81,9 @@ def test_every_image_is_seen_and_processes_have_equal_work(counts, size, world, 
 
 def test_epochs_and_seeds_differ_and_short_batches_stay():
     buckets = {"a": list(range(9))}
-    one, two, other = (draws(buckets, {"a": 2}, seed, epoch, (0, 1)) for seed, epoch in [(1, 1), (1, 2), (2, 1)])
-    assert [d.images for d in one] != [d.images for d in two] != [d.images for d in other]
-    assert sorted(len(d.images) for d in one) == [1, 2, 2, 2, 2]
+    first, two, other = (draws(buckets, {"a": 2}, seed, epoch, (0, 1)) for seed, epoch in [(1, 1), (1, 2), (2, 1)])
+    assert [d.images for d in first] != [d.images for d in two] != [d.images for d in other]
+    assert sorted(len(d.images) for d in first) == [1, 2, 2, 2, 2]
 
 
 def test_two_processes_see_what_one_with_twice_the_batch_sees(tmp_path):
@@ -327,8 +327,8 @@ def test_a_resume_is_exact(tmp_path, enlarge_encoder_output, stop, workers):
     state = json.loads(json.dumps(first.state_dict()))
     second = batches_of(config, seed=99)
     assert second.load_state_dict(state) == ""
-    rest = endless(second)
-    for left, other in zip(straight, done + [next(rest) for _ in range(20 - stop)], strict=True):
+    continued = endless(second)
+    for left, other in zip(straight, done + [next(continued) for _ in range(20 - stop)], strict=True):
         same(left, other)
 
 

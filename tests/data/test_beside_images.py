@@ -198,11 +198,11 @@ def test_masks_of_onetrainer_are_no_training_images(tmp_path):
     images = data.scan(make.config(tmp_path))
     assert [Path(image.path).name for image in images.items] == names
     assert not any(image.mask_file for image in images.items)
-    (masks,) = [one for one in images.warnings if "masks of OneTrainer" in str(one)]
+    (masks,) = [picture for picture in images.warnings if "masks of OneTrainer" in str(picture)]
     assert masks.fix == {"masked_loss": True} and "00-masklabel.png" in str(masks)
-    assert any("01-condlabel.png" in str(one) for one in images.warnings)
+    assert any("01-condlabel.png" in str(picture) for picture in images.warnings)
     opened = scanning.scan_collection(tmp_path, make.config(tmp_path))
-    assert [Path(one.path).name for one in opened.pictures] == names
+    assert [Path(picture.path).name for picture in opened.pictures] == names
     assert any("00-masklabel.png" in str(note) for note in opened.notes)
     config = make.config(tmp_path, masked_loss=True)
     first, *others = data.scan(config).items
@@ -278,8 +278,8 @@ def test_images_cannot_be_learned_and_regularise(tmp_path):
         stops, _, _ = said(make.config(tmp_path, reg_data_dir=str(path)))
         assert len(stops) == 1 and stops[0].startswith("reg_data_dir: ") and "1_cat" in stops[0]
     make.folder(tmp_path, "x")
-    one = f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'x'}'\nis_reg = true\n"
-    stops, _, _ = said(dataset(tmp_path, f"[[datasets]]\nresolution = 128\n{one}"))
+    first = f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'x'}'\nis_reg = true\n"
+    stops, _, _ = said(dataset(tmp_path, f"[[datasets]]\nresolution = 128\n{first}"))
     assert len(stops) == 1 and stops[0].startswith("is_reg: ")
 
 

@@ -165,7 +165,7 @@ def test_a_family_with_a_rule_for_no_caption_keeps_it(folder):
 def test_check_says_how_many_encodings_it_makes(folder, monkeypatch):
     def said(**values):
         config = make.config(folder.parent, **MEMORY, **values)
-        texts = [str(one.text) for one in report._check_caches(config, data.scan(config))]
+        texts = [str(finding.text) for finding in report._check_caches(config, data.scan(config))]
         return next(text for text in texts if "captions are encoded once" in text)
 
     assert said() == "captions are encoded once: 3 encodings"

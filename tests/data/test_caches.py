@@ -413,8 +413,8 @@ def test_captions_of_any_length_are_kept_without_padding(folder, disk):
     values |= {"cache_text_encoder_outputs_to_disk": disk, "train_batch_size": 3}
     images, family = encoded(make.config(folder.parent, **values), Ragged())
     arrays = [images.text.load(image) for image in images.items]
-    assert [one["hidden"][:, 0].tolist() for one in arrays] == [[1.0], [1.0, 3.0, 2.0], [2.0, 2.0]]
-    assert [one["own"].tolist() for one in arrays] == [[1], [1, 1, 1], [1, 1]]
+    assert [array["hidden"][:, 0].tolist() for array in arrays] == [[1.0], [1.0, 3.0, 2.0], [2.0, 2.0]]
+    assert [array["own"].tolist() for array in arrays] == [[1], [1, 1, 1], [1, 1]]
     if disk:
         with np.load(folder / "01_te_outputs.npz") as npz:
             assert set(npz.files) == {"hidden", "made_from"} and npz["hidden"].shape == (3, 1)
@@ -444,7 +444,7 @@ def test_masks_are_small_on_the_disk_and_counted_before_anything_is_written(tmp_
         images, _ = encoded(config, make.Family(cache))
         loaded.append(Batches(images, config, 0).make(Draw(1, 0, (0,))).mask)
     assert all(torch.equal(loaded[0], other) for other in loaded[1:]) and 0 < loaded[0].mean() < 1
-    (file,) = (one for one in path.parent.iterdir() if one.suffix in (".npz", ".safetensors"))
+    (file,) = (entry for entry in path.parent.iterdir() if entry.suffix in (".npz", ".safetensors"))
     latents = 4 * 4 * 64 * 64
     mask = file.stat().st_size - latents
     assert mask < (512 * 512 / 8 if file.suffix == ".npz" else 512 * 512 * 1.1)

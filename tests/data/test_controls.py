@@ -77,7 +77,11 @@ def cuts(image):
 
 def test_references_are_found_by_name_and_cut_as_the_subset_says(pairs):
     first, second, third = data.scan(toml(pairs)).items
-    assert [names(one) for one in (first, second, third)] == [["00.webp"], ["01_0000.png"], ["02_2.png", "02_10.png"]]
+    assert [names(image) for image in (first, second, third)] == [
+        ["00.webp"],
+        ["01_0000.png"],
+        ["02_2.png", "02_10.png"],
+    ]
     assert cuts(first) == [((128, 64), (64, 64))] and cuts(third)[0] == ((107, 64), (64, 64))
 
     first, second, third = data.scan(toml(pairs, "no_resize_control = true")).items
@@ -112,7 +116,7 @@ def test_further_references_are_in_folders_of_their_own(pairs, use):
         make.picture(pairs / "third" / f"{stem}.png", (64, 80), seed=20)
     more = f"more_control_directories = ['{pairs / 'third'}']"
     first, second, third = data.scan(toml(pairs, more)).items
-    assert [names(one) for one in (first, second, third)] == [
+    assert [names(image) for image in (first, second, third)] == [
         ["00.webp", "00.png"],
         ["01_0000.png"],
         ["02_2.png", "02_10.png", "02.png"],

@@ -41,8 +41,8 @@ def test_impossible_buckets_of_a_dataset_file_are_told_once(tmp_path, rules):
 
 
 def test_nothing_given_at_all():
-    found = problems(make.config(None, resolution=None))
-    assert [str(problem).split(" ")[0] for problem in found] == ["train_data_dir", "resolution"]
+    messages = problems(make.config(None, resolution=None))
+    assert [str(problem).split(" ")[0] for problem in messages] == ["train_data_dir", "resolution"]
 
 
 def test_an_empty_folder(tmp_path):
@@ -276,17 +276,17 @@ def test_rules_of_buckets_are_checked_against_the_model(tmp_path):
 def test_both_folders_and_the_images_are_checked_at_once(tmp_path):
     folder = make.folder(tmp_path / "train", "1_cat")
     (folder / "00.png").write_bytes(b"")
-    found = problems(make.config(tmp_path / "train", reg_data_dir=str(tmp_path / "none")))
-    assert len(found) == 2 and "reg_data_dir" in str(found[0]) and "00.png" in str(found[1])
+    messages = problems(make.config(tmp_path / "train", reg_data_dir=str(tmp_path / "none")))
+    assert len(messages) == 2 and "reg_data_dir" in str(messages[0]) and "00.png" in str(messages[1])
 
 
 def test_an_empty_concept_folder_is_named(tmp_path):
     make.folder(tmp_path, "1_cat")
     (tmp_path / "1_dog").mkdir()
     make.folder(tmp_path / "1_bird", "more")
-    found = problems(make.config(tmp_path))
-    assert any("1_dog holds no images" in str(p) for p in found)
-    assert any("1_bird" in str(p) and "more" in str(p) for p in found)
+    messages = problems(make.config(tmp_path))
+    assert any("1_dog holds no images" in str(p) for p in messages)
+    assert any("1_bird" in str(p) and "more" in str(p) for p in messages)
 
 
 @pytest.mark.parametrize(

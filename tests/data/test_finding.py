@@ -327,7 +327,7 @@ def test_all_wrong_entries_of_metadata_are_named_in_plain_words(tmp_path):
     (tmp_path / "meta.json").write_text('{"a.png": "a cat", "b.png": null, "c.png": {}}')
     problems = data.find_data_problems(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32)
     wrong = (("a.png", "'a cat'"), ("b.png", "None"))
-    said = [f"'{name}' must be an object with caption or tags, got {got}" for name, got in wrong]
+    said = [f"'{name}' must be an object with caption or tags, got {value}" for name, value in wrong]
     assert [str(problem).split(": ", 1)[1] for problem in problems] == said
     (tmp_path / "meta.jsonl").write_text('{"image_path": "a.png"}\n\n{"caption": "x"}')
     (problem,) = data.find_data_problems(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32)

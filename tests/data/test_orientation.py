@@ -34,10 +34,10 @@ def test_every_orientation_of_every_format_is_that_of_pillow(tmp_path, suffix, t
         pytest.skip("no decoder here")
     path = turned(tmp_path / f"a{suffix}", turn)
     with Image.open(path) as image:
-        seen = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
         stored = np.asarray(image.convert("RGB"))
     assert orientation.orientation(path) == turn
-    assert np.array_equal(pixels.read_pixels(path, pixels.Decoding(upright=True)), seen)
+    assert np.array_equal(pixels.read_pixels(path, pixels.Decoding(upright=True)), expected)
     assert np.array_equal(pixels.read_pixels(path), stored)
     with Image.open(path) as image:
         upright = orientation.upright(image).convert("RGB")

@@ -106,9 +106,9 @@ def test_fp8_is_read_with_scales_and_kept_without(files, own, tmp_path):
     components = loaded(files, path)
     assert all((components[name] - tensor).norm() <= 0.05 * tensor.norm() for name, tensor in own.items())
     saved({n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in own.items()}, path)
-    kept = loaded(files, path, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
-    assert kept["blocks.0.self_attn.q_proj.weight"].dtype == torch.float8_e4m3fn
-    assert kept["x_embedder.proj.1.weight"].dtype == kept["llm_adapter.embed.weight"].dtype == torch.bfloat16
+    eight_bit = loaded(files, path, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
+    assert eight_bit["blocks.0.self_attn.q_proj.weight"].dtype == torch.float8_e4m3fn
+    assert eight_bit["x_embedder.proj.1.weight"].dtype == eight_bit["llm_adapter.embed.weight"].dtype == torch.bfloat16
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp_path):
@@ -156,7 +156,7 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learnt):
-    folder, done, made = learnt
+    folder, done, outcomes = learnt
     cache_names = sorted(path.name for path in folder.glob("*.npz"))
     assert cache_names == ["0_0064x0064_anima.npz", "0_anima_te.npz", "1_0064x0128_anima.npz", "1_anima_te.npz"]
     with np.load(folder / cache_names[2]) as file:
@@ -176,28 +176,28 @@ def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learn
             arrays = {key: file[key] for key in file.files if not key.startswith("made_from")}
         np.savez(folder / name, **arrays)
     before = {name: (folder / name).read_bytes() for name in cache_names}
-    assert made("again", caption_dropout_rate=0.25).losses == done.losses
+    assert outcomes("again", caption_dropout_rate=0.25).losses == done.losses
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
-    never, always = made("never").losses, made("always", caption_dropout_rate=1.0).losses
+    never, always = outcomes("never").losses, outcomes("always", caption_dropout_rate=1.0).losses
     for caption in folder.glob("*.txt"):
         caption.unlink()
     assert never != always
-    assert made("empty", cache_text_encoder_outputs_to_disk=False, caption_dropout_rate=1.0).losses == pytest.approx(
-        always, rel=1e-5
-    )
+    assert outcomes(
+        "empty", cache_text_encoder_outputs_to_disk=False, caption_dropout_rate=1.0
+    ).losses == pytest.approx(always, rel=1e-5)
 
 
 def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_diffusers(demo, learnt, tmp_path):
     from diffusers.loaders import AnimaLoraLoaderMixin
 
-    _, plain, made = learnt
+    _, plain, outcomes = learnt
     layers = {name.partition(".")[0] for name in plain.tensors()}
     assert layers == {f"lora_unet_blocks_{n}_{inside}" for n in range(3) for inside in INSIDE}
     assert summary.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (30, [])
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "anima"
         assert file.metadata()["modelspec.architecture"] == "anima-preview/lora"
-    more = made("more", network_args=["train_llm_adapter=True", "include_patterns=['.*final_layer.*']"])
+    more = outcomes("more", network_args=["train_llm_adapter=True", "include_patterns=['.*final_layer.*']"])
     layers = {name.partition(".")[0] for name in more.tensors()}
     assert len(layers) == 30 + 2 * 10 + 3 and "lora_unet_llm_adapter_blocks_0_cross_attn_o_proj" in layers
     done = load_file(convert.convert_lora(more.file, tmp_path / "peft.safetensors", to="diffusers"))
@@ -211,7 +211,7 @@ def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_dif
     assert len(read) == 53 and {f"{name}.weight" for name in read} <= names_in_diffusers
     back = load_file(convert.convert_lora(tmp_path / "peft.safetensors", tmp_path / "kohya.safetensors", to="kohya"))
     assert {name.partition(".")[0] for name in back} == layers
-    assert made("on", network_weights=tmp_path / "peft.safetensors", learning_rate=1e-12).file.is_file()
+    assert outcomes("on", network_weights=tmp_path / "peft.safetensors", learning_rate=1e-12).file.is_file()
 
 
 def test_a_full_model_has_the_layers_of_sd_scripts(files):
@@ -223,8 +223,8 @@ def test_a_full_model_has_the_layers_of_sd_scripts(files):
 
     def layers(part, **values):
         blocks, args = (made.adapter_targets if part == "denoiser" else made.text_adapter_targets), AnimaArgs(**values)
-        found = targets.find_target_layers(networks[part], part, made.adapter_name, blocks)
-        return {layer.name: rank for layer in found if (rank := args.rank_of(layer, 4, 1.0)[0])}
+        found_layers = targets.find_target_layers(networks[part], part, made.adapter_name, blocks)
+        return {layer.name: rank for layer in found_layers if (rank := args.rank_of(layer, 4, 1.0)[0])}
 
     assert len(layers("denoiser")) == 280 and len(layers("denoiser", train_llm_adapter=True)) == 340
     assert len(encoder := layers("text_encoder")) == 196 and "lora_te_layers_0_self_attn_q_proj" in encoder

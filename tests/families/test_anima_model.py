@@ -125,10 +125,10 @@ def theirs(own):
 
 @pytest.mark.parametrize("size", [(4, 6), (3, 5)])
 def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
-    made, parts = own
+    anima, parts = own
     transformer, conditioner = theirs
     with torch.no_grad():
-        text = made.text(parts, CAPTIONS)
+        text = anima.text(parts, CAPTIONS)
     latents = torch.randn(2, 16, 2 * size[0], 2 * size[1], requires_grad=True)
     times = torch.tensor([0.3, 0.9])
     ours = unpack_channels_last(parts.denoiser(pack(latents), size, *text.values(), times), *size)
@@ -263,8 +263,8 @@ def test_a_saved_model_has_the_names_of_its_file(files, own):
 
 
 def test_six_rates_divide_the_weights_as_sd_scripts_does(own):
-    made = own[0]
-    groups = {name: made.rate_names[made.learning_rate_block(name)] for name, _ in own[1].denoiser.named_parameters()}
+    anima = own[0]
+    groups = {name: anima.rate_names[anima.learning_rate_block(name)] for name, _ in own[1].denoiser.named_parameters()}
     assert groups["blocks.0.mlp.layer1.weight"] == "mlp" and groups["blocks.0.cross_attn.q_norm.weight"] == "cross_attn"
     assert groups["llm_adapter.blocks.0.self_attn.q_proj.weight"] == groups["llm_adapter.embed.weight"] == "llm_adapter"
     assert groups["blocks.1.adaln_modulation_mlp.2.weight"] == groups["final_layer.adaln_modulation.1.weight"] == "mod"

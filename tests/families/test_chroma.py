@@ -76,8 +76,8 @@ def test_full_size_has_the_parameters_of_chroma1():
 
 @pytest.fixture(scope="module")
 def chroma(files, tmp_path_factory):
-    made = random.write_random_model(tmp_path_factory.mktemp("chroma"), sizes=random.VARIANTS["chroma"])
-    return {**made, "clip_l": None}
+    paths = random.write_random_model(tmp_path_factory.mktemp("chroma"), sizes=random.VARIANTS["chroma"])
+    return {**paths, "clip_l": None}
 
 
 def chroma_family(chroma, **values):

@@ -98,8 +98,8 @@ def pipeline(files, own):
             CONVERSATION.format(system=system["content"][0]["text"], user=user["content"][0]["text"])
             for system, user in conversations
         ]
-        kept = {name: how[name] for name in ("padding", "truncation", "max_length", "return_tensors")}
-        return tokenizer(texts, add_special_tokens=False, padding_side="left", **kept)
+        arguments = {name: how[name] for name in ("padding", "truncation", "max_length", "return_tensors")}
+        return tokenizer(texts, add_special_tokens=False, padding_side="left", **arguments)
 
     denoiser = Flux2Transformer2DModel(**diffusers_settings(own[1].denoiser.sizes)).eval()
     denoiser.load_state_dict(flux_2.to_diffusers(own[1].denoiser.state_dict()), strict=True)
@@ -152,8 +152,8 @@ def test_the_layouts_of_its_text_encoder_are_the_same_network(files, own, tmp_pa
     for name, tensors in layouts.items():
         save_file(tensors, tmp_path / f"{name}.safetensors")
         assert said(files, text_encoder=tmp_path / f"{name}.safetensors") == []
-        found = text_encoder.load_short_mistral(tmp_path / f"{name}.safetensors", torch.float32).state_dict()
-        assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)
+        encoder = text_encoder.load_short_mistral(tmp_path / f"{name}.safetensors", torch.float32).state_dict()
+        assert encoder.keys() == expected.keys() and all(torch.equal(encoder[key], expected[key]) for key in encoder)
 
 
 def test_what_does_not_fit_is_reported_before_anything_is_loaded(files, tmp_path):
@@ -187,7 +187,7 @@ def test_it_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp
     first = train(config_of(demo, SCRIPT, **options, **seen, output_dir=tmp_path / "first"))
     assert len(first.events("sample")) == 1
     (cached,) = data.rglob("*_f2d_te.safetensors")
-    assert [tuple(one.shape) for one in load_file(cached).values()] == [(512, 144)]
+    assert [tuple(tensor.shape) for tensor in load_file(cached).values()] == [(512, 144)]
     options |= {"text_encoder": None, "sample_prompts": None}
     assert train(config_of(demo, SCRIPT, **options, output_dir=tmp_path / "again")).losses == first.losses
     cached.unlink()

@@ -63,7 +63,7 @@ def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path)
     assert {"encoder.quant_conv.weight", "decoder.post_quant_conv.weight", "bn.running_var"} <= own.keys()
     path = saved(autoencoder.vae_to_diffusers(own), tmp_path / "v.safetensors")
     assert said(files, vae=path) == []
-    read = [vae.load_flux_2_vae(one, torch.bfloat16).state_dict() for one in (files["vae"], path)]
+    read = [vae.load_flux_2_vae(path_of_vae, torch.bfloat16).state_dict() for path_of_vae in (files["vae"], path)]
     assert read[0]["bn.running_mean"].dtype == torch.float32 and read[0]["quant_conv.weight"].dtype == torch.bfloat16
     assert all(torch.equal(tensor, read[1][name]) for name, tensor in read[0].items())
     assert family(files, vae_dtype="bfloat16").load(torch.float32).vae.dtype == torch.bfloat16
@@ -121,9 +121,9 @@ def test_blocks_that_are_swapped_are_halves_of_both_kinds():
 def test_fp8_is_kept_without_scales(files, stored, tmp_path):
     plain = {n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in stored.items()}
     path = saved(plain, tmp_path / "m.safetensors")
-    kept = loaded(files, path, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
-    assert kept["single_blocks.0.linear1.weight"].dtype == torch.float8_e4m3fn
-    assert kept["double_stream_modulation_img.lin.weight"].dtype == torch.bfloat16
+    eight_bit = loaded(files, path, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
+    assert eight_bit["single_blocks.0.linear1.weight"].dtype == torch.float8_e4m3fn
+    assert eight_bit["double_stream_modulation_img.lin.weight"].dtype == torch.bfloat16
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, stored, tmp_path):
@@ -177,7 +177,7 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
-    folder, done, made = learnt
+    folder, done, outcome = learnt
     cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
     assert cache_names == [
         "0_0064x0064_f2k4b.safetensors",
@@ -197,16 +197,16 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
             facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
         save_file(load_file(folder / name), folder / name, facts)
     before = {name: (folder / name).read_bytes() for name in cache_names}
-    assert made("again").losses == done.losses
+    assert outcome("again").losses == done.losses
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
-    assert made("without", control_directory=None).losses != done.losses
+    assert outcome("without", control_directory=None).losses != done.losses
 
 
 def test_an_image_without_its_reference_is_named(learnt, demo, tmp_path):
-    _, _, made = learnt
+    _, _, outcome = learnt
     pictures(tmp_path, ((64, 64),), repeats=1)
     with pytest.raises(ConfigError, match=r"has no reference image of 1 image: .*1\.png; add"):
-        made("lonely", control_directory=tmp_path / "1_zorb toy")
+        outcome("lonely", control_directory=tmp_path / "1_zorb toy")
 
 
 def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_comfyuis_names(demo, learnt):
@@ -221,7 +221,7 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_comfyuis_names(demo, l
 
 
 def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
-    _, plain, made = learnt
+    _, plain, outcome = learnt
     start = plain.tensors()
     peft = load_file(convert.convert_lora(plain.file, tmp_path / "peft.safetensors", to="diffusers"))
     assert "transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_A.weight" in peft
@@ -236,16 +236,16 @@ def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         modules = {key.rpartition(".lora_")[0] for key in tensors if ".lora_" in key}
         assert names.find_lora_family(modules, {}, names.module_sizes(shapes)) == "flux_2"
-        found = made(f"on {number}", network_weights=path, learning_rate=1e-12).tensors()
-        assert found.keys() == start.keys()
+        continued = outcome(f"on {number}", network_weights=path, learning_rate=1e-12).tensors()
+        assert continued.keys() == start.keys()
         for name in start if number < 2 else ():
-            torch.testing.assert_close(found[name].float(), start[name].float(), atol=1e-5, rtol=1e-3)
+            torch.testing.assert_close(continued[name].float(), start[name].float(), atol=1e-5, rtol=1e-3)
 
 
 def test_lycoris_trains(learnt):
-    _, _, made = learnt
+    _, _, outcome = learnt
     lokr = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "factor=4", "preset=attn-mlp"]}
-    tensors = made("lokr", **lokr).tensors()
+    tensors = outcome("lokr", **lokr).tensors()
     assert {name.rpartition(".")[0] for name in tensors} >= {"lora_unet_single_blocks_0_linear1"}
 
 

@@ -109,7 +109,7 @@ def test_blocks_of_full_width_equal_diffusers():
     torch.manual_seed(0)
     places = Flux2Positions()
     pe = rope(torch.cat((places.text(3, CPU), places.image(2, 3, CPU))), sizes.axes, 2000.0)
-    angles = tuple(one.repeat_interleave(2, dim=-1) for one in pe)
+    angles = tuple(table.repeat_interleave(2, dim=-1) for table in pe)
     img, txt = torch.randn(1, 6, sizes.hidden), torch.randn(1, 3, sizes.hidden)
     mods = [torch.randn(1, 1, 3 * n * sizes.hidden) / 4 for n in (2, 2, 1)]
     for block, kind in ((DoubleStreamBlock, Flux2TransformerBlock), (SingleStreamBlock, Flux2SingleTransformerBlock)):
@@ -118,7 +118,7 @@ def test_blocks_of_full_width_equal_diffusers():
             ours, other = block(layers), kind(sizes.hidden, 24, 128)
         wide.filled(ours)
         before = f"{'double' if double else 'single'}_blocks.0."
-        pairs = {name: made for name, made in keys.TREES.pairs(1, 1, False) if name.startswith(before)}
+        pairs = {name: sources for name, sources in keys.TREES.pairs(1, 1, False) if name.startswith(before)}
         state = {before + name: tensor for name, tensor in ours.state_dict().items()}
         named = keys.double_stream_keys.split_tensors(state, pairs.items(), lambda t, n: [len(t) // n] * n)
         other.load_state_dict({n.split(".", 2)[2]: t for n, t in named.items()}, strict=True, assign=True)

@@ -352,6 +352,6 @@ def test_sizes_of_t5_xxl_are_read_from_its_tensors(layers):
     with torch.device("meta"):
         model = T5EncoderModel(T5Config(feed_forward_proj="gated-gelu", **real))
     shapes = {name: tuple(t.shape) for name, t in model.state_dict().items() if name != "shared.weight"}
-    found = t5.t5_config(shapes)
-    assert {name: getattr(found, name) for name in real} == real
-    assert found.is_gated_act and found.dense_act_fn == "gelu_new" and found.relative_attention_num_buckets == 32
+    config = t5.t5_config(shapes)
+    assert {name: getattr(config, name) for name in real} == real
+    assert config.is_gated_act and config.dense_act_fn == "gelu_new" and config.relative_attention_num_buckets == 32

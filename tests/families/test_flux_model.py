@@ -152,9 +152,9 @@ def test_without_guidance_its_embedding_is_left_out():
     model = made(sizes())
     model_inputs = {**inputs(model.sizes), "guidance": None}
     with torch.no_grad():
-        found = model(**model_inputs)
+        answer = model(**model_inputs)
         model.guidance_in = None
-        assert torch.equal(found, model(**model_inputs))
+        assert torch.equal(answer, model(**model_inputs))
 
 
 def test_time_and_guidance_stay_float32_up_to_the_embedding():
@@ -163,11 +163,11 @@ def test_time_and_guidance_stay_float32_up_to_the_embedding():
     torch.testing.assert_close(sinusoids(torch.tensor([0.99839])), exact.float(), rtol=0, atol=2e-4)
     assert exact.shape == (1, 256)
     model = made(sizes(guidance=False)).to(torch.bfloat16)
-    seen = []
-    model.time_in.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    dtypes = []
+    model.time_in.register_forward_pre_hook(lambda _, given: dtypes.append(given[0]))
     model(**inputs(model.sizes))
-    assert seen[0].dtype == torch.float32
-    torch.testing.assert_close(seen[0], sinusoids(torch.tensor([0.1234, 0.987])))
+    assert dtypes[0].dtype == torch.float32
+    torch.testing.assert_close(dtypes[0], sinusoids(torch.tensor([0.1234, 0.987])))
 
 
 def test_position_tables_are_exact_kept_and_bounded():
@@ -284,10 +284,10 @@ def test_a_missing_diffusers_tensor_is_named():
 
 
 def test_prefixes_are_removed_from_keys():
-    found = tensor_names.without_prefix(
+    names = tensor_names.without_prefix(
         ["model.diffusion_model._orig_mod.img_in.weight", "vae.x", "model.diffusion_model.txt_in.bias"]
     )
-    assert found == {
+    assert names == {
         "img_in.weight": "model.diffusion_model._orig_mod.img_in.weight",
         "txt_in.bias": "model.diffusion_model.txt_in.bias",
     }

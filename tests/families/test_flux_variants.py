@@ -16,12 +16,12 @@ def test_krea_is_dev_by_another_name(files, tmp_path):
     named = shutil.copy(files["flux"], tmp_path / "flux1-krea-dev.safetensors")
     titled = tmp_path / "mine.safetensors"
     flux_files.save(flux_files.load(files["flux"]), titled, {"modelspec.title": "FLUX.1 Krea [dev]"})
-    for given in (
+    for options in (
         {"pretrained_model_name_or_path": named},
         {"pretrained_model_name_or_path": titled},
         {"model_type": "krea"},
     ):
-        krea = family(files, **given)
+        krea = family(files, **options)
         assert not list(krea.problems())
         assert (krea.sample_defaults["guidance_scale"], krea.sample_defaults["sample_steps"]) == (4.5, 28)
         assert (krea.architecture, krea.base_model_version, krea.text_length) == ("flux-1-dev", "flux1", 512)

@@ -40,8 +40,8 @@ def own(files):
     """Families by version, with the same networks; the mark of 2511 is only in the file."""
     newest = family(files, "edit-2511")
     parts = newest.load(torch.float32)
-    made = {version: family(files, version) for version in ("edit", "edit-2509")}
-    return {"edit-2511": newest, **made}, parts
+    by_version = {version: family(files, version) for version in ("edit", "edit-2509")}
+    return {"edit-2511": newest, **by_version}, parts
 
 
 def diffusers_model(parts, still):
@@ -131,20 +131,20 @@ def encoder(files, own):
     vision = {"depth": 2, "hidden_size": 80, "num_heads": 1, "intermediate_size": 96, "out_hidden_size": 128}
     tokenizer = own[1].tokenizers["text_encoder"]
     picture = tokenizer.convert_tokens_to_ids(text_encoder.PICTURE)
-    made: Any = Qwen2_5_VLForConditionalGeneration(
+    model: Any = Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(text_config=text, vision_config=vision, image_token_id=picture)
     ).eval()
     inside = {"model.": "model.language_model.", "visual.": "model.visual."}
     named = {
         f"{inside[name.partition('.')[0] + '.']}{name.partition('.')[2]}": tensor for name, tensor in tensors.items()
     }
-    missing, unexpected = made.load_state_dict(named, strict=False)
+    missing, unexpected = model.load_state_dict(named, strict=False)
     assert not unexpected and missing == ["lm_head.weight"]
-    plain = made.forward
-    made.forward = lambda input_ids, **given: plain(
+    plain = model.forward
+    model.forward = lambda input_ids, **given: plain(
         input_ids=input_ids, mm_token_type_ids=(input_ids == picture).int(), **given
     )
-    return made
+    return model
 
 
 @pytest.fixture(scope="module")

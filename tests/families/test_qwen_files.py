@@ -90,8 +90,8 @@ def test_scaled_fp8_is_read(files, stored, tmp_path, ending):
         {n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in stored.items()}, tmp_path / "p.safetensors"
     )
     config = {"fp8_base": True, "mixed_precision": "bf16"}
-    kept = family(files | {"qwen_image": plain}, **config).load(torch.bfloat16).denoiser.state_dict()
-    assert kept["transformer_blocks.0.attn.to_q.weight"].dtype == torch.float8_e4m3fn
+    eight_bit = family(files | {"qwen_image": plain}, **config).load(torch.bfloat16).denoiser.state_dict()
+    assert eight_bit["transformer_blocks.0.attn.to_q.weight"].dtype == torch.float8_e4m3fn
     encoder = {n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in load_file(files["text_encoder"]).items()}
     encoder |= {
         f"{n.removesuffix('weight')}{ending}": torch.tensor(2.0) for n in list(encoder) if n.endswith("proj.weight")
@@ -185,7 +185,7 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
-    folder, done, _, made = learnt
+    folder, done, _, outcome = learnt
     cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
     assert cache_names == [
         "0_0064x0064_qi.safetensors",
@@ -216,7 +216,7 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
         )
         save_file(tensors, folder / name, facts)
     before = {name: (folder / name).read_bytes() for name in cache_names}
-    again = made("again")
+    again = outcome("again")
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
     assert again.losses == pytest.approx(done.losses, rel=1e-2)
 
@@ -236,12 +236,14 @@ def test_loras_load_in_diffusers_with_and_without_modulation(demo, learnt):
 
 
 def test_training_goes_on_from_a_file_of_either_kind(learnt):
-    _, plain, modulated, made = learnt
+    _, plain, modulated, outcome = learnt
     for number, (start, args) in enumerate(((plain, []), (modulated, ["train_modulation=True"]), (modulated, []))):
-        done = made(f"on{number}", network_weights=start.file, network_args=args, learning_rate=1e-12)
-        found = done.tensors()
-        assert all(torch.allclose(found[name], start.tensors()[name], atol=1e-6) for name in found if "lora_" in name)
-    whole = made("whole", network_weights=modulated.file, dim_from_weights=True)
+        done = outcome(f"on{number}", network_weights=start.file, network_args=args, learning_rate=1e-12)
+        tensors = done.tensors()
+        assert all(
+            torch.allclose(tensors[name], start.tensors()[name], atol=1e-6) for name in tensors if "lora_" in name
+        )
+    whole = outcome("whole", network_weights=modulated.file, dim_from_weights=True)
     assert whole.tensors().keys() == modulated.tensors().keys()
 
 
@@ -262,8 +264,8 @@ def test_a_full_model_has_720_layers_or_840():
 
     blocks = random.make_networks(random.FULL).denoiser().transformer_blocks
     shapes = {f"transformer_blocks.{name}": tuple(t.shape) for name, t in blocks.state_dict().items()}
-    found = [path for _, path in LORA_NAMES.layers(shapes, convolutions=False)]
-    assert len(found) == 720 and sum("_mod.1.weight" in name for name in shapes) == 120
+    paths = [path for _, path in LORA_NAMES.layers(shapes, convolutions=False)]
+    assert len(paths) == 720 and sum("_mod.1.weight" in name for name in shapes) == 120
 
 
 def test_the_tools_know_it(demo, learnt, tmp_path):

@@ -75,16 +75,16 @@ UNTRAINED = {
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """The demo with all families and relatives; of each two Qwen3s the width differs, as with the real ones."""
-    made = files.prepare_demo(tmp_path_factory.mktemp("every"), demo_module.DEMO_VARIANTS + families.FAMILIES)
-    random_anima.write_random_model(made.folder / "models/anima", sizes=replace(random_anima.TINY, text=80))
-    return made
+    demo_files = files.prepare_demo(tmp_path_factory.mktemp("every"), demo_module.DEMO_VARIANTS + families.FAMILIES)
+    random_anima.write_random_model(demo_files.folder / "models/anima", sizes=replace(random_anima.TINY, text=80))
+    return demo_files
 
 
 def slots(config):
     """The options that name a model's files, and what the demo has there."""
     model = {name for name, option in options_of(type(config)).items() if option.kind in ("file", "folder")}
-    found = {name: getattr(config.model, name, None) for name in model}
-    return {name: path for name, path in found.items() if path and str(path).endswith(".safetensors")}
+    paths = {name: getattr(config.model, name, None) for name in model}
+    return {name: path for name, path in paths.items() if path and str(path).endswith(".safetensors")}
 
 
 def said(demo: Any, script: str, **given: Any) -> list[Any]:
@@ -164,10 +164,10 @@ def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, scri
         save_file({key: tensors[key] for key in own}, tmp_path / name)
     index = tmp_path / f"{stem}.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {key: name for name, own in pieces.items() for key in own}}))
-    for one in (tmp_path, index, *(tmp_path / name for name in pieces)):
+    for place in (tmp_path, index, *(tmp_path / name for name in pieces)):
         assert (
-            recognition.recognise_file(one) == recognition.recognise_file(path)
-            and said(demo, script, **{BASE: one}) == []
+            recognition.recognise_file(place) == recognition.recognise_file(path)
+            and said(demo, script, **{BASE: place}) == []
         )
     for text in ("", "[]", '{"weight_map": {}}'):
         index.write_text(text)
@@ -177,14 +177,14 @@ def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, scri
 
 def test_a_part_of_a_file_is_taken_for_no_other_model(demo):
     """Where tensors are missing by which whole files are told."""
-    for script, ours, kept in (
+    for script, ours, kind in (
         ("flux_2_train_network", "a FLUX.2 transformer", ("double_blocks.", "single_blocks.", "img_in.")),
         ("anima_train_network", "an Anima transformer", ("llm_adapter.", "x_embedder.")),
         ("anima_train_network", "an Anima transformer", ("llm_adapter.", "blocks.1.")),
         ("anima_train_network", "a text adapter of Anima", ("llm_adapter.",)),
     ):
         shapes = weights.header(config_of(demo, script).model.pretrained_model_name_or_path)
-        part = {name: shape for name, shape in shapes.items() if name.removeprefix("net.").startswith(kept)}
+        part = {name: shape for name, shape in shapes.items() if name.removeprefix("net.").startswith(kind)}
         assert part and recognition.describe_checkpoint(part) == ours
     assert tensor_names.denoiser_prefix(["blocks.0.a", "blocks.0.b"]) == ""  # a list of blocks is no prefix
 
@@ -197,8 +197,8 @@ def test_each_half_of_a_file_is_of_its_family_and_not_complete(demo, script, tmp
     names = sorted(shapes, key=lambda name: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", name)])
     for half in (names[: len(names) // 2], names[len(names) // 2 :]):
         path = made({name: shapes[name] for name in half}, tmp_path / "half.safetensors")
-        facts, found = recognition.family_and_description(weights.header(path))
-        assert facts is families.facts_of(config.family) or found == "a Cosmos-Predict2 transformer", found
+        facts, description = recognition.family_and_description(weights.header(path))
+        assert facts is families.facts_of(config.family) or description == "a Cosmos-Predict2 transformer", description
         (problem,) = said(demo, script, **{BASE: path})
         told = ("is not complete: ", "has no text encoders", "has no text adapter")
         assert any(sentence in str(problem) for sentence in told), problem
@@ -217,15 +217,15 @@ def test_later_blocks_of_diffusers_layout_tell_the_model():
 def test_a_file_of_all_networks_is_read_under_a_prefix_of_its_own(demo, tmp_path):
     """As programs write it that wrap the whole model; its tokenizers lie beside it."""
     config = config_of(demo, "sdxl_train_network")
-    given = Path(config.model.pretrained_model_name_or_path)
-    tensors, path = load_file(given), given.parent / "wrapped.safetensors"
+    base = Path(config.model.pretrained_model_name_or_path)
+    tensors, path = load_file(base), base.parent / "wrapped.safetensors"
     tensors["conditioner.embedders.1.model.logit_scale"] = torch.ones(())
     save_file({f"module.{name}": tensor for name, tensor in tensors.items()}, path)
-    assert recognition.recognise_file(path) == recognition.recognise_file(given)
+    assert recognition.recognise_file(path) == recognition.recognise_file(base)
     assert said(demo, "sdxl_train_network", **{BASE: path}) == []
     whole, read = (
-        families.family_for(config_of(demo, "sdxl_train_network", **{BASE: one})).load(torch.float32)
-        for one in (given, path)
+        families.family_for(config_of(demo, "sdxl_train_network", **{BASE: file})).load(torch.float32)
+        for file in (base, path)
     )
     state, wanted = read.denoiser.state_dict(), whole.denoiser.state_dict()
     assert all(torch.equal(state[name], wanted[name]) for name in wanted)
@@ -282,7 +282,9 @@ def every_file(demo, tmp_path_factory):
     """The files of all models, and what is in them: path -> names and shapes, and what it is in words."""
     folder = tmp_path_factory.mktemp("others")
     others = {
-        str(path): weights.header(path) for one in [*LORAS, *RELATIVES] for path in slots(config_of(demo, one)).values()
+        str(path): weights.header(path)
+        for script in [*LORAS, *RELATIVES]
+        for path in slots(config_of(demo, script)).values()
     }
     for path in list(others):  # the VAE of video models, in the layout of diffusers
         if recognition.describe_checkpoint(others[path]) == "a Qwen-Image VAE":
@@ -463,9 +465,9 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
                 f"{layer}.lokr_w2_b": (4, columns // 2),
             }
         path, other = (made(shapes, tmp_path / f"{family}-{len(shapes)}.safetensors") for shapes in (plain, lokr))
-        for option, given in (("network_weights", path), ("base_weights", [str(other)])):
+        for option, value in (("network_weights", path), ("base_weights", [str(other)])):
             with pytest.raises(ConfigError, match=f"was made for {re.escape(title)}, ") as raised:
-                preflight.check_before_training(config_of(demo, script, **{option: given}))
+                preflight.check_before_training(config_of(demo, script, **{option: value}))
             (problem,) = raised.value.problems
             assert problem.option == option and "\n" not in str(problem)
     base = config.model.pretrained_model_name_or_path

@@ -181,7 +181,7 @@ def test_a_batch_that_does_not_fit_is_encoded_picture_by_picture(monkeypatch, lo
     vae, pixels = vae_of("SDXL"), picture(64, 64, count=3)
     short = Short(vae.encode, pixels[:1].numel())
     monkeypatch.setattr(vae, "encode", short)
-    expected = torch.cat([encoded(vae, one) for one in pixels.split(1)])
+    expected = torch.cat([encoded(vae, image) for image in pixels.split(1)])
     short.seen.clear()
     for _ in range(2):
         assert torch.equal(autoencoder.encode(vae, pixels).parameters, expected)

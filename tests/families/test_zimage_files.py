@@ -116,9 +116,9 @@ def test_fp8_is_read_with_scales_and_kept_without(files, stored, own, tmp_path):
     for name, tensor in own.items():
         assert (components[name] - tensor).norm() <= 0.05 * tensor.norm(), name
     plain = saved({n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in stored.items()}, path)
-    kept = loaded(files, plain, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
-    assert kept["layers.0.attention.to_q.weight"].dtype == torch.float8_e4m3fn
-    assert kept["cap_embedder.1.weight"].dtype == torch.bfloat16
+    eight_bit = loaded(files, plain, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
+    assert eight_bit["layers.0.attention.to_q.weight"].dtype == torch.float8_e4m3fn
+    assert eight_bit["cap_embedder.1.weight"].dtype == torch.bfloat16
 
 
 def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
@@ -183,7 +183,7 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(demo, learnt):
-    folder, done, made = learnt
+    folder, done, outcome = learnt
     cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
     assert cache_names == [
         "0_0064x0064_zi.safetensors",
@@ -207,12 +207,12 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(demo, learnt):
             facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
         save_file(load_file(folder / name), folder / name, facts)
     before = {name: (folder / name).read_bytes() for name in cache_names}
-    assert made("again").losses == done.losses
+    assert outcome("again").losses == done.losses
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
 
 
 def test_a_lora_file_is_loaded_whole_by_diffusers_and_comfyui(demo, learnt):
-    _, plain, made = learnt
+    _, plain, outcome = learnt
     tensors = plain.tensors()
     layers = {name.removesuffix(".lora_down.weight") for name in tensors if name.endswith(".lora_down.weight")}
     # ComfyUI maps these paths of diffusers onto its own layers, query, key and value onto rows of one.
@@ -221,30 +221,30 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_comfyui(demo, learnt):
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "z_image"
         assert file.metadata()["modelspec.architecture"] == "Z-Image/lora"
-    more = made("more", network_args=["train_refiners=True", "train_modulation=True"])
+    more = outcome("more", network_args=["train_refiners=True", "train_modulation=True"])
     assert summary.check_lora_layers(more.file, config_of(demo, SCRIPT)) == (3 * 8 + 8 + 7, [])
 
 
 def test_lokr_is_saved_under_the_same_names_and_goes_on(demo, learnt):
     from diffusers.loaders import ZImageLoraLoaderMixin
 
-    _, _, made = learnt
+    _, _, outcome = learnt
     lokr = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "factor=4", "preset=attn-mlp"]}
-    first = made("lokr", **lokr)
+    first = outcome("lokr", **lokr)
     tensors = first.tensors()
     layers = {name.rpartition(".")[0] for name in ZImageLoraLoaderMixin.lora_state_dict(dict(tensors))}
     names_in_diffusers = {f"transformer.{name}" for name in random.make_networks().denoiser().state_dict()}
     assert len(layers) > 21 and {f"{layer}.weight" for layer in layers} <= names_in_diffusers
     assert all(name.startswith("diffusion_model.") for name in tensors)
-    narrow = made("attention", **lokr | {"network_args": ["algo=lokr", "factor=4", "preset=attn-only"]}).tensors()
+    narrow = outcome("attention", **lokr | {"network_args": ["algo=lokr", "factor=4", "preset=attn-only"]}).tensors()
     assert narrow and all(".attention.to_" in name for name in narrow)
-    again = made("lokr on", **lokr, network_weights=first.file, learning_rate=1e-12).tensors()
+    again = outcome("lokr on", **lokr, network_weights=first.file, learning_rate=1e-12).tensors()
     assert again.keys() == tensors.keys()
     assert all(torch.allclose(again[name], tensors[name], atol=1e-6) for name in tensors)
 
 
 def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
-    _, plain, made = learnt
+    _, plain, outcome = learnt
     start = plain.tensors()
     kohya = load_file(convert.convert_lora(plain.file, tmp_path / "kohya.safetensors", to="kohya"))
     assert "lora_unet_layers_0_attention_to_out_0.lora_down.weight" in kohya
@@ -269,9 +269,9 @@ def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
         assert (
             names.find_lora_family([key.rpartition(".lora_")[0] for key in tensors if ".lora_" in key], {}) == "zimage"
         )
-    found = made("on", network_weights=tmp_path / "1.safetensors", learning_rate=1e-12).tensors()
-    assert found.keys() == start.keys()
-    assert all(torch.allclose(found[name].float(), start[name].float(), atol=1e-6) for name in start)
+    continued = outcome("on", network_weights=tmp_path / "1.safetensors", learning_rate=1e-12).tensors()
+    assert continued.keys() == start.keys()
+    assert all(torch.allclose(continued[name].float(), start[name].float(), atol=1e-6) for name in start)
 
 
 def test_a_full_model_has_210_layers():

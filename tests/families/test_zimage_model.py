@@ -189,9 +189,9 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
         expected, _ = pipeline.encode_prompt(list(captions), do_classifier_free_guidance=False)
     longest = checkpoint.longest_zimage_caption(own[1].tokenizers["text_encoder"], captions)
     assert actual["llm_embed"].shape[1] == 512 == longest
-    for row, one in enumerate(expected):
-        assert int(actual["llm_mask"][row].sum()) == len(one) and not actual["llm_embed"][row, len(one) :].any()
-        torch.testing.assert_close(actual["llm_embed"][row, : len(one)], one, rtol=1e-4, atol=1e-5)
+    for row, states in enumerate(expected):
+        assert int(actual["llm_mask"][row].sum()) == len(states) and not actual["llm_embed"][row, len(states) :].any()
+        torch.testing.assert_close(actual["llm_embed"][row, : len(states)], states, rtol=1e-4, atol=1e-5)
 
 
 def test_latents_are_the_pipelines_before_they_are_scaled(own, pipeline):
@@ -207,12 +207,12 @@ def test_latents_are_the_pipelines_before_they_are_scaled(own, pipeline):
 
 def test_what_is_trained_is_what_the_pipeline_steps_by(own, pipeline):
     """The answer in the terms of the target points from image to noise, at a time that runs the other way."""
-    made, parts = own
+    zimage, parts = own
     latents = torch.randn(1, 16, 8, 12, generator=torch.Generator().manual_seed(3))
-    noised = made.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.7]))
+    noised = zimage.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.7]))
     with torch.no_grad():
-        text = made.text(parts, CAPTIONS[:1])
-        actual = made.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
+        text = zimage.text(parts, CAPTIONS[:1])
+        actual = zimage.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
         embeds, _ = pipeline.encode_prompt(CAPTIONS[:1], do_classifier_free_guidance=False)
         (answer,) = pipeline.transformer([noised.latents[0][:, None]], torch.tensor([0.3]), embeds, return_dict=False)[
             0

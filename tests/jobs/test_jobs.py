@@ -146,8 +146,8 @@ def test_page_gets_templates_of_a_jobs_messages():
         work.store({"problems": [Message("{name} has no {part} matrix", name="a", part="lora_up")]})
         raise ConfigError("{path} is no LoRA", path="a.safetensors")
     failed = job_status(jobs.job_at(work.folder))
-    made = [[note["template"] for note in how_made({**told, "when": ""})] for told in (doing, failed)]
-    assert made == [["checking {file}"], ["{path} is no LoRA", "{name} has no {part} matrix"]]
+    templates = [[note["template"] for note in how_made({**told, "when": ""})] for told in (doing, failed)]
+    assert templates == [["checking {file}"], ["{path} is no LoRA", "{name} has no {part} matrix"]]
     assert isinstance(failed["when"], Message)  # in the reader's language, too
     assert [*map(str, failed["problems"])] == ["a has no lora_up matrix"] and failed["warnings"] == []
 
@@ -158,5 +158,5 @@ def test_the_last_jobs_of_a_kind_are_kept_but_none_that_works(monkeypatch):
         for _ in range(5):
             with JobRecord("bench", jobs.new("bench")):
                 pass
-        kept = [job.folder for job in jobs.jobs_of_kinds("bench")]
-    assert works.folder in kept and len(kept) <= 4 and len(jobs.jobs_of_kinds("doctor")) == 1
+        folders = [job.folder for job in jobs.jobs_of_kinds("bench")]
+    assert works.folder in folders and len(folders) <= 4 and len(jobs.jobs_of_kinds("doctor")) == 1

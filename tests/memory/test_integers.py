@@ -26,11 +26,11 @@ SPEC = AdapterSpec(rank=4, alpha=4.0)
 )
 def test_every_kind_of_layer_answers_nearly_the_same_and_lets_gradients_through(layer, x):
     layer.weight.requires_grad_(False)
-    exact, kept, names = copy.deepcopy(layer), layer, [*layer.state_dict()]
-    int8.quantize_int8_(kept, CPU)
-    assert kept.weight.dtype == torch.int8 and [*kept.state_dict()] == names
+    exact, quantized, names = copy.deepcopy(layer), layer, [*layer.state_dict()]
+    int8.quantize_int8_(quantized, CPU)
+    assert quantized.weight.dtype == torch.int8 and [*quantized.state_dict()] == names
     x, again = x.clone().requires_grad_(True), x.clone().requires_grad_(True)
-    wanted, actual = exact(x), kept(again)
+    wanted, actual = exact(x), quantized(again)
     assert (actual - wanted).norm() / wanted.norm() < 0.01  # fp8 is off by about 0.03
     wanted.square().sum().backward(), actual.square().sum().backward()
     assert (again.grad - x.grad).norm() / x.grad.norm() < 0.02
@@ -51,17 +51,17 @@ def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, squares,
         return done.losses
 
     norms = {}
-    wide, kept = losses("wide"), losses("kept", int8_base=True)
-    assert kept != wide and kept == pytest.approx(wide, rel=0.01)
+    wide, eight_bit = losses("wide"), losses("kept", int8_base=True)
+    assert eight_bit != wide and eight_bit == pytest.approx(wide, rel=0.01)
     # Of others there are the same products of linear layers as of FLUX.1, and of the U-Net convolutions as well.
     backend = "aot_eager" if script.startswith(("flux_train", "sdxl")) else "eager"
     compiled = {"compile": True, "compile_backend": backend, "compile_fullgraph": True}
     everything = {"int8_base": True, "blocks_to_swap": 2, **compiled, **few}
     if script.startswith("flux_train"):  # as products, whose backward pass is traced, are there for all
-        assert losses("all", **everything | {"compile_backend": "eager"}) == pytest.approx(kept, rel=0.01)
+        assert losses("all", **everything | {"compile_backend": "eager"}) == pytest.approx(eight_bit, rel=0.01)
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
     multiplied = losses("products", int8_compute=True, **everything)
-    assert multiplied != kept and multiplied == pytest.approx(wide, rel=0.02)
+    assert multiplied != eight_bit and multiplied == pytest.approx(wide, rel=0.02)
     # Losses would not tell were gradients nine times too large: the optimizer divides by their size.
     assert norms == pytest.approx(dict.fromkeys(norms, norms["wide"]), rel=0.05)
 

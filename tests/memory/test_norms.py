@@ -59,10 +59,10 @@ def test_a_residual_block_that_learns_keeps_only_images_with_channels_last():
     time = torch.randn(2, 8)
 
     def run():
-        kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        outputs = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: outputs.append(x) or x, lambda x: x):
             answer = block.train()(inputs, time)
-        images = [x for x in kept if x.dim() == 4 and x.shape[-2:] == (6, 4)]
+        images = [x for x in outputs if x.dim() == 4 and x.shape[-2:] == (6, 4)]
         return answer, [x.is_contiguous(memory_format=torch.channels_last) for x in images]
 
     plain, before = run()

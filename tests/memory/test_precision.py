@@ -88,9 +88,9 @@ def test_a_file_in_8_bits_is_taken_unchanged(demo, squares, tmp_path, script):
             p.dtype != torch.float8_e4m3fn for p in prepared(demo, script, **values, **BF16)[1].denoiser.parameters()
         )
     options = {"train_data_dir": squares, **values, "max_train_steps": 3}
-    kept = training.train(training.config_of(demo, script, **options, **FP8, output_dir=tmp_path / "a"))
+    tensors = training.train(training.config_of(demo, script, **options, **FP8, output_dir=tmp_path / "a"))
     widened = training.train(training.config_of(demo, script, **options, **BF16, output_dir=tmp_path / "b"))
-    assert kept.losses == pytest.approx(widened.losses, rel=0.02)
+    assert tensors.losses == pytest.approx(widened.losses, rel=0.02)
 
 
 @pytest.mark.parametrize("script", LORAS)
@@ -161,9 +161,9 @@ def test_losses_are_close_and_compiled_ones_too(demo, shapes, squares, tmp_path,
         assert found.numbers("grad_norm") == pytest.approx(expected.numbers("grad_norm"), rel=norms)
 
     wide, eight, only = trained("wide", **BF16), trained("eight", **FP8), trained("only", **BF16, fp8_base_unet=True)
-    for one in (eight, only):
-        assert one.losses != wide.losses
-        assert_close(one, wide, losses=0.01, norms=0.06)
+    for values in (eight, only):
+        assert values.losses != wide.losses
+        assert_close(values, wide, losses=0.01, norms=0.06)
     if not script.startswith(("flux_train", "sdxl")):
         return  # the other families have the same linear layers; their blocks are compiled in test_integers.py
     # Of the U-Net's many graphs, which differ in channels alone, one of each kind; of FLUX.1 the quicker kind, whose

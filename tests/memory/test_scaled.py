@@ -114,9 +114,9 @@ def test_a_compiled_graph_brings_no_matrix_back_for_one_row(name):
     """The kernel that adds up reads it as it is kept."""
     exact, fast = layers(FORMATS[name])
     graphs, x = [], torch.randn(1, 64, requires_grad=True)
-    found = torch.compile(fast, backend=lambda graph, _: graphs.append(graph.code) or graph, fullgraph=True)(x)
-    assert "linear" not in graphs[0] and away(found, exact(x)) < 0.04
-    (found_x,) = torch.autograd.grad(found.float().sum(), x)
+    answer = torch.compile(fast, backend=lambda graph, _: graphs.append(graph.code) or graph, fullgraph=True)(x)
+    assert "linear" not in graphs[0] and away(answer, exact(x)) < 0.04
+    (found_x,) = torch.autograd.grad(answer.float().sum(), x)
     (wanted_x,) = torch.autograd.grad(exact(x).sum(), x)
     assert away(found_x, wanted_x) < 0.04
 
@@ -140,8 +140,8 @@ def test_rounding_a_few_rows_at_a_time_changes_nothing(monkeypatch):
 
 
 def test_rows_of_zeros_stay_zeros():
-    for made in (fp8_matmul.quantize_rows_fp8, int8_matmul.quantize_rows_int8):
-        few, rows = made(torch.zeros(2, 16))
+    for quantize in (fp8_matmul.quantize_rows_fp8, int8_matmul.quantize_rows_int8):
+        few, rows = quantize(torch.zeros(2, 16))
         assert not few.float().any() and rows.isfinite().all()
 
 
@@ -179,9 +179,9 @@ def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_reported(demo,
     config = config_of(demo, script, mixed_precision="bf16", train_data_dir=squares, **how)
     block = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     fp8_storage.store_blocks([[block]], config, CPU)
-    kept = {"fp8": fp8_matmul.FP8_DTYPE, "int8": torch.int8}[name]
+    dtype = {"fp8": fp8_matmul.FP8_DTYPE, "int8": torch.int8}[name]
     x = torch.randn(2, 3, 32)
-    assert block[0].weight.dtype == kept and "_Product" not in str(block[0](x.requires_grad_(True)).grad_fn)
+    assert block[0].weight.dtype == dtype and "_Product" not in str(block[0](x.requires_grad_(True)).grad_fn)
     remarks = preflight.check_before_training(config)
     assert any(f"{name}_compute has no effect" in str(remark) for remark in remarks)
     assert any("cuda_graphs has no effect here: there is no GPU" in str(remark) for remark in remarks)

@@ -74,8 +74,8 @@ def test_sdxl_adapters_at_full_size():
     actual = methods.attach_method(sdxl_parts(), SdxlNames(), config)
     plain, extra = golden("SDXL networks.lora default"), golden("SDXL extra modules")
     assert len(plain) == 986 and len(extra) == 66
-    found = sizes(actual)
-    assert found.keys() == plain.keys() | extra.keys() and plain.items() <= found.items()
+    actual_sizes = sizes(actual)
+    assert actual_sizes.keys() == plain.keys() | extra.keys() and plain.items() <= actual_sizes.items()
     ranks = {name: actual.adapters[name].spec.rank for name in extra}
     assert all(rank == (8 if "emb_layers" in n or "skip" in n else 4) for n, rank in ranks.items())
     assert actual.adapters["lora_unet_input_blocks_3_0_op"].lora_down.weight.shape == (4, 320, 3, 3)

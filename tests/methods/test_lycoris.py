@@ -337,10 +337,10 @@ def test_a_preset_in_a_file_is_read_by_nobody_but_us(flux_like, flux_config, tmp
 
     monkeypatch.setattr(kohya, "read_preset", opened)
     (tmp_path / "mine.toml").write_text(PRESET)
-    known = set(kohya.PRESET)
+    presets_before = set(kohya.PRESET)
     _, method = lycoris(flux_like, flux_config, f"preset={tmp_path / 'mine.toml'}")
     assert all(adapter.lora_name.startswith("lora_unet_single_blocks") for adapter in method.network.loras)
-    assert set(kohya.PRESET) == known
+    assert set(kohya.PRESET) == presets_before
 
 
 @pytest.mark.parametrize(

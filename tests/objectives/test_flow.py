@@ -119,9 +119,9 @@ def test_sampled_sigmas_follow_their_distribution():
 
 
 def test_mode_scheme_maps_the_uniform_draw():
-    made = flow.density(noise(weighting_scheme="mode"), lambda: torch.tensor([0.0, 0.5, 1.0]), None)
+    density = flow.density(noise(weighting_scheme="mode"), lambda: torch.tensor([0.0, 0.5, 1.0]), None)
     expected = [1 - u - 1.29 * (math.cos(math.pi * u / 2) ** 2 - 1 + u) for u in (0.0, 0.5, 1.0)]
-    torch.testing.assert_close(made, torch.tensor(expected), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(density, torch.tensor(expected), atol=1e-6, rtol=1e-6)
 
 
 def test_weights_apply_to_scaled_predictions_and_to_models_that_always_weigh():

@@ -44,10 +44,10 @@ def test_the_area_of_a_mask_can_be_divided_out():
     errors = torch.arange(3 * 4 * 2 * 2, dtype=torch.float32).reshape(3, 4, 2, 2)
     mask = torch.zeros(3, 1, 2, 2)
     mask[0, :, 0, 0], mask[1] = 1, 0.5
-    found = loss.per_image(errors, mask=mask, by_area=True)
-    torch.testing.assert_close(found[0], errors[0, :, 0, 0].mean())
-    torch.testing.assert_close(found[1], errors[1].mean())
-    assert found[2] == 0, "a black mask"
+    losses = loss.per_image(errors, mask=mask, by_area=True)
+    torch.testing.assert_close(losses[0], errors[0, :, 0, 0].mean())
+    torch.testing.assert_close(losses[1], errors[1].mean())
+    assert losses[2] == 0, "a black mask"
     assert torch.equal(loss.per_image(errors, by_area=True), loss.per_image(errors))
 
 

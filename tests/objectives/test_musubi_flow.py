@@ -95,10 +95,10 @@ def test_drawing_again_keeps_the_shape_of_the_distribution_and_scaling_does_not(
     whole = flow.sampled(latents, build_config(cls, {"timestep_sampling": "sigmoid"}, notes=[]).noise, seeded(0))
     q = torch.tensor([0.25, 0.5, 0.75])
     torch.testing.assert_close(flow.sampled(latents, noise, seeded(0)), whole * 0.5 + 0.5)
-    kept = flow.sampled(
+    sigmas = flow.sampled(
         latents[:2000], build_config(cls, options | {"preserve_distribution_shape": True}, notes=[]).noise, seeded(1)
     )
-    torch.testing.assert_close(kept.quantile(q), whole[whole >= 0.5].quantile(q), atol=0.02, rtol=0)
+    torch.testing.assert_close(sigmas.quantile(q), whole[whole >= 0.5].quantile(q), atol=0.02, rtol=0)
 
 
 def test_where_hardly_any_draw_is_in_the_range_others_are_scaled_into_it():

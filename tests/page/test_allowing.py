@@ -90,9 +90,9 @@ def test_missing_path_is_reported_without_a_permission_request(place, what):
 
 def test_permission_for_a_new_output_folder_is_requested_for_its_parent(place):
     roots = Roots([place / "root"], asks=True)
-    for is_new, what in ((False, "output_dir"), (False, "logging_dir"), (True, "folder")):
+    for is_new, option in ((False, "output_dir"), (False, "logging_dir"), (True, "folder")):
         with pytest.raises(ConfigError) as raised:
-            paths.allowed_path(str(place / "other" / "new" / "out"), roots, what, is_new)
+            paths.allowed_path(str(place / "other" / "new" / "out"), roots, option, is_new)
         assert allowed_folders.asked_folder(raised.value.problems[0]) == str(place / "other")
     with pytest.raises(ConfigError, match="make it first") as raised:  # its parent holds the homes of all users
         paths.allowed_path(str(Path.home().parent / "nobody-of-this-name" / "out"), roots, "output_dir")

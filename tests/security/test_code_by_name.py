@@ -189,8 +189,8 @@ def test_only_listed_packages_are_advised_to_be_installed():
 
 
 def test_the_check_says_that_unlisted_code_will_run(package):
-    found = preflight.code_notes(config(optimizer_type="own_package.classes.Own"))
-    assert [one.option for one in found] == ["optimizer_type"] and not package.exists()
+    notes = preflight.code_notes(config(optimizer_type="own_package.classes.Own"))
+    assert [note.option for note in notes] == ["optimizer_type"] and not package.exists()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -257,8 +257,8 @@ def test_a_preset_of_lycoris_that_is_a_file_is_judged(place):
         with pytest.raises(ConfigError, match="network_args"):
             paths.allow(config, [place / "root"])
     assert all(
-        draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={one}",)})
-        for one in network_args.LAYER_PRESETS
+        draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={preset}",)})
+        for preset in network_args.LAYER_PRESETS
     )
 
 

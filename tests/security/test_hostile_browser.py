@@ -26,8 +26,8 @@ def place(tmp_path_factory):
     """`root` may be used; `outside` may not, and links lead there."""
     folder = tmp_path_factory.mktemp("place").resolve()
     root, outside = folder / "root", folder / "outside"
-    for made in (root / "sets" / "1_cat", outside / "1_dog", root / ".ssh"):
-        made.mkdir(parents=True)
+    for path in (root / "sets" / "1_cat", outside / "1_dog", root / ".ssh"):
+        path.mkdir(parents=True)
     for name in ("secret.toml", "secret.json", "secret.safetensors", "secret.txt", "1_dog/a.png", "1_dog/a.txt"):
         (outside / name).write_text(SECRET)
     (root / ".ssh" / "key.toml").write_text(SECRET)
@@ -74,8 +74,8 @@ def client(page):
 def routes():
     """Every path that Gradio and the page know, with something in the place of what varies."""
     text = Path(gradio.routes.__file__).read_text("utf-8")
-    found = {f"/gradio_api{path}" for path in re.findall(r'@router\.\w+\(\s*"(/[^"]*)"', text)}
-    found |= set(re.findall(r'@app\.\w+\(\s*"(/[^"]*)"', text))
+    paths = {f"/gradio_api{path}" for path in re.findall(r'@router\.\w+\(\s*"(/[^"]*)"', text)}
+    paths |= set(re.findall(r'@app\.\w+\(\s*"(/[^"]*)"', text))
     own = {
         "/tensorboard/",
         "/tensorboard/start",
@@ -86,7 +86,7 @@ def routes():
         "/font-roboto/x",
         "/nowhere",
     }
-    return sorted(re.sub(r"\{[^}]*\}", "x", path) for path in found | own)
+    return sorted(re.sub(r"\{[^}]*\}", "x", path) for path in paths | own)
 
 
 def test_every_route_asks_for_name_origin_and_token(client, page):

@@ -75,8 +75,8 @@ SLOTS = {
 def test_no_slot_of_a_training_unpickles(demo, squares, tmp_path, canary, script, slot):  # noqa: F811
     from library.config.formats import read_toml
 
-    known = read_toml(demo.configs[script]).get(slot)
-    place = Path(known).parent if isinstance(known, str) else tmp_path  # a model's tokenizers lie beside it
+    value = read_toml(demo.configs[script]).get(slot)
+    place = Path(value).parent if isinstance(value, str) else tmp_path  # a model's tokenizers lie beside it
     for how, suffix in (("pickle", ".ckpt"), ("torch", ".pt"), ("torch", ".safetensors")):
         file = armed(place / f"bomb of {slot} {how}{suffix}", canary, how)
         given = [str(file)] if slot == "base_weights" else str(file)
@@ -104,11 +104,11 @@ def test_no_state_unpickles(demo, squares, tmp_path, canary):  # noqa: F811
     files = [file for file in state.iterdir() if file.suffix in (".bin", ".pt", ".safetensors")]
     assert len(files) >= 3
     for file in files:
-        kept = file.read_bytes()
+        content = file.read_bytes()
         armed(file, canary, "torch")
         with pytest.raises(ConfigError, match="resume"):
             train(config_of(demo, "flux_train_network", max_train_steps=2, resume=str(state), **options))
-        file.write_bytes(kept)
+        file.write_bytes(content)
 
 
 def test_no_tool_unpickles(tmp_path, canary):

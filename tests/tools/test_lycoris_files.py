@@ -74,7 +74,9 @@ def file(kind, tmp_path):
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     path = tmp_path / "a.safetensors"
-    state = {key.replace("_1_in_layers", "_0_in_layers"): one.contiguous() for key, one in network.state_dict().items()}
+    state = {
+        key.replace("_1_in_layers", "_0_in_layers"): tensor.contiguous() for key, tensor in network.state_dict().items()
+    }
     save_file(state, path, {"ss_base_model_version": "sdxl_base_v1-0"})
     return path
 

@@ -40,8 +40,8 @@ def test_a_merged_model_answers_as_the_model_with_the_lora_attached(name, bases,
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
         assert not wanted.any() or not torch.allclose(before, wanted, atol=1e-2)
     assert steps[-1][1] == steps[-1][2] >= 100
-    kept = load_file(file_of(base))
-    assert load_file(done.path).keys() == kept.keys()
+    stored = load_file(file_of(base))
+    assert load_file(done.path).keys() == stored.keys()
     assert done.left_out == [] or (name == "flux" and all("_te1_" in left for left in done.left_out))
 
 
@@ -62,10 +62,10 @@ def test_extracting_recovers_what_was_merged(name, bases, lora_files, tmp_path):
     tuned = merge.merge_into_checkpoint(base, [(first, 1.0)], tmp_path / "m.safetensors").path
     choices = extract.ExtractOptions(rank=4, conv_rank=4 if name == "sdxl" else None, clamp=1, min_diff=0, iterations=6)
     done = extract.extract_lora(tuned, base, tmp_path / "x.safetensors", choices=choices)
-    given, actual = products(first), products(done.path)
-    assert actual.keys() == {n for n in given if name == "sdxl" or "_te1_" not in n}
+    before, actual = products(first), products(done.path)
+    assert actual.keys() == {n for n in before if name == "sdxl" or "_te1_" not in n}
     for module, product in actual.items():
-        torch.testing.assert_close(product, given[module], rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(product, before[module], rtol=1e-3, atol=2e-4)
     about = metadata(done.path)
     assert about["ss_network_dim"] == "4" and "x.safetensors" not in about["ss_training_comment"]
     assert about["ss_base_model_version"] == {"sdxl": "sdxl_base_v1-0", "flux": "flux1"}[name]
@@ -190,9 +190,9 @@ def test_resizing_keeps_what_the_method_says(method, parameter, rank, tmp_path):
     done = resize.resize_lora(source, tmp_path / "b.safetensors", choices=choices)
     (adapter,) = adapters.read_lora(done.path).adapters.values()
     assert adapter.rank == rank and adapter.strength == 0.5 and float(adapter.alpha) == rank / 2
-    kept = torch.tensor([8.0, 4.0, 2.0, 1.0])[:rank] / 2
-    torch.testing.assert_close(torch.linalg.svdvals(adapter.product())[:rank], kept)
-    assert done.kept_share == pytest.approx(float(kept.norm()) / (85**0.5 / 2), rel=1e-5)
+    singular_values = torch.tensor([8.0, 4.0, 2.0, 1.0])[:rank] / 2
+    torch.testing.assert_close(torch.linalg.svdvals(adapter.product())[:rank], singular_values)
+    assert done.kept_share == pytest.approx(float(singular_values.norm()) / (85**0.5 / 2), rel=1e-5)
     about = metadata(done.path)
     assert about["ss_network_dim"] == str(rank)  # "Dynamic" is for modules of several ranks
     assert about["ss_training_comment"] == (
@@ -251,7 +251,7 @@ def test_fp8_is_for_the_matrices_of_layers(bases, lora_files, tmp_path):
     merged = load_file(
         merge.merge_into_checkpoint(base, [(lora_files["sdxl"][0], 1.0)], tmp_path / "m.safetensors", dtype="fp8").path
     )
-    in_8_bits = {key for key, one in merged.items() if one.dtype == torch.float8_e4m3fn}
+    in_8_bits = {key for key, tensor in merged.items() if tensor.dtype == torch.float8_e4m3fn}
     assert in_8_bits and all(stored[key].ndim > 1 for key in in_8_bits)
     assert not any(part in key for key in in_8_bits for part in ("first_stage_model", "norm", "embedding", "bias"))
     assert any("attn1.to_q" in key for key in in_8_bits) and any("in_layers.2" in key for key in in_8_bits)

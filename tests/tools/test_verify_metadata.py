@@ -161,7 +161,7 @@ def test_models_that_are_not_trained_here_are_named(title, layers, about, tmp_pa
 def test_names_that_other_programs_do_not_look_for_are_a_warning(odd, lora_files, tmp_path):
     stored = load_file(lora_files["flux"][0])
     if odd == "_orig_mod.":
-        stored = {key.replace("lora_unet_", "lora_unet__orig_mod_"): one for key, one in stored.items()}
+        stored = {key.replace("lora_unet_", "lora_unet__orig_mod_"): tensor for key, tensor in stored.items()}
     else:
         stored = {f"transformer.transformer_blocks.0.attn.to_q.lora_{x}.default.weight": torch.ones(4, 4) for x in "AB"}
     save_file(stored, tmp_path / "odd.safetensors", {"ss_base_model_version": "flux1"})
@@ -204,12 +204,12 @@ def test_metadata_changes_and_tensors_do_not(lora_files, tmp_path):
     assert data_hash(new) == data_hash(file)
     with safe_open(new, framework="pt") as opened:
         assert opened.metadata() == values
-    one, two = load_file(file), load_file(new)
-    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    first, two = load_file(file), load_file(new)
+    assert first.keys() == two.keys() and all(torch.equal(first[key], two[key]) for key in first)
     metadata.edit(new, in_place=True, remove=["ss_*"])
     assert metadata.read_metadata(new) == {"modelspec.title": "Zorb ü"} and data_hash(new) == data_hash(file)
     metadata.edit(new, in_place=True, remove=["modelspec.title"])
-    assert metadata.read_metadata(new) == {} and load_file(new).keys() == one.keys()
+    assert metadata.read_metadata(new) == {} and load_file(new).keys() == first.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["new.safetensors"]
 
 

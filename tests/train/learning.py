@@ -103,8 +103,10 @@ def small(picture: Image.Image) -> np.ndarray:
 def distance_to_zorb(picture: Image.Image, ground: str) -> float:
     """Mean absolute difference of a picture to the zorb that is most like it: of any pose, size and place."""
     shown = small(picture)
-    moved = (np.roll(one, shift, (0, 1)) for one in small_zorbs(ground) for shift in product(SHIFTS, SHIFTS))
-    return min(float(np.abs(shown - one).mean()) for one in moved)
+    moved = (
+        np.roll(candidate, shift, (0, 1)) for candidate in small_zorbs(ground) for shift in product(SHIFTS, SHIFTS)
+    )
+    return min(float(np.abs(shown - candidate).mean()) for candidate in moved)
 
 
 @cache
@@ -149,7 +151,7 @@ class LearningMeter:
 
         def distance(shown: Sequence[Image.Image]) -> float:
             pairs = zip(shown[:count], NEW, strict=True)
-            return sum(distance_to_zorb(one, ground) for one, (ground, _, _) in pairs) / count
+            return sum(distance_to_zorb(picture, ground) for picture, (ground, _, _) in pairs) / count
 
         moved = [
             np.abs(small(first) - small(other)).mean()
@@ -174,11 +176,11 @@ class LearningMeter:
         loras = ((lora, 1.0),) if lora else ()
         config = self.config()
         model = open_sampling_model(config, [path for path, _ in loras], lambda *_: None)
-        found: dict[int, Image.Image] = {}
-        ColumnSampler(model, [parse_line(line) for line in lines], config)(Column("", loras), found.__setitem__)
+        pictures: dict[int, Image.Image] = {}
+        ColumnSampler(model, [parse_line(line) for line in lines], config)(Column("", loras), pictures.__setitem__)
         pixels = torch.stack([_pixels(zorb.draw_scene(scene)) for scene in zorb.HELD_OUT])
         (error,) = velocity_errors(model, pixels, [scene.caption for scene in zorb.HELD_OUT])
-        return [found[row] for row in range(len(lines))], error
+        return [pictures[row] for row in range(len(lines))], error
 
 
 @torch.no_grad()

@@ -38,32 +38,32 @@ def test_numbers(every, dtype, where):
     torch.manual_seed(0)
     weights = [torch.randn(3, 2).to(dtype) for _ in range(20)]
     p = nn.Parameter(weights[0].clone())
-    made = average([p, nn.Parameter(torch.zeros(2))], ema_every_n_steps=every, ema_device=where)
+    mean_weights = average([p, nn.Parameter(torch.zeros(2))], ema_every_n_steps=every, ema_device=where)
     for step, value in enumerate(weights[1:], start=1):
         p.data.copy_(value)
-        made.update(step)
-    assert made.values[0].dtype == torch.float32
-    torch.testing.assert_close(made.values[0], expected(weights, every=every).float())
+        mean_weights.update(step)
+    assert mean_weights.values[0].dtype == torch.float32
+    torch.testing.assert_close(mean_weights.values[0], expected(weights, every=every).float())
 
 
 def test_the_networks_hold_it_for_a_while():
     p = nn.Parameter(torch.randn(4, 4, 2, 2).to(memory_format=torch.channels_last).bfloat16())
     before = p.detach().clone()
-    made = average([p])
-    made.values[0] += 1
-    with pytest.raises(KeyboardInterrupt), made.applied():
-        assert torch.equal(p, made.values[0].bfloat16())
+    ema = average([p])
+    ema.values[0] += 1
+    with pytest.raises(KeyboardInterrupt), ema.applied():
+        assert torch.equal(p, ema.values[0].bfloat16())
         raise KeyboardInterrupt
     assert torch.equal(p, before)
 
 
 def test_a_saved_average_must_fit():
-    made = average([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))])
+    ema = average([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))])
     other = average([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))])
-    made.load_state_dict(other.state_dict())
-    assert made.values[1].sum() == 0
+    ema.load_state_dict(other.state_dict())
+    assert ema.values[1].sum() == 0
     with pytest.raises(ConfigError, match="resume"):
-        made.load_state_dict(average([nn.Parameter(torch.ones(3))]).state_dict())
+        ema.load_state_dict(average([nn.Parameter(torch.ones(3))]).state_dict())
 
 
 def test_only_the_process_that_saves_keeps_one():
@@ -99,8 +99,8 @@ def test_files_beside_the_files(demo, squares, tmp_path, script):
     done = training.train(config)
     name = done.file.stem
     files = sorted(p.name.removeprefix(name) for p in (tmp_path / "a").glob("*.safetensors"))
-    kept = ["-step00000002", "-step00000003", "-step00000004", ""]
-    assert files == sorted(f"{step}{ema}.safetensors" for step in kept for ema in ("", "-ema"))
+    suffixes = ["-step00000002", "-step00000003", "-step00000004", ""]
+    assert files == sorted(f"{step}{ema}.safetensors" for step in suffixes for ema in ("", "-ema"))
     config = training.config_of(demo, script, **values, output_dir=tmp_path / "b")
     plain = training.train(config)
     assert plain.losses == done.losses

@@ -70,15 +70,15 @@ def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(
 
         patch.setattr(place, name, cut)
         train(config_of(demo, script, **values))
-    kept = states(tmp_path / "out")[-1]
-    assert kept.name == "m-backup-step00000003-state" and resume_check.problems(kept) == []
+    state = states(tmp_path / "out")[-1]
+    assert state.name == "m-backup-step00000003-state" and resume_check.problems(state) == []
     (folder,) = runs_in(tmp_path / "out")
     run = reader.run_at(folder)
-    assert resume.newest_state(run) == kept and "Resume from step 3" in actions.buttons(run, [run])
+    assert resume.newest_state(run) == state and "Resume from step 3" in actions.buttons(run, [run])
     rows = history.history_html(run, reader.progress(folder).update())
     assert rows.count("backup") == 1  # those before are not there any more, or the last is not told of
 
-    again = train(config_of(demo, script, **values, resume=kept))
+    again = train(config_of(demo, script, **values, resume=state))
     assert again.numbers() == {step: loss for step, loss in straight.numbers().items() if step > 3}
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in straight.tensors().items())
     assert states(tmp_path / "out") == []  # a training that has finished needs none
@@ -202,23 +202,23 @@ def test_the_only_one_is_not_deleted_to_make_room(demo, squares, tmp_path, monke
 
 
 def test_room_is_kept_for_what_is_saved_later(tmp_path, monkeypatch):
-    found = state_files.State({state_files.WEIGHTS: {"a": torch.zeros(2**20)}}, {"optimizer": torch.zeros(2**21)}, {})
+    state = state_files.State({state_files.WEIGHTS: {"a": torch.zeros(2**20)}}, {"optimizer": torch.zeros(2**21)}, {})
     names = paths.Names(tmp_path, "m", ".safetensors")
     keeper = checkpointer.Backups.__new__(checkpointer.Backups)
     keeper._names = names
-    later = found.size + found.size_of_weights
+    later = state.size + state.size_of_weights
     for free, held, fits in (
-        (found.size + later, 0, True),
-        (found.size + later - 1, 0, False),
-        (later, found.size, True),
-        (later - 1, found.size, False),
+        (state.size + later, 0, True),
+        (state.size + later - 1, 0, False),
+        (later, state.size, True),
+        (later - 1, state.size, False),
     ):
         shutil.rmtree(tmp_path / "m-backup-step00000001-state", ignore_errors=True)
         if held:
             names.backup(1).mkdir()
             (names.backup(1) / "x").write_bytes(bytes(held))
         monkeypatch.setattr(checkpointer, "free_space", lambda place, free=free: free)
-        assert (keeper._short(names.backup(2), found) == "") == fits, (free, held)
+        assert (keeper._short(names.backup(2), state) == "") == fits, (free, held)
 
 
 def test_a_disk_error_ends_no_training(demo, squares, tmp_path, monkeypatch):
@@ -302,7 +302,7 @@ def test_no_number_of_minutes(given):
 
 
 def test_nothing_is_the_default_as_upstream():
-    made = config_class("flux_train_network")
-    assert build_config(made, {}).save.save_state_every_n_minutes is None
-    assert build_config(made, {"save_state_every_n_minutes": "0"}).save.save_state_every_n_minutes is None
-    assert build_config(made, {"save_state_every_n_minutes": "7.5"}).save.save_state_every_n_minutes == 7.5
+    config = config_class("flux_train_network")
+    assert build_config(config, {}).save.save_state_every_n_minutes is None
+    assert build_config(config, {"save_state_every_n_minutes": "0"}).save.save_state_every_n_minutes is None
+    assert build_config(config, {"save_state_every_n_minutes": "7.5"}).save.save_state_every_n_minutes == 7.5

@@ -120,7 +120,7 @@ def test_full_training_without_trained_weights_is_reported(made, how):
 
 
 def test_several_mismatches_are_reported_together(made):
-    found, _ = made(
+    problems, _ = made(
         FLUX,
         unet_lr=0,
         network_dim=2,
@@ -128,7 +128,7 @@ def test_several_mismatches_are_reported_together(made):
         resume="HERE/out/plain-state",
         base_weights="HERE/gone.safetensors",
     )
-    assert len(found) == 4 and len({str(line).split(":")[0].split(" ")[0] for line in found}) == 4
+    assert len(problems) == 4 and len({str(line).split(":")[0].split(" ")[0] for line in problems}) == 4
 
 
 HIGH = [
@@ -144,8 +144,8 @@ HIGH = [
 
 @pytest.mark.parametrize(("how", "words"), HIGH, ids=str)
 def test_what_is_legal_and_odd_is_a_remark(made, how, words):
-    found, remarks = made(FLUX, **how)
-    assert not found and any(words in str(line) for line in remarks)
+    problems, remarks = made(FLUX, **how)
+    assert not problems and any(words in str(line) for line in remarks)
 
 
 @pytest.mark.parametrize("value", ["1e30", "inf"])

@@ -80,9 +80,9 @@ class Run:
     def memory(self):
         """All tensors that the optimizer keeps, and its estimate."""
         parts = [bundle.optimizer for bundle in getattr(self.made, "bundles", ())] or [self.made]
-        kept = [value for part in parts for state in part.state.values() for value in state.values()]
+        tensors = [value for part in parts for state in part.state.values() for value in state.values()]
         estimates = [group.get(name) for group in self.groups for name in ("d", "k")]
-        return [value.clone() for value in kept if isinstance(value, torch.Tensor)], estimates
+        return [value.clone() for value in tensors if isinstance(value, torch.Tensor)], estimates
 
 
 def same(one, other):
@@ -226,8 +226,8 @@ def test_an_estimate_stays_and_where_it_starts_no_longer_counts():
     began.steps(STOP)
     now = config_of("Prodigy", optimizer_args=["d0=1e-2", "d_coef=2.0"])
     other = began.resumed(now)
-    group, known = other.groups[0], began.groups[0]
-    assert (group["d"], group["d0"], group["d_coef"]) == (known["d"], 1e-4, 2.0)
+    group, estimate = other.groups[0], began.groups[0]
+    assert (group["d"], group["d0"], group["d_coef"]) == (estimate["d"], 1e-4, 2.0)
     assert resuming.only_for_starts({"optimizer_args": ["d0=1e-4"]}, now) == ["d0"]
 
 

@@ -80,14 +80,14 @@ def test_a_fault_is_named_and_its_remedy_mends_it(fault, config, demo, tmp_path,
     if "installed" in fault:
         monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     broken = replace_options(config, **{name: leaf if value == "LEAF" else value for name, value in changes.items()})
-    found = told(broken)
-    assert [finding.topic for finding in found] == [topic] and found[0].fix, found
-    assert told(replace_options(broken, **found[0].fix)) == []
+    findings = told(broken)
+    assert [finding.topic for finding in findings] == [topic] and findings[0].fix, findings
+    assert told(replace_options(broken, **findings[0].fix)) == []
 
 
 def test_captions_with_another_ending_are_a_hint_with_a_remedy(config):
-    found = [f for f in told(replace_options(config, caption_extension=".caption"), "hint") if f.topic == "captions"]
-    assert found and found[0].fix == {"caption_extension": ".txt"}
+    findings = [f for f in told(replace_options(config, caption_extension=".caption"), "hint") if f.topic == "captions"]
+    assert findings and findings[0].fix == {"caption_extension": ".txt"}
 
 
 def test_what_the_training_ends_before_is_reported(config, tmp_path):
@@ -99,9 +99,9 @@ def test_what_the_training_ends_before_is_reported(config, tmp_path):
         "save_every_n_epochs": 5,
     }
     prompts = {"sample_prompts": str(tmp_path / "prompts.txt")}
-    found = {str(hint.text) for hint in told(replace_options(config, **prompts, **late, validation_split=0.2), "hint")}
+    texts = {str(hint.text) for hint in told(replace_options(config, **prompts, **late, validation_split=0.2), "hint")}
     ends = {"steps": "60 steps", "epochs": "4 epochs"}
-    assert {f"{name} has no effect here: the training ends after {ends[name.split('_')[-1]]}" for name in late} <= found
+    assert {f"{name} has no effect here: the training ends after {ends[name.split('_')[-1]]}" for name in late} <= texts
     by_epochs = {"compile": True, "compile_backend": "eager", "compile_from_step": "55", "max_train_epochs": 3}
     (hint,) = (
         h for h in told(replace_options(config, **by_epochs), "hint") if str(h.text).startswith("compile_from_step")
@@ -115,7 +115,7 @@ def test_what_the_training_ends_before_is_reported(config, tmp_path):
     falling = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 40, "lr_decay_steps": "50%"}
     (bad,) = told(replace_options(config, **falling))
     assert "30 steps" in str(bad.text) and "all 60" in str(bad.text)
-    assert any(str(text).startswith("sample_prompts: samples are generated only when") for text in alone - found)
+    assert any(str(text).startswith("sample_prompts: samples are generated only when") for text in alone - texts)
 
 
 def test_a_prompt_that_is_sampled_at_another_size_is_reported(config, tmp_path):
@@ -179,8 +179,8 @@ def test_check_without_compile_loads_no_compiler(config):
 def test_the_command_says_it_in_lines_or_as_json(demo, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main.main(["check", str(demo.configs["flux_train_network"]), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {"topic", "verdict", "text", "fix"} <= set(found["findings"][0])
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"topic", "verdict", "text", "fix"} <= set(report["findings"][0])
     (tmp_path / "sdxl_train.toml").write_text("learning_rate = -1\n", encoding="utf-8")
     assert main.main(["check", "sdxl_train.toml"]) == 1
     assert "learning_rate must be at least 0" in capsys.readouterr().err
@@ -293,15 +293,15 @@ def needs(cls, size=(1024, 1024), **options):
 
 def test_the_estimate_follows_what_is_set(monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
-    plain, kept = needs(FLUX, gradient_checkpointing=True), needs(FLUX)
-    assert 24 < plain.peak < 34 < kept.peak  # 22 GB of weights, and what 57 blocks keep
+    plain, memory = needs(FLUX, gradient_checkpointing=True), needs(FLUX)
+    assert 24 < plain.peak < 34 < memory.peak  # 22 GB of weights, and what 57 blocks keep
     assert needs(FLUX, gradient_checkpointing=True, fp8_base=True).peak < plain.peak - 9
     assert needs(FLUX, gradient_checkpointing=True, blocks_to_swap=20).peak < plain.peak - 7
     assert needs(FLUX, train_batch_size=4).parts["activations"] == pytest.approx(
-        4 * kept.parts["activations"], rel=0.01
+        4 * memory.parts["activations"], rel=0.01
     )
-    assert needs(FLUX, (512, 512)).parts["activations"] < kept.parts["activations"] / 2
-    assert kept.step < plain.step and "published model" in str(plain.basis) and plain.fits
+    assert needs(FLUX, (512, 512)).parts["activations"] < memory.parts["activations"] / 2
+    assert memory.step < plain.step and "published model" in str(plain.basis) and plain.fits
     assert 5 < needs(LORA, gradient_checkpointing=True).peak < 12
     whole = needs(WHOLE_SDXL, gradient_checkpointing=True)
     assert whole.parts["optimizer"] == pytest.approx(2 * whole.parts["gradients"], rel=0.01)
@@ -334,9 +334,9 @@ MEASURED = [
 @pytest.mark.parametrize(("cls", "batch", "given", "peak", "step"), MEASURED)
 def test_the_estimate_is_near_to_what_was_measured(cls, batch, given, peak, step, monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
-    found = needs(cls, train_batch_size=batch, **given)
-    tensors = sum(size for part, size in found.parts.items() if part != "driver")
-    assert tensors == pytest.approx(peak, rel=0.08) and found.step == pytest.approx(step, rel=0.12)
+    needed = needs(cls, train_batch_size=batch, **given)
+    tensors = sum(size for part, size in needed.parts.items() if part != "driver")
+    assert tensors == pytest.approx(peak, rel=0.08) and needed.step == pytest.approx(step, rel=0.12)
 
 
 ROWS = {
@@ -369,12 +369,12 @@ def test_parameters_are_counted_in_headers(demo):
 
     for script in ("flux_train_network", "sdxl_train_network"):
         config = build_config(config_class(script), read_toml(demo.configs[script]), notes=[])
-        found = model_stats.model_stats(config)
+        stats = model_stats.model_stats(config)
         every = header(config.model.pretrained_model_name_or_path)
         own = {n: s for n, s in every.items() if config.family == "flux" or n.startswith("model.diffusion_model.")}
-        assert found.counted and found.denoiser == sum(math.prod(shape) for shape in own.values())
-    assert {b.kind for b in found.blocks} == {"BasicTransformerBlock", "Conv2d"}
-    assert max(b.downsampling for b in found.blocks) > 1
+        assert stats.counted and stats.denoiser == sum(math.prod(shape) for shape in own.values())
+    assert {b.kind for b in stats.blocks} == {"BasicTransformerBlock", "Conv2d"}
+    assert max(b.downsampling for b in stats.blocks) > 1
 
 
 # ---- probing
@@ -424,13 +424,13 @@ def test_a_probe_that_fails_otherwise_says_why():
 
 
 def test_a_try_is_a_training_on_made_pictures(config, tmp_path):
-    made = probe.prepare_try(
+    trial = probe.prepare_try(
         replace_options(config, max_train_epochs=3, lr_scheduler="cosine"), (128, 192), tmp_path / "try"
     )
-    assert checking.make_report(made).problems == []
-    assert made.steps.max_train_steps == probe.WARM + probe.TIMED and not made.steps.max_train_epochs
+    assert checking.make_report(trial).problems == []
+    assert trial.steps.max_train_steps == probe.WARM + probe.TIMED and not trial.steps.max_train_epochs
     assert {Image.open(p).size for p in (tmp_path / "try").rglob("*.png")} == {(128, 192)}
-    assert made.memory == config.memory and made.precision == config.precision
+    assert trial.memory == config.memory and trial.precision == config.precision
 
 
 BESIDE = {"flux_train_network": {"model_type": "kontext", "guidance_scale": 1.0}, "sdxl_train_control_net_lllite": {}}
@@ -439,9 +439,9 @@ BESIDE = {"flux_train_network": {"model_type": "kontext", "guidance_scale": 1.0}
 @pytest.mark.parametrize("script", BESIDE)
 def test_a_try_has_pictures_beside_its_images_where_the_model_is_shown_some(script, demo, tmp_path):
     options = {**flatten_sections(read_toml(demo.configs[script])), **BESIDE[script]}
-    made = probe.prepare_try(build_config(config_class(script), options, notes=[]), (128, 256), tmp_path / "try")
-    found = data.check_data(made, made.grid)
-    assert not found.problems and {image.size_with_controls for image in found.images.items} == {(128, 256)}
+    trial = probe.prepare_try(build_config(config_class(script), options, notes=[]), (128, 256), tmp_path / "try")
+    check = data.check_data(trial, trial.grid)
+    assert not check.problems and {image.size_with_controls for image in check.images.items} == {(128, 256)}
 
 
 def test_the_pace_of_a_gpu_is_that_of_its_own_clock(tmp_path):
@@ -461,7 +461,7 @@ def test_the_check_counts_what_sample_images_take(config, demo, tmp_path):
     prompts = tmp_path / "p.txt"
     prompts.write_text("a cat --w 512 --h 512\na dog --w 1024 --h 1536\n", encoding="utf-8")
     asked = replace_options(config, sample_prompts=str(prompts), sample_every_n_steps=2)
-    (said,) = [one for one in checking.make_report(asked).findings if one.topic == "samples"]
+    (said,) = [finding for finding in checking.make_report(asked).findings if finding.topic == "samples"]
     assert said.verdict == "ok" and "1024x1536" in str(said.text)
     parts = {"model": 4.0, "optimizer": 0.5, "activations": 9.0}
     (tight,) = preview_memory.sentences(MemoryEstimate(6, parts, memory=6.0), asked)
@@ -492,5 +492,5 @@ def test_a_probe_whose_samples_were_left_out_does_not_fit(config, tmp_path, monk
 
     monkeypatch.setattr(probe.subprocess, "run", process)
     monkeypatch.setattr(probe, "prepare_try", made)
-    found = probe.measure_in_own_process(config, (64, 64), tmp_path, {"mixed_precision": "no"})
-    assert found.lacks_memory
+    result = probe.measure_in_own_process(config, (64, 64), tmp_path, {"mixed_precision": "no"})
+    assert result.lacks_memory

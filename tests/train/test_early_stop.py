@@ -101,8 +101,8 @@ def test_two_processes_end_after_the_same_step(demo, eight, tmp_path):
 def test_a_patience_that_no_training_of_this_length_needs_is_pointed_out(demo, eight, tmp_path):
     def told(**values):
         options = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 9} | values
-        found = preflight.findings(config_of(demo, SCRIPT, **STILL | options))[1]
-        return [str(one) for one in found if one.option == "early_stop_patience"]
+        problems = preflight.findings(config_of(demo, SCRIPT, **STILL | options))[1]
+        return [str(problem) for problem in problems if problem.option == "early_stop_patience"]
 
     assert told(early_stop_patience=3) == [
         "early_stop_patience has no effect here: this training has only 3 validations"
@@ -115,8 +115,8 @@ def test_a_training_that_ends_before_its_first_validation_is_pointed_out(demo, e
 
     def told(**values):
         options = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 2} | values
-        found = preflight.findings(config_of(demo, SCRIPT, **STILL | options))[1]
-        return [one for one in found if "never measured" in str(one)]
+        problems = preflight.findings(config_of(demo, SCRIPT, **STILL | options))[1]
+        return [problem for problem in problems if "never measured" in str(problem)]
 
     (first,) = told()
     assert first.option == "early_stop_patience" and "the training ends after 2 steps" in str(first)

@@ -139,9 +139,9 @@ def test_what_has_adapters_and_of_which_size(demo, script):
         method = methods.attach_method(family.load(torch.float32), family, config)
         assert {adapter.spec.dropout for adapter in method.adapters.values()} == {0.3}
         tensors = method.state_dict()
-        found = {name.split("_")[0] + "_" + name.split("_")[1] for name in tensors}
+        kinds = {name.split("_")[0] + "_" + name.split("_")[1] for name in tensors}
         second = {"lora_te2"} if config.family == "sdxl" and "lora_te1" in expected else set()
-        assert found == expected | second
+        assert kinds == expected | second
         assert {t.shape[0] for name, t in tensors.items() if name.endswith("lora_down.weight")} == {6}
         assert {float(t) for name, t in tensors.items() if name.endswith("alpha")} == {3.0}
 
@@ -167,8 +167,8 @@ def test_states_and_files_of_epochs_leave_when_they_are_old(run, tmp_path):
     files = {path.name for path in (tmp_path / "out").iterdir()} - {"runs", "m.safetensors", "m-state"}
     assert files == {f"m-00000{n}.safetensors" for n in (2, 3, 4)} | {"m-000004-state"}
     run(folder="few", max_train_epochs=4, save_n_epoch_ratio=2, output_name="few", save_every_n_epochs=1)
-    kept = {path.name for path in (tmp_path / "few").iterdir()} - {"runs"}
-    assert kept == {"few-000002.safetensors", "few.safetensors"}
+    names = {path.name for path in (tmp_path / "few").iterdir()} - {"runs"}
+    assert names == {"few-000002.safetensors", "few.safetensors"}
 
 
 WORDS = (

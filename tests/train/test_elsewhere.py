@@ -18,13 +18,13 @@ SIZE = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]])
 @pytest.fixture(scope="module")
 def trained(demo, squares, tmp_path_factory):
     """A LoRA of each family, with text encoders that learned, and the config that it was trained with."""
-    made = {}
+    outcomes = {}
     for family in ("sdxl", "flux"):
         values = {"train_data_dir": squares, "output_dir": tmp_path_factory.mktemp(family), "learning_rate": 2e-2}
         values |= {"network_train_unet_only": False, "cache_text_encoder_outputs": False, "network_alpha": 4}
         config = config_of(demo, f"{family}_train_network", **values)
-        made[family] = config, train(config).file
-    return made
+        outcomes[family] = config, train(config).file
+    return outcomes
 
 
 def ours(config, file=None):
@@ -167,9 +167,9 @@ def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, sty
         asked = replace_options(config, **values)
         of = families.family_for(asked)
         method = methods.attach_method(of.load(torch.float32), of, asked)
-        found = method.state_dict()
-        assert found.keys() == expected.keys()
-        for name, tensor in found.items():
+        tensors = method.state_dict()
+        assert tensors.keys() == expected.keys()
+        for name, tensor in tensors.items():
             torch.testing.assert_close(tensor.float(), expected[name].float(), rtol=1e-5, atol=1e-7)
     merged = replace_options(config, base_weights=[str(other)])
     of = families.family_for(merged)

@@ -60,8 +60,8 @@ def trained(demo, squares, tmp_path_factory):
     (folder / "prompts.txt").write_text("one --w 64 --h 64 --s 1 --d 1\ntwo --w 64 --h 64 --s 2 --d 2\nthree --s 1\n")
     trainings = Trainings(demo, squares, folder)
     sampled = {"sample_prompts": folder / "prompts.txt", "sample_every_n_steps": 3}
-    one = trainings.config("one", **KEPT, train_batch_size=2)
-    train(one)
+    config = trainings.config("one", **KEPT, train_batch_size=2)
+    train(config)
     cases = {
         "whole": ("flux_train", KEPT),
         "shards": ("flux_train", {**KEPT, **sampled, "fsdp": True}),
@@ -120,8 +120,8 @@ def test_compiled_blocks_give_the_same_losses(trained):
 
 def test_a_state_goes_on_with_other_numbers_of_processes(trained):
     """From one process to two, and from two to one and to three."""
-    one, two = trained["one"], trained["fromone"]
-    assert two.losses == pytest.approx(one.losses[2:], rel=1e-4)
+    first, two = trained["one"], trained["fromone"]
+    assert two.losses == pytest.approx(first.losses[2:], rel=1e-4)
     state = trained.state("shards")
     alone = trained.config("alone", **KEPT | {"save_state": False}, train_batch_size=2, resume=state)
     assert train(alone).losses == pytest.approx(trained["shards"].losses[2:], rel=1e-4)

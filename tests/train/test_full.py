@@ -131,11 +131,13 @@ def test_early_steps_change_no_number(full, script):
 
 @training.several_blocks
 def test_blocks_are_bundles(full, monkeypatch):
-    seen = []
+    bundles = []
     begin = PartitionedOptimizer.step_early
-    monkeypatch.setattr(PartitionedOptimizer, "step_early", lambda self, *args: (seen.append(self), begin(self, *args)))
+    monkeypatch.setattr(
+        PartitionedOptimizer, "step_early", lambda self, *args: (bundles.append(self), begin(self, *args))
+    )
     full("flux_train", blockwise_fused_optimizers=True, max_train_steps=1)
-    (made,) = seen
+    (made,) = bundles
     assert len(made.bundles) == 1 + 2 + 4  # what is outside of blocks, double blocks, single blocks
 
 

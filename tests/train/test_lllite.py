@@ -128,22 +128,22 @@ def test_a_run_learns_samples_and_says_what_it_made(trained):
     with safe_open(trained.file, "pt") as file:
         about = file.metadata()
     assert about["modelspec.architecture"] == "stable-diffusion-xl-v1-base/control-net-lllite"
-    one, other = (Image.open(path) for path in sorted((trained.file.parent / "sample").glob("*.png")))
-    assert one.tobytes() != other.tobytes()  # with the control image and without it
+    first, other = (Image.open(path) for path in sorted((trained.file.parent / "sample").glob("*.png")))
+    assert first.tobytes() != other.tobytes()  # with the control image and without it
 
 
 def test_what_is_resumed_ends_bit_for_bit_the_same(trained, config, tmp_path):
     again = train(config(tmp_path, resume=trained.file.with_name("c-step00000002-state")))
     assert not [e for e in again.events("warning") if "resume" in str(e["text"])]
     assert again.losses == trained.losses[2:]
-    found = again.tensors()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in trained.tensors().items())
+    tensors = again.tensors()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in trained.tensors().items())
 
 
 def test_going_on_from_a_file_and_what_does_not_fit(trained, config, tmp_path):
     _, _, method = attached(config(tmp_path, network_weights=trained.file))
-    found = method.state_dict()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in trained.tensors().items())
+    tensors = method.state_dict()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in trained.tensors().items())
     with pytest.raises(ConfigError, match="network_weights: .* does not fit"):
         preflight.check_before_training(config(tmp_path, network_weights=trained.file, network_dim=4))
     save_file({"lora_unet_x.lora_up.weight": torch.zeros(2)}, tmp_path / "lora.safetensors")
@@ -156,7 +156,7 @@ def test_a_batch_has_the_control_images_cut_and_mirrored_like_its_images(config,
     made = config(tmp_path, cache_latents=cached, flip_aug=True, train_batch_size=2)
     batches = Batches(data.scan(made), made, 0)
     draw = next(draw for draw in batches.draws(1) if len(draw.images) == 2)
-    draw = replace(draw, images=tuple(n for n, one in enumerate(batches.images.items) if one.size == (64, 64)))
+    draw = replace(draw, images=tuple(n for n, image in enumerate(batches.images.items) if image.size == (64, 64)))
     parts = list(batches.choices(draw))
     if cached:  # latents are not made here
         batches.images.latents = type(
@@ -164,9 +164,9 @@ def test_a_batch_has_the_control_images_cut_and_mirrored_like_its_images(config,
             (),
             {"load": lambda *_: {name: torch.zeros(4, 8, 8).numpy() for name in ("latents", "latents_flipped")}},
         )()
-    (seen,) = batches.make(draw).controls
-    assert seen.shape == (2, 3, 64, 64)
-    for part, pixels in zip(parts, seen, strict=True):
+    (control,) = batches.make(draw).controls
+    assert control.shape == (2, 3, 64, 64)
+    for part, pixels in zip(parts, control, strict=True):
         expected = to_tensor(read_pixels(part.image.mask_file))
         assert torch.equal(pixels, expected.flip(-1) if part.flip else expected)
 

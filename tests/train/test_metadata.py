@@ -132,8 +132,8 @@ def test_hashes_of_what_is_no_file(tmp_path):
 
 def test_no_metadata_keeps_the_least():
     actual = made(config(no_metadata=True, network_dim=8, network_args=["train_blocks=single"]))
-    kept = {"v2", "base_model_version", "network_module", "network_dim", "network_alpha", "network_args"}
-    assert {k.removeprefix("ss_") for k in actual if k.startswith("ss_")} == kept
+    keys = {"v2", "base_model_version", "network_module", "network_dim", "network_alpha", "network_args"}
+    assert {k.removeprefix("ss_") for k in actual if k.startswith("ss_")} == keys
     assert actual["ss_network_dim"] == "8" and actual["modelspec.architecture"] == "flux-1-dev/lora"
 
 

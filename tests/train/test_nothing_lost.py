@@ -265,16 +265,16 @@ def test_prompt_cache_has_a_limit_and_keeps_prompts_of_one_request():
     from library.families.base import SampleRequest
     from library.families.shared.sampler import MAX_ENCODED_PROMPTS
 
-    one = sampler_of(None)
+    sampler = sampler_of(None)
     for number in range(MAX_ENCODED_PROMPTS + 20):
-        one.remember([SampleRequest(f"prompt {number}")])
-    assert len(one._known) == MAX_ENCODED_PROMPTS and not one.unknown(
+        sampler.remember([SampleRequest(f"prompt {number}")])
+    assert len(sampler._known) == MAX_ENCODED_PROMPTS and not sampler.unknown(
         [SampleRequest(f"prompt {MAX_ENCODED_PROMPTS + 19}")]
     )
-    assert one.unknown([SampleRequest("prompt 0")])
+    assert sampler.unknown([SampleRequest("prompt 0")])
     many = [SampleRequest(f"other {number}") for number in range(MAX_ENCODED_PROMPTS + 5)]
-    one.remember(many)
-    assert not one.unknown(many) and len(one._known) == MAX_ENCODED_PROMPTS + 5
+    sampler.remember(many)
+    assert not sampler.unknown(many) and len(sampler._known) == MAX_ENCODED_PROMPTS + 5
 
 
 # ---- trackers

@@ -254,9 +254,9 @@ def test_notes_on_what_is_seldom_meant():
 
 def test_schedule_free_weights_are_averaged_only_inside():
     calls = []
-    made = SimpleNamespace(train=lambda: calls.append("train"), eval=lambda: calls.append("eval"))
-    optimizers.train_mode(made)
-    with pytest.raises(RuntimeError), optimizers.averaged(made):
+    optimizer = SimpleNamespace(train=lambda: calls.append("train"), eval=lambda: calls.append("eval"))
+    optimizers.train_mode(optimizer)
+    with pytest.raises(RuntimeError), optimizers.averaged(optimizer):
         calls.append("save")
         raise RuntimeError
     assert calls == ["train", "eval", "save", "train"]
@@ -290,9 +290,9 @@ def checked(total=20, **values):
 def test_what_the_check_lets_through_a_schedule_takes_for_all_steps(name):
     """With every argument of every class of PyTorch, and values of every wrong kind."""
     needed = NEEDED.get(name, [])
-    known = [*inspect.signature(getattr(torch.optim.lr_scheduler, name)).parameters]
-    others = [pair for pair in needed if pair.partition("=")[0] not in known]
-    for arg, value in itertools.product(known, BAD):
+    parameters = [*inspect.signature(getattr(torch.optim.lr_scheduler, name)).parameters]
+    others = [pair for pair in needed if pair.partition("=")[0] not in parameters]
+    for arg, value in itertools.product(parameters, BAD):
         own = [*(pair for pair in needed if not pair.startswith(f"{arg}=")), *others, f"{arg}={value}"]
         values = {"lr_scheduler_type": name, "lr_scheduler_args": own}
         said = checked(**values)

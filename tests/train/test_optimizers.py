@@ -391,19 +391,19 @@ class FakeStream:
 
 def test_8_bit_steps_run_on_the_default_stream_between_what_another_computes(monkeypatch):
     default, recorded = FakeStream(), FakeStream()
-    current, seen = [recorded], []
+    current, streams = [recorded], []
     monkeypatch.setattr(torch.cuda, "default_stream", lambda: default)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
 
     class Watched(torch.optim.SGD):
         def step(self, closure=None):
-            seen.append((current[0], list(default.waited_for), list(recorded.waited_for)))
+            streams.append((current[0], list(default.waited_for), list(recorded.waited_for)))
 
-    made = Watched([nn.Parameter(torch.ones(2))], lr=0.1)
-    step_on_default_stream(made)
-    made.step()
-    assert seen == [(default, [recorded], [])]
+    optimizer = Watched([nn.Parameter(torch.ones(2))], lr=0.1)
+    step_on_default_stream(optimizer)
+    optimizer.step()
+    assert streams == [(default, [recorded], [])]
     assert current == [recorded] and recorded.waited_for == [default]
 
 

@@ -59,8 +59,8 @@ def test_each_is_installed_with_a_plain_set_up_and_locked():
 
 def test_what_works_is_remembered_and_not_tried_twice(home, monkeypatch):
     assert trial.package("lion_pytorch") == ""
-    known = json.loads((home / "home" / "cache" / "packages.json").read_text())
-    assert known["lion_pytorch"]["error"] == ""
+    remembered = json.loads((home / "home" / "cache" / "packages.json").read_text())
+    assert remembered["lion_pytorch"]["error"] == ""
     monkeypatch.setattr(packages, "examine_packages", lambda _: pytest.fail("tried again"))
     assert all(packages.loading_failure(module) == "" for module in packages.PACKAGE_NAMES)  # as pip has put them there
 

@@ -125,10 +125,10 @@ def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, 
             paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
             ours = {name: value for name, value in paths.items() if presets.is_own(options_of(config)[name])}
             ours |= {"alpha_mask": True} if shown.inpaints else {}
-            found = preflight.check_before_training(
+            remarks = preflight.check_before_training(
                 build_config(config, read_toml(preset.path) | ours | small, notes=[])
             )
-            assert [said for said in found if not any(words in str(said) for words in EXPECTED)] == [], preset.id
+            assert [said for said in remarks if not any(words in str(said) for words in EXPECTED)] == [], preset.id
 
 
 def test_a_preset_trains_without_the_package_of_its_optimizer(start, tmp_path, monkeypatch):

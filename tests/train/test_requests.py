@@ -74,8 +74,13 @@ def test_prompts_that_are_changed_while_it_trains_are_sampled_from_then_on(
         if values["step"] in said:
             file.write_text(said[values["step"]], encoding="utf-8")
 
-    kept = {} if cached else {"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False}
-    values = {"train_data_dir": squares, "sample_prompts": file, "sample_every_n_steps": 2, "max_train_steps": 6} | kept
+    options = {} if cached else {"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False}
+    values = {
+        "train_data_dir": squares,
+        "sample_prompts": file,
+        "sample_every_n_steps": 2,
+        "max_train_steps": 6,
+    } | options
     file.write_text(second + first, encoding="utf-8")
     straight = train(config_of(demo, script, output_dir=tmp_path / "straight", **values))
     file.write_text(first, encoding="utf-8")

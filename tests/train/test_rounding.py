@@ -38,10 +38,10 @@ def test_rounding_is_right_on_average_and_to_a_neighbour():
 
 def test_what_bfloat16_can_hold_stays():
     numbers = torch.tensor([0.0, -0.0, 1.0, -2.5, 1e-38, float("inf"), -float("inf"), 3.0e38]).bfloat16().float()
-    found = rounded(numbers, 20)
+    result = rounded(numbers, 20)
     finite = numbers.isfinite()
-    assert (found[:, finite] == numbers.double()[finite]).all()
-    assert not found[:, ~finite].isfinite().any()
+    assert (result[:, finite] == numbers.double()[finite]).all()
+    assert not result[:, ~finite].isfinite().any()
 
 
 def test_nan_is_never_rounded_away():
@@ -83,10 +83,10 @@ class Learner:
                 p.fill_(scale)
 
     def groups(self):
-        first, *rest = self.model
+        first, *others = self.model
         return [
             {"params": list(first.parameters()), "lr": 0.25, "name": "first"},
-            {"params": [p for layer in rest for p in layer.parameters()], "lr": 0.5, "name": "rest"},
+            {"params": [p for layer in others for p in layer.parameters()], "lr": 0.5, "name": "rest"},
         ]
 
     def parameters(self):
@@ -184,15 +184,15 @@ def test_half_weights_follow_the_float32_ones():
 
 
 def test_the_optimizer_remembers_matrices_in_bfloat16_and_the_rest_exactly():
-    made = stepped(Learner(torch.bfloat16), 1, **HALF)
-    found = {
+    optimizer = stepped(Learner(torch.bfloat16), 1, **HALF)
+    kinds = {
         (value.dim(), value.dtype)
-        for bundle in made.bundles
+        for bundle in optimizer.bundles
         for state in bundle.optimizer.state.values()
         for key, value in state.items()
         if key != "step"
     }
-    assert found == {(2, torch.bfloat16), (1, torch.float32)}
+    assert kinds == {(2, torch.bfloat16), (1, torch.float32)}
 
 
 def test_full_fp16_steps_in_float32():
@@ -289,16 +289,19 @@ def backward(method, step):
 )
 def test_early_steps_give_the_same_weights(values):
     plain, early = Learner(scale=0.1), Learner(scale=0.1)
-    kept = {name: value for name, value in values.items() if name.startswith("optimizer")}
-    after, within = optimizers.make_optimizer(plain, config(**kept)), optimizers.make_optimizer(early, config(**values))
+    options = {name: value for name, value in values.items() if name.startswith("optimizer")}
+    after, within = (
+        optimizers.make_optimizer(plain, config(**options)),
+        optimizers.make_optimizer(early, config(**values)),
+    )
     within.step_early(0.0)
     for step in range(4):
-        for method, made in ((plain, after), (early, within)):
+        for method, optimizer in ((plain, after), (early, within)):
             backward(method, step)
-            if made is within:
+            if optimizer is within:
                 assert all(p.grad is None for p in method.parameters())
-            made.step()
-            made.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
     assert all((p == q).all() for p, q in zip(plain.parameters(), early.parameters(), strict=True))
 
 

@@ -67,8 +67,8 @@ def test_samples_are_small_and_have_the_proportions_of_the_image(bucket, size):
 
 def test_a_model_that_edits_is_shown_the_references_of_the_image():
     shown = [SimpleNamespace(path=f"{n}.png", is_masked=False, mask="") for n in range(3)]
-    one, new = prompts_of([image("make it red", controls=shown)], use=ControlUse(least=1, most=2))
-    assert one.control_image_path == new.control_image_path == ("0.png", "1.png")
+    first, new = prompts_of([image("make it red", controls=shown)], use=ControlUse(least=1, most=2))
+    assert first.control_image_path == new.control_image_path == ("0.png", "1.png")
     assert new.prompt == "make it a pencil drawing"
     masked = [SimpleNamespace(path="a.png", is_masked=True, mask="m.png")]
     painted = prompts_of([image("a", controls=masked)], use=ControlUse(inpaints=True))[0]

@@ -194,7 +194,7 @@ def test_the_kind_of_file(tmp_path, cls, values, expected):
 
 
 def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):
-    given = {
+    tensors = {
         "x.lora_up.weight": torch.tensor([1e6, -1.0]),
         "x.lora_down.weight": torch.tensor([65519.0, 1.0]),
         "x.alpha": torch.tensor(100_000),
@@ -203,22 +203,22 @@ def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):
         "y.lokr_w2_a": torch.ones(2, 2),
         "y.lokr_w2_b": torch.ones(2, 2),
     }
-    path = paths.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
+    path = paths.model(tmp_path / "m.safetensors", tensors, config(tmp_path, save_precision="fp16"), {})
     stored = load_file(path)
     wide = {name for name, tensor in stored.items() if tensor.dtype == torch.float32}
     assert wide == {"x.lora_up.weight", "x.alpha", "y.alpha"}
     assert all(torch.isfinite(tensor).all() for tensor in stored.values())
-    assert torch.equal(stored["x.lora_up.weight"], given["x.lora_up.weight"]) and stored["y.alpha"] == 1e5
+    assert torch.equal(stored["x.lora_up.weight"], tensors["x.lora_up.weight"]) and stored["y.alpha"] == 1e5
     assert "m.safetensors: x.lora_up.weight is stored in float32" in caplog.text
 
 
 @pytest.mark.parametrize("alpha", [1e5, float("inf")])
 def test_the_alpha_of_whole_matrices_may_be_infinite(tmp_path, alpha):
-    given = {"y.alpha": torch.tensor(alpha), "y.lokr_w1": torch.ones(2, 2), "y.lokr_w2": torch.ones(2, 2)}
-    path = paths.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
+    tensors = {"y.alpha": torch.tensor(alpha), "y.lokr_w1": torch.ones(2, 2), "y.lokr_w2": torch.ones(2, 2)}
+    path = paths.model(tmp_path / "m.safetensors", tensors, config(tmp_path, save_precision="fp16"), {})
     assert load_file(path)["y.alpha"].dtype == torch.float16 and load_file(path)["y.alpha"] == float("inf")
     with pytest.raises(ConfigError, match="y.lokr_w2"):
-        broken = {**given, "y.lokr_w2": torch.full((2, 2), float("inf"))}
+        broken = {**tensors, "y.lokr_w2": torch.full((2, 2), float("inf"))}
         paths.model(path, broken, config(tmp_path, save_precision="fp16"), {})
     with pytest.raises(ConfigError, match="y.alpha"):
         paths.model(path, {"y.alpha": torch.tensor(float("inf"))}, config(tmp_path), {})
@@ -255,7 +255,7 @@ def test_remote_tensor_is_requested_once_and_early_if_it_may_not_fit(tmp_path, p
 
     whole = {"a": torch.randn(3, 4), "b": torch.randn(2, 2, dtype=torch.bfloat16)}
     given = config(tmp_path, SdxlTrain, save_precision=precision)
-    paths.model(tmp_path / "lazy.safetensors", {name: lazy(name, one) for name, one in whole.items()}, given, {})
+    paths.model(tmp_path / "lazy.safetensors", {name: lazy(name, tensor) for name, tensor in whole.items()}, given, {})
     paths.model(tmp_path / "whole.safetensors", whole, given, {})
     assert "".join(sorted(asked)) == times
     assert (tmp_path / "lazy.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()

@@ -78,9 +78,9 @@ def training(demo, squares, tmp_path):
         return started[-1]
 
     yield start
-    for one in started:
-        if one.process.poll() is None:
-            os.killpg(one.process.pid, signal.SIGKILL)
+    for process in started:
+        if process.process.poll() is None:
+            os.killpg(process.process.pid, signal.SIGKILL)
 
 
 def is_saved(training):
@@ -174,9 +174,9 @@ print("saving", flush=True)
 
 def listener(code, together=0.2):
     """A process that listens, and then does this; signals within so many seconds are one."""
-    found = fork_server.start(["-c", LOOP.format(together, code)])
-    heard(found, "up\n")
-    return found
+    process = fork_server.start(["-c", LOOP.format(together, code)])
+    heard(process, "up\n")
+    return process
 
 
 def heard(process, words):
@@ -218,8 +218,8 @@ def test_signals_that_come_together_are_one_wish():
 
 def test_handlers_are_given_back(request):
     # A process that was started in the background ignores Ctrl+C, and so would this test.
-    found = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, found))
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     requests = ControlRequests()
     requests.listen()

@@ -51,16 +51,16 @@ def run(demo, tmp_path):
 @pytest.fixture
 def read(monkeypatch):
     """The tokens of image and of text that each loss was made with, and whether gradients were on."""
-    found, text_of = [], LossFunction.text
+    lengths, text_of = [], LossFunction.text
 
     def text(self, batch):
         text = text_of(self, batch)
-        found.append((batch.shape[0] * batch.shape[1] // 4, text["t5_out"].shape[1], torch.is_grad_enabled()))
+        lengths.append((batch.shape[0] * batch.shape[1] // 4, text["t5_out"].shape[1], torch.is_grad_enabled()))
         assert text["t5_out"].shape[:2] == text["t5_attn_mask"].shape == text["txt_ids"].shape[:2]
         return text
 
     monkeypatch.setattr(LossFunction, "text", text)
-    return found
+    return lengths
 
 
 @pytest.mark.parametrize("cached", [True, False])
