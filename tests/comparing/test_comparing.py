@@ -248,7 +248,7 @@ def test_a_resumed_run_has_the_files_of_the_run_before(shallow, tmp_path):  # no
     recorded(tmp_path / "first-1", config, *names[:3])
     later = recorded(tmp_path / "later-1", config, started=2.0, resumes="first-1")
     steps = [{"kind": "step", "step": 3, "loss": 1.0}, {"kind": "saved", "file": str(names[3]), "step": 4}]
-    (later.folder / layout.PROGRESS).write_text("".join(json.dumps(file) + "\n" for file in steps), "utf-8")
+    (later.folder / layout.PROGRESS).write_text("".join(json.dumps(step) + "\n" for step in steps), "utf-8")
     files, _ = plan.saved_files_of_run(later)
     assert [(file.step, file.path.name[0]) for file in files] == [
         (1, "0"),

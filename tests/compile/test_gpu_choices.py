@@ -81,8 +81,8 @@ def test_recorded_graphs_and_moving_memory_exclude_each_other(script, mode, movi
 
 @pytest.mark.parametrize("outside", [{"compile_scope": "inner"}, {"compile_blocks": "double:all"}])
 def test_recorded_graphs_may_have_checkpoints_outside_of_compiled_blocks(outside):
-    reason = config(compile=True, compile_mode="reduce-overhead", gradient_checkpointing=True, **outside)
-    assert reason.compile.records_graphs and not reason.compile.why_not_recorded(reason)
+    run_config = config(compile=True, compile_mode="reduce-overhead", gradient_checkpointing=True, **outside)
+    assert run_config.compile.records_graphs and not run_config.compile.why_not_recorded(run_config)
 
 
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train_network", "flux_train", "sdxl_train"])
@@ -100,8 +100,8 @@ def test_recorded_graphs_may_have_checkpoints_outside_of_compiled_blocks(outside
     ],
 )
 def test_what_is_recorded_and_why_not(script, values, why):
-    reason = config(script, **values)
-    assert reason.compile.why_not_recorded(reason) == why
+    run_config = config(script, **values)
+    assert run_config.compile.why_not_recorded(run_config) == why
 
 
 def test_swapped_blocks_are_not_recorded():
