@@ -103,8 +103,8 @@ def test_fp8_is_read_with_scales_and_kept_without(files, own, tmp_path):
             tensors[name] = tensor
     path = saved(tensors, tmp_path / "m.safetensors")
     assert said(files, anima=path) == []
-    components = loaded(files, path)
-    assert all((components[name] - tensor).norm() <= 0.05 * tensor.norm() for name, tensor in own.items())
+    weights_read = loaded(files, path)
+    assert all((weights_read[name] - tensor).norm() <= 0.05 * tensor.norm() for name, tensor in own.items())
     saved({n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in own.items()}, path)
     eight_bit = loaded(files, path, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
     assert eight_bit["blocks.0.self_attn.q_proj.weight"].dtype == torch.float8_e4m3fn
@@ -156,7 +156,7 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learnt):
-    folder, done, outcomes = learnt
+    folder, done, run = learnt
     cache_names = sorted(path.name for path in folder.glob("*.npz"))
     assert cache_names == ["0_0064x0064_anima.npz", "0_anima_te.npz", "1_0064x0128_anima.npz", "1_anima_te.npz"]
     with np.load(folder / cache_names[2]) as file:
@@ -176,28 +176,28 @@ def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learn
             arrays = {key: file[key] for key in file.files if not key.startswith("made_from")}
         np.savez(folder / name, **arrays)
     before = {name: (folder / name).read_bytes() for name in cache_names}
-    assert outcomes("again", caption_dropout_rate=0.25).losses == done.losses
+    assert run("again", caption_dropout_rate=0.25).losses == done.losses
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
-    never, always = outcomes("never").losses, outcomes("always", caption_dropout_rate=1.0).losses
+    never, always = run("never").losses, run("always", caption_dropout_rate=1.0).losses
     for caption in folder.glob("*.txt"):
         caption.unlink()
     assert never != always
-    assert outcomes(
-        "empty", cache_text_encoder_outputs_to_disk=False, caption_dropout_rate=1.0
-    ).losses == pytest.approx(always, rel=1e-5)
+    assert run("empty", cache_text_encoder_outputs_to_disk=False, caption_dropout_rate=1.0).losses == pytest.approx(
+        always, rel=1e-5
+    )
 
 
 def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_diffusers(demo, learnt, tmp_path):
     from diffusers.loaders import AnimaLoraLoaderMixin
 
-    _, plain, outcomes = learnt
+    _, plain, run = learnt
     layers = {name.partition(".")[0] for name in plain.tensors()}
     assert layers == {f"lora_unet_blocks_{n}_{inside}" for n in range(3) for inside in INSIDE}
     assert summary.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (30, [])
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "anima"
         assert file.metadata()["modelspec.architecture"] == "anima-preview/lora"
-    more = outcomes("more", network_args=["train_llm_adapter=True", "include_patterns=['.*final_layer.*']"])
+    more = run("more", network_args=["train_llm_adapter=True", "include_patterns=['.*final_layer.*']"])
     layers = {name.partition(".")[0] for name in more.tensors()}
     assert len(layers) == 30 + 2 * 10 + 3 and "lora_unet_llm_adapter_blocks_0_cross_attn_o_proj" in layers
     done = load_file(convert.convert_lora(more.file, tmp_path / "peft.safetensors", to="diffusers"))
@@ -211,7 +211,7 @@ def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_dif
     assert len(read) == 53 and {f"{name}.weight" for name in read} <= names_in_diffusers
     back = load_file(convert.convert_lora(tmp_path / "peft.safetensors", tmp_path / "kohya.safetensors", to="kohya"))
     assert {name.partition(".")[0] for name in back} == layers
-    assert outcomes("on", network_weights=tmp_path / "peft.safetensors", learning_rate=1e-12).file.is_file()
+    assert run("on", network_weights=tmp_path / "peft.safetensors", learning_rate=1e-12).file.is_file()
 
 
 def test_a_full_model_has_the_layers_of_sd_scripts(files):

@@ -52,9 +52,9 @@ def test_a_single_file_is_read_with_any_prefix_and_in_the_layout_of_diffusers(fi
         path = saved({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "m.safetensors")
         assert recognition.recognise_file(path)[:2] == ("flux_2", "a FLUX.2 transformer")
         assert said(files, flux_2=path) == []
-        components = loaded(files, path)
-        assert components.keys() == stored.keys() and all(
-            torch.equal(components[name], stored[name]) for name in stored
+        weights_read = loaded(files, path)
+        assert weights_read.keys() == stored.keys() and all(
+            torch.equal(weights_read[name], stored[name]) for name in stored
         )
 
 
@@ -177,7 +177,7 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
-    folder, done, outcome = learnt
+    folder, done, run = learnt
     cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
     assert cache_names == [
         "0_0064x0064_f2k4b.safetensors",
@@ -197,16 +197,16 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
             facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
         save_file(load_file(folder / name), folder / name, facts)
     before = {name: (folder / name).read_bytes() for name in cache_names}
-    assert outcome("again").losses == done.losses
+    assert run("again").losses == done.losses
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
-    assert outcome("without", control_directory=None).losses != done.losses
+    assert run("without", control_directory=None).losses != done.losses
 
 
 def test_an_image_without_its_reference_is_named(learnt, demo, tmp_path):
-    _, _, outcome = learnt
+    _, _, run = learnt
     pictures(tmp_path, ((64, 64),), repeats=1)
     with pytest.raises(ConfigError, match=r"has no reference image of 1 image: .*1\.png; add"):
-        outcome("lonely", control_directory=tmp_path / "1_zorb toy")
+        run("lonely", control_directory=tmp_path / "1_zorb toy")
 
 
 def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_comfyuis_names(demo, learnt):
@@ -221,7 +221,7 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_comfyuis_names(demo, l
 
 
 def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
-    _, plain, outcome = learnt
+    _, plain, run = learnt
     start = plain.tensors()
     peft = load_file(convert.convert_lora(plain.file, tmp_path / "peft.safetensors", to="diffusers"))
     assert "transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_A.weight" in peft
@@ -236,16 +236,16 @@ def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         modules = {key.rpartition(".lora_")[0] for key in tensors if ".lora_" in key}
         assert names.find_lora_family(modules, {}, names.module_sizes(shapes)) == "flux_2"
-        continued = outcome(f"on {number}", network_weights=path, learning_rate=1e-12).tensors()
+        continued = run(f"on {number}", network_weights=path, learning_rate=1e-12).tensors()
         assert continued.keys() == start.keys()
         for name in start if number < 2 else ():
             torch.testing.assert_close(continued[name].float(), start[name].float(), atol=1e-5, rtol=1e-3)
 
 
 def test_lycoris_trains(learnt):
-    _, _, outcome = learnt
+    _, _, run = learnt
     lokr = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "factor=4", "preset=attn-mlp"]}
-    tensors = outcome("lokr", **lokr).tensors()
+    tensors = run("lokr", **lokr).tensors()
     assert {name.rpartition(".")[0] for name in tensors} >= {"lora_unet_single_blocks_0_linear1"}
 
 

@@ -45,10 +45,9 @@ def test_a_single_file_is_read_with_any_prefix(files, stored, tmp_path, prefix):
     path = saved({prefix + name: tensor for name, tensor in stored.items()}, tmp_path / "m.safetensors")
     assert recognition.recognise_file(path)[:2] == ("qwen_image", "a Qwen-Image transformer")
     assert said(files, qwen_image=path) == []
-    components = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
+    tensors = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
     assert (
-        all(torch.equal(components[name], tensor) for name, tensor in stored.items())
-        and components.keys() == stored.keys()
+        all(torch.equal(tensors[name], tensor) for name, tensor in stored.items()) and tensors.keys() == stored.keys()
     )
 
 
@@ -83,9 +82,9 @@ def test_scaled_fp8_is_read(files, stored, tmp_path, ending):
             tensors[name] = tensor
     path = saved(tensors, tmp_path / "m.safetensors")
     assert said(files, qwen_image=path) == []
-    components = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
+    weights_read = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
     for name, tensor in stored.items():
-        assert (components[name] - tensor).norm() <= 0.05 * tensor.norm(), name
+        assert (weights_read[name] - tensor).norm() <= 0.05 * tensor.norm(), name
     plain = saved(
         {n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in stored.items()}, tmp_path / "p.safetensors"
     )
@@ -109,8 +108,8 @@ def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
         tensors |= {"visual.blocks.0.attn.qkv.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)}
         path = saved(tensors, tmp_path / "t.safetensors")
         assert said(files, text_encoder=path) == []
-        components = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
-        assert all(torch.equal(components[name], tensor) for name, tensor in before.items())
+        weights_read = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
+        assert all(torch.equal(weights_read[name], tensor) for name, tensor in before.items())
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, others, stored, tmp_path):
@@ -185,7 +184,7 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
-    folder, done, _, outcome = learnt
+    folder, done, _, run = learnt
     cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
     assert cache_names == [
         "0_0064x0064_qi.safetensors",
@@ -216,7 +215,7 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
         )
         save_file(tensors, folder / name, facts)
     before = {name: (folder / name).read_bytes() for name in cache_names}
-    again = outcome("again")
+    again = run("again")
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
     assert again.losses == pytest.approx(done.losses, rel=1e-2)
 
@@ -236,14 +235,14 @@ def test_loras_load_in_diffusers_with_and_without_modulation(demo, learnt):
 
 
 def test_training_goes_on_from_a_file_of_either_kind(learnt):
-    _, plain, modulated, outcome = learnt
+    _, plain, modulated, run = learnt
     for number, (start, args) in enumerate(((plain, []), (modulated, ["train_modulation=True"]), (modulated, []))):
-        done = outcome(f"on{number}", network_weights=start.file, network_args=args, learning_rate=1e-12)
+        done = run(f"on{number}", network_weights=start.file, network_args=args, learning_rate=1e-12)
         tensors = done.tensors()
         assert all(
             torch.allclose(tensors[name], start.tensors()[name], atol=1e-6) for name in tensors if "lora_" in name
         )
-    whole = outcome("whole", network_weights=modulated.file, dim_from_weights=True)
+    whole = run("whole", network_weights=modulated.file, dim_from_weights=True)
     assert whole.tensors().keys() == modulated.tensors().keys()
 
 

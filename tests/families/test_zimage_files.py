@@ -63,8 +63,8 @@ def test_a_single_file_is_read_with_any_prefix_and_in_the_layout_of_diffusers(fi
         path = saved({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "m.safetensors")
         assert recognition.recognise_file(path)[:2] == ("zimage", "a Z-Image transformer")
         assert said(files, zimage=path) == []
-        components = loaded(files, path)
-        assert components.keys() == own.keys() and all(torch.equal(components[name], own[name]) for name in own)
+        weights_read = loaded(files, path)
+        assert weights_read.keys() == own.keys() and all(torch.equal(weights_read[name], own[name]) for name in own)
         spread = loaded(files, path, disable_mmap_load_safetensors=True)
         assert all(torch.equal(spread[name], own[name]) for name in own)
 
@@ -112,9 +112,9 @@ def test_fp8_is_read_with_scales_and_kept_without(files, stored, own, tmp_path):
             tensors[name] = tensor
     path = saved(tensors, tmp_path / "m.safetensors")
     assert said(files, zimage=path) == []
-    components = loaded(files, path)
+    weights_read = loaded(files, path)
     for name, tensor in own.items():
-        assert (components[name] - tensor).norm() <= 0.05 * tensor.norm(), name
+        assert (weights_read[name] - tensor).norm() <= 0.05 * tensor.norm(), name
     plain = saved({n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in stored.items()}, path)
     eight_bit = loaded(files, plain, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
     assert eight_bit["layers.0.attention.to_q.weight"].dtype == torch.float8_e4m3fn
@@ -129,9 +129,9 @@ def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
         tensors = {prefix + name: tensor for name, tensor in own.items()} | {"lm_head.weight": torch.zeros(2, 2)}
         path = saved(tensors, tmp_path / "t.safetensors")
         assert said(files, text_encoder=path) == []
-        components = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
-        assert components.keys() == before.keys() and all(
-            torch.equal(components[name], before[name]) for name in before
+        weights_read = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
+        assert weights_read.keys() == before.keys() and all(
+            torch.equal(weights_read[name], before[name]) for name in before
         )
 
 
@@ -183,7 +183,7 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(demo, learnt):
-    folder, done, outcome = learnt
+    folder, done, run = learnt
     cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
     assert cache_names == [
         "0_0064x0064_zi.safetensors",
@@ -207,12 +207,12 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(demo, learnt):
             facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
         save_file(load_file(folder / name), folder / name, facts)
     before = {name: (folder / name).read_bytes() for name in cache_names}
-    assert outcome("again").losses == done.losses
+    assert run("again").losses == done.losses
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
 
 
 def test_a_lora_file_is_loaded_whole_by_diffusers_and_comfyui(demo, learnt):
-    _, plain, outcome = learnt
+    _, plain, run = learnt
     tensors = plain.tensors()
     layers = {name.removesuffix(".lora_down.weight") for name in tensors if name.endswith(".lora_down.weight")}
     # ComfyUI maps these paths of diffusers onto its own layers, query, key and value onto rows of one.
@@ -221,30 +221,30 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_comfyui(demo, learnt):
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "z_image"
         assert file.metadata()["modelspec.architecture"] == "Z-Image/lora"
-    more = outcome("more", network_args=["train_refiners=True", "train_modulation=True"])
+    more = run("more", network_args=["train_refiners=True", "train_modulation=True"])
     assert summary.check_lora_layers(more.file, config_of(demo, SCRIPT)) == (3 * 8 + 8 + 7, [])
 
 
 def test_lokr_is_saved_under_the_same_names_and_goes_on(demo, learnt):
     from diffusers.loaders import ZImageLoraLoaderMixin
 
-    _, _, outcome = learnt
+    _, _, run = learnt
     lokr = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "factor=4", "preset=attn-mlp"]}
-    first = outcome("lokr", **lokr)
+    first = run("lokr", **lokr)
     tensors = first.tensors()
     layers = {name.rpartition(".")[0] for name in ZImageLoraLoaderMixin.lora_state_dict(dict(tensors))}
     names_in_diffusers = {f"transformer.{name}" for name in random.make_networks().denoiser().state_dict()}
     assert len(layers) > 21 and {f"{layer}.weight" for layer in layers} <= names_in_diffusers
     assert all(name.startswith("diffusion_model.") for name in tensors)
-    narrow = outcome("attention", **lokr | {"network_args": ["algo=lokr", "factor=4", "preset=attn-only"]}).tensors()
+    narrow = run("attention", **lokr | {"network_args": ["algo=lokr", "factor=4", "preset=attn-only"]}).tensors()
     assert narrow and all(".attention.to_" in name for name in narrow)
-    again = outcome("lokr on", **lokr, network_weights=first.file, learning_rate=1e-12).tensors()
+    again = run("lokr on", **lokr, network_weights=first.file, learning_rate=1e-12).tensors()
     assert again.keys() == tensors.keys()
     assert all(torch.allclose(again[name], tensors[name], atol=1e-6) for name in tensors)
 
 
 def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
-    _, plain, outcome = learnt
+    _, plain, run = learnt
     start = plain.tensors()
     kohya = load_file(convert.convert_lora(plain.file, tmp_path / "kohya.safetensors", to="kohya"))
     assert "lora_unet_layers_0_attention_to_out_0.lora_down.weight" in kohya
@@ -269,7 +269,7 @@ def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
         assert (
             names.find_lora_family([key.rpartition(".lora_")[0] for key in tensors if ".lora_" in key], {}) == "zimage"
         )
-    continued = outcome("on", network_weights=tmp_path / "1.safetensors", learning_rate=1e-12).tensors()
+    continued = run("on", network_weights=tmp_path / "1.safetensors", learning_rate=1e-12).tensors()
     assert continued.keys() == start.keys()
     assert all(torch.allclose(continued[name].float(), start[name].float(), atol=1e-6) for name in start)
 

@@ -147,7 +147,7 @@ def test_a_dataset_file_holds_back_in_full_trainings_too(demo, eight, tmp_path, 
         "[[datasets]]\nresolution = 64\nbatch_size = 2\nvalidation_split = 0.25\n"
         f"[[datasets.subsets]]\nimage_dir = '{(eight / '1_zorb toy').as_posix()}'\ncaption_extension = '.txt'\n"
     )
-    outcome = train(
+    events = train(
         config_of(
             demo,
             script,
@@ -157,7 +157,7 @@ def test_a_dataset_file_holds_back_in_full_trainings_too(demo, eight, tmp_path, 
             max_train_steps=3,
         )
     ).events("validation")
-    assert [event["step"] for event in outcome] == [3] and outcome[0]["loss"] > 0
+    assert [event["step"] for event in events] == [3] and events[0]["loss"] > 0
 
 
 def test_an_image_that_cannot_be_read_leaves_out_the_validation_alone(run, monkeypatch):
