@@ -3,17 +3,20 @@
 import copy
 import math
 import weakref
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from library.compiler.torch_private import GradScaler
 from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.sdxl.options import SdxlTrain
-from library.optim import fused_step, optimizers
-from library.optim.fused_step import StepRNG, write_rounded
+from library.optim import fused_step, optimizers, stochastic_rounding
+from library.optim.stochastic_rounding import StepRNG, write_rounded
 
 HERE = torch.device("cpu")
 
@@ -38,10 +41,10 @@ def test_rounding_is_right_on_average_and_to_a_neighbour():
 
 def test_what_bfloat16_can_hold_stays():
     numbers = torch.tensor([0.0, -0.0, 1.0, -2.5, 1e-38, float("inf"), -float("inf"), 3.0e38]).bfloat16().float()
-    result = rounded(numbers, 20)
+    found = rounded(numbers, 20)
     finite = numbers.isfinite()
-    assert (result[:, finite] == numbers.double()[finite]).all()
-    assert not result[:, ~finite].isfinite().any()
+    assert (found[:, finite] == numbers.double()[finite]).all()
+    assert not found[:, ~finite].isfinite().any()
 
 
 def test_nan_is_never_rounded_away():
@@ -83,10 +86,10 @@ class Learner:
                 p.fill_(scale)
 
     def groups(self):
-        first, *others = self.model
+        first, *rest = self.model
         return [
             {"params": list(first.parameters()), "lr": 0.25, "name": "first"},
-            {"params": [p for layer in others for p in layer.parameters()], "lr": 0.5, "name": "rest"},
+            {"params": [p for layer in rest for p in layer.parameters()], "lr": 0.5, "name": "rest"},
         ]
 
     def parameters(self):
@@ -126,13 +129,13 @@ def test_small_updates_add_up(name, half):
 
     def moved(dtype, **values):
         method = Learner(dtype)
-        optimizer = optimizers.make_optimizer(method, config(**more, **values), 7)
-        for group in optimizer.param_groups:
+        made = optimizers.make_optimizer(method, config(**more, **values), 7)
+        for group in made.param_groups:
             group["lr"] = rate
         for _ in range(400):
             for p in method.parameters():
                 p.grad = torch.full_like(p, 0.0625 if name == "SGD" else 1.0)
-            optimizer.step()
+            made.step()
         return torch.cat([p.detach().float().flatten() for p in method.parameters()]).mean().item() - 1
 
     exact = moved(torch.float32)
@@ -184,23 +187,23 @@ def test_half_weights_follow_the_float32_ones():
 
 
 def test_the_optimizer_remembers_matrices_in_bfloat16_and_the_rest_exactly():
-    optimizer = stepped(Learner(torch.bfloat16), 1, **HALF)
-    kinds = {
+    made = stepped(Learner(torch.bfloat16), 1, **HALF)
+    found = {
         (value.dim(), value.dtype)
-        for bundle in optimizer.bundles
+        for bundle in made.bundles
         for state in bundle.optimizer.state.values()
         for key, value in state.items()
         if key != "step"
     }
-    assert kinds == {(2, torch.bfloat16), (1, torch.float32)}
+    assert found == {(2, torch.bfloat16), (1, torch.float32)}
 
 
 def test_full_fp16_steps_in_float32():
     """In float16 the squares of small gradients are 0, and AdamW divides by them."""
     method = Learner(torch.float16)
-    optimizer = optimizers.make_optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
+    made = optimizers.make_optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
     gradients(method, scale=1e-4)
-    optimizer.step()
+    made.step()
     for p, rate in zip(method.parameters(), [0.25] * 2 + [0.5] * 4, strict=True):
         assert p.dtype == torch.float16
         assert ((p.float() - 1).abs() < 1.05 * rate).all()
@@ -208,23 +211,23 @@ def test_full_fp16_steps_in_float32():
 
 def test_the_scaler_takes_gradients_in_float16():
     method = Learner(torch.float16)
-    optimizer = optimizers.make_optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
+    made = optimizers.make_optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
     gradients(method)
     expected = [p.grad / 8 for p in method.parameters()]
     usual = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler = GradScaler("cpu", half=True, on_host=False, init_scale=8.0)
     usual.scale(torch.zeros(1)), scaler.scale(torch.zeros(1))
     with pytest.raises(ValueError, match="FP16"):
-        usual.unscale_(optimizer)
+        usual.unscale_(made)
     before = [p.detach().clone() for p in method.parameters()]
-    scaler.unscale_(optimizer)
+    scaler.unscale_(made)
     torch.testing.assert_close([p.grad for p in method.parameters()], expected)
-    scaler.step(optimizer)
+    scaler.step(made)
     scaler.update()
     assert not any(torch.equal(p, q) for p, q in zip(method.parameters(), before, strict=True))
     method.parameters()[0].grad = torch.full_like(method.parameters()[0], float("inf"))
     before = [p.detach().clone() for p in method.parameters()]
-    scaler.step(optimizer)
+    scaler.step(made)
     assert all(torch.equal(p, q) for p, q in zip(method.parameters(), before, strict=True)), "skipped"
 
 
@@ -236,44 +239,103 @@ def test_a_saved_state_goes_on_bit_for_bit(values):
     state = stepped(first, 2, **values).state_dict()
     for p, q in zip(second.parameters(), first.parameters(), strict=True):
         p.data.copy_(q.data)
-    optimizer = optimizers.make_optimizer(second, config(**values), 7)
-    optimizer.load_state_dict(state)
+    made = optimizers.make_optimizer(second, config(**values), 7)
+    made.load_state_dict(state)
     kinds = {
-        v.dtype for b in optimizer.bundles for s in b.optimizer.state.values() for v in s.values() if torch.is_tensor(v)
+        v.dtype for b in made.bundles for s in b.optimizer.state.values() for v in s.values() if torch.is_tensor(v)
     }
     assert (torch.bfloat16 in kinds) == (values == HALF)
-    stepped(second, 3, optimizer, first=2)
+    stepped(second, 3, made, first=2)
     assert all((p == q).all() for p, q in zip(straight.parameters(), second.parameters(), strict=True))
 
 
 def test_a_state_of_another_optimizer_is_refused_in_a_sentence():
     plain = stepped(Learner(), 1)
-    optimizer = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
+    made = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
     with pytest.raises(ConfigError, match="resume"):
-        optimizer.load_state_dict(plain.state_dict())
+        made.load_state_dict(plain.state_dict())
 
 
 def test_rates_are_those_of_the_whole():
     method = Learner()
-    optimizer = optimizers.make_optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
-    optimizer.param_groups[1]["lr"] = 0.125
+    made = optimizers.make_optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
+    made.param_groups[1]["lr"] = 0.125
     for p in method.parameters():
         p.grad = torch.ones_like(p)
-    optimizer.step()
+    made.step()
     assert [p.flatten()[0].item() for p in method.parameters()] == [0.75] * 2 + [0.875] * 4
 
 
 def test_tensors_are_counted_out_to_bundles_and_a_new_rate_begins_one():
-    optimizer = optimizers.make_optimizer(Learner(), config(fused_optimizer_groups=3), 0)
-    assert [[number for number, _ in b.weights] for b in optimizer.bundles] == [[0, 1], [2, 3], [4, 5]]
-    optimizer = optimizers.make_optimizer(Learner(), config(fused_optimizer_groups=2), 0)
-    assert [[number for number, _ in b.weights] for b in optimizer.bundles] == [[0, 1], [2, 3, 4], [5]]
+    made = optimizers.make_optimizer(Learner(), config(fused_optimizer_groups=3), 0)
+    assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
+    made = optimizers.make_optimizer(Learner(), config(fused_optimizer_groups=2), 0)
+    assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3, 4], [5]]
 
 
 def test_large_weights_are_widened_one_at_a_time(monkeypatch):
     monkeypatch.setattr(fused_step, "WIDENED", 100)
-    optimizer = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
-    assert [[number for number, _ in b.weights] for b in optimizer.bundles] == [[0, 1], [2, 3], [4, 5]]
+    made = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
+    assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is called, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[str(func.overloadpacket)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def half_weights(count):
+    torch.manual_seed(0)
+    shapes = [(), (7,), (6, 4), (2, 3, 4, 4)]
+    return [nn.Parameter(torch.randn(shapes[i % len(shapes)]).bfloat16()) for i in range(count)]
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adafactor], ids=["AdamW", "Adafactor"])
+def test_small_weights_round_together_as_one_by_one(monkeypatch, make):
+    def trained(most):
+        monkeypatch.setattr(stochastic_rounding, "SMALL", most)
+        weights = half_weights(12)
+        weights[3].data = weights[3].data.to(memory_format=torch.channels_last)
+        made = fused_step.PartitionedOptimizer([{"params": weights, "lr": 0.01}], fused_step.by_size, make, 5)
+        for step in range(4):
+            chance = torch.Generator().manual_seed(step)
+            for number, p in enumerate(weights):
+                if (number + step) % 5:  # some weights have no gradient
+                    p.grad = torch.randn(p.shape, generator=chance).bfloat16()
+            made.step()
+            made.zero_grad()
+        states = [bundle.optimizer.state[m] for bundle in made.bundles for m in bundle.master_params]
+        return weights, [value for state in states for value in state.values() if torch.is_tensor(value)]
+
+    for alone, together in zip(trained(0), trained(2**18), strict=True):
+        assert len(alone) == len(together) > 12 - 1
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(alone, together, strict=True))
+
+
+def test_rounding_small_weights_draws_once_for_each_tensor_and_copies_all_at_once():
+    def operations(count):
+        weights = half_weights(count)
+        made = fused_step.PartitionedOptimizer(
+            [{"params": weights, "lr": 0.01}], fused_step.by_size, partial(torch.optim.AdamW, foreach=True), 5
+        )
+        for _ in range(2):  # the second step finds states
+            for p in weights:
+                p.grad = torch.ones_like(p)
+            with Operations() as counted:
+                made.step()
+        assert counted.calls["aten.random_"] == count + 2 * (count // 2), "weights, and two states of each matrix"
+        # AdamW reads the number of steps of each weight on the host.
+        of_each = {"aten.view", "aten.detach", "aten.new_empty", "aten.random_", "aten._local_scalar_dense"}
+        return {name: number for name, number in counted.calls.items() if name not in of_each}
+
+    assert operations(80) == operations(8)
 
 
 # ---- steps within the backward pass
@@ -289,32 +351,29 @@ def backward(method, step):
 )
 def test_early_steps_give_the_same_weights(values):
     plain, early = Learner(scale=0.1), Learner(scale=0.1)
-    options = {name: value for name, value in values.items() if name.startswith("optimizer")}
-    after, within = (
-        optimizers.make_optimizer(plain, config(**options)),
-        optimizers.make_optimizer(early, config(**values)),
-    )
+    kept = {name: value for name, value in values.items() if name.startswith("optimizer")}
+    after, within = optimizers.make_optimizer(plain, config(**kept)), optimizers.make_optimizer(early, config(**values))
     within.step_early(0.0)
     for step in range(4):
-        for method, optimizer in ((plain, after), (early, within)):
+        for method, made in ((plain, after), (early, within)):
             backward(method, step)
-            if optimizer is within:
+            if made is within:
                 assert all(p.grad is None for p in method.parameters())
-            optimizer.step()
-            optimizer.zero_grad()
+            made.step()
+            made.zero_grad()
     assert all((p == q).all() for p, q in zip(plain.parameters(), early.parameters(), strict=True))
 
 
 def test_each_gradient_is_clipped_alone():
     method = Learner(scale=0.5)
     before = [p.detach().clone() for p in method.parameters()]
-    optimizer = optimizers.make_optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=2))
-    optimizer.step_early(1e-3)
+    made = optimizers.make_optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=2))
+    made.step_early(1e-3)
     backward(method, 0)
     moves = [(p - q).norm().item() for p, q in zip(method.parameters(), before, strict=True)]
     assert moves == pytest.approx([0.25e-3] * 2 + [0.5e-3] * 4, rel=1e-3)
-    assert optimizer.norm() > 1e-3 * math.sqrt(6)
-    assert optimizer.norm() is None
+    assert made.norm() > 1e-3 * math.sqrt(6)
+    assert made.norm() is None
 
 
 def most_alive(method, made):
@@ -349,12 +408,12 @@ def test_a_step_that_is_done_again_counts_once():
     """When compiling fails in the backward pass, some bundles have been stepped already."""
     method, once = Learner(scale=0.1), Learner(scale=0.1)
     for trained, times in ((method, 2), (once, 1)):
-        optimizer = optimizers.make_optimizer(trained, config(optimizer_type="SGD", fused_optimizer_groups=9))
-        optimizer.step_early(0.0)
+        made = optimizers.make_optimizer(trained, config(optimizer_type="SGD", fused_optimizer_groups=9))
+        made.step_early(0.0)
         for _ in range(times):
             backward(trained, 0)
-            optimizer.zero_grad()
-        optimizer.step()
+            made.zero_grad()
+        made.step()
     assert all((p == q).all() for p, q in zip(method.parameters(), once.parameters(), strict=True))
 
 

@@ -20,7 +20,7 @@ from library.data import encoding
 from library.data.loading import Batches
 from library.distributed.world import World
 from library.memory.prepare import prepare_denoiser
-from library.optim.fused_step import StepRNG
+from library.optim.stochastic_rounding import StepRNG
 from library.train.compiling.precompile import Precompiler
 from library.train.loop import train_step
 from library.train.step.clock import Clock
@@ -46,13 +46,13 @@ class AttentionRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        result = func(*args, **kwargs)
+        made = func(*args, **kwargs)
         if name in ("_to_copy", "copy_"):
-            source, target = (args[0], result) if name == "_to_copy" else (args[1], args[0])
+            source, target = (args[0], made) if name == "_to_copy" else (args[1], args[0])
             waits = not kwargs.get("non_blocking", len(args) > 2 and args[2])
             if source.device != target.device and (waits or target.device.type == "cpu"):
                 self.found.append(place(f"{name} {source.device} -> {target.device}"))
-        return result
+        return made
 
 
 class Calls(TorchFunctionMode):
@@ -63,10 +63,10 @@ class Calls(TorchFunctionMode):
         self.found = found
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if func in (torch.tensor, torch.as_tensor, torch.asarray) and result.device == META:
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor, torch.asarray) and made.device == META:
             self.found.append(place(f"torch.{func.__name__}"))
-        return result
+        return made
 
 
 def place(what):
@@ -77,12 +77,12 @@ def place(what):
 @pytest.fixture
 def meta_as_cpu(monkeypatch):
     """What PyTorch does not know for the meta device is answered as for a CPU: autocast, and random numbers."""
-    drawn, original = vae.randn_tensor, torch.randn
+    drawn, made = vae.randn_tensor, torch.randn
 
     def randn(shape, generator, device, dtype):
         if torch.device(device) != META:  # what is kept beside the pictures that other tests read
             return drawn(shape, generator=generator, device=device, dtype=dtype)
-        return original(shape, device=device, dtype=dtype)  # where diffusers would draw on the CPU and copy
+        return made(shape, device=device, dtype=dtype)  # where diffusers would draw on the CPU and copy
 
     monkeypatch.setattr(vae, "randn_tensor", randn)
     on = StepRNG.generator_for
