@@ -9,10 +9,10 @@ from library.config import ineffective
 from library.config.problems import ConfigError
 from library.families import recognition
 from library.families.base import SampleRequest
-from library.families.flux import keys, random
+from library.families.flux import random
 from library.families.flux.model import Flux, Sizes
 from library.families.shared import t5
-from tests import flux_files
+from tests import double_stream, flux_files
 from tests.families import test_flux_model as flux_model
 from tests.families import wide
 from tests.families.flux import family, step
@@ -26,7 +26,7 @@ def oracle(model):
     diffusers = pytest.importorskip("diffusers")
     config = flux_files.diffusers_config(model.state_dict())
     other = getattr(diffusers, config.pop("_class_name"))(**config)
-    other.load_state_dict(keys.flux_to_diffusers(model.state_dict()), strict=True)
+    other.load_state_dict(double_stream.flux_to_diffusers(model.state_dict()), strict=True)
     other.distilled_guidance_layer.requires_grad_(False)
     return other
 
@@ -61,7 +61,9 @@ def test_outputs_and_gradients_equal_those_of_diffusers():
         if name.startswith("distilled_guidance_layer."):
             assert parameter.grad is None
         else:
-            torch.testing.assert_close(parameter.grad, keys.flux_to_bfl(grads)[name], rtol=1e-3, atol=1e-4, msg=name)
+            torch.testing.assert_close(
+                parameter.grad, double_stream.flux_to_bfl(grads)[name], rtol=1e-3, atol=1e-4, msg=name
+            )
 
 
 def test_full_size_has_the_parameters_of_chroma1():
@@ -216,7 +218,7 @@ def test_blocks_of_full_width_answer_as_diffusers_do():
         config = flux_files.diffusers_config(ours.state_dict())
         theirs = getattr(diffusers, config.pop("_class_name"))(**config)
     wide.filled(ours)
-    theirs.load_state_dict(keys.flux_to_diffusers(ours.state_dict()), assign=True)
+    theirs.load_state_dict(double_stream.flux_to_diffusers(ours.state_dict()), assign=True)
     made = diffusers.models.transformers.transformer_chroma.ChromaCombinedTimestepTextProjEmbeddings(16, 17)
     theirs.time_text_embed = made  # its table is no weight, and was left on the meta device
     inputs = flux_model.inputs(ours.sizes, 2, 3, 4, batch=1)

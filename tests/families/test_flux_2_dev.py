@@ -14,7 +14,7 @@ from library.families.base import SampleRequest
 from library.families.flux_2 import random, text_encoder
 from library.families.flux_2.random import diffusers_settings
 from library.families.shared import autoencoder
-from tests.families import flux_2
+from tests import double_stream
 from tests.training import config_of, pictures, train
 
 SCRIPT = "flux_2_train_network"
@@ -102,7 +102,7 @@ def pipeline(files, own):
         return tokenizer(texts, add_special_tokens=False, padding_side="left", **arguments)
 
     denoiser = Flux2Transformer2DModel(**diffusers_settings(own[1].denoiser.sizes)).eval()
-    denoiser.load_state_dict(flux_2.to_diffusers(own[1].denoiser.state_dict()), strict=True)
+    denoiser.load_state_dict(double_stream.flux_2_to_diffusers(own[1].denoiser.state_dict()), strict=True)
     other = AutoencoderKLFlux2(block_out_channels=random.TINY.vae_widths).eval()
     other.load_state_dict(autoencoder.vae_to_diffusers(load_file(files["vae"])), strict=True)
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)

@@ -13,7 +13,7 @@ from library.families.flux import random as random_flux
 from library.families.flux_2 import random, vae
 from library.families.shared import autoencoder
 from library.tools import convert, extract, merge, resize
-from tests.families import flux_2
+from tests import double_stream
 from tests.families.test_flux_2_model import family
 from tests.training import config_of, pictures, train
 
@@ -48,7 +48,7 @@ def loaded(files, path, dtype=torch.float32, **values):
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "transformer."])
 def test_a_single_file_is_read_with_any_prefix_and_in_the_layout_of_diffusers(files, stored, tmp_path, prefix):
-    for tensors in (stored, flux_2.to_diffusers(stored)):
+    for tensors in (stored, double_stream.flux_2_to_diffusers(stored)):
         path = saved({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "m.safetensors")
         assert recognition.recognise_file(path)[:2] == ("flux_2", "a FLUX.2 transformer")
         assert said(files, flux_2=path) == []
@@ -72,7 +72,7 @@ def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path)
 def test_a_diffusers_folder_has_all_parts_and_says_whether_it_is_distilled(files, stored, tmp_path):
     for part, name in (("transformer", "flux_2"), ("text_encoder", "text_encoder"), ("vae", "vae")):
         (tmp_path / part).mkdir()
-        tensors = flux_2.to_diffusers(stored) if name == "flux_2" else load_file(files[name])
+        tensors = double_stream.flux_2_to_diffusers(stored) if name == "flux_2" else load_file(files[name])
         saved(tensors, tmp_path / part / "model.safetensors")
     (tmp_path / "tokenizer").symlink_to(files["tokenizer"])
     whole = {"flux_2": tmp_path, "text_encoder": None, "vae": None}
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
     )
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(files["flux_2"].read_bytes()[:-100])
-    apart = flux_2.to_diffusers(stored)
+    apart = double_stream.flux_2_to_diffusers(stored)
     del apart["transformer_blocks.1.attn.to_k.weight"]
     lacking = {name: tensor for name, tensor in stored.items() if not name.startswith("txt_in")}
     words = {

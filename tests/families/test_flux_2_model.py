@@ -17,7 +17,8 @@ from library.families.flux_2.random import diffusers_settings
 from library.families.shared import autoencoder, packing
 from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock, SingleStreamBlock
 from library.families.shared.transformer import rope
-from tests.families import flux_2, wide
+from tests import double_stream
+from tests.families import wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
 TEMPLATE = (
@@ -56,7 +57,7 @@ def theirs_of(denoiser):
     from diffusers import Flux2Transformer2DModel
 
     model = Flux2Transformer2DModel(**diffusers_settings(denoiser.sizes))
-    model.load_state_dict(flux_2.to_diffusers(denoiser.state_dict()), strict=True)
+    model.load_state_dict(double_stream.flux_2_to_diffusers(denoiser.state_dict()), strict=True)
     return model.eval()
 
 
@@ -86,7 +87,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, tmp_path, k
     ours.requires_grad_(True)
     actual = ours(img, ids[0], txt, ids[1], times, guidance)
     actual.square().mean().backward()
-    by_us = flux_2.to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
+    by_us = double_stream.flux_2_to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
     ours.zero_grad(set_to_none=True)
     ours.requires_grad_(False)
     img.grad = None
@@ -120,7 +121,7 @@ def test_blocks_of_full_width_equal_diffusers():
         before = f"{'double' if double else 'single'}_blocks.0."
         pairs = {name: sources for name, sources in keys.TREES.pairs(1, 1, False) if name.startswith(before)}
         state = {before + name: tensor for name, tensor in ours.state_dict().items()}
-        named = keys.double_stream_keys.split_tensors(state, pairs.items(), lambda t, n: [len(t) // n] * n)
+        named = double_stream.split_tensors(state, pairs.items(), double_stream.in_equal_pieces)
         other.load_state_dict({n.split(".", 2)[2]: t for n, t in named.items()}, strict=True, assign=True)
         with torch.no_grad():
             if double:
@@ -147,7 +148,8 @@ def test_full_models_have_the_parameters_of_diffusers(sizes, parameters, layers)
     with torch.device("meta"):
         other = Flux2Transformer2DModel(**diffusers_settings(ours.sizes))
     shapes = [
-        {n: t.shape for n, t in state.items()} for state in (flux_2.to_diffusers(ours.state_dict()), other.state_dict())
+        {n: t.shape for n, t in state.items()}
+        for state in (double_stream.flux_2_to_diffusers(ours.state_dict()), other.state_dict())
     ]
     assert shapes[0] == shapes[1] and sum(p.numel() for p in ours.parameters()) == parameters
     stored = {f"model.diffusion_model.{name}": tuple(t.shape) for name, t in ours.state_dict().items()}

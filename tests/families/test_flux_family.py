@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from library.families.base import SampleRequest
-from library.families.flux import keys
 from library.families.flux.model import Flux, Sizes
 from library.families.shared import clip, packing
 from library.objectives.base import NoisedBatch
-from tests import flux_files
+from tests import double_stream, flux_files
 from tests.families.flux import family, step
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -261,7 +260,7 @@ def test_previews_equal_the_diffusers_pipeline(dev, parts):
     config = flux_files.diffusers_config(parts.denoiser.state_dict())
     config.pop("_class_name")
     transformer = diffusers.FluxTransformer2DModel(**config)
-    transformer.load_state_dict(keys.flux_to_diffusers(parts.denoiser.state_dict()))
+    transformer.load_state_dict(double_stream.flux_to_diffusers(parts.denoiser.state_dict()))
     pipeline = diffusers.FluxPipeline(scheduler, parts.vae, None, None, None, None, transformer)
     pipeline.set_progress_bar_config(disable=True)
     with torch.no_grad():

@@ -5,11 +5,11 @@ import torch
 
 from library.compiler.blocks import compile_model
 from library.config.sections import Compile
-from library.families.flux import keys
 from library.families.flux.family import FluxFamily as Family
 from library.families.flux.model import Flux, Sizes
 from library.families.shared import tensor_names
 from library.families.shared.transformer import rope, sinusoids
+from tests import double_stream
 
 
 def sizes(**changes):
@@ -72,7 +72,7 @@ def oracle(model):
         guidance_embeds=of.guidance,
         axes_dims_rope=of.axes,
     )
-    other.load_state_dict(keys.flux_to_diffusers(model.state_dict()), strict=True)
+    other.load_state_dict(double_stream.flux_to_diffusers(model.state_dict()), strict=True)
     return other
 
 
@@ -111,7 +111,7 @@ def test_outputs_and_gradients_equal_those_of_diffusers(guidance, masked):
     (expected * direction).sum().backward()
     for name in leaves:
         torch.testing.assert_close(mine[name].grad, other[name].grad, rtol=1e-3, atol=1e-4, msg=name)
-    expected_grads = keys.flux_to_bfl({name: p.grad for name, p in theirs.named_parameters()})
+    expected_grads = double_stream.flux_to_bfl({name: p.grad for name, p in theirs.named_parameters()})
     grads = {name: p.grad for name, p in ours.named_parameters()}
     assert grads.keys() == expected_grads.keys()
     for name, grad in grads.items():
@@ -271,16 +271,16 @@ def test_frozen_double_blocks_have_no_backward():
 def test_names_survive_the_way_to_diffusers_and_back():
     for guidance in (True, False):
         tensors = made(sizes(guidance=guidance)).state_dict()
-        back = keys.flux_to_bfl(keys.flux_to_diffusers(tensors))
+        back = double_stream.flux_to_bfl(double_stream.flux_to_diffusers(tensors))
         assert back.keys() == tensors.keys()
         assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
 def test_a_missing_diffusers_tensor_is_named():
-    tensors = keys.flux_to_diffusers(made(sizes()).state_dict())
+    tensors = double_stream.flux_to_diffusers(made(sizes()).state_dict())
     del tensors["single_transformer_blocks.1.attn.to_k.bias"]
     with pytest.raises(KeyError, match=r"single_transformer_blocks.1.attn.to_k.bias"):
-        keys.flux_to_bfl(tensors)
+        double_stream.flux_to_bfl(tensors)
 
 
 def test_prefixes_are_removed_from_keys():

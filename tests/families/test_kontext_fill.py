@@ -9,10 +9,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from library.families.base import SampleRequest
-from library.families.flux import control_tokens, keys, random
+from library.families.flux import control_tokens, random
 from library.families.flux.facts import FACTS
 from library.families.shared import packing
-from tests import flux_files
+from tests import double_stream, flux_files
 from tests.families import flux
 from tests.families.flux import family
 from tests.families.flux import files as files  # noqa: PLC0414 - a fixture
@@ -59,7 +59,7 @@ def pipeline(cls, of, parts):
     config.pop("_class_name")
     config["out_channels"] = parts.denoiser.sizes.out_channels
     transformer = diffusers.FluxTransformer2DModel(**config)
-    transformer.load_state_dict(keys.flux_to_diffusers(parts.denoiser.state_dict()))
+    transformer.load_state_dict(double_stream.flux_to_diffusers(parts.denoiser.state_dict()))
     pipe = getattr(diffusers, cls)(
         scheduler=scheduler,
         vae=parts.vae,
@@ -138,7 +138,7 @@ def same_step(of, parts, theirs, controls, text, size):
     ours.square().mean().backward()
     expected.square().mean().backward()
     gradients = {name: p.grad for name, p in parts.denoiser.named_parameters() if p.grad is not None}
-    theirs_by_name = keys.flux_to_bfl(
+    theirs_by_name = double_stream.flux_to_bfl(
         {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
     )
     parts.denoiser.zero_grad()

@@ -6,9 +6,8 @@ from safetensors.torch import load_file
 
 from library import families, methods
 from library.demo import summary
-from library.families.flux import keys
 from library.families.flux import random as flux_random
-from tests import flux_files
+from tests import double_stream, flux_files
 from tests.training import config_of, train
 
 CAPTIONS = ["zorb toy, red"]
@@ -103,7 +102,7 @@ def test_flux_through_the_converter(trained):
     stored = load_file(config.model.pretrained_model_name_or_path)
     known = {k: v for k, v in flux_files.diffusers_config(stored).items() if not k.startswith("_")}
     other = FluxTransformer2DModel(**known)
-    other.load_state_dict({name: tensor.float() for name, tensor in keys.flux_to_diffusers(stored).items()})
+    other.load_state_dict({name: tensor.float() for name, tensor in double_stream.flux_to_diffusers(stored).items()})
     converted, _ = flux_random.convert_for_diffusers(load_file(file), config)
     other.load_lora_adapter({f"transformer.{name}": tensor for name, tensor in converted.items()}, prefix="transformer")
     assert sum(name.endswith("lora_A.default_0.weight") for name, _ in other.named_parameters()) == matched
