@@ -79,7 +79,7 @@ def test_every_toml_builds_and_finds_its_files(demo, script):
     config = config_of(demo, script)
     assert config.compile.compile
     assert not list(families.family_for(config).problems())
-    assert not list(data.find_data_problems(config, config.grid))
+    assert not data.check_data(config, config.grid).problems
     assert not data.scan(config).warnings
     assert len(data.scan(config).buckets()) == 3
     assert not importers.of_others(read_toml(demo.configs[script]))

@@ -2,4 +2,4 @@
 
 from library.data.finding import scan
 from library.data.images import Image, ImageSet, summarise_images
-from library.data.preflight import Check, check_data, data_warnings, find_data_problems
+from library.data.preflight import Check, check_data

@@ -64,7 +64,7 @@ def test_caches_of_another_ground_are_made_anew_and_those_of_opaque_images_stay(
 
 
 def said(config, word):
-    return [warning for warning in data.data_warnings(config, 32) if word in str(warning)]
+    return [warning for warning in data.check_data(config, 32).warnings if word in str(warning)]
 
 
 def test_hidden_colours_are_counted(tmp_path):

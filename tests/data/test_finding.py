@@ -67,7 +67,7 @@ def test_the_stored_size_counts_and_not_the_turned_one(tmp_path):
     make.picture(tmp_path / "1_cat" / "a.jpg", (80, 48), exif=turned)
     config = make.config(tmp_path)
     assert data.scan(config).items[0].size == (80, 48)
-    assert any("EXIF" in str(warning) for warning in data.data_warnings(config, 32))
+    assert any("EXIF" in str(warning) for warning in data.check_data(config, 32).warnings)
 
 
 def test_captions_of_faces_and_of_several_lines(tmp_path):
@@ -325,12 +325,12 @@ def test_broken_metadata_is_named(tmp_path, text):
 
 def test_all_wrong_entries_of_metadata_are_named_in_plain_words(tmp_path):
     (tmp_path / "meta.json").write_text('{"a.png": "a cat", "b.png": null, "c.png": {}}')
-    problems = data.find_data_problems(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32)
+    problems = data.check_data(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32).problems
     wrong = (("a.png", "'a cat'"), ("b.png", "None"))
     said = [f"'{name}' must be an object with caption or tags, got {value}" for name, value in wrong]
     assert [str(problem).split(": ", 1)[1] for problem in problems] == said
     (tmp_path / "meta.jsonl").write_text('{"image_path": "a.png"}\n\n{"caption": "x"}')
-    (problem,) = data.find_data_problems(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32)
+    (problem,) = data.check_data(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32).problems
     assert "meta.jsonl, line 3: it must have image_path, or file_name and text" in str(problem)
 
 
@@ -341,9 +341,9 @@ def test_a_folder_given_twice_in_one_dataset_counts_once_and_is_told(tmp_path):
     path.write_text(f"[[datasets]]\nresolution = 64\n{subset}num_repeats = 3\n{subset}")
     config = make.config(None, dataset_config=str(path))
     assert [image.repeats for image in data.scan(config).items] == [3]
-    assert any("given again in one [[datasets]]" in str(warning) for warning in data.data_warnings(config, 32))
+    assert any("given again in one [[datasets]]" in str(warning) for warning in data.check_data(config, 32).warnings)
     path.write_text(f"[general]\nresolution = 64\n[[datasets]]\n{subset}[[datasets]]\n{subset}")
-    assert not any("given again" in str(warning) for warning in data.data_warnings(config, 32))
+    assert not any("given again" in str(warning) for warning in data.check_data(config, 32).warnings)
 
 
 def masked(tmp_path, masks):

@@ -80,5 +80,5 @@ def test_texts_and_records_hold_them(tmp_path):
 
 
 def test_an_image_folder_of_such_a_name_is_refused_in_a_sentence(odd):
-    (problem,) = data.find_data_problems(make.config(odd / f"1_{ODD}"), 32)
+    (problem,) = data.check_data(make.config(odd / f"1_{ODD}"), 32).problems
     assert "rename the folder" in str(problem) and str(problem).encode()

@@ -121,10 +121,10 @@ def test_without_the_option_nothing_is_turned_and_each_is_named(photos):
     for path, size in sizes.items():
         with Image.open(path) as image:
             assert image.size == size
-    (said,) = (warning for warning in data.data_warnings(config, 32) if "EXIF" in str(warning))
+    (said,) = (warning for warning in data.check_data(config, 32).warnings if "EXIF" in str(warning))
     assert str(said).startswith("7 images turned or mirrored") and said.fix == {"exif_rotation": True}
     assert not any(
-        "EXIF" in str(warning) for warning in data.data_warnings(replace_options(config, exif_rotation=True), 32)
+        "EXIF" in str(warning) for warning in data.check_data(replace_options(config, exif_rotation=True), 32).warnings
     )
 
 
@@ -226,7 +226,7 @@ def test_reference_images_turn_by_themselves(tmp_path):
         config = described(tmp_path, "flux_2_train_network", "control_directory", exif_rotation=upright)
         images = data.scan(config)
         assert images.items[0].controls[0].size == (SIZE[::-1] if upright else SIZE)
-        told = [str(warning) for warning in data.data_warnings(config, 16) if "EXIF" in str(warning)]
+        told = [str(warning) for warning in data.check_data(config, 16).warnings if "EXIF" in str(warning)]
         assert bool(told) is not upright and all(str(path) in text for text in told)
 
 
