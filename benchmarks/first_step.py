@@ -120,7 +120,7 @@ def drop(path: Path) -> str:
 def run_until_first_step(name: str, command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
     """One training: seconds until it said that it is ready, seen from outside, and what it said."""
     began, row = time.time(), dict[str, Any](case=name)
-    with log.open("w") as kept:
+    with log.open("w") as log_file:
         process = subprocess.Popen(
             command,
             env=environment,
@@ -132,7 +132,7 @@ def run_until_first_step(name: str, command: list[str], environment: dict[str, s
         )
         assert process.stdout
         for line in process.stdout:
-            kept.write(f"{time.time() - began:7.2f} {line}")
+            log_file.write(f"{time.time() - began:7.2f} {line}")
             if match := READY.search(line):
                 row |= {"ready_s": round(time.time() - began, 1), "own_s": float(match[1]), "phases": match[2]}
             elif "step 1/" in line:
@@ -185,7 +185,7 @@ def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[s
         flags = [part for pair in filter(None, more.split(",")) for part in f"--{pair}".split("=", 1)]
         title = f"{family}-{time.time() - began:.0f}-{name}"
         print(title, flush=True)
-        given = [
+        arguments = [
             "--config_file",
             str(toml),
             "--train_data_dir",
@@ -196,7 +196,7 @@ def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[s
             title,
             *flags,
         ]
-        return run_until_first_step(title, [*start, *given], environment, work / f"{title}.log")
+        return run_until_first_step(title, [*start, *arguments], environment, work / f"{title}.log")
 
     yield train("caches", plain, "max_train_steps=1")
     yield train("warm", plain)

@@ -89,10 +89,10 @@ def preset_cases(family: str, only: list[str] | None, size: str) -> list[PresetC
                 cap = float(path.stem.rpartition("-")[2].removesuffix("gb"))
                 room = int(min(max(cap, LEAST.get(family, LARGEST_MEMORY)), 64))
                 cases.append(PresetCase(family, kind, path.stem, flat_options(path), cap, room, size))
-    known = {case.name for case in cases}
+    names = {case.name for case in cases}
     for kind in PRESET_KINDS:
         for way in TABLES["ways"].get(f"{family} {kind}", ()):
-            if way["preset"] in known:
+            if way["preset"] in names:
                 values = flat_options(PROJECT_ROOT / "presets" / preset_folder(family) / f"{way['preset']}.toml")
                 for change in way.get("changes", ()):
                     values |= TABLES["changes"][change]
@@ -100,7 +100,7 @@ def preset_cases(family: str, only: list[str] | None, size: str) -> list[PresetC
                 values = {option: value for option, value in values.items() if value != ""}
                 room = max(way["gib"], LEAST.get(family, LARGEST_MEMORY))
                 cases.append(PresetCase(family, kind, way["name"], values, room=room, size=size))
-    return cases + (profiled(family, size) if PROFILED.get(family) in known else [])
+    return cases + (profiled(family, size) if PROFILED.get(family) in names else [])
 
 
 def profiled(family: str, size: str) -> list[PresetCase]:
@@ -112,16 +112,16 @@ def profiled(family: str, size: str) -> list[PresetCase]:
     from library.config.schema import flatten_sections as without_tables
     from library.recipes import preset_files
 
-    found, base = [], PROFILED[family]
+    cases, base = [], PROFILED[family]
     config = families.config_class(f"{family}_train_network")
     now = option_values(
         build_config(config, flat_options(PROJECT_ROOT / "presets" / family / f"{base}.toml"), notes=[])
     )
     for profile in preset_files.profiles():
-        if profile.is_profile and not (made := presets.apply(profile, config, now)).compile.compile_autotune:
-            tables = without_tables(changed(made))
-            found.append(PresetCase(family, "lora", f"{base} by {profile.path.stem}", tables, None, 24, size))
-    return found
+        if profile.is_profile and not (applied := presets.apply(profile, config, now)).compile.compile_autotune:
+            tables = without_tables(changed(applied))
+            cases.append(PresetCase(family, "lora", f"{base} by {profile.path.stem}", tables, None, 24, size))
+    return cases
 
 
 def choose_case(every: list[PresetCase], wanted: str) -> PresetCase:

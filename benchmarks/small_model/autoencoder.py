@@ -31,8 +31,8 @@ def read_pictures(folder: Path) -> Tensor:
     """All pictures of a folder, uint8 [N, 3, H, W]."""
     paths = sorted(folder.glob("*.png"))
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda path: np.asarray(Image.open(path).convert("RGB")), paths))
-    return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).contiguous()
+        pictures = list(pool.map(lambda path: np.asarray(Image.open(path).convert("RGB")), paths))
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
 
 
 def loss_of(vae: Any, pixels: Tensor) -> Tensor:
