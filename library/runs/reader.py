@@ -171,15 +171,10 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")[-lines:])
 
 
-def read_progress(run_id: str, since: int = 0) -> tuple[list[JsonObject], int]:
-    """Return the events after byte `since` of progress.jsonl, and the byte to continue from. KeyError for an unknown
-    run.
-    """
-    return read_events(registry.folder_of_run(run_id), since)
-
-
 def read_events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
-    """Like `read_progress`, for a folder. An incomplete line waits for the next call; a broken one is skipped."""
+    """Return the events after byte `since` of a run's progress.jsonl, and the byte to continue from. An incomplete line
+    waits for the next call; a broken one is skipped.
+    """
     try:
         with (folder / layout.PROGRESS).open("rb") as progress:
             progress.seek(0, 2)

@@ -25,13 +25,13 @@ def written(folder, sides):
         (folder / f"{number:02}.txt").write_text("red " * WORDS[number % len(WORDS)], encoding="utf-8")
 
 
-def losses_and_graphs(demo, script, folder, given, backend):
+def losses_and_graphs(demo, script, folder, options, backend):
     """The losses of a training without compiling and with it, and what the second says of its graphs."""
-    given = {"network_args": ONE_ADAPTER, **given}
-    eager = train(config_of(demo, script, output_dir=folder / "eager", **given))
+    options = {"network_args": ONE_ADAPTER, **options}
+    eager = train(config_of(demo, script, output_dir=folder / "eager", **options))
     changes = {"compile": True, "compile_backend": backend, "compile_fullgraph": True}
-    compiled = train(config_of(demo, script, output_dir=folder / "compiled", **given, **changes))
-    assert len(set(eager.losses)) == given["max_train_steps"]
+    compiled = train(config_of(demo, script, output_dir=folder / "compiled", **options, **changes))
+    assert len(set(eager.losses)) == options["max_train_steps"]
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)
     return compiled.facts["compile"]
 

@@ -36,11 +36,11 @@ INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
     indirect=["demo"],
     ids=("model", "model by size", "inner", "backends", "one learns"),
 )
-def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(made, values, sizes, graphs):
+def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(model_of, values, sizes, graphs):
     chosen = {name: value for name, value in values.items() if name == "network_args"}
-    losses, expected = made(FLUX, sizes, **chosen).gradients(sizes)
+    losses, expected = model_of(FLUX, sizes, **chosen).gradients(sizes)
     torch._dynamo.reset()
-    model = made(FLUX, sizes, compile=True, compile_fullgraph=True, **values)
+    model = model_of(FLUX, sizes, compile=True, compile_fullgraph=True, **values)
     actual = model.gradients(sizes)
     model.log.drain()
     told = model.log.summary()

@@ -142,7 +142,7 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "sentence"),
+    ("text", "options", "sentence"),
     [
         ("", {}, "there is no [[datasets]] table"),
         ("[[datasets]]\nresolution = 64\n", {}, "it has no [[datasets.subsets]] table with images"),
@@ -184,8 +184,8 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
         ),
     ],
 )
-def test_mistake_is_one_sentence(tmp_path, text, given, sentence):
-    (mistake,) = problems(tmp_path, text, **given)
+def test_mistake_is_one_sentence(tmp_path, text, options, sentence):
+    (mistake,) = problems(tmp_path, text, **options)
     assert mistake.startswith("in data.toml")
     assert mistake.endswith(sentence)
 

@@ -56,8 +56,8 @@ def sample(row):
     return "1024,1024" if "resolution" in row["key"] else "a/b" if kind == "path" else "2"
 
 
-def outcome(made, key):
-    return next(f for f in made.outcomes if f.key == key)
+def outcome(imported, key):
+    return next(f for f in imported.outcomes if f.key == key)
 
 
 @pytest.mark.parametrize("tab", TABS)

@@ -34,10 +34,10 @@ ar_buckets = [1.0]
 SMALL = {"pipeline_stages": 1, "epochs": 1, "optimizer": {"type": "adamw", "lr": 1e-4}}
 
 
-def flattened(found):
+def flattened(settings):
     return {
         f"{key}.{name}" if name else key
-        for key, value in found.items()
+        for key, value in settings.items()
         for name in (value if isinstance(value, dict) else [""])
     }
 

@@ -13,15 +13,15 @@ SIMPLE = {"model_family": "z_image", "model_type": "lora", "data_backend_config"
 KOHYA = {"LoRA_type": "Standard", "sdxl": True, "max_train_steps": 10}
 
 
-def outcome(made, key):
-    return next(key_outcome for key_outcome in made.outcomes if key_outcome.key == key)
+def outcome(imported, key):
+    return next(key_outcome for key_outcome in imported.outcomes if key_outcome.key == key)
 
 
 SCHNELL = {"network.type": "lora", "model.is_flux": True, "model.name_or_path": "black-forest-labs/FLUX.1-schnell"}
 
 
 @pytest.mark.parametrize(
-    ("found", "file"),
+    ("settings", "file"),
     [
         (of_aitoolkit({**TURBO, "model.assistant_lora_path": ADAPTER}), ADAPTER),
         (SIMPLE, ADAPTER.replace("_v2", "_v1")),
@@ -32,8 +32,8 @@ SCHNELL = {"network.type": "lora", "model.is_flux": True, "model.name_or_path": 
         ),
     ],
 )
-def test_an_adapter_of_the_hub_that_a_training_needs_merged_is_named(found, file):
-    imported = importers.import_content(found, CONFIGS)
+def test_an_adapter_of_the_hub_that_a_training_needs_merged_is_named(settings, file):
+    imported = importers.import_content(settings, CONFIGS)
     assert imported.config.network.base_weights == (file,) and not imported.problems
     assert not importers.import_content({**SIMPLE, "disable_assistant_lora": True}, CONFIGS).config.network.base_weights
 

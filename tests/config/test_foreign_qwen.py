@@ -96,8 +96,8 @@ ONETRAINER = {
 }
 
 
-def read(found):
-    imported = importers.import_content(found, CONFIGS)
+def read(settings):
+    imported = importers.import_content(settings, CONFIGS)
     assert imported.config.script == "qwen_image_train_network"
     return imported, flatten_sections(changed(imported.config))
 

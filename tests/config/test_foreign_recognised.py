@@ -23,30 +23,30 @@ def written(folder, name, found):
 
 @pytest.mark.parametrize("name", ["a.json", "a.yaml"])
 @pytest.mark.parametrize(
-    "found",
+    "settings",
     [
         {"learning_rate": 1e-4, "max_train_steps": 10},
         {"pretrained_model_name_or_path": "m", "output_dir": "o", "resolution": 1024, "seed": 1, "lora_rank": 8},
         {"network_module": "networks.lora", "network_dim": 8},
     ],
 )
-def test_a_flat_file_is_read_as_toml_alone(tmp_path, name, found):
+def test_a_flat_file_is_read_as_toml_alone(tmp_path, name, settings):
     """JSON and YAML with a few words that are ours by chance are files of some other program."""
     with pytest.raises(ConfigError, match="none of the programs"):
-        importers.import_file(written(tmp_path, name, found), CONFIGS)
+        importers.import_file(written(tmp_path, name, settings), CONFIGS)
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "words"),
+    ("name", "settings", "words"),
     [
         ("q.toml", {"arch": "Z-Image", "_source_script": "5_1.ps1", "network_dim": 8}, "qinglong"),
         ("a.yaml", {"transformer_path": "t", "lora_type": "lokr", "learning_rate": 1}, "AnimaLoraToolkit"),
         ("a.toml", {"transformer_path": "t", "lora_type": "lokr", "learning_rate": 1}, "AnimaLoraToolkit"),
     ],
 )
-def test_a_program_whose_files_are_not_read_is_named(tmp_path, name, found, words):
+def test_a_program_whose_files_are_not_read_is_named(tmp_path, name, settings, words):
     with pytest.raises(ConfigError, match=words):
-        importers.import_file(written(tmp_path, name, found), CONFIGS)
+        importers.import_file(written(tmp_path, name, settings), CONFIGS)
 
 
 @pytest.mark.parametrize("module", ["networks.lokr_anima", "networks.lora_krea", "networks.lora_flux2", "my.own"])
@@ -69,7 +69,7 @@ def test_an_algorithm_of_sd_scripts_has_to_be_fixed_and_how_is_reported(module):
 
 
 @pytest.mark.parametrize(
-    ("found", "script", "is_guess"),
+    ("settings", "script", "is_guess"),
     [
         ({"network_module": "networks.lora_flux", "network_dim": 8}, "flux_train_network", False),
         ({"network_module": "networks.lora_anima", "learning_rate": 1}, "anima_train_network", False),
@@ -80,14 +80,14 @@ def test_an_algorithm_of_sd_scripts_has_to_be_fixed_and_how_is_reported(module):
         ({"learning_rate": 1e-5}, "sdxl_train", True),
     ],
 )
-def test_a_script_that_the_file_does_not_state_is_a_guess(found, script, is_guess):
-    imported = importers.import_content(found, CONFIGS)
+def test_a_script_that_the_file_does_not_state_is_a_guess(settings, script, is_guess):
+    imported = importers.import_content(settings, CONFIGS)
     assert imported.config.script == script and bool(imported.guess) == is_guess
     assert str(imported.account()["guessed"]) == str(imported.guess)
     assert ("guessed" in imported.report()) == is_guess and (
         str(imported.guess) in map(str, imported.lines())
     ) == is_guess
-    assert not importers.import_content(found, CONFIGS, script).guess
+    assert not importers.import_content(settings, CONFIGS, script).guess
 
 
 def test_a_script_in_the_name_or_the_first_line_is_no_guess(tmp_path):
@@ -107,7 +107,7 @@ def test_what_is_preferred_is_chosen_where_several_fit():
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("settings", "words"),
     [
         ({"v2": True}, "Stable Diffusion 2"),
         ({"pretrained_model_name_or_path": "./models/v1-5-pruned.safetensors"}, r"Stable Diffusion 1\.5"),
@@ -116,9 +116,9 @@ def test_what_is_preferred_is_chosen_where_several_fit():
         ({"pretrained_model_name_or_path": "stabilityai/stable-diffusion-2-1"}, "Stable Diffusion 2"),
     ],
 )
-def test_an_older_model_is_not_taken_for_sdxl(found, words):
+def test_an_older_model_is_not_taken_for_sdxl(settings, words):
     with pytest.raises(ConfigError, match=words):
-        importers.import_content({"network_module": "networks.lora", "network_dim": 8, **found}, CONFIGS)
+        importers.import_content({"network_module": "networks.lora", "network_dim": 8, **settings}, CONFIGS)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
 
 
 @pytest.mark.parametrize(
-    "found",
+    "settings",
     [
         {"flux1_checkbox": True, "LoRA_type": "Flux1", "model_type": "chroma", "clip_l": "c", "guidance_scale": 3.5},
         of_aitoolkit({"network.type": "lora", "model.arch": "chroma", "model.name_or_path": "lodestones/Chroma1-HD"}),
@@ -56,8 +56,8 @@ def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
         },
     ],
 )
-def test_chroma_arrives_with_all_that_it_needs(found):
-    imported = importers.import_content(found, CONFIGS)
+def test_chroma_arrives_with_all_that_it_needs(settings):
+    imported = importers.import_content(settings, CONFIGS)
     model = imported.config.model
     assert (type(imported.config).script, model.model_type) == ("flux_train_network", "chroma")
     assert (model.apply_t5_attn_mask, model.guidance_scale, model.clip_l) == (True, 0.0, None)

@@ -81,9 +81,9 @@ EASY = {
 }
 
 
-def keys_of(found):
+def keys_of(settings):
     """The leaves of a file of LoRA_Easy_Training_Scripts."""
-    tables = [inner for table in found.values() if isinstance(table, dict) for inner in table.values()]
+    tables = [inner for table in settings.values() if isinstance(table, dict) for inner in table.values()]
     return {"subsets", "train_mode", *(key for inner in tables if isinstance(inner, dict) for key in inner)}
 
 
@@ -126,7 +126,7 @@ def test_prompts_and_weights_that_are_switched_off_there_are_off_here():
 
 
 @pytest.mark.parametrize(
-    ("found", "script"),
+    ("settings", "script"),
     [
         ({"model_train_type": "flux-lora", "network_module": "networks.lora_flux"}, "flux_train_network"),
         ({"model_train_type": "sdxl-finetune", "learning_rate": 1e-5}, "sdxl_train"),
@@ -136,8 +136,8 @@ def test_prompts_and_weights_that_are_switched_off_there_are_off_here():
         ),
     ],
 )
-def test_the_train_type_of_lora_scripts_chooses_the_script(found, script):
-    assert importers.import_content(found, CONFIGS).config.script == script
+def test_the_train_type_of_lora_scripts_chooses_the_script(settings, script):
+    assert importers.import_content(settings, CONFIGS).config.script == script
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ DATA = [
 ]
 
 
-def outcome(made, key):
-    return next(key_outcome for key_outcome in made.outcomes if key_outcome.key == key)
+def outcome(imported, key):
+    return next(key_outcome for key_outcome in imported.outcomes if key_outcome.key == key)
 
 
 def test_every_key_is_accounted_for_under_its_name_in_the_file():

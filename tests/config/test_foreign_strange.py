@@ -26,12 +26,12 @@ FILES = {
 WEIRD = [None, "", "nan", float("inf"), -1, 0, 1e30, "x", True, [], [1, "a"], [[]], [{}], {}, {"a": [1]}]
 
 
-def changed(found, value, inside=False):
+def changed(settings, value, inside=False):
     """Copies of a file, each with one value replaced, also within its tables."""
-    for key, old in found.items():
-        yield {**found, key: value}
+    for key, old in settings.items():
+        yield {**settings, key: value}
         if isinstance(old, dict) and not inside:
-            yield from ({**found, key: new} for new in changed(old, value, inside=True))
+            yield from ({**settings, key: new} for new in changed(old, value, inside=True))
 
 
 @pytest.mark.parametrize("program", FILES)

@@ -127,8 +127,8 @@ ONETRAINER = {
 }
 
 
-def fates(made):
-    return {outcome.key: outcome for outcome in made.outcomes}
+def fates(imported):
+    return {outcome.key: outcome for outcome in imported.outcomes}
 
 
 @pytest.fixture
@@ -245,15 +245,15 @@ def test_no_value_whatever_breaks_the_import(text):
             assert imported.report() and imported.lines() is not None
 
 
-def places(found, before=()):
-    for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+def places(settings, before=()):
+    for key, value in settings.items() if isinstance(settings, dict) else enumerate(settings):
         yield (*before, key)
         if isinstance(value, dict | list):
             yield from places(value, (*before, key))
 
 
-def changed_at(found, at, value):
-    copied = copy.deepcopy(found)
+def changed_at(settings, at, value):
+    copied = copy.deepcopy(settings)
     inner = copied
     for key in at[:-1]:
         inner = inner[key]

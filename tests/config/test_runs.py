@@ -175,7 +175,7 @@ def test_rule(script, given, words):
 
 
 @pytest.mark.parametrize(
-    ("script", "given", "words"),
+    ("script", "options", "words"),
     [
         (FLUX, {"min_snr_gamma": 5}, "min_snr_gamma has no effect here"),
         (FLUX, {"noise_offset": 0.05}, "noise_offset has no effect here"),
@@ -194,8 +194,8 @@ def test_rule(script, given, words):
         (SDXL, {"dataset_config": "d.toml", "train_data_dir": "x"}, "train_data_dir is not used"),
     ],
 )
-def test_what_does_nothing_is_reported(script, given, words):
-    assert any(words in str(note) for note in noted(script, **given))
+def test_what_does_nothing_is_reported(script, options, words):
+    assert any(words in str(note) for note in noted(script, **options))
 
 
 # What the page of kohya_ss writes for a FLUX LoRA: flat, with keys of its own, counts as switches, and so on.

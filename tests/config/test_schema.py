@@ -67,13 +67,13 @@ class Config:
             yield Problem("flag", "does nothing")
 
 
-def value(name, given):
-    config = build_config(Config, {name: given}, notes=[])
+def value(name, raw):
+    config = build_config(Config, {name: raw}, notes=[])
     return option_values(config)[name]
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "expected"),
+    ("name", "raw", "expected"),
     [
         ("flag", True, True),
         ("flag", 1, True),
@@ -119,14 +119,14 @@ def value(name, given):
         ("count", [4], 4),
     ],
 )
-def test_value_is_read(name, given, expected):
-    actual = value(name, given)
+def test_value_is_read(name, raw, expected):
+    actual = value(name, raw)
     assert actual == expected
     assert type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "sentence"),
+    ("name", "raw", "sentence"),
     [
         ("flag", 2, "flag must be true or false, got 2"),
         ("flag", "maybe", "flag must be true or false, got 'maybe'"),
@@ -147,9 +147,9 @@ def test_value_is_read(name, given, expected):
         ("rates", ["x"], "rates must be a number, or several, got 'x'"),
     ],
 )
-def test_wrong_value_is_one_sentence(name, given, sentence):
+def test_wrong_value_is_one_sentence(name, raw, sentence):
     with pytest.raises(ConfigError) as e:
-        value(name, given)
+        value(name, raw)
     assert str(e.value) == sentence
 
 

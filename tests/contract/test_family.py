@@ -40,10 +40,10 @@ def loaded(config):
     return family, family.load(torch.float32)
 
 
-def assert_equal(one, other):
+def assert_equal(first, other):
     """Two files hold the same tensors, bit for bit."""
-    assert one.keys() == other.keys()
-    assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []
+    assert first.keys() == other.keys()
+    assert [name for name, tensor in first.items() if not torch.equal(tensor, other[name])] == []
 
 
 def answer(family, parts):
@@ -147,12 +147,12 @@ def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script, 
     assert (from_file - base).abs().max() > 1e-3 * base.std()
 
 
-def same_end(one, other, start):
+def same_end(first, other, start):
     """Both runs have the same losses after step `start`, the same averages, rates, and the same file."""
     for name in ("loss", "avr_loss", "lr", "grad_norm"):
-        expected = {step: value for step, value in one.numbers(name).items() if step > start}
+        expected = {step: value for step, value in first.numbers(name).items() if step > start}
         assert other.numbers(name) == expected
-    assert_equal(one.tensors(), other.tensors())
+    assert_equal(first.tensors(), other.tensors())
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

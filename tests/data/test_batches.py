@@ -37,13 +37,13 @@ def batches_of(config, seed=5, rank=0, world=1, images=None):
     return Batches(images or data.scan(config), config, seed, rank, world)
 
 
-def same(one, other):
-    assert one.captions == other.captions and one.paths == other.paths
+def same(first, other):
+    assert first.captions == other.captions and first.paths == other.paths
     for name in ("latents", "pixels", "sizes", "weights", "mask"):
-        left, right = getattr(one, name), getattr(other, name)
+        left, right = getattr(first, name), getattr(other, name)
         assert (left is None and right is None) or torch.equal(left, right), name
-    assert (one.text is None) == (other.text is None)
-    assert all(torch.equal(one.text[key], other.text[key]) for key in one.text or {})
+    assert (first.text is None) == (other.text is None)
+    assert all(torch.equal(first.text[key], other.text[key]) for key in first.text or {})
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ def loaded(files, path, dtype=torch.float32, **values):
     return family(files | {"anima": path}, **values).load(dtype).denoiser.state_dict()
 
 
-def same(found, own):
-    return found.keys() == own.keys() and all(torch.equal(found[name], own[name]) for name in own)
+def same(tensors, own):
+    return tensors.keys() == own.keys() and all(torch.equal(tensors[name], own[name]) for name in own)
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])

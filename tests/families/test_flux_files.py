@@ -155,7 +155,7 @@ def test_everything_that_is_missing_is_reported_at_once(files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "given", "words"),
+    ("option", "paths", "words"),
     [
         ("pretrained_model_name_or_path", "t5xxl", ("a T5 text encoder", "flux1-dev.safetensors")),
         ("pretrained_model_name_or_path", "ae", ("a VAE", "flux1-dev.safetensors")),
@@ -164,8 +164,8 @@ def test_everything_that_is_missing_is_reported_at_once(files, tmp_path):
         ("ae", "flux", ("a FLUX.1 transformer", "ae.safetensors")),
     ],
 )
-def test_files_in_the_wrong_place_are_named(files, option, given, words):
-    only(family(files, **{option: files[given]}), f"{option}: ", *words)
+def test_files_in_the_wrong_place_are_named(files, option, paths, words):
+    only(family(files, **{option: files[paths]}), f"{option}: ", *words)
 
 
 def test_other_models_and_loras_are_named(files, tmp_path):

@@ -76,15 +76,15 @@ def oracle(model):
     return other
 
 
-def ask_oracle(other, given, mask=None):
+def ask_oracle(other, model_inputs, mask=None):
     return other(
-        hidden_states=given["img"],
-        encoder_hidden_states=given["txt"],
-        pooled_projections=given["y"],
-        timestep=given["timesteps"],
-        img_ids=given["img_ids"],
-        txt_ids=given["txt_ids"],
-        guidance=given["guidance"],
+        hidden_states=model_inputs["img"],
+        encoder_hidden_states=model_inputs["txt"],
+        pooled_projections=model_inputs["y"],
+        timestep=model_inputs["timesteps"],
+        img_ids=model_inputs["img_ids"],
+        txt_ids=model_inputs["txt_ids"],
+        guidance=model_inputs["guidance"],
         joint_attention_kwargs=None if mask is None else {"attention_mask": mask[:, None, None, :]},
         return_dict=False,
     )[0]

@@ -87,8 +87,8 @@ def slots(config):
     return {name: path for name, path in paths.items() if path and str(path).endswith(".safetensors")}
 
 
-def said(demo: Any, script: str, **given: Any) -> list[Any]:
-    return list(families.family_for(config_of(demo, script, **given)).problems())
+def said(demo: Any, script: str, **options: Any) -> list[Any]:
+    return list(families.family_for(config_of(demo, script, **options)).problems())
 
 
 def plain_tensors(config: Any) -> dict[str, torch.Tensor]:

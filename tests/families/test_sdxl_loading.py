@@ -28,9 +28,9 @@ def family(path, **options):
     return family_for(build_config(SdxlLora, {"pretrained_model_name_or_path": str(path), **options}))
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+def same(first, other):
+    return first.keys() == other.keys() and all(
+        first[name].dtype == other[name].dtype and torch.equal(first[name], other[name]) for name in first
     )
 
 

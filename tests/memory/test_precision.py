@@ -155,10 +155,10 @@ def test_losses_are_close_and_compiled_ones_too(demo, shapes, squares, tmp_path,
     def trained(name, **more):
         return training.train(training.config_of(demo, script, **options, **more, output_dir=tmp_path / name))
 
-    def assert_close(found, expected, losses, norms):
+    def assert_close(actual, expected, losses, norms):
         # A tiny model's loss is mostly noise, which it hardly predicts; gradients tell what it computes.
-        assert found.losses == pytest.approx(expected.losses, rel=losses)
-        assert found.numbers("grad_norm") == pytest.approx(expected.numbers("grad_norm"), rel=norms)
+        assert actual.losses == pytest.approx(expected.losses, rel=losses)
+        assert actual.numbers("grad_norm") == pytest.approx(expected.numbers("grad_norm"), rel=norms)
 
     wide, eight, only = trained("wide", **BF16), trained("eight", **FP8), trained("only", **BF16, fp8_base_unet=True)
     for values in (eight, only):

@@ -32,9 +32,9 @@ def layers(quantize=FORMATS["fp8"], bias=True):
     return exact, fast
 
 
-def away(found, wanted):
+def away(actual, wanted):
     """How far off, as a share of the size of each row."""
-    return ((found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max()
+    return ((actual.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max()
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -301,12 +301,12 @@ def full(demo, squares, tmp_path):
     return run
 
 
-def same(one, other, ending=""):
+def same(first, other, ending=""):
     from safetensors.torch import load_file
 
-    a, b = (load_file(outcome.file.with_stem(outcome.file.stem + ending)) for outcome in (one, other))
-    assert one.losses == other.losses
-    assert one.numbers("grad_norm") == other.numbers("grad_norm")
+    a, b = (load_file(outcome.file.with_stem(outcome.file.stem + ending)) for outcome in (first, other))
+    assert first.losses == other.losses
+    assert first.numbers("grad_norm") == other.numbers("grad_norm")
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 

@@ -15,8 +15,8 @@ from tests import training
 KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64, torch.bool)
 
 
-def same_bits(one, other):
-    return one.dtype == other.dtype and one.shape == other.shape and bits(one).equal(bits(other))
+def same_bits(first, other):
+    return first.dtype == other.dtype and first.shape == other.shape and bits(first).equal(bits(other))
 
 
 def bits(tensor):

@@ -18,8 +18,8 @@ def kind_of(preset):
     return next(made for made in map(config_class, RUNS) if (made.family, made.kind) == (preset.family, preset.kind))
 
 
-def config_of(preset, **given):
-    return build_config(kind_of(preset), {**read_toml(preset.path), **given}, notes=[])
+def config_of(preset, **options):
+    return build_config(kind_of(preset), {**read_toml(preset.path), **options}, notes=[])
 
 
 @pytest.mark.parametrize("preset", ADVISED, ids=lambda preset: preset.id)
@@ -59,7 +59,7 @@ def test_a_family_has_recipes_that_change_nothing_that_was_measured(family):
 
 
 @pytest.mark.parametrize(
-    ("family", "given", "purposes"),
+    ("family", "options", "purposes"),
     [
         ("sdxl", {}, ["character", "style"]),
         ("flux", {}, ["character", "style"]),
@@ -70,8 +70,8 @@ def test_a_family_has_recipes_that_change_nothing_that_was_measured(family):
         ("zimage", {"model_version": "turbo"}, ["character", "style"]),
     ],
 )
-def test_purposes_are_those_that_the_model_can_learn(family, given, purposes):
-    config = draft(config_class(families.lora_script(family)), given)
+def test_purposes_are_those_that_the_model_can_learn(family, options, purposes):
+    config = draft(config_class(families.lora_script(family)), options)
     assert [recipe.purpose for recipe in recipe_files.fitting_recipes(config)] == purposes
     assert recipe_files.choose_recipe(config, "nonsense").purpose == purposes[0]
 

@@ -29,16 +29,16 @@ def write(folder, *events):
 def test_events_go_on_where_the_last_look_stopped(tmp_path):
     folder = make(tmp_path)
     write(folder, {"kind": "step", "step": 1}, {"kind": "step", "step": 2})
-    events, at = reader.read_progress("cat-1")
+    events, at = reader.read_events(registry.folder_of_run("cat-1"))
     assert [event["step"] for event in events] == [1, 2]
     with (folder / "progress.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
-    assert reader.read_progress("cat-1", at) == ([], at)
+    assert reader.read_events(registry.folder_of_run("cat-1"), at) == ([], at)
     with (folder / "progress.jsonl").open("a") as file:
         file.write('ep": 3}\nnot json\n')
-    events, at = reader.read_progress("cat-1", at)
+    events, at = reader.read_events(registry.folder_of_run("cat-1"), at)
     assert [event["step"] for event in events] == [3]
-    assert reader.read_progress("cat-1", at) == ([], at)
+    assert reader.read_events(registry.folder_of_run("cat-1"), at) == ([], at)
 
 
 def test_progress_folds_events_into_what_a_panel_shows(tmp_path):

@@ -102,7 +102,7 @@ def test_what_is_reported_can_be_translated_where_it_is_read_and_holds_no_secret
         record.phase(Message("trying {settings}", settings="fp8"), 1, 2)
         record.event("warning", text=Message("canary-3 is wrong"))
         raise ConfigError(*problems)
-    [phase, warning, _] = reader.read_progress(record.id)[0]
+    [phase, warning, _] = reader.read_events(registry.folder_of_run(record.id))[0]
     assert str(phase["name"]) == "trying fp8" and phase["name"].arguments == {"settings": "fp8"}
     assert str(warning["text"]) == "*** is wrong"
     error = reader.find_run(record.id).error

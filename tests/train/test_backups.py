@@ -295,10 +295,10 @@ def test_a_folder_is_never_there_in_part(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir())[0].name.endswith(".tmp")
 
 
-@pytest.mark.parametrize("given", [-1, "nan", "inf", "soon"])
-def test_no_number_of_minutes(given):
+@pytest.mark.parametrize("options", [-1, "nan", "inf", "soon"])
+def test_no_number_of_minutes(options):
     with pytest.raises(ConfigError, match="save_state_every_n_minutes"):
-        build_config(config_class("flux_train_network"), {"save_state_every_n_minutes": given})
+        build_config(config_class("flux_train_network"), {"save_state_every_n_minutes": options})
 
 
 def test_nothing_is_the_default_as_upstream():

@@ -85,8 +85,8 @@ class Run:
         return [value.clone() for value in tensors if isinstance(value, torch.Tensor)], estimates
 
 
-def same(one, other):
-    return one[1] == other[1] and all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+def same(first, other):
+    return first[1] == other[1] and all(torch.equal(a, b) for a, b in zip(first[0], other[0], strict=True))
 
 
 def changed_arguments(name):

@@ -331,10 +331,10 @@ MEASURED = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "batch", "given", "peak", "step"), MEASURED)
-def test_the_estimate_is_near_to_what_was_measured(cls, batch, given, peak, step, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("cls", "batch", "options", "peak", "step"), MEASURED)
+def test_the_estimate_is_near_to_what_was_measured(cls, batch, options, peak, step, monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
-    needed = needs(cls, train_batch_size=batch, **given)
+    needed = needs(cls, train_batch_size=batch, **options)
     tensors = sum(size for part, size in needed.parts.items() if part != "driver")
     assert tensors == pytest.approx(peak, rel=0.08) and needed.step == pytest.approx(step, rel=0.12)
 

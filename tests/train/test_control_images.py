@@ -84,23 +84,23 @@ def run(demo, pairs, fill_model, tmp_path):
     return start
 
 
-def use_tools(made, base):
+def use_tools(outcome, base):
     """Merge a LoRA, verify it, get it back from the merged model, resize it, and convert it to other names and back."""
-    merged = merge.merge_into_checkpoint(base, [(made.file, 1.0)], made.file.with_name("merged.safetensors"))
-    assert merged.modules == len({name.split(".")[0] for name in made.tensors()})
-    assert not verify.verify_lora(made.file, base).problems
+    merged = merge.merge_into_checkpoint(base, [(outcome.file, 1.0)], outcome.file.with_name("merged.safetensors"))
+    assert merged.modules == len({name.split(".")[0] for name in outcome.tensors()})
+    assert not verify.verify_lora(outcome.file, base).problems
     assert load_file(merged.path).keys() == load_file(base).keys()
     choices = extract.ExtractOptions(rank=8, min_diff=0)
-    back = extract.extract_lora(merged.path, base, made.file.with_name("back.safetensors"), choices=choices)
+    back = extract.extract_lora(merged.path, base, outcome.file.with_name("back.safetensors"), choices=choices)
     assert any("single_blocks_0_linear1" in name for name in load_file(back.path))
     small = resize.resize_lora(
-        made.file, made.file.with_name("small.safetensors"), choices=resize.ResizeOptions(rank=2)
+        outcome.file, outcome.file.with_name("small.safetensors"), choices=resize.ResizeOptions(rank=2)
     )
     assert {new for _, new in small.ranks.values()} <= {1, 2}
-    there = convert.convert_lora(made.file, made.file.with_name("there.safetensors"), to="diffusers")
+    there = convert.convert_lora(outcome.file, outcome.file.with_name("there.safetensors"), to="diffusers")
     assert any(name.startswith("transformer.single_transformer_blocks.0.") for name in load_file(there))
-    again = convert.convert_lora(there, made.file.with_name("again.safetensors"), to="kohya")
-    assert load_file(again).keys() == made.tensors().keys()
+    again = convert.convert_lora(there, outcome.file.with_name("again.safetensors"), to="kohya")
+    assert load_file(again).keys() == outcome.tensors().keys()
 
 
 @pytest.mark.parametrize("kind", ["kontext", "fill"])
@@ -170,11 +170,11 @@ def test_eight_bits_and_lycoris(run, values):
     assert all(map(math.isfinite, outcome.losses)) and len(outcome.losses) == 2
 
 
-@pytest.mark.parametrize("given", [DISK, {"data": "bare", "random_masks": 3}])
-def test_a_resumed_training_goes_on_as_it_would_have(run, given):
-    straight = run("fill", max_train_steps=4, save_every_n_steps=2, save_state=True, output_name="m", **given)
+@pytest.mark.parametrize("options", [DISK, {"data": "bare", "random_masks": 3}])
+def test_a_resumed_training_goes_on_as_it_would_have(run, options):
+    straight = run("fill", max_train_steps=4, save_every_n_steps=2, save_state=True, output_name="m", **options)
     state = straight.file.parent / "m-step00000002-state"
-    resumed = run("fill", max_train_steps=4, resume=state, **given)
+    resumed = run("fill", max_train_steps=4, resume=state, **options)
     assert resumed.losses == straight.losses[2:]
     assert all(torch.equal(tensor, resumed.tensors()[name]) for name, tensor in straight.tensors().items())
 

@@ -51,10 +51,10 @@ def answers(family, parts):
     return text, family.predict(parts.denoiser, noised(family, parts), text, SIZE)
 
 
-def closely(one, other, base):
+def closely(first, other, base):
     """Equal up to rounding, and different from what it was without adapters."""
-    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(base.std()))
-    assert (one - base).abs().max() > 0.02 * base.std()
+    torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-3 * float(base.std()))
+    assert (first - base).abs().max() > 0.02 * base.std()
 
 
 def test_sdxl_through_load_lora_weights(trained, caplog):

@@ -29,10 +29,10 @@ def full(demo, squares, tmp_path):
     return run
 
 
-def same(one, other):
-    a, b = one.tensors(), other.tensors()
+def same(first, other):
+    a, b = first.tensors(), other.tensors()
     assert a.keys() == b.keys()
-    return one.losses == other.losses and all(torch.equal(a[name], b[name]) for name in a)
+    return first.losses == other.losses and all(torch.equal(a[name], b[name]) for name in a)
 
 
 # ---- what learns

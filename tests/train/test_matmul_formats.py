@@ -34,8 +34,8 @@ def start(demo, squares, tmp_path, monkeypatch):  # noqa: F811
     return begin
 
 
-def said(found):
-    lines = (found.folder / "log.txt").read_text(encoding="utf-8").splitlines()
+def said(outcome):
+    lines = (outcome.folder / "log.txt").read_text(encoding="utf-8").splitlines()
     (line,) = [line for line in lines if line.startswith("Matrix products")]
     return line
 

@@ -83,15 +83,17 @@ class Hub:
 
 
 @pytest.fixture(scope="module")
-def kept():
+def baseline():
     """What a training learned that nothing has disturbed; filled by the first test that trains one."""
     return {}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_warning(run, kept, fault, monkeypatch):
-    if not kept:
-        kept |= run("undisturbed").tensors()
+def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_warning(
+    run, baseline, fault, monkeypatch
+):
+    if not baseline:
+        baseline |= run("undisturbed").tensors()
     monkeypatch.setattr(Hub, "fault", FAULTS[fault])
     failed = set()
     for place, name in PLACES:
@@ -108,7 +110,7 @@ def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_w
     monkeypatch.undo()
     assert disturbed.facts["state"] == "finished" and disturbed.facts["error"] is None
     assert disturbed.losses and len(disturbed.losses) == STEPS
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in disturbed.tensors().items())
+    assert all(torch.equal(tensor, baseline[name]) for name, tensor in disturbed.tensors().items())
     said = [str(event["text"]) for event in disturbed.events("warning")]
     assert (Sampler, "latents") in failed and (validation.ValidationRunner, "_loss") in failed
     assert sum("a sample is left out" in text for text in said) == STEPS + 1
@@ -116,9 +118,9 @@ def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_w
     assert sum("could not be uploaded" in text for text in said) == STEPS + 1
 
 
-def test_samples_that_do_not_fit_are_decoded_in_tiles_and_the_training_is_unchanged(run, kept, monkeypatch):
-    if not kept:
-        kept |= run("undisturbed").tensors()
+def test_samples_that_do_not_fit_are_decoded_in_tiles_and_the_training_is_unchanged(run, baseline, monkeypatch):
+    if not baseline:
+        baseline |= run("undisturbed").tensors()
 
     def fails(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -128,7 +130,7 @@ def test_samples_that_do_not_fit_are_decoded_in_tiles_and_the_training_is_unchan
     outcome = run("tiled")
     assert [str(event["text"]) for event in outcome.events("warning")] == [samples.DECODED["tiles"]]
     assert len(outcome.events("sample")) == 2 * (STEPS + 1) and not outcome.events("sample_failed")
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in outcome.tensors().items())
+    assert all(torch.equal(tensor, baseline[name]) for name, tensor in outcome.tensors().items())
 
 
 def test_prompts_that_cannot_be_encoded_at_first_are_encoded_when_they_are_needed(run, monkeypatch):
@@ -180,10 +182,10 @@ def test_a_vae_that_does_not_fit_on_the_gpu_decodes_where_it_is(run, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["decoded", "sampled", "validated"])
-def test_each_place_beside_the_training_fails_alone(run, kept, name, monkeypatch):
+def test_each_place_beside_the_training_fails_alone(run, baseline, name, monkeypatch):
     """With the places before it in order, at every step."""
-    if not kept:
-        kept |= run("undisturbed").tensors()
+    if not baseline:
+        baseline |= run("undisturbed").tensors()
     owner = Sampler if name == "decoded" else Journal
 
     def fails(*_):
@@ -192,7 +194,7 @@ def test_each_place_beside_the_training_fails_alone(run, kept, name, monkeypatch
     monkeypatch.setattr(owner, name, fails)
     disturbed = run("disturbed")
     assert disturbed.facts["state"] == "finished"
-    assert all(torch.equal(tensor, kept[key]) for key, tensor in disturbed.tensors().items())
+    assert all(torch.equal(tensor, baseline[key]) for key, tensor in disturbed.tensors().items())
     said = [str(event["text"]) for event in disturbed.events("warning")]
     assert sum("broken" in text and "goes on" in text for text in said) == STEPS + (name != "validated")
 

@@ -181,10 +181,12 @@ WARMUPS = [  # optimizer, its arguments, and those that keep a warm-up of 10 ste
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "given", "kept"), WARMUPS)
+@pytest.mark.parametrize(("optimizer", "arguments", "kept"), WARMUPS)
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_the_warmup_of_an_optimizer_without_a_schedule_becomes_an_argument_of_its_own(optimizer, given, kept, schedule):
-    values = {"optimizer_type": optimizer, "optimizer_args": given, "lr_scheduler": schedule, "lr_warmup_steps": 10}
+def test_the_warmup_of_an_optimizer_without_a_schedule_becomes_an_argument_of_its_own(
+    optimizer, arguments, kept, schedule
+):
+    values = {"optimizer_type": optimizer, "optimizer_args": arguments, "lr_scheduler": schedule, "lr_warmup_steps": 10}
     if schedule == "constant":  # refused, as for any optimizer
         with pytest.raises(ConfigError) as refused:
             config(**values)

@@ -61,15 +61,15 @@ class Toy(nn.Sequential):
         optimizers.train_mode(optimizer)
         return optimizer
 
-    def steps(self, made, first, last):
+    def steps(self, optimizer, first, last):
         """Losses of some steps, all with the same images."""
         found = []
         for _ in range(first, last):
             images = torch.randn(4, 4, 64, generator=torch.Generator().manual_seed(1)).to(self[0].weight.dtype)
             loss = (self(images) - 1).square().mean()
             loss.backward()
-            made.step()
-            made.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             found.append(loss.item())
         return found
 
@@ -82,8 +82,8 @@ def copied(state):
     return torch.load(file, weights_only=True)
 
 
-def equal(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+def equal(first, other):
+    return all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

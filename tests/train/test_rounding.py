@@ -110,13 +110,13 @@ def gradients(method, step=0, scale=1.0):
         p.grad = (torch.randn(p.shape, generator=chance) * scale).to(p.dtype)
 
 
-def stepped(method, steps, made=None, first=0, **values):
-    made = made or optimizers.make_optimizer(method, config(**values), 7)
+def stepped(method, steps, optimizer=None, first=0, **values):
+    optimizer = optimizer or optimizers.make_optimizer(method, config(**values), 7)
     for step in range(first, first + steps):
         gradients(method, step)
-        made.step()
-        made.zero_grad()
-    return made
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
 
 
 @pytest.mark.parametrize("half", [HALF, {"mixed_precision": "bf16"}], ids=["full_bf16", "loaded in bf16"])
@@ -379,7 +379,7 @@ def test_each_gradient_is_clipped_alone():
     assert optimizer.norm() is None
 
 
-def most_alive(method, made):
+def most_alive(method, optimizer):
     """The most bytes of gradients that existed at once during a backward pass, wherever they are held."""
     alive, most = [], 0
 
@@ -390,8 +390,8 @@ def most_alive(method, made):
 
     for p in method.parameters():
         p.register_post_accumulate_grad_hook(note)
-    if isinstance(made, fused_step.PartitionedOptimizer) and not made.bundles[0].waiting:
-        made.step_early(1.0)
+    if isinstance(optimizer, fused_step.PartitionedOptimizer) and not optimizer.bundles[0].waiting:
+        optimizer.step_early(1.0)
     backward(method, 0)
     return most
 

@@ -49,10 +49,6 @@ MODULATIONS = ("time_in.", "vector_in.", SWAPPED, "img_mod.", "txt_mod.", "modul
 APPROXIMATOR = "distilled_guidance_layer."
 
 
-def is_diffusers(names: Iterable[str]) -> bool:
-    return TREES.is_diffusers(names)
-
-
 def count_flux_blocks(names: Iterable[str]) -> dict[str, int]:
     double, single = TREES.counts(names)
     return {"DoubleStreamBlock": double, "SingleStreamBlock": single}
