@@ -1,6 +1,5 @@
 """The training, to be read from top to bottom."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +14,16 @@ from library.config.problems import Message
 from library.config.run_config import RunConfig
 from library.data import encoding, held_out, text_encoding
 from library.data.batch import Batch
-from library.data.caches import LATENT
 from library.data.images import ImageSet
-from library.data.loading import Batches, Kind, latent_area
+from library.data.loading import Batches
 from library.distributed.world import World
 from library.families.base import Family, ModelComponents
 from library.families.shared import file_identity
 from library.imports import without_collecting
-from library.measuring import timing
-from library.measuring.model_stats import model_stats
-from library.measuring.operations import data_sheet_rate, operations_of_image
 from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
-from library.train import beside
+from library.train import beside, utilization
 from library.train.compiling import autotune, matmul_formats
 from library.train.compiling.precompile import Precompiler
 from library.train.compiling.trial_passes import TrialPasses
@@ -208,11 +203,11 @@ def log_utilization(training: Training) -> None:
     seconds = training.step_log.meter.speed(training.clock.step).get("s_it")
     if not seconds or training.world.device.type != "cuda" or not training.world.main:
         return
-    operations = step_operations(training.config, training.batches.kinds())
-    reached = utilization(operations, seconds, training.world.device)
+    operations = utilization.step_operations(training.config, training.batches.kinds())
+    reached = utilization.utilization(operations, seconds, training.world.device)
     if reached:
         training.journal.note(utilization=reached)
-        training.journal.say(utilization_sentence(reached))
+        training.journal.say(utilization.utilization_sentence(reached))
 
 
 def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
@@ -266,35 +261,3 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
     updates.zero_grad()
     updates.average_weights(clock.step)
     return {**numbers, **requests}, losses
-
-
-def step_operations(config: RunConfig, kinds: Counter[Kind]) -> float:
-    """Return the floating point operations of a mean step of one process, by the kinds of its batches
-    (`Batches.kinds`).
-    """
-    model, done = model_stats(config), 0.0
-    for kind, number in kinds.items():
-        width, height = kind[2], latent_area(kind) // (kind[0] * kind[2])  # of one picture with as many pixels
-        done += number * kind[0] * operations_of_image(config, model, (width * LATENT, height * LATENT))
-    return done / kinds.total() * config.steps.gradient_accumulation_steps
-
-
-def utilization(operations: float, seconds: float, device: torch.device) -> dict[str, float]:
-    """Return TFLOP/s of such steps, the GPU's peak, and their ratio; empty on a CPU.
-
-    The peak is the data sheet's for bf16, or measured for an unknown GPU if memory is left.
-    """
-    if device.type != "cuda":
-        return {}
-    rate = data_sheet_rate(torch.cuda.get_device_name(device))
-    try:
-        rate = rate or timing.matmul_rate(device, torch.bfloat16)["tflops"]
-    except torch.OutOfMemoryError:
-        return {}
-    reached = operations / seconds / 1e12
-    return {"tflops": round(reached, 1), "gpu_tflops": rate, "share": round(reached / rate, 3)}
-
-
-def utilization_sentence(reached: dict[str, float]) -> str:
-    rates = f"about {reached['tflops']:.3g} of {reached['gpu_tflops']:g} TFLOP/s"
-    return f"The steps reached {reached['share']:.0%} of this GPU's bf16 matrix rate ({rates})."

@@ -61,7 +61,7 @@ def quantize_rows_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _forward_fp8(layer: Any, x: Tensor) -> Tensor:
     """x [..., in] -> [..., out] in bfloat16, with input and weight in 8 bits."""
     if quantization.is_one_row(x):
-        return quantization.multiplied(x.to(torch.bfloat16), layer.weight, layer.weight_scale, layer.bias)
+        return quantization.multiply_one_row(x.to(torch.bfloat16), layer.weight, layer.weight_scale, layer.bias)
     if x.dim() == 2:  # one row per image is bound by reading the weight, which 8-bit products do not speed up
         weight = layer.weight.to(torch.bfloat16) * layer.weight_scale[:, None].to(torch.bfloat16)
         return F.linear(x.to(torch.bfloat16), weight, _bias(layer))

@@ -62,7 +62,7 @@ def _forward_dequantized(layer: Any, x: Tensor) -> Tensor:
     """Compute the layer in the compute dtype with the dequantized weight."""
     dtype = wanted_type(x)
     if quantization.is_one_row(x):
-        return quantization.multiplied(x.to(dtype), layer.weight, layer.weight_scale, layer.bias)
+        return quantization.multiply_one_row(x.to(dtype), layer.weight, layer.weight_scale, layer.bias)
     scale = layer.weight_scale.view(-1, *[1] * (layer.weight.dim() - 1))
     weight = (layer.weight * scale).to(dtype)
     bias = None if layer.bias is None else layer.bias.to(dtype)
