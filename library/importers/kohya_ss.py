@@ -7,7 +7,7 @@ from library.config.problems import ConfigError, Message, MessageLike, option_na
 from library.config.values import split_words
 from library.importers import flat, kohya_adapters, kohya_launch, kohya_learning
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ONLY, chooses_chroma, describe, load_tables, say_nearest, set_by
+from library.importers.shared import chooses_chroma, describe, load_tables, other_model_error, say_nearest, set_by
 
 TRAINER = "kohya_ss"
 APPLIES_EXIF = False  # as sd-scripts
@@ -44,12 +44,7 @@ def tab_of(settings: JsonMapping) -> str:
     """
     for other in KOHYA_TABLES["other_tabs"]:
         if settings.keys() & set(other["keys"]):
-            raise ConfigError(
-                "this file of {trainer} is for {what}, which is not trained here: use {trainer}; {advice}",
-                trainer=TRAINER,
-                what=other["title"],
-                advice=ONLY,
-            )
+            raise other_model_error(TRAINER, other["title"])
     if settings.keys() & set(KOHYA_TABLES["only_textual_inversion"]):
         return "textual-inversion"
     if {"LoRA_type", "network_dim", "unet_lr"} & settings.keys():
