@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, MessageLike
@@ -29,7 +29,7 @@ class Curve:
     `before` is the curve of the resumed run, and `at` the step of its state, if known. The first own step settles it.
     """
 
-    def __init__(self, before: "Curve | None" = None, at: int | None = None) -> None:
+    def __init__(self, before: Self | None = None, at: int | None = None) -> None:
         self.points: list[tuple[int, float, float]] = []  # step, loss, smoothed loss
         self.rates: list[tuple[int, dict[str, float]]] = []  # step, rates by name
         self.resumed: list[int] = []  # steps after which it was resumed
