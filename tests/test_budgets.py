@@ -31,15 +31,15 @@ class Found(NamedTuple):
 @cache
 def looked_at(path: Path) -> Found:
     tree = source.tree(path)
-    found = Found([], [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], [], [])
+    code_facts = Found([], [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], [], [])
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.functions.append((node.name, (node.end_lineno or node.lineno) - node.lineno + 1))
+            code_facts.functions.append((node.name, (node.end_lineno or node.lineno) - node.lineno + 1))
         elif isinstance(node, ast.ClassDef):
-            found.classes.append((node.name, node.lineno))
+            code_facts.classes.append((node.name, node.lineno))
         said = [getattr(node, name, None) for name in ("annotation", "returns")]
-        found.annotations.extend(ast.unparse(annotation) for annotation in said if isinstance(annotation, ast.AST))
-    return found
+        code_facts.annotations.extend(ast.unparse(annotation) for annotation in said if isinstance(annotation, ast.AST))
+    return code_facts
 
 
 def test_files_are_short():

@@ -113,8 +113,8 @@ def test_other_peoples_files_are_left_alone(tmp_path, capsys):
     older = tmp_path / "demo-2"
     older.mkdir()
     (older / files.RECORD).write_text(json.dumps({"demo": "made by another version"}))
-    made = files.prepare_demo(mine, ())
-    assert made.folder == tmp_path / "demo-3"
+    demo = files.prepare_demo(mine, ())
+    assert demo.folder == tmp_path / "demo-3"
     assert list(mine.iterdir()) == [mine / "thesis.txt"]
     assert "using" in capsys.readouterr().out
 

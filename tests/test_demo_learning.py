@@ -30,12 +30,12 @@ def demo(tmp_path_factory):
 
 
 def test_every_machine_draws_the_same_dozen_zorbs(tmp_path):
-    one, other = (zorb.write_zorbs(tmp_path / name) for name in "ab")
-    names = sorted(path.relative_to(one) for path in one.rglob("*.*"))
+    left, other = (zorb.write_zorbs(tmp_path / name) for name in "ab")
+    names = sorted(path.relative_to(left) for path in left.rglob("*.*"))
     assert len([name for name in names if name.suffix == ".png"]) == 12
     for name in names:
-        assert (one / name).read_bytes() == (other / name).read_bytes()
-    with Image.open(next(one.rglob("01.png"))) as first:
+        assert (left / name).read_bytes() == (other / name).read_bytes()
+    with Image.open(next(left.rglob("01.png"))) as first:
         assert first.size == (zorb.SIDE, zorb.SIDE)
 
 

@@ -38,13 +38,13 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands() -> list[tuple[str, str]]:
     """Every `kohya ...` line of a bash block, with its page; continued lines joined, remarks left out."""
-    found = []
+    lines = []
     for page in GUIDES:
         for line in "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines():
             words = " ".join(line.partition(" # ")[0].split())
             if words.startswith("kohya ") and not PLACEHOLDER.search(words):
-                found.append((name_of(page), words))
-    return found
+                lines.append((name_of(page), words))
+    return lines
 
 
 def anchors(page: Path) -> set[str]:

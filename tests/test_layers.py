@@ -259,9 +259,9 @@ def test_the_page_and_the_options_never_touch_torch():
 
 def test_no_import_goes_round_in_circles():
     graph: dict[str, set[str]] = {}
-    for module, found in every_import():
-        if found.when == "load" and found.name.split(".")[0] in source.OURS:
-            graph.setdefault(module, set()).add(found.name)
+    for module, entry in every_import():
+        if entry.when == "load" and entry.name.split(".")[0] in source.OURS:
+            graph.setdefault(module, set()).add(entry.name)
     done: set[str] = set()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
@@ -278,7 +278,7 @@ def test_no_import_goes_round_in_circles():
 @cache
 def packages_of(module: str) -> frozenset[str]:
     """The packages of others that are loaded with a module of ours."""
-    modules, loaded, waiting, found = by_name(), set(), [module], set()
+    modules, loaded, waiting, packages = by_name(), set(), [module], set()
     while waiting:
         name = waiting.pop()
         while name not in modules and name:
@@ -290,8 +290,8 @@ def packages_of(module: str) -> frozenset[str]:
             if imported.when == "load" and imported.name.split(".")[0] in source.OURS:
                 waiting.append(imported.name)
             elif imported.when == "load":
-                found |= brought_by(imported.name)
-    return frozenset(found - sys.stdlib_module_names)
+                packages |= brought_by(imported.name)
+    return frozenset(packages - sys.stdlib_module_names)
 
 
 @cache

@@ -148,9 +148,9 @@ def test_a_run_that_fails_is_a_row_and_is_tried_again(tmp_path, monkeypatch):
     few = ["--seeds", "2", "--workers", "2", "--families", "flux", "--methods", "lora"]
     asked = asked_for(tmp_path, *few, "--settings", "float32", "fused backward")
     quality.run_all(asked)
-    found = {(row["setting"], row["seed"]): row for row in quality_report.read_rows(tmp_path / "out")}
-    assert found["float32", 1]["failed"] == "error: no such file" and "failed" not in found["float32", 2]
-    assert "no effect" in found["fused backward", 1]["left_out"] and len(found) == 3
+    rows_by_key = {(row["setting"], row["seed"]): row for row in quality_report.read_rows(tmp_path / "out")}
+    assert rows_by_key["float32", 1]["failed"] == "error: no such file" and "failed" not in rows_by_key["float32", 2]
+    assert "no effect" in rows_by_key["fused backward", 1]["left_out"] and len(rows_by_key) == 3
     monkeypatch.setattr(Ended, "__init__", lambda self, code: setattr(self, "exitcode", 0))
     quality.run_all(asked)
     assert not any("failed" in row for row in quality_report.read_rows(tmp_path / "out"))

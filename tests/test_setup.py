@@ -60,9 +60,9 @@ def run(project: Path, *arguments: str, **environment: str) -> subprocess.Comple
 
 def function(call: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Call one function of setup.sh."""
-    given = {**os.environ, **environment}
+    inherited = {**os.environ, **environment}
     script = f"source '{source.ROOT / 'setup.sh'}'; {call}"
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=given, check=False)
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=inherited, check=False)
 
 
 @pytest.fixture
@@ -412,19 +412,19 @@ def test_the_locks_have_every_version_with_hashes_and_no_index():
     constraints = dict(
         line.split("==") for line in (source.ROOT / "constraints.txt").read_text().split() if "==" in line
     )
-    found = {}
+    locked = {}
     for name in installation.LOCKS:
         text = installation.lock_file(name).read_text(encoding="utf-8")
         blocks = locked_packages.split_lock(text)
         assert "://" not in text and all(block.count("--hash=sha256:") >= 1 for block in blocks)
         packages = [Requirement(block.partition(" \\")[0]) for block in blocks]
-        found[name] = {package.name: str(package.specifier).removeprefix("==") for package in packages}
-        assert len(found[name]) == len(blocks) == len(re.findall(r"^[^#\s]", text, re.M))
-    everywhere = {name: version for versions in found.values() for name, version in versions.items()}
+        locked[name] = {package.name: str(package.specifier).removeprefix("==") for package in packages}
+        assert len(locked[name]) == len(blocks) == len(re.findall(r"^[^#\s]", text, re.M))
+    everywhere = {name: version for versions in locked.values() for name, version in versions.items()}
     assert everywhere == {name: version for name, version in constraints.items() if name != "torch"}
-    assert found["user"].items() < found["dev"].items() and set(found["build"]) == {"pip", "setuptools", "uv"}
+    assert locked["user"].items() < locked["dev"].items() and set(locked["build"]) == {"pip", "setuptools", "uv"}
     project = tomllib.loads((source.ROOT / "pyproject.toml").read_text())["project"]
     needed = {"user": project["dependencies"], "dev": [*project["optional-dependencies"]["dev"]]}
     for kind, lines in needed.items():
         names = {Requirement(line).name.lower().replace("_", "-") for line in lines}
-        assert names - {"torch"} <= set(found[kind])
+        assert names - {"torch"} <= set(locked[kind])

@@ -64,7 +64,7 @@ def test_losses_are_those_that_were_kept(script, way, demo, shapes, tmp_path):  
     recorded = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"machine": "", "losses": {}}
     machine, name = f"{torch.cuda.get_device_name()}, torch {torch.__version__}", f"{script}: {way}"
     if os.environ.get("KOHYA_RECORD_GPU_LOSSES"):
-        recorded = {"machine": machine, "losses": recorded["losses"] | {name: [round(one, 6) for one in losses]}}
+        recorded = {"machine": machine, "losses": recorded["losses"] | {name: [round(loss, 6) for loss in losses]}}
         write_atomic(KEPT, json.dumps(recorded, indent=1) + "\n")
     assert name in recorded["losses"], "set KOHYA_RECORD_GPU_LOSSES=1 once, on a GPU"
     apart = max(abs(a - b) / abs(b) for a, b in zip(losses, recorded["losses"][name], strict=True))

@@ -169,7 +169,7 @@ WALKS: dict[str, tuple[Any, str, PlanState]] = {
     "failing before anything is proven": (lambda _: Training().fail(), "COMPILE FAIL", PlanState.GIVEN_UP),
     "failing in a later step": (lambda _: Training().prepare().fail(), "COMPILE PROVE FAIL", PlanState.GIVEN_UP),
     "failing though no block is compiled": (
-        lambda given: too_few_steps_left(given).fail(),
+        lambda step_plan: too_few_steps_left(step_plan).fail(),
         "COMPILE POSTPONE STAY_EAGER FAIL",
         PlanState.GIVEN_UP,
     ),

@@ -24,8 +24,11 @@ def names(pictures):
 def test_numbers_are_those_of_a_training(data):
     for name in ("broken.png", "broken.txt"):
         (data / "2_dog" / name).unlink()
-    given = config(data, train_batch_size=3, max_train_epochs=4)
-    told, wanted = scanning.scan_collection(data, given).count(), trainer.summarise_images(trainer.scan(given))
+    run_config = config(data, train_batch_size=3, max_train_epochs=4)
+    told, wanted = (
+        scanning.scan_collection(data, run_config).count(),
+        trainer.summarise_images(trainer.scan(run_config)),
+    )
     assert {key: told[key] for key in ("images", "repeats", "buckets", "batches_per_epoch")} == {
         key: wanted[key] for key in ("images", "repeats", "buckets", "batches_per_epoch")
     }

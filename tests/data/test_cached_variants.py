@@ -55,10 +55,10 @@ def test_each_step_draws_one_of_the_variants_with_its_own_outputs(folder, cache)
     assert Counter(words.split(",")[0] for words in read) == {f"cat {number}": 4 for number in range(3)}
     assert len(set(read)) == 12 and all(set(words.split(", ")) for words in read)
     assert {images.items[0].encoded_caption} < set(read)
-    seen = list(drawn(images, config))
-    assert {words for _, words, _ in seen} == set(read)
-    assert all(hidden == outputs(words) for _, words, hidden in seen)
-    assert seen == list(drawn(images, config)) != list(drawn(images, config, seed=4))
+    drawn_items = list(drawn(images, config))
+    assert {words for _, words, _ in drawn_items} == set(read)
+    assert all(hidden == outputs(words) for _, words, hidden in drawn_items)
+    assert drawn_items == list(drawn(images, config)) != list(drawn(images, config, seed=4))
 
 
 @pytest.mark.parametrize("cache", [DISK, MEMORY], ids=["disk", "memory"])

@@ -195,8 +195,8 @@ caption_extension = ".txt"
 
 def described(tmp_path, script, second, **values):
     """A data set file with masks or reference images."""
-    given = {"images": (tmp_path / "set" / "1_cat").as_posix(), "folder": (tmp_path / "second").as_posix()}
-    (tmp_path / "sets.toml").write_text(DATASET.format(second=second, **given))
+    options = {"images": (tmp_path / "set" / "1_cat").as_posix(), "folder": (tmp_path / "second").as_posix()}
+    (tmp_path / "sets.toml").write_text(DATASET.format(second=second, **options))
     nothing = {"resolution": None, "min_bucket_reso": None, "max_bucket_reso": None, "caption_extension": None}
     return make.config(None, script, **nothing, dataset_config=str(tmp_path / "sets.toml"), **values)
 

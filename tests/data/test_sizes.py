@@ -65,8 +65,10 @@ def test_each_image_is_in_a_data_set_for_each_size(folder):
         summarise_images(data.scan(make.config(folder.parent, **SIZES | {"resolution": size})))
         for size in (128, 96, 64)
     ]
-    assert counts["batches_per_epoch"] == sum(one["batches_per_epoch"] for one in alone)
-    assert [{**row, "dataset": 0} for row in counts["buckets"]] == [row for one in alone for row in one["buckets"]]
+    assert counts["batches_per_epoch"] == sum(summary["batches_per_epoch"] for summary in alone)
+    assert [{**row, "dataset": 0} for row in counts["buckets"]] == [
+        row for summary in alone for row in summary["buckets"]
+    ]
 
 
 def test_an_epoch_has_every_image_at_every_size_as_often_as_its_repeats(folder):

@@ -221,11 +221,14 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline, theirs, captio
     with torch.no_grad():
         actual = own[0].text(own[1], [caption])
         context = own[1].denoiser.llm_adapter(*actual.values())
-        made = AnimaTextEncoderStep.encode_prompt(pipeline, caption, prepare_unconditional_embeds=False)
+        encoded = AnimaTextEncoderStep.encode_prompt(pipeline, caption, prepare_unconditional_embeds=False)
         expected = theirs[1](
-            made["qwen_prompt_embeds"], made["t5_input_ids"], made["t5_attention_mask"], made["qwen_attention_mask"]
+            encoded["qwen_prompt_embeds"],
+            encoded["t5_input_ids"],
+            encoded["t5_attention_mask"],
+            encoded["qwen_attention_mask"],
         )
-    assert actual["attn_mask"].sum() == made["qwen_attention_mask"].sum()
+    assert actual["attn_mask"].sum() == encoded["qwen_attention_mask"].sum()
     torch.testing.assert_close(context, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -144,8 +144,8 @@ def test_the_layouts_of_its_text_encoder_are_the_same_network(files, own, tmp_pa
     seeing = {"vision_tower.transformer.layers.0.attention.q_proj.weight": torch.zeros(2, 2)}
     needed = {name: tensor for name, tensor in stored.items() if not name.startswith(("model.layers.3.", "model.norm"))}
     layouts = {
-        "whole": {name.replace("model.", "language_model.model.", 1): one for name, one in stored.items()} | seeing,
-        "newer": {name.replace("model.", "model.language_model.", 1): one for name, one in stored.items()},
+        "whole": {name.replace("model.", "language_model.model.", 1): value for name, value in stored.items()} | seeing,
+        "newer": {name.replace("model.", "model.language_model.", 1): value for name, value in stored.items()},
         "comfyui": needed | seeing | {"tekken_model": torch.zeros(9, dtype=torch.uint8)},
     }
     expected = own[1].encoders["text_encoder"].state_dict()
@@ -183,8 +183,8 @@ def test_it_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp
         "resolution": "64",
         "cache_text_encoder_outputs_to_disk": True,
     }
-    seen = {"sample_prompts": str(prompts), "sample_every_n_steps": 2}
-    first = train(config_of(demo, SCRIPT, **options, **seen, output_dir=tmp_path / "first"))
+    previews = {"sample_prompts": str(prompts), "sample_every_n_steps": 2}
+    first = train(config_of(demo, SCRIPT, **options, **previews, output_dir=tmp_path / "first"))
     assert len(first.events("sample")) == 1
     (cached,) = data.rglob("*_f2d_te.safetensors")
     assert [tuple(tensor.shape) for tensor in load_file(cached).values()] == [(512, 144)]

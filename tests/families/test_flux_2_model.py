@@ -215,13 +215,13 @@ def test_latents_are_the_pipelines_squares(own, pipeline):
 
 def test_what_is_trained_is_what_the_pipeline_steps_by(own, pipeline):
     """The answer in the terms of the target points from image to noise."""
-    made, parts = own
+    model_family, parts = own
     latents = torch.randn(1, 32, 8, 12, generator=torch.Generator().manual_seed(3))
-    noised = made.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.7]))
+    noised = model_family.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.7]))
     torch.testing.assert_close(noised.latents, 0.3 * latents + 0.7 * (noised.target + latents))
     with torch.no_grad():
-        text = made.text(parts, CAPTIONS[:1])
-        actual = made.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
+        text = model_family.text(parts, CAPTIONS[:1])
+        actual = model_family.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
         ids = pipeline._prepare_latent_ids(torch.zeros(1, 128, 4, 6)), pipeline._prepare_text_ids(text["ctx_vec"])
         answer = pipeline.transformer(
             packing.pack(noised.latents), encoded(pipeline, CAPTIONS[:1]), torch.tensor([0.7]), *ids, return_dict=False

@@ -207,7 +207,7 @@ def test_pictures_are_cut_and_counted_as_the_processor_does(own, pipelines):
 def test_captions_with_pictures_are_encoded_as_transformers_does(own, pipelines, version, sizes):
     pipe = pipelines(KINDS[version], False)
     shown = [picture(size, i) for i, size in enumerate(sizes)]
-    scaled = [one.resize(pictures.scaled_size(one.size, 384 * 384), Image.Resampling.LANCZOS) for one in shown]
+    scaled = [image.resize(pictures.scaled_size(image.size, 384 * 384), Image.Resampling.LANCZOS) for image in shown]
     with torch.no_grad():
         actual = own[0][version].text_with_pictures(own[1], [CAPTION], [shown])
         if not shown:

@@ -30,8 +30,8 @@ BASE = "pretrained_model_name_or_path"
 ENCODERS = ("clip_l", "t5xxl", "qwen3", "text_encoder")  # options that name one
 RELATIVES = [
     f"{name}_{families.lora_script(families.owner(name))}"
-    for known in families.all_families()
-    for name in known.demo_variants
+    for facts in families.all_families()
+    for name in facts.demo_variants
 ]
 # Names and shapes that others' models have, as far as they tell them apart.
 UNTRAINED = {
@@ -333,7 +333,7 @@ def test_a_file_of_another_model_is_named_in_every_slot(demo, every_file, script
                 and {option, "model_type", "model_version"} & {problems[0].option}
                 and "\n" not in str(problems[0])
             ):
-                wrong.append((option, words, [str(one) for one in problems]))
+                wrong.append((option, words, [str(text) for text in problems]))
         with open(own, "rb") as file:
             cut.write_bytes(file.read()[:-50])
         (problem,) = said(demo, script, **{option: cut})

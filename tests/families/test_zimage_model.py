@@ -68,8 +68,8 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
     latents = torch.randn(2, 16, *size, generator=torch.Generator().manual_seed(0)).requires_grad_()
     texts = [torch.randn(n, 64, generator=torch.Generator().manual_seed(n)) for n in lengths]
     text, mask = torch.zeros(2, 64, 64), torch.zeros(2, 64, dtype=torch.long)
-    for row, one in enumerate(texts):
-        text[row, : len(one)], mask[row, : len(one)] = one, 1
+    for row, tokens in enumerate(texts):
+        text[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
     times = torch.tensor([0.3, 0.8])
     ours.requires_grad_(True)
     actual = unpack_channels_last(ours(pack_channels_last(latents), (height, width), text, mask, times), height, width)

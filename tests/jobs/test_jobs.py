@@ -53,8 +53,8 @@ STAND_IN = (
 def until(job, wanted, seconds=60):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if wanted(found := jobs.find_job(job.id)):
-            return found
+        if wanted(current := jobs.find_job(job.id)):
+            return current
         time.sleep(0.1)
     raise AssertionError(f"{jobs.find_job(job.id).facts}, {job.log}")
 
@@ -97,7 +97,7 @@ def test_a_job_is_watched_and_ended_with_what_it_has(monkeypatch, at_once):
     monkeypatch.setattr(jobs, "job_command", lambda arguments: [sys.executable, "-c", STAND_IN])
     job = until(jobs.start_job("bench", ["bench"]), lambda now: "up" in now.log)
     assert job.state == "running" and job.doing == {"text": "first", "done": 1, "total": 3}
-    assert [one.id for one in jobs.jobs_of_kinds("doctor", "bench")] == [job.id] and not jobs.jobs_of_kinds("tools")
+    assert [other.id for other in jobs.jobs_of_kinds("doctor", "bench")] == [job.id] and not jobs.jobs_of_kinds("tools")
     if not at_once:
         job = jobs.stop_job(job)
         assert job.state == "stopping" and job.active

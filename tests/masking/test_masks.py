@@ -151,8 +151,8 @@ def test_the_trainer_reads_the_masks_that_were_made(images):
     lines = "\n".join(f"{name} = '{path}'" for name, path in place.items())
     toml.write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nnum_repeats = 1\n{lines}\n")
     config = build_config(SdxlLora, {"dataset_config": str(toml), "masked_loss": True}, notes=[])
-    found = {Path(image.path).name: image.mask_file for image in data.scan(config).items}
-    assert found == {f"{at}.png": str(masks / "10_x" / f"{at}.png") for at in range(3)}
+    mask_by_image = {Path(image.path).name: image.mask_file for image in data.scan(config).items}
+    assert mask_by_image == {f"{at}.png": str(masks / "10_x" / f"{at}.png") for at in range(3)}
 
 
 def test_masks_become_the_transparency_of_images_and_the_images_come_back(images):

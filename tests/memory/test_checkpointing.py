@@ -121,7 +121,7 @@ def test_inputs_leave_the_device_behind_a_block_and_return_one_ahead(backend, mo
 
     def restoring(host, call, number):
         tensor = restore(host, call, number)
-        after.append(1 + sum(one.device is not None for one in offloaded))
+        after.append(1 + sum(saved.device is not None for saved in offloaded))
         return tensor
 
     def fetching(host, one):

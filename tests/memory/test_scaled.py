@@ -54,10 +54,10 @@ def test_int8_products_are_sums_of_whole_numbers_in_both_directions():
     weight, few = (torch.randint(-127, 128, size, dtype=torch.int8) for size in ((96, 64), (5, 64)))
     rows, columns = torch.rand(5, 1), torch.rand(96)
     sums = (few.long() @ weight.long().t()).float()
-    found = int8_matmul.int8_product(few, weight, rows, columns, torch.float32)
-    assert torch.equal(found, sums * rows * columns)
-    found = int8_matmul.int8_product(few, weight, rows, None, torch.bfloat16)
-    assert torch.equal(found, (sums * rows).to(torch.bfloat16))
+    product = int8_matmul.int8_product(few, weight, rows, columns, torch.float32)
+    assert torch.equal(product, sums * rows * columns)
+    product = int8_matmul.int8_product(few, weight, rows, None, torch.bfloat16)
+    assert torch.equal(product, (sums * rows).to(torch.bfloat16))
 
 
 def test_rotated_rows_round_better_where_few_channels_are_large():

@@ -38,10 +38,12 @@ def stored(tmp_path):
 @pytest.mark.parametrize("size", [8, 1000, transfer.READ_BYTES])
 def test_tensors_arrive_as_they_are_stored_whatever_the_pieces(stored, size):
     path, tensors = stored
-    file, found = weights.open_weights(path), {}
-    transfer.read_ranges({name: file.source(name).range for name in file}, torch.device("cpu"), found.__setitem__, size)
-    assert found.keys() == tensors.keys()
-    assert all(same_bits(found[name], tensor) for name, tensor in tensors.items())
+    file, arrived = weights.open_weights(path), {}
+    transfer.read_ranges(
+        {name: file.source(name).range for name in file}, torch.device("cpu"), arrived.__setitem__, size
+    )
+    assert arrived.keys() == tensors.keys()
+    assert all(same_bits(arrived[name], tensor) for name, tensor in tensors.items())
     unmapped = weights.open_weights(path, mmap=False)
     assert all(same_bits(unmapped[name], tensor) for name, tensor in tensors.items())
 

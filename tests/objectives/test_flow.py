@@ -198,9 +198,9 @@ def test_nothing_makes_the_host_wait_for_the_device(sampling):
     """Fake tensors have no values: reading one (.item(), nonzero, a branch) would raise."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    given = {"timestep_sampling": sampling, "ip_noise_gamma": 0.1, "ip_noise_gamma_random_strength": True}
+    noise_options = {"timestep_sampling": sampling, "ip_noise_gamma": 0.1, "ip_noise_gamma_random_strength": True}
     for scheme in ("logit_normal", "mode", "sigma_sqrt", "cosmap"):
-        options = noise(weighting_scheme=scheme, **given)
+        options = noise(weighting_scheme=scheme, **noise_options)
         with FakeTensorMode():
             noised = flow.noised(
                 torch.zeros(2, 16, 8, 8), options, loss(loss_type="huber", huber_schedule="exponential"), None

@@ -49,12 +49,12 @@ def test_a_family_has_recipes_that_change_nothing_that_was_measured(family):
     recipes, models = recipe_files.of_family(family)
     assert {recipe.purpose for recipe in recipes if recipe.kind == "lora"} >= {"character", "style"}
     config = config_class(families.lora_script(family))
-    for one in (*recipes, *models):
+    for case in (*recipes, *models):
         options = options_of(
-            config_class(next(s for s in RUNS if (config_class(s).family, config_class(s).kind) == (family, one.kind)))
+            config_class(next(s for s in RUNS if (config_class(s).family, config_class(s).kind) == (family, case.kind)))
         )
-        assert one.options.keys() <= options.keys() and one.options.keys().isdisjoint(MEASURED)
-        for name, wanted in one.when.items():
+        assert case.options.keys() <= options.keys() and case.options.keys().isdisjoint(MEASURED)
+        for name, wanted in case.when.items():
             assert set(wanted) <= {str(choice) for choice in options_of(config)[name].choices}
 
 

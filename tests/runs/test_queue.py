@@ -121,8 +121,8 @@ def test_a_training_that_fails_while_the_worker_looks_starts_no_other(tmp_path, 
     first = queue.add_to_queue(job(tmp_path, "one"))
     queue.add_to_queue(job(tmp_path, "two"))
     record = Record.start({}, "flux_train_network", str(tmp_path / "out"), "one")
-    with queue.changing() as found:
-        found.find(first.id).run = record.id
+    with queue.changing() as entries:
+        entries.find(first.id).run = record.id
     note = worker.record_end
 
     def noted(found, entry):

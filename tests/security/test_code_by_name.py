@@ -20,7 +20,7 @@ from library.methods import lycoris
 from library.optim import lr_schedule, names, optimizers
 from tests.unlisted_code import write_package
 
-SCRIPTS = [script for known in families.all_families() for script in known.scripts]
+SCRIPTS = [script for facts in families.all_families() for script in facts.scripts]
 SDXL = config_class("sdxl_train_network")
 OFFERED = [f"{one.module}.{one.name}" for one in names.SPECS.values() if packages.is_installed(one.package)]
 NO_CLASSES = (

@@ -18,7 +18,7 @@ from library.config.schema import option_values, options_of
 from library.data import metadata
 from library.families import config_class, network_args
 
-SCRIPTS = [script for known in families.all_families() for script in known.scripts]
+SCRIPTS = [script for facts in families.all_families() for script in facts.scripts]
 KINDS = ("file", "files", "folder", "code", "secret")
 # Options that hold text which is neither a path nor a name of code. A new one is judged here, by whoever adds it.
 PLAIN = {
@@ -235,7 +235,7 @@ def test_the_images_of_prompts_are_judged(place, key, ending):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_path_in_arguments_is_judged(script, place):
     kind, root = config_class(script), place / "root"
-    for name in (one for one in options_of(kind) if one.endswith(ARGUMENTS)):
+    for name in (option_name for option_name in options_of(kind) if option_name.endswith(ARGUMENTS)):
         for text in (
             f"x={place / 'outside'}",
             f"x='{place / 'outside'}'",

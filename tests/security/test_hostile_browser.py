@@ -67,8 +67,8 @@ def client(page):
     from kohya_gui.app import application
 
     app = application(page, {"host": "127.0.0.1"})
-    with TestClient(app, "http://127.0.0.1:7860", raise_server_exceptions=False, headers=OWN) as made:
-        yield made
+    with TestClient(app, "http://127.0.0.1:7860", raise_server_exceptions=False, headers=OWN) as session:
+        yield session
 
 
 def routes():
@@ -92,12 +92,12 @@ def routes():
 def test_every_route_asks_for_name_origin_and_token(client, page):
     from kohya_gui.app import application
 
-    known = routes()
-    assert len(known) > 60
+    addresses = routes()
+    assert len(addresses) > 60
     with TestClient(
         application(page, {"host": "0.0.0.0", "token": "the-token"}), "http://10.0.0.1", headers={"host": "10.0.0.1"}
     ) as guarded:
-        for path, method in itertools.product(known, ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")):
+        for path, method in itertools.product(addresses, ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")):
             assert client.request(method, path, headers={"host": "evil.test"}).status_code == 403, (method, path)
             assert client.request(method, path, headers={"origin": "https://evil.test"}).status_code == 403
             answer = guarded.request(method, path, follow_redirects=False)

@@ -79,7 +79,7 @@ def test_no_slot_of_a_training_unpickles(demo, squares, tmp_path, canary, script
     place = Path(value).parent if isinstance(value, str) else tmp_path  # a model's tokenizers lie beside it
     for how, suffix in (("pickle", ".ckpt"), ("torch", ".pt"), ("torch", ".safetensors")):
         file = armed(place / f"bomb of {slot} {how}{suffix}", canary, how)
-        given = [str(file)] if slot == "base_weights" else str(file)
+        path_value = [str(file)] if slot == "base_weights" else str(file)
         network = {"network_dim": 4} if slot == "network_weights" else {}
         config = config_of(
             demo,
@@ -87,7 +87,7 @@ def test_no_slot_of_a_training_unpickles(demo, squares, tmp_path, canary, script
             train_data_dir=squares,
             output_dir=tmp_path / "out",
             max_train_steps=1,
-            **{slot: given},
+            **{slot: path_value},
             **network,
         )
         with pytest.raises(ConfigError) as said:

@@ -101,15 +101,15 @@ def written(variant, kind_id, more, path):
         **({"model_type": "chroma"} if variant == "chroma" else {}),
     }
     config = draft(families.config_class(families.lora_script(family)), values)
-    made, denoiser = families.family_for(config), networks(variant)[0]()
+    own_family, denoiser = families.family_for(config), networks(variant)[0]()
     encoders = networks(variant)[1]() if kind_id in WITH_ENCODERS and not more else {}
-    families.random_module(family).adopt_denoiser(made, denoiser)
-    method = methods.attach_method(ModelComponents(denoiser, None, encoders, {}), made, config)
+    families.random_module(family).adopt_denoiser(own_family, denoiser)
+    method = methods.attach_method(ModelComponents(denoiser, None, encoders, {}), own_family, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in method.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    save_file(method.state_dict(), path, {"ss_base_model_version": made.base_model_version})
+    save_file(method.state_dict(), path, {"ss_base_model_version": own_family.base_model_version})
     return path
 
 
@@ -181,7 +181,9 @@ def test_what_comfyui_computes_otherwise_is_reported(tmp_path):
         said = []
         file = written("zimage", kind, more, tmp_path / f"{number}.safetensors")
         convert_lora(file, tmp_path / f"{number}-there.safetensors", to="comfy", note=said.append)
-        assert len(said) == len(wanted) and all(part in str(one) for part, one in zip(wanted, said, strict=True))
+        assert len(said) == len(wanted) and all(
+            part in str(sentence) for part, sentence in zip(wanted, said, strict=True)
+        )
 
 
 def test_rotations_are_written_as_comfyui_computes_them():

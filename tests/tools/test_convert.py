@@ -81,8 +81,8 @@ def test_pieces_of_other_ranks_and_missing_ones_are_joined_exactly(tmp_path):
     stored["transformer.single_transformer_blocks.0.attn.to_k.lora_B.weight"] = torch.randn(width, 2)
     save_file(stored, tmp_path / "d.safetensors")
     kohya = convert_lora(tmp_path / "d.safetensors", tmp_path / "k.safetensors", to="kohya")
-    found = {module.kohya: adapter for module, adapter in adapters.read_lora(kohya).adapters.items()}
-    qkv = found["lora_unet_double_blocks_0_img_attn_qkv"]
+    adapters_by_name = {module.kohya: adapter for module, adapter in adapters.read_lora(kohya).adapters.items()}
+    qkv = adapters_by_name["lora_unet_double_blocks_0_img_attn_qkv"]
     assert (qkv.rank, qkv.up.shape[0], qkv.strength) == (5, 24, 1)
     for i, piece in enumerate(("q", "k", "v")):
         base = f"transformer.transformer_blocks.0.attn.to_{piece}"
@@ -91,7 +91,7 @@ def test_pieces_of_other_ranks_and_missing_ones_are_joined_exactly(tmp_path):
         else:
             wanted = torch.zeros(8, 8)
         torch.testing.assert_close(qkv.product().chunk(3)[i], wanted)
-    assert found["lora_unet_single_blocks_0_linear1"].up.shape == (7 * width, 2)
+    assert adapters_by_name["lora_unet_single_blocks_0_linear1"].up.shape == (7 * width, 2)
     assert same(tmp_path / "d.safetensors", convert_lora(kohya, tmp_path / "back.safetensors", to="diffusers"))
 
 
@@ -250,8 +250,8 @@ def test_other_spellings_are_read(tmp_path):
     }
     for name, wanted in old.items():
         assert names.parse_name(name, "sdxl").module.kohya == wanted
-    found = names.parse_name("lora_transformer_single_transformer_blocks_3_proj_mlp", "flux")
-    assert found[:3] == (names.Module("denoiser", "single_blocks.3.linear1"), 3, 4)
+    parsed = names.parse_name("lora_transformer_single_transformer_blocks_3_proj_mlp", "flux")
+    assert parsed[:3] == (names.Module("denoiser", "single_blocks.3.linear1"), 3, 4)
 
 
 def test_what_is_no_adapter_is_refused(bases, lora_files, tmp_path):

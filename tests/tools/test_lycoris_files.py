@@ -101,7 +101,9 @@ def test_checked_and_renamed(kind, file, tmp_path):
     assert (findings.problems, findings.family) == ([], "sdxl") and not any(row.dead for row in findings.modules)
     assert all((row.norm is None) == (row.kind in BOUND or "DoRA" in kind) for row in findings.modules)
     stored = load_file(file)
-    only = {FLUX[name] + key.removeprefix(name): one for name in FLUX for key, one in stored.items() if name in key}
+    only = {
+        FLUX[name] + key.removeprefix(name): tensor for name in FLUX for key, tensor in stored.items() if name in key
+    }
     save_file(only, tmp_path / "f.safetensors", {"ss_base_model_version": "flux1"})
     if kind.startswith("iA3"):
         with pytest.raises(ConfigError, match="ComfyUI has no names for"):
@@ -117,9 +119,9 @@ def test_checked_and_renamed(kind, file, tmp_path):
     assert back.keys() == only.keys()
     if "rescaled" in kind:  # written as ComfyUI computes them
         paths = tmp_path / "f.safetensors", there
-        (one,), (other,) = (adapters.read_lora(path).other_changes.values() for path in paths)
+        (tensor,), (other,) = (adapters.read_lora(path).other_changes.values() for path in paths)
         weight = torch.randn(64, 32)
-        torch.testing.assert_close(other.ready().delta(weight), one.ready().delta(weight), **NEAR)
+        torch.testing.assert_close(other.ready().delta(weight), tensor.ready().delta(weight), **NEAR)
     else:
         assert all(torch.equal(back[key], only[key]) for key in only)
     if not is_plain:
@@ -159,9 +161,9 @@ def test_resized_where_there_are_ranks(kind, file, tmp_path):
             if delta.ndim == 2:
                 rank = 1 if "in_layers" in module.path else 2
                 u, s, v = torch.linalg.svd(delta, full_matrices=False)
-                actual, kept = changed(done.path)[module]
+                actual, reduced = changed(done.path)[module]
                 torch.testing.assert_close(actual, u[:, :rank] * s[:rank] @ v[:rank], rtol=1e-3, atol=1e-3)
-                assert bias is None or torch.equal(bias, kept)
+                assert bias is None or torch.equal(bias, reduced)
 
 
 def near(actual, wanted):

@@ -264,17 +264,20 @@ KINDS = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize(("tuned", "base"), [(a, b) for a in KINDS for b in KINDS if a != b])
 def test_the_rounding_of_a_type_is_no_difference(tuned, base, bases, lora_files, tmp_path):
     """Both are roundings of the same numbers; then one layer learns something."""
-    original = {key: one + torch.randn_like(one) * 1e-3 for key, one in load_file(bases["sdxl"]).items() if one.ndim}
+    original = {
+        key: tensor + torch.randn_like(tensor) * 1e-3 for key, tensor in load_file(bases["sdxl"]).items() if tensor.ndim
+    }
     files = {}
     for name, kind in (("tuned", tuned), ("base", base)):
         files[name] = tmp_path / f"{name}.safetensors"
-        save_file({key: one.to(kind) for key, one in original.items()}, files[name])
+        save_file({key: tensor.to(kind) for key, tensor in original.items()}, files[name])
     with pytest.raises(ConfigError, match="do not differ"):
         extract.extract_lora(files["tuned"], files["base"], tmp_path / "no.safetensors")
     key = "model.diffusion_model.input_blocks.4.1.proj_in.weight"
     change = torch.outer(*(torch.randn(size) for size in original[key].shape)) * 0.05
     save_file(
-        {k: (one + change if k == key else one).to(tuned) for k, one in original.items()}, tmp_path / "c.safetensors"
+        {k: (tensor + change if k == key else tensor).to(tuned) for k, tensor in original.items()},
+        tmp_path / "c.safetensors",
     )
     choices = extract.ExtractOptions(rank=1, clamp=1)
     done = extract.extract_lora(tmp_path / "c.safetensors", files["base"], tmp_path / "x.safetensors", choices=choices)

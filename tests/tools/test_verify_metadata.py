@@ -239,16 +239,27 @@ def run(capsys, *arguments):
 
 def test_the_whole_way_in_a_shell(bases, lora_files, tmp_path, capsys):
     base, (first, second, _) = bases["sdxl"], lora_files["sdxl"]
-    tuned, one = tmp_path / "tuned.safetensors", tmp_path / "one.safetensors"
+    tuned, small_file = tmp_path / "tuned.safetensors", tmp_path / "one.safetensors"
     steps = [
         ("merge", f"{first}=0.5", second, "--base", base, "--out", tuned),
-        ("extract", tuned, base, "--rank", 8, "--conv_rank", 4, "--clamp", 1, "--out", one, "--dtype", "float"),
-        ("resize", one, "--rank", 4, "--method", "sv_fro", "--parameter", 0.9, "--out", tmp_path / "r.safetensors"),
+        ("extract", tuned, base, "--rank", 8, "--conv_rank", 4, "--clamp", 1, "--out", small_file, "--dtype", "float"),
+        (
+            "resize",
+            small_file,
+            "--rank",
+            4,
+            "--method",
+            "sv_fro",
+            "--parameter",
+            0.9,
+            "--out",
+            tmp_path / "r.safetensors",
+        ),
         ("merge", first, second, "--rank", 2, "--out", tmp_path / "sum.safetensors"),
-        ("convert", one, "--to", "diffusers", "--out", tmp_path / "d.safetensors"),
-        ("metadata", one, "--set", "modelspec.title=a=b", "--out", tmp_path / "t.safetensors"),
-        ("metadata", one, "--remove", "ss_*", "--in_place", "--yes"),
-        ("verify", one, "--base", base, "--verbose"),
+        ("convert", small_file, "--to", "diffusers", "--out", tmp_path / "d.safetensors"),
+        ("metadata", small_file, "--set", "modelspec.title=a=b", "--out", tmp_path / "t.safetensors"),
+        ("metadata", small_file, "--remove", "ss_*", "--in_place", "--yes"),
+        ("verify", small_file, "--base", base, "--verbose"),
     ]
     for step in steps:
         code, out, err = run(capsys, *step)

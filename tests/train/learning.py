@@ -52,7 +52,7 @@ OLD = (
     ("rocket on a green background", 16),
 )
 SAMPLED = "--w 128 --h 128 --s 16 --l 4 --g 1"
-ALL_LINES = [f"{prompt} {SAMPLED} --d {seed}" for prompt, seed in (*(one[1:] for one in NEW), *OLD)]
+ALL_LINES = [f"{prompt} {SAMPLED} --d {seed}" for prompt, seed in (*(case[1:] for case in NEW), *OLD)]
 COARSE_LINE = f"{zorb.NAME} {SAMPLED}".replace("--s 16", "--s 1")
 SMALL = 32  # pixels of a side, at which pictures are compared
 SHIFTS = range(-8, 9, 2)  # by which a zorb is moved to lie on the one in a picture, in these pixels
@@ -332,10 +332,10 @@ def main() -> None:
         planted = [(error, 0) for error in ERRORS if asked.errors]
         kinds = [*((None, seed) for seed in range(asked.seeds)), *planted]
         for error, seed in kinds:
-            found = meter.measure(train_with(error, meter, seed))
+            measured = meter.measure(train_with(error, meter, seed))
             name = error.__name__ if error else "right"
-            failures = "; ".join(found.failures) or "within the bounds"
-            figures = f"nearer {found.nearer:.3f}, moved {found.moved:.4f}, error {found.error:.3f}"
+            failures = "; ".join(measured.failures) or "within the bounds"
+            figures = f"nearer {measured.nearer:.3f}, moved {measured.moved:.4f}, error {measured.error:.3f}"
             print(f"{name}, seed {seed}: {figures} ({failures})", flush=True)
 
 

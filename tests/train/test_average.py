@@ -26,8 +26,8 @@ def expected(weights, decay=0.9, every=1):
     value = weights[0].double()
     for step in range(every, len(weights), every):
         number = step // every
-        kept = min(decay**every, (1 + number) / (10 + number))
-        value = kept * value + (1 - kept) * weights[step].double()
+        share = min(decay**every, (1 + number) / (10 + number))
+        value = share * value + (1 - share) * weights[step].double()
     return value
 
 

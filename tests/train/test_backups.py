@@ -141,7 +141,7 @@ def test_where_one_of_two_processes_is_killed_the_other_says_so_and_both_go_on(d
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     both = ranks(["-c", HANGS, tmp_path / "run.toml"])
     try:
-        wait_for(lambda: any(one.poll() is not None for one in both) or any(map(far, states(tmp_path / "out"))))
+        wait_for(lambda: any(state.poll() is not None for state in both) or any(map(far, states(tmp_path / "out"))))
     finally:
         both[0].kill()
         said = both[1].communicate(timeout=600)[0]

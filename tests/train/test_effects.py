@@ -351,9 +351,9 @@ def test_every_linear_layer_of_t5_learns(tmp_path, demo, squares):
     attention, dense = "layer_0_SelfAttention_", "layer_1_DenseReluDense_"
     layers = [attention + n for n in ("q", "k", "v", "o")] + [dense + n for n in ("wi_0", "wi_1", "wo")]
     expected = {f"lora_te3_encoder_block_{block}_{layer}" for block in (0, 1) for layer in layers}
-    found = {name.partition(".")[0] for name in out if name.startswith("lora_te3_")}
-    assert found == expected
-    assert all(out[f"{name}.lora_up.weight"].any() for name in found)
+    layer_kinds = {name.partition(".")[0] for name in out if name.startswith("lora_te3_")}
+    assert layer_kinds == expected
+    assert all(out[f"{name}.lora_up.weight"].any() for name in layer_kinds)
 
 
 # A model with convolutions, and one without.

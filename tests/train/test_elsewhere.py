@@ -100,8 +100,8 @@ def test_flux_through_the_converter(trained):
     expected = answers(*with_adapters)
 
     stored = load_file(config.model.pretrained_model_name_or_path)
-    known = {k: v for k, v in flux_files.diffusers_config(stored).items() if not k.startswith("_")}
-    other = FluxTransformer2DModel(**known)
+    settings = {k: v for k, v in flux_files.diffusers_config(stored).items() if not k.startswith("_")}
+    other = FluxTransformer2DModel(**settings)
     other.load_state_dict({name: tensor.float() for name, tensor in double_stream.flux_to_diffusers(stored).items()})
     converted, _ = flux_random.convert_for_diffusers(load_file(file), config)
     other.load_lora_adapter({f"transformer.{name}": tensor for name, tensor in converted.items()}, prefix="transformer")

@@ -11,7 +11,7 @@ from library.config.schema import options_of
 from library.families import RUNS, config_class
 
 LORA, WHOLE_SDXL = (config_class(script) for script in ("sdxl_train_network", "sdxl_train"))
-RULED = {(type(made.precision), type(made.optim)): type(made) for made in (config_class(one)() for one in RUNS)}
+RULED = {(type(config.precision), type(config.optim)): type(config) for config in (config_class(one)() for one in RUNS)}
 
 
 @pytest.mark.parametrize("cls", RULED.values(), ids=lambda cls: cls.script)
@@ -22,12 +22,12 @@ def test_no_fix_of_a_rule_leads_to_another_mistake(cls):
     for kind, pair in itertools.product(("no", "fp16"), pairs):
         options = {"mixed_precision": kind, "optimizer_type": "Adafactor", **dict.fromkeys(pair, True)}
         reading = read_layers(cls, [Layer(options)])
-        known = {(one.option, one.template) for one in reading.problems}
+        before = {(one.option, one.template) for one in reading.problems}
         for problem in reading.problems:
             fix = working_fix(problem, reading.config)
             assert fix, (problem, options)
             left = read_layers(cls, [Layer({**options, **fix})]).problems
-            assert problem not in left and {(one.option, one.template) for one in left} <= known, (options, fix, left)
+            assert problem not in left and {(one.option, one.template) for one in left} <= before, (options, fix, left)
 
 
 def test_a_fix_brings_along_what_its_value_needs_or_switches_off_what_cannot_be():

@@ -137,8 +137,8 @@ def test_blocks_are_bundles(full, monkeypatch):
         PartitionedOptimizer, "step_early", lambda self, *args: (bundles.append(self), begin(self, *args))
     )
     full("flux_train", blockwise_fused_optimizers=True, max_train_steps=1)
-    (made,) = bundles
-    assert len(made.bundles) == 1 + 2 + 4  # what is outside of blocks, double blocks, single blocks
+    (bundle,) = bundles
+    assert len(bundle.bundles) == 1 + 2 + 4  # what is outside of blocks, double blocks, single blocks
 
 
 @training.several_blocks

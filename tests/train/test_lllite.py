@@ -179,8 +179,8 @@ def test_control_images_are_found_as_upstream_finds_them(config, folders, tmp_pa
     text += f"conditioning_data_dir = '{control}'\n"
     toml.write_text(text, encoding="utf-8")
     by_file = config(tmp_path / "o", dataset_config=toml, train_data_dir=None, conditioning_data_dir=None)
-    for given in (by_file, config(tmp_path / "o", train_data_dir=flat, conditioning_data_dir=control)):
-        image_set = data.scan(given).items
+    for source_config in (by_file, config(tmp_path / "o", train_data_dir=flat, conditioning_data_dir=control)):
+        image_set = data.scan(source_config).items
         assert sorted(image.mask_file for image in image_set) == [str(control / f"{number}.png") for number in range(3)]
     (control / "1.png").unlink()
     Image.new("RGB", (32, 32)).save(control / "0.png")
@@ -191,10 +191,10 @@ def test_control_images_are_found_as_upstream_finds_them(config, folders, tmp_pa
     assert "0.png is 32x32, but its image is 64x64" in said
     for name in ("0.png", "2.png"):
         (control / name).unlink()
-    (problem,) = [one for one in preflight.findings(by_file)[0] if one.option == "conditioning_data_dir"]
+    (problem,) = [remark for remark in preflight.findings(by_file)[0] if remark.option == "conditioning_data_dir"]
     assert "no control image of 3 images: " in str(problem)
     control.rmdir()
-    (problem,) = [one for one in preflight.findings(by_file)[0] if one.option == "conditioning_data_dir"]
+    (problem,) = [remark for remark in preflight.findings(by_file)[0] if remark.option == "conditioning_data_dir"]
     assert "does not exist" in str(problem)
     toml.write_text(text.replace("conditioning_data_dir", "# "), encoding="utf-8")
     with pytest.raises(ConfigError, match="conditioning_data_dir.* is not set: name the folder of control images"):
@@ -229,8 +229,8 @@ def test_compiled_it_needs_the_predicted_graphs_and_gives_the_same_losses(config
     options = {"gradient_checkpointing": True, "max_train_steps": 4, "resolution": "192"}
     eager = train(config(tmp_path / "eager", **options))
     # The small networks are in transformer blocks; the others are compiled in test_compiled.py.
-    made = {"compile": True, "compile_backend": "eager", "compile_blocks": "transformer:0"}
-    compiled = train(config(tmp_path / "compiled", **options, **made))
+    compile_options = {"compile": True, "compile_backend": "eager", "compile_blocks": "transformer:0"}
+    compiled = train(config(tmp_path / "compiled", **options, **compile_options))
     told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] and told["graphs"] and not told["recompiles"], told
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-5)

@@ -43,8 +43,8 @@ def said(outcome):
 def test_the_fastest_is_used_remembered_and_kept_by_a_resumed_training(start, demo, squares, tmp_path):
     outcome = start({"int8": 0.5}, save_state=True, gradient_checkpointing=True)
     assert "as a share of the time in 16 bits: int8 0.50; int8 is used (" in said(outcome)
-    ((sizes, formats, kept, passes),) = start.asked
-    assert (formats, kept, passes) == (["int8"], "", 2)
+    ((sizes, formats, base_format, passes),) = start.asked
+    assert (formats, base_format, passes) == (["int8"], "", 2)
     tokens = {size.tokens for size in sizes}
     images = min(tokens) // 16  # of a batch: 64 x 64 pixels are 16 tokens, and the text has 32
     assert tokens == {16 * images, 32 * images, 48 * images}
@@ -82,8 +82,8 @@ def test_without_compiling_eight_bits_are_not_timed(start):
 
 def test_formats_are_timed_by_computing_products_and_those_that_fail_are_left_out(monkeypatch):
     cpu, sizes = torch.device("cpu"), matmul_formats.Sizes({SIZE: 3})
-    for name, kept in ((matmul_formats.IN_16_BITS, ""), (matmul_formats.IN_16_BITS, "fp8"), ("int8", "")):
-        forward, backward = matmul_formats.calls(SIZE, name, cpu, torch.float32, kept)
+    for name, base_format in ((matmul_formats.IN_16_BITS, ""), (matmul_formats.IN_16_BITS, "fp8"), ("int8", "")):
+        forward, backward = matmul_formats.calls(SIZE, name, cpu, torch.float32, base_format)
         assert (forward().shape, backward().shape) == ((32, 48), (32, 64))
     real = matmul_formats.calls
 

@@ -129,8 +129,8 @@ def test_a_file_that_does_not_load_is_found_out(demo, squares, tmp_path):
     ):
         before = file.read_bytes()
         rewritten(file, change)
-        found = verify.verify_saved_file(file, lambda: shapes, config)
-        assert not found["ok"] and words in str(found["text"])
+        problem = verify.verify_saved_file(file, lambda: shapes, config)
+        assert not problem["ok"] and words in str(problem["text"])
         file.write_bytes(before)
     file.write_bytes(before[:500])
     assert "cannot be read back" in str(verify.verify_saved_file(file, lambda: shapes, config)["text"])

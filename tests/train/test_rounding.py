@@ -32,11 +32,11 @@ def rounded(numbers, throws=1):
 
 def test_rounding_is_right_on_average_and_to_a_neighbour():
     numbers = torch.randn(64, 8) * torch.logspace(-30, 30, 8)
-    found = rounded(numbers, 2000)
+    results = rounded(numbers, 2000)
     # Rounding to either neighbour has a standard deviation of at most half their distance: 2^-8 of the number.
-    error = (found.mean(0) - numbers.double()).abs() / numbers.abs()
+    error = (results.mean(0) - numbers.double()).abs() / numbers.abs()
     assert error.max() < 5 * 2**-8 / math.sqrt(2000)
-    assert ((found - numbers).abs() <= numbers.abs() * 2**-7).all()
+    assert ((results - numbers).abs() <= numbers.abs() * 2**-7).all()
 
 
 def test_what_bfloat16_can_hold_stays():
@@ -143,11 +143,11 @@ def test_small_updates_add_up(name, half):
     assert moved(torch.bfloat16, **half) == pytest.approx(exact, rel=0.25)
     if name != "Adafactor":
         plain = Learner(torch.bfloat16)
-        made = getattr(torch.optim, name)(plain.parameters(), lr=rate, weight_decay=0)
+        torch_optimizer = getattr(torch.optim, name)(plain.parameters(), lr=rate, weight_decay=0)
         for _ in range(400):
             for p in plain.parameters():
                 p.grad = torch.full_like(p, 0.0625 if name == "SGD" else 1.0)
-            made.step()
+            torch_optimizer.step()
         assert all((p == 1).all() for p in plain.parameters()), "what this is for"
 
 
@@ -303,15 +303,15 @@ def test_small_weights_round_together_as_one_by_one(monkeypatch, make):
         monkeypatch.setattr(stochastic_rounding, "SMALL", most)
         weights = half_weights(12)
         weights[3].data = weights[3].data.to(memory_format=torch.channels_last)
-        made = fused_step.PartitionedOptimizer([{"params": weights, "lr": 0.01}], fused_step.by_size, make, 5)
+        optimizer = fused_step.PartitionedOptimizer([{"params": weights, "lr": 0.01}], fused_step.by_size, make, 5)
         for step in range(4):
             chance = torch.Generator().manual_seed(step)
             for number, p in enumerate(weights):
                 if (number + step) % 5:  # some weights have no gradient
                     p.grad = torch.randn(p.shape, generator=chance).bfloat16()
-            made.step()
-            made.zero_grad()
-        states = [bundle.optimizer.state[m] for bundle in made.bundles for m in bundle.master_params]
+            optimizer.step()
+            optimizer.zero_grad()
+        states = [bundle.optimizer.state[m] for bundle in optimizer.bundles for m in bundle.master_params]
         return weights, [value for state in states for value in state.values() if torch.is_tensor(value)]
 
     for alone, together in zip(trained(0), trained(2**18), strict=True):
@@ -322,14 +322,14 @@ def test_small_weights_round_together_as_one_by_one(monkeypatch, make):
 def test_rounding_small_weights_draws_once_for_each_tensor_and_copies_all_at_once():
     def operations(count):
         weights = half_weights(count)
-        made = fused_step.PartitionedOptimizer(
+        optimizer = fused_step.PartitionedOptimizer(
             [{"params": weights, "lr": 0.01}], fused_step.by_size, partial(torch.optim.AdamW, foreach=True), 5
         )
         for _ in range(2):  # the second step finds states
             for p in weights:
                 p.grad = torch.ones_like(p)
             with Operations() as counted:
-                made.step()
+                optimizer.step()
         assert counted.calls["aten.random_"] == count + 2 * (count // 2), "weights, and two states of each matrix"
         # AdamW reads the number of steps of each weight on the host.
         of_each = {"aten.view", "aten.detach", "aten.new_empty", "aten.random_", "aten._local_scalar_dense"}

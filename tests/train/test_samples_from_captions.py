@@ -40,13 +40,13 @@ def prompts_of(items, number=2, use=PLAIN, sentences=()):
 
 def test_captions_from_all_over_the_data_and_one_that_is_new():
     items = [image(f"zorb toy, number {n}\n") for n in range(10)] + [image("a toy", is_reg=True), image(" ")]
-    found = prompts_of(items)
-    assert [prompt.prompt for prompt in found] == [
+    chosen = prompts_of(items)
+    assert [prompt.prompt for prompt in chosen] == [
         "zorb toy, number 0",
         "zorb toy, number 5",
         "zorb toy, number, on a beach at sunset",
     ]
-    assert [prompt.seed for prompt in found] == [1, 2, 3] and found == prompts_of(items)
+    assert [prompt.seed for prompt in chosen] == [1, 2, 3] and chosen == prompts_of(items)
 
 
 def test_the_new_prompt_is_in_no_caption():
@@ -77,8 +77,8 @@ def test_a_model_that_edits_is_shown_the_references_of_the_image():
 
 
 def test_sentences_of_words_that_learn_take_the_place_of_captions():
-    found = prompts_of([image("a")], sentences=("a photo of {}", "a painting of {}"))
-    assert [prompt.prompt for prompt in found[:2]] == ["a photo of {}", "a painting of {}"]
+    chosen = prompts_of([image("a")], sentences=("a photo of {}", "a painting of {}"))
+    assert [prompt.prompt for prompt in chosen[:2]] == ["a photo of {}", "a painting of {}"]
 
 
 @pytest.fixture

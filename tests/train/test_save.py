@@ -48,16 +48,16 @@ def test_names_are_those_of_sd_scripts(tmp_path):
 
 
 def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
-    kept = config(tmp_path, output_name="m", save_every_n_epochs=1, save_last_n_epochs=2)
+    run_config = config(tmp_path, output_name="m", save_every_n_epochs=1, save_last_n_epochs=2)
     for epoch, old in VECTORS["remove_epoch_when_saving"].items():
-        path = paths.outdated_epoch(kept, int(epoch))
+        path = paths.outdated_epoch(run_config, int(epoch))
         assert (path and path.name) == (None if old is None else f"m-{old:06d}.safetensors")
-    kept = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30)
+    run_config = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30)
     for step, old in VECTORS["remove_step_when_saving"].items():
-        path = paths.outdated_step(kept, int(step))
+        path = paths.outdated_step(run_config, int(step))
         assert (path and path.name) == (None if old is None else f"m-step{old:08d}.safetensors")
-    assert paths.outdated_step(kept, 40, state=True) is None
-    assert paths.outdated_step(kept, 50, state=True).name == "m-step00000010-state"
+    assert paths.outdated_step(run_config, 40, state=True) is None
+    assert paths.outdated_step(run_config, 50, state=True).name == "m-step00000010-state"
     own = config(tmp_path, output_name="m", save_every_n_epochs=2, save_last_n_epochs=1, save_last_n_epochs_state=3)
     assert paths.outdated_epoch(own, 8, state=True).name == "m-000002-state"
     assert paths.outdated_epoch(config(tmp_path), 5) is None and paths.outdated_step(config(tmp_path), 5) is None
@@ -65,11 +65,11 @@ def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
 
 def test_chosen_steps_have_several_notations_and_their_files_stay(tmp_path):
     for steps in ("20,50", "20, 50", "20 50", [20, 50], ("20", "50"), ["20,50"], ["20,", "50"]):
-        kept = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30, save_at_steps=steps)
-        assert kept.save.save_at_steps == (20, 50)
+        run_config = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30, save_at_steps=steps)
+        assert run_config.save.save_at_steps == (20, 50)
     assert config(tmp_path, save_at_steps="").save.save_at_steps == ()
-    assert paths.outdated_step(kept, 50).name == "m-step00000010.safetensors"
-    assert paths.outdated_step(kept, 60) is None and paths.outdated_step(kept, 60, state=True) is None
+    assert paths.outdated_step(run_config, 50).name == "m-step00000010.safetensors"
+    assert paths.outdated_step(run_config, 60) is None and paths.outdated_step(run_config, 60, state=True) is None
     wrong = {
         "0": "must be at least 1, got 0",
         "-5": "must be at least 1",
@@ -254,9 +254,11 @@ def test_remote_tensor_is_requested_once_and_early_if_it_may_not_fit(tmp_path, p
         return LazyTensor(value.shape, value.dtype, lambda: asked.append(name) or value)
 
     whole = {"a": torch.randn(3, 4), "b": torch.randn(2, 2, dtype=torch.bfloat16)}
-    given = config(tmp_path, SdxlTrain, save_precision=precision)
-    paths.model(tmp_path / "lazy.safetensors", {name: lazy(name, tensor) for name, tensor in whole.items()}, given, {})
-    paths.model(tmp_path / "whole.safetensors", whole, given, {})
+    run_config = config(tmp_path, SdxlTrain, save_precision=precision)
+    paths.model(
+        tmp_path / "lazy.safetensors", {name: lazy(name, tensor) for name, tensor in whole.items()}, run_config, {}
+    )
+    paths.model(tmp_path / "whole.safetensors", whole, run_config, {})
     assert "".join(sorted(asked)) == times
     assert (tmp_path / "lazy.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 

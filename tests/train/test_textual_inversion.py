@@ -30,8 +30,8 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def config(demo, data):
     """A function: options -> a config of the tiny model whose word is zorb."""
-    known = {"train_data_dir": data, "save_model_as": "safetensors", "output_name": "w", "max_train_steps": 3}
-    return lambda output, **values: config_of(demo, SCRIPT, **known | {"output_dir": output, "seed": 5} | values)
+    options = {"train_data_dir": data, "save_model_as": "safetensors", "output_name": "w", "max_train_steps": 3}
+    return lambda output, **values: config_of(demo, SCRIPT, **options | {"output_dir": output, "seed": 5} | values)
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +67,10 @@ def test_only_the_new_vectors_learn_and_the_rest_stays(config, tmp_path):
 
 
 def test_other_captions_are_read_as_before(config, tmp_path):
-    given = config(tmp_path)
-    family = families.family_for(given)
+    run_config = config(tmp_path)
+    family = families.family_for(run_config)
     plain = family.text(family.load(torch.float32), ["a red cat"])
-    family, parts, _ = attached(given)
+    family, parts, _ = attached(run_config)
     with torch.no_grad():
         assert all(torch.equal(value, plain[name]) for name, value in family.text(parts, ["a red cat"]).items())
 
@@ -127,8 +127,8 @@ def test_captions_get_all_vectors_or_become_sentences():
     plain = SubsetConfig()
     assert captions.process("zorb, red", plain, Random(0), change=words.caption_change) == "zorb zorb1 zorb2, red"
     one = embedding.Embedding(token_string="zorb", use_object_template=True)
-    found = {captions.process("a caption", plain, Random(i), change=one.caption_change) for i in range(500)}
-    assert len(found) == 27 and {"a photo of my zorb", "a rendering of a zorb", "a dark photo of the zorb"} <= found
+    results = {captions.process("a caption", plain, Random(i), change=one.caption_change) for i in range(500)}
+    assert len(results) == 27 and {"a photo of my zorb", "a rendering of a zorb", "a dark photo of the zorb"} <= results
     style = embedding.Embedding(token_string="zorb", num_vectors_per_token=2, use_style_template=True).caption_change
     assert len(style.sentences) == 19 and "a nice painting in the style of zorb zorb1" in style.sentences
     dropped = SubsetConfig(caption_dropout_rate=1.0)

@@ -111,13 +111,15 @@ def test_curves_have_the_names_of_sd_scripts(run, tmp_path):
 
 
 def test_at_most_so_many_batches(run, monkeypatch):
-    seen = []
-    monkeypatch.setattr(module.ValidationRunner, "_loss", lambda self, batch, *_: seen.append(batch) or torch.zeros(()))
+    counts = []
+    monkeypatch.setattr(
+        module.ValidationRunner, "_loss", lambda self, batch, *_: counts.append(batch) or torch.zeros(())
+    )
     run(max_validation_steps=1, max_train_steps=6, train_batch_size=1)
-    assert len(seen) == 4
-    seen.clear()
+    assert len(counts) == 4
+    counts.clear()
     run(max_train_steps=6, train_batch_size=1)
-    assert len(seen) == 8
+    assert len(counts) == 8
 
 
 def test_held_back_images_are_not_varied_and_not_learned(demo, eight, tmp_path):
@@ -136,9 +138,11 @@ def test_held_back_images_are_not_varied_and_not_learned(demo, eight, tmp_path):
     assert len(images.items) == 6 and len(images.validation.items) == 2
     assert not {i.path for i in images.items} & {i.path for i in images.validation.items}
     batches = Batches(images.validation, config, seed=1)
-    made = [batches.make(draw) for epoch in (1, 2, 3) for draw in batches.draws(epoch)]
-    assert all(words.startswith("zorb toy") for batch in made for words in batch.captions)
-    assert all(torch.equal(one.pixels, made[0].pixels) for one in made if one.paths == made[0].paths)
+    drawn_batches = [batches.make(draw) for epoch in (1, 2, 3) for draw in batches.draws(epoch)]
+    assert all(words.startswith("zorb toy") for batch in drawn_batches for words in batch.captions)
+    assert all(
+        torch.equal(one.pixels, drawn_batches[0].pixels) for one in drawn_batches if one.paths == drawn_batches[0].paths
+    )
 
 
 @pytest.mark.parametrize("script", FULL_OF_EACH_KIND)
