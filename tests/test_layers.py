@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "library.deferred": (),
     "library.packages": BOTTOM,
     "library.optim.names": (*BOTTOM, "library.packages"),
-    "library.optim": (*BOTTOM, "library.packages", "library.methods"),
+    "library.optim": (*BOTTOM, "library.packages", "library.methods", "library.compiler.torch_private"),
     **{f"{family}.variants": ("library.config.run_config", "library.families.facts") for family in FAMILIES},
     **{
         f"{family}.options": ("library.config", "library.families.shared.network_args", f"{family}.variants")
