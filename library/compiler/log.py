@@ -92,10 +92,10 @@ class CompileLog:
     def predicted(self) -> dict[str, int]:
         return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
 
-    def due(self) -> int:
-        """Number of graphs needed by now, without blocks that are compiled in later steps."""
+    def due_for_one_size(self) -> int:
+        """Number of graphs that a batch of one size needs by now, without blocks that are compiled in later steps."""
         # While another process compiles, every block is still in `later`, and all graphs count.
-        needed = self.predicted()
+        needed = {kind: len(set(shapes)) for kind, shapes in self.expected.items()}
         return sum(number for kind, number in needed.items() if kind not in self.later) or sum(needed.values())
 
     def recompilations(self) -> list[CompiledGraph]:
@@ -187,7 +187,7 @@ class CompileLog:
         self._buckets.setdefault(graph, self.bucket)
         if self.on_graph and self._inside and len(self._owner) > number:
             made, said = len(self._owner), Message("compiling {block}", block=self._inside)
-            self.on_graph(said, made, max(self.due(), made))
+            self.on_graph(said, made, max(self.due_for_one_size(), made))
 
     def _read(self, m: Any) -> CompiledGraph:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6

@@ -1,5 +1,6 @@
 """Compiling beside the run: the first steps run eagerly while another process compiles the blocks into the cache."""
 
+import contextlib
 import threading
 import time
 
@@ -114,7 +115,7 @@ class BackgroundCompiler:
         return why
 
     def _record_calls(self, passes: TrialPasses) -> list[BlockCall]:
-        """Return the block calls of every size that needs its own graphs, and record the sizes.
+        """Return the block calls of every size that needs its own graphs; record the largest and the most frequent.
 
         The graphs of the most frequent size come first: graphs that serve all sizes are tuned for it.
         """
@@ -124,9 +125,11 @@ class BackgroundCompiler:
         if self._config.compile.dynamic is not False:
             wanted = [next(k for k in wanted if k[0] == number) for number in dict.fromkeys(kind[0] for kind in wanted)]
         found: dict[tuple[int, ...], list[BlockCall]] = {}
-        # The largest size is recorded first, as the others fit into its memory.
-        for kind in dict.fromkeys([passes.largest(), *wanted]):
-            with block_calls.noted(passes.denoiser) as found[kind]:
+        # The largest size is recorded first, as the others fit into its memory; most are recorded in their first step.
+        recorded = (passes.largest(), wanted[0])
+        for kind in dict.fromkeys([*recorded, *wanted]):
+            recording = contextlib.nullcontext() if kind in recorded else passes.unrecorded()
+            with recording, block_calls.noted(passes.denoiser) as found[kind]:
                 passes.run(kind)
         self._wait()
         # Time a separate pass, as the earlier ones also recorded.

@@ -2,19 +2,16 @@
 
 import contextlib
 import dataclasses
-from collections import Counter
-from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from library.compiler import blocks, cudagraph
-from library.compiler.log import CompileLog
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import RunConfig
 from library.config.sections import Compile
-from library.data.loading import Kind, latent_area
+from library.data.loading import Batches, Kind
 from library.distributed.world import World
 from library.memory.compile_targets import compiles_size_by_size
 from library.memory.prepare import is_sharded
@@ -90,7 +87,7 @@ class Precompiler:
             self._passes.pause()
 
     def _compile_ahead(self) -> None:
-        """Compile every graph that the training needs, with its own images.
+        """Compile the graphs of one size, with the training's own images.
 
         Weights and random numbers do not change. Eager steps for comparison (`compile_compare_steps`) come first. One
         process per machine goes first; the others find its graphs in the cache.
@@ -139,7 +136,7 @@ class Precompiler:
             self.note()
             self._passes.pause()
         elif self.plan.active and self._compile_due(self._clock.step) and self._options.ahead:
-            self._run()
+            self._run(in_step=True)
 
     def step_done(self, step: int, seconds: float | None) -> None:
         """Record the speed of a step, `seconds` None if it compiled, and compile after the last eager step to compare
@@ -162,23 +159,29 @@ class Precompiler:
             self._passes.forget_recordings()
         return begun
 
-    def _run(self) -> None:
-        """Run all batches that need another graph, so that steps have nothing left to compile."""
+    # Why: docs/decisions/2026-11-28-one-size-first.md
+    def _run(self, in_step: bool = False) -> None:
+        """Compile for one size, and record it, so that the next step (or this one, `in_step`) need not. Other sizes
+        follow in the steps that meet them.
+        """
         if self._clock.done:
             return
         log, device, batches = self.log, self._world.device, self._passes.batches
-        graphs, made = log.due(), log.summary()["num_graphs"]
+        graphs, made = log.due_for_one_size(), log.summary()["num_graphs"]
         self._journal.phase(Message("compiling"), made, graphs)
         single = compiles_size_by_size(self._config, device)
         self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
+        each_size = single or self._options.dynamic is False
         # Processes with shards of one model must compute at the same time.
         together, in_turn = contextlib.nullcontext, self._world.accelerator.local_main_process_first
         with together() if is_sharded(self._config) else in_turn(), self._passes.random_state_kept():
             try:
-                records = self._options.records_graphs and device.type == "cuda"
-                for kind in kinds_to_compile(batches.kinds(), single or self._options.dynamic is False or records, log):
-                    self._passes.run(kind)
-                    self.note()
+                self._passes.run(kind_to_compile(batches, each_size, in_step))
+                if not each_size and not self._records:
+                    self._passes.run(
+                        self._passes.largest()
+                    )  # compiles nothing more: it shows whether the memory is enough
+                self.note()
             except Exception as error:
                 if not blocks.is_compile_error(error):
                     raise
@@ -186,6 +189,11 @@ class Precompiler:
         self.prove()
         self._journal.phase(Message("compiling"), graphs, graphs)
         self._passes.pause()
+
+    @property
+    def _records(self) -> bool:
+        recorder = self._passes.recorder
+        return recorder is not None and not recorder.why_not
 
     def note(self) -> bool:
         """Record the graphs compiled since the last call; return whether there were any."""
@@ -245,9 +253,13 @@ class Precompiler:
         return False
 
     def give_up(self, error: BaseException) -> None:
-        """Continue without compiling, or without `compile_fallback` raise a ConfigError with the reason."""
+        """Continue without compiling, or without `compile_fallback` raise a ConfigError with the reason.
+
+        Where one size is compiled and trained with, another never ends the training, unless it has to be one graph.
+        """
         reason = blocks.compile_error_cause(error)
-        if not self._options.compile_fallback:
+        may_stop = self.plan.state is not PlanState.COMPILED or self._options.compile_fullgraph
+        if not self._options.compile_fallback and may_stop:
             raise ConfigError(
                 Problem(
                     "compile",
@@ -271,25 +283,24 @@ def graphs_sentence(options: Compile, number: int, single: bool = False) -> str:
         return "All images have one size, which the graphs are made for."
     if single:
         return (
-            f"Each of {number} sizes of image gets a graph of the whole model, which cannot be made for varying ones."
+            f"Each of {number} sizes of image gets a graph of the whole model, which cannot be made for varying ones; "
+            "each is compiled in the first step that needs it."
         )
     if options.dynamic is False:
-        return f"Each of {number} sizes of image gets graphs of its own, as compile_dynamic = false says."
+        return (
+            f"Each of {number} sizes of image gets graphs of its own, as compile_dynamic = false says; "
+            "each is compiled in the first step that needs it."
+        )
     why = "as compile_dynamic = true says" if options.dynamic else "so that there is nothing to compile at a new one"
     which = f"all {number} sizes of image at once" if number > 1 else "any size of image"
     return f"The graphs are made for {which}, {why}."
 
 
-def kinds_to_compile(kinds: Counter[Kind], every: bool, log: CompileLog) -> Iterator[Kind]:
-    """Yield the kinds of batches to compile for. `every`: sizes are compiled or recorded separately."""
-    # The most frequent size comes first, as kernels are tuned for it, then the largest, to test the memory. The others
-    # follow only while each still needed a graph, as one graph usually serves all sizes.
-    order = [kind for kind, _ in kinds.most_common()]
-    first = [next(kind for kind in order if kind[0] == number) for number in dict.fromkeys(kind[0] for kind in order)]
-    largest = max(order, key=latent_area)
-    order = list(dict.fromkeys([*first, largest, *order]))
-    for number, kind in enumerate(order, start=1):
-        before = len(log.events)
-        yield kind
-        if not every and number > len(first) and len(log.events) == before:
-            return
+def kind_to_compile(batches: Batches, each_size: bool, in_step: bool = False) -> Kind:
+    """Return the kind of batches to compile for first. `each_size`: every size has graphs of its own."""
+    if each_size:  # then the others cannot use them, so take what comes next
+        return batches.kind_at(batches.index - 1 if in_step and batches.index else batches.index)
+    # One graph serves all sizes, and its kernels are tuned for the one that it is compiled with. All processes choose
+    # the same, so the first compiles for all.
+    ((kind, _),) = batches.kinds().most_common(1)
+    return kind

@@ -46,6 +46,18 @@ class TrialPasses:
         finally:
             rng.set_rng_state(before, self.device)
 
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Record no further size in this context; those that are recorded are replayed."""
+        if (recorder := self.recorder) is None:
+            yield
+            return
+        limit, recorder.size_limit = recorder.size_limit, 0
+        try:
+            yield
+        finally:
+            recorder.size_limit = limit
+
     def largest(self) -> Kind:
         """Return the kind with the largest images, in whose memory the others can be recorded."""
         return max(self.batches.kinds(), key=latent_area)
