@@ -126,6 +126,7 @@ class GraphedModel:
         self.gradients: list[Tensor] = []  # of the trained parameters; recordings write them
         self.size_limit = MAX_SIZES
         self.why_not = ""  # why nothing is recorded any more
+        self.recording_seconds = 0.0  # spent so far, with failed attempts
         self.lacks_memory = False  # whether that is the GPU's memory, which other steps may need less of
         # Frees optional other users of GPU memory; returns False if there are none.
         self.free_others: Callable[[], bool] = lambda: False
@@ -179,12 +180,11 @@ class GraphedModel:
         while isinstance(outcome, NotRecorded) and outcome.lacks_memory and self.free_others():
             self._release(self.size_limit)
             outcome = self._try_to_record(call, flattened)
-        shape = flattened.shape
+        shape, took = flattened.shape, time.perf_counter() - began
+        self.recording_seconds += took
         if isinstance(outcome, Recording):
             self.made[flattened.key] = outcome
-            logger.info(
-                "Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, time.perf_counter() - began, outcome.pace
-            )
+            logger.info("Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, took, outcome.pace)
             return outcome
         if outcome.out_of_memory and self.made:
             # Eager steps need memory besides the recordings, so keep at most half as many from now on.

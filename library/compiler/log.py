@@ -53,7 +53,7 @@ class CompileLog:
         self.attention = ""  # the attention kernel that was put first, on a GPU
         self.speedup = Speedup()
         self.later: set[str] = set()  # expected classes whose blocks still run eagerly, as the plan decides
-        self.bucket = ""  # bucket of the current batch
+        self.buckets: dict[str, None] = {}  # of all batches so far, the current one last
         self._inside = ""
         self._owner: dict[str, str] = {}
         self._buckets: dict[str, str] = {}
@@ -69,6 +69,15 @@ class CompileLog:
 
     def __deepcopy__(self, known: dict[int, Any]) -> "CompileLog":
         return self  # compiled blocks hold it, and copies of them run in the same process
+
+    @property
+    def bucket(self) -> str:
+        return next(reversed(self.buckets), "")
+
+    @bucket.setter
+    def bucket(self, bucket: str) -> None:
+        self.buckets.pop(bucket, None)
+        self.buckets[bucket] = None
 
     @contextlib.contextmanager
     def inside(self, kind: str) -> Iterator[None]:

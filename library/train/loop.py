@@ -36,6 +36,7 @@ from library.train.saving.checkpointer import Checkpointer
 from library.train.step import rng
 from library.train.step.clock import Clock
 from library.train.step.loss import LossFunction
+from library.train.step.lost_seconds import GENERATING, SAVING, VALIDATING
 from library.train.step.step_metrics import BatchLoss
 from library.train.step.stepper import Stepper
 from library.train.step.updates import Updates
@@ -165,8 +166,8 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     if config.steps.resume:
         resume_state.resume_training(Path(config.steps.resume), training)
     journal.mark("optimizer")
-    pause = training.step_log.meter.pause
-    precompiler.prepare(TrialPasses(training.batches, compute_loss, training.world.device, pause))
+    meter, lost = training.step_log.meter, training.step_log.meter.lost
+    precompiler.prepare(TrialPasses(training.batches, compute_loss, training.world.device, meter.pause))
     precompiler.agree_on_recording(compute_loss.components.denoiser)
     journal.mark("compiling and recording")
     samples.at_first(training)
@@ -187,13 +188,17 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
         training.step_log.push(numbers, losses, updates.rates(), stepper.timer.ended())
 
         # Save first, so that a failure in validation or sampling cannot lose trained weights.
-        checkpointer.when_due()
-        validation.when_due()
-        samples.when_due(training)
+        with lost.during(SAVING):
+            checkpointer.when_due()
+        with lost.during(VALIDATING):
+            validation.when_due()
+        with lost.during(GENERATING):
+            samples.when_due(training)
 
-    if stepper.read_error:
-        checkpointer.rescue(stepper.read_error)
-    file = checkpointer.end()
+    with lost.during(SAVING):
+        if stepper.read_error:
+            checkpointer.rescue(stepper.read_error)
+        file = checkpointer.end()
     beside.attempt(lambda: log_utilization(training), NO_UTILIZATION, training)
     return file
 

@@ -43,6 +43,10 @@ def twelve(tmp_path_factory):
     return cached(pictures(tmp_path_factory.mktemp("twelve"), TWELVE, repeats=1))
 
 
+def said(done):
+    return (done.folder / "log.txt").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_each_of_twelve_sizes_is_compiled_in_the_first_step_that_meets_it(demo, twelve, tmp_path, case):
     def run(name, **values):
@@ -61,6 +65,8 @@ def test_each_of_twelve_sizes_is_compiled_in_the_first_step_that_meets_it(demo, 
     assert sum(event["step"] == 0 for event in forward) == 1  # a kind of block, so as many graphs
     in_epoch = len(TWELVE) // CASES[case].get("gradient_accumulation_steps", 1)
     assert max(event["step"] for event in events) <= in_epoch  # no size is compiled again in the second epoch
+    lost = {str(entry["cause"]): entry["seconds"] for entry in compiled.facts["lost_seconds"]}
+    assert lost["compiling"] > 0.05 and "s since the first step went into something else: " in said(compiled)
 
 
 def test_one_graph_for_all_sizes_is_compiled_once(demo, twelve, tmp_path):

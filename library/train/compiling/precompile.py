@@ -41,6 +41,8 @@ class Precompiler:
         self._world, self._journal, self._clock = world, journal, clock
         self._background = BackgroundCompiler(config, world, journal, plan, clock, choices or Choices())
         self._stepped = False  # whether a step was taken
+        self._recorder: cudagraph.GraphedModel | None = None  # of the denoiser, from `prepare` on
+        self._recording_seconds = 0.0  # see `recorded`
         self._passes: TrialPasses  # given to `prepare`
 
     def __enter__(self) -> "Precompiler":
@@ -56,7 +58,7 @@ class Precompiler:
 
     def prepare(self, passes: TrialPasses) -> None:
         """Before the first step: record the denoiser, and compile its blocks or start compiling them beside the run."""
-        self._passes = passes
+        self._passes, self._recorder = passes, passes.recorder
         self._record_ahead()
         if self.plan.active and not self._clock.done:
             self._background.begin(passes)
@@ -203,6 +205,12 @@ class Precompiler:
         for event in events:
             self._journal.event("compile", step=self._clock.step, **dataclasses.asdict(event))
         return bool(events)
+
+    def recorded(self) -> bool:
+        """Return whether a size was recorded, or tried to be, since the last call."""
+        recorder, before = self._recorder, self._recording_seconds
+        self._recording_seconds = recorder.recording_seconds if recorder else 0.0
+        return self._recording_seconds != before
 
     def prove(self) -> None:
         """Raise or warn if a class of blocks has no graph: torch.compile can silently do nothing."""
