@@ -102,7 +102,8 @@ class Meter:
         return FIRST_STEPS if is_first else NEW_EPOCHS if is_new else None
 
     def pause(self) -> None:
-        self._last = 0.0  # work between two steps, such as saving, is no part of the next one's time
+        """Leave the next step out of the speed, as other work comes before it."""
+        self._last = 0.0
         # Outside of other work only compiling interrupts steps, between them or within one.
         self._paused_for = self.lost.cause or COMPILING
 
