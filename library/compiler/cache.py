@@ -57,6 +57,11 @@ def use_cache(option_folder: str | None, device: torch.device) -> Path:
     return folder
 
 
+def holds_graphs() -> bool:
+    """Return whether PyTorch's cache folder has compiled graphs, of this training or others."""
+    return (Path(os.environ.get(INDUCTOR) or default_cache_dir()) / "fxgraph").is_dir()
+
+
 def find_cache_problems(option_folder: str | None, device: torch.device) -> Iterator[Problem]:
     """Yield why the chosen folder cannot be used. Creates nothing."""
     chosen = _in_environment() or option_folder

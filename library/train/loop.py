@@ -1,6 +1,7 @@
 """The training, to be read from top to bottom."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from library import data, families, methods
-from library.compiler import prewarm, torch_settings
+from library.compiler import gpu_memory, prewarm, torch_settings
 from library.compiler.log import CompileLog
 from library.config.problems import Message
 from library.config.run_config import RunConfig
@@ -105,7 +106,7 @@ def run_training(
         precompiler = Precompiler(config, world, journal, prepared.plan, clock, choices)
         step_log = StepLog(config, clock, world, journal, precompiler)
         training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices, EarlyStop(config))
-        with precompiler, step_log:
+        with hold_memory(config, world), precompiler, step_log:
             return take_steps(training, precompiler, images, samples)
 
 
@@ -156,6 +157,13 @@ def read_weights(
         components.read_denoiser(placement.plan_placement(family, config, world.device))
     file_identity.check_watched_files()  # the files must not have changed since the caches were made from them
     journal.mark("reading the weights")
+
+
+def hold_memory(config: RunConfig, world: World) -> AbstractContextManager[None]:
+    """Return a context in which the training keeps to `gpu_memory_limit`."""
+    # A step within the backward pass cannot be repeated with more memory, and whole models have large optimizers.
+    by_allocator = bool(config.adapters) and not config.optim.stepped_early
+    return gpu_memory.held_to(config.memory.gpu_memory_limit, world.device, by_allocator)
 
 
 def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, samples: SampleRunner) -> Path:
@@ -227,7 +235,7 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
 
     Returns its numbers (mean loss of all processes, gradient norms) and the loss of each batch with its image files,
     all as 0-dim tensors on the device: nothing here synchronises. `watched` enables numbers that only trackers show. If
-    compiling or recording fails, the pass is repeated once without.
+    compiling or recording fails, the pass is repeated without.
     """
     world, clock = stepper.world, stepper.clock
 
@@ -243,19 +251,19 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
     may_retry = precompiler.plan.active or world.device.type == "cuda"
     rng_before = rng.get_rng_state(world.device) if may_retry else None
     losses: list[BatchLoss] = []
-    try:
-        losses = forward_backward()
-    except Exception as error:
-        if (
-            rng_before is None
-            or updates.gradients_sent
-            or not precompiler.recover(error, compute_loss.components.denoiser)
-        ):
-            raise
-    if rng_before and not losses:  # outside of the handler, whose exception keeps the failed pass' tensors alive
-        updates.zero_grad()
-        rng.set_rng_state(rng_before, world.device)  # the repeated pass draws the same numbers
-        losses = forward_backward()
+    while not losses:
+        try:
+            losses = forward_backward()
+        except Exception as error:
+            if (
+                rng_before is None
+                or updates.gradients_sent
+                or not precompiler.recover(error, compute_loss.components.denoiser)
+            ):
+                raise
+        if rng_before and not losses:  # outside of the handler, whose exception keeps the failed pass' tensors alive
+            updates.zero_grad()
+            rng.set_rng_state(rng_before, world.device)  # the repeated pass draws the same numbers
 
     updates.average_gradients()
     loss, requests = stepper.average_loss(torch.stack([loss for loss, _ in losses]).mean())

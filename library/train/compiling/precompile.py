@@ -6,7 +6,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from library.compiler import blocks, cudagraph
+from library.compiler import blocks, cudagraph, gpu_memory
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import RunConfig
@@ -14,13 +14,14 @@ from library.config.sections import Compile
 from library.data.loading import Batches, Kind
 from library.distributed.world import World
 from library.memory.compile_targets import compiles_size_by_size
-from library.memory.prepare import is_sharded
+from library.memory.prepare import BYTES_OF_ADAM, is_sharded
 from library.train.choices import Choices
 from library.train.compiling.background_compile import BackgroundCompiler
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
 from library.train.step.clock import Clock
 
+GRADIENT_BYTES = 4  # per trained weight
 PASSES_A_SIZE = 8  # minimum passes per size to record; recording takes as long as four passes
 
 
@@ -59,6 +60,9 @@ class Precompiler:
     def prepare(self, passes: TrialPasses) -> None:
         """Before the first step: record the denoiser, and compile its blocks or start compiling them beside the run."""
         self._passes, self._recorder = passes, passes.recorder
+        if gpu_memory.is_held():
+            trained = sum(p.numel() for p in passes.compute_loss.method.parameters())
+            gpu_memory.lift_for((BYTES_OF_ADAM + GRADIENT_BYTES) * trained)
         self._record_ahead()
         if self.plan.active and not self._clock.done:
             self._background.begin(passes)
@@ -247,7 +251,7 @@ class Precompiler:
 
     def recover(self, error: Exception, denoiser: nn.Module) -> bool:
         """Return whether the step can be retried: without compiling if that failed and `compile_fallback` is set, or
-        without recordings if GPU memory is short.
+        without recordings and then without gpu_memory_limit if GPU memory is short.
         """
         recorder = cudagraph.recorder_of(denoiser)
         if isinstance(error, torch.OutOfMemoryError) and self._background.make_room():
@@ -255,6 +259,8 @@ class Precompiler:
         if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:
             recorder.give_up("the GPU's memory is too small for the steps beside them")
             return not self._config.optim.stepped_early  # a step in the backward pass cannot be undone
+        if isinstance(error, torch.OutOfMemoryError) and not self._config.optim.stepped_early and gpu_memory.lift():
+            return True
         if self.plan.active and blocks.is_compile_error(error):
             self.give_up(error)
             return True
