@@ -297,6 +297,35 @@ def test_a_process_that_fails_is_told_of():
     assert Ready.made.stopped and run._choices.stays_eager == 1000 and "no compiler (code 1)" in run.said[0]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("no kernel image"), ImportError("No module named triton"), torch.OutOfMemoryError("out of memory")],
+)
+def test_whatever_fails_while_a_graph_is_loaded_leaves_an_eager_run(error, monkeypatch):
+    run = beside(compiler(), [BlockCall("", "Linear", None, "", True)])
+    run._process.compiled = 1
+    monkeypatch.setattr(BackgroundCompiler, "_load", lambda *_: (_ for _ in ()).throw(error))
+    run.load_next_graph(passes_of(torch.device("cpu")))
+    assert run._plan.state is PlanState.STAYS_EAGER and str(error) in run.said[0] and "\n" not in run.said[0]
+
+
+def test_a_process_that_cannot_be_started_is_replaced_by_compiling_first(monkeypatch):
+    def refuse(job):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(background_compile, "CompileProcess", refuse)
+    monkeypatch.setattr(background_compile, "compile_job", lambda *_: {})
+    run = compiler()
+    run._plan.postpone()
+    passes = passes_of(torch.device("cpu"))
+    passes.compute_loss.method = SimpleNamespace(trained_parts={})
+    passes.compute_loss.components.encoders = {}
+    run._start_process(TrialPasses(SimpleNamespace(kinds=dict), passes.compute_loss, passes.device, passes.pause))
+    assert (
+        run._plan.state is PlanState.COMPILING and "no process could be started (Cannot allocate memory)" in run.said[0]
+    )
+
+
 @pytest.mark.parametrize("kind", ["cuda", "cuda:2"])
 def test_the_process_is_told_which_gpu_it_is(monkeypatch, kind):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)

@@ -4,6 +4,7 @@ Beside the run the first steps are eager while another process compiles the bloc
 """
 
 import contextlib
+import logging
 import threading
 import time
 
@@ -26,6 +27,8 @@ from library.train.compiling.compile_process import CompileProcess, compile_job
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
 from library.train.step.clock import Clock
+
+logger = logging.getLogger(__name__)
 
 INSTEAD = "compile_warmup = true compiles them before the first step"
 TOO_SMALL = "the GPU's memory is too small for steps without compiled blocks"
@@ -266,7 +269,12 @@ class BackgroundCompiler:
         text_learns = any(map(method.trained_parts.get, encoders))
         sizes = [*passes.batches.kinds()]
         self._begun = self._clock.step
-        self._process = CompileProcess(compile_job(self._config, sizes, text_learns, self._calls, self._world.device))
+        job = compile_job(self._config, sizes, text_learns, self._calls, self._world.device)
+        try:
+            self._process = CompileProcess(job)
+        except OSError as error:
+            self._compile_first(passes, f"no process could be started ({error.strerror or type(error).__name__})")
+            return
         self._plan.on(PlanEvent.START_PROCESS)
         if passes.recorder:
             passes.recorder.free_others = self.make_room
@@ -281,7 +289,7 @@ class BackgroundCompiler:
         """After the first step, import inductor on a thread."""
         # Otherwise the first loaded graph would wait for the import.
         if self._process and self._imports is None and self._clock.step > self._begun + 1:
-            self._imports = threading.Thread(target=torch_private.import_inductor, name="compiler", daemon=True)
+            self._imports = threading.Thread(target=_import_inductor, name="compiler", daemon=True)
             self._imports.start()
 
     @property
@@ -303,9 +311,7 @@ class BackgroundCompiler:
         try:
             with passes.random_state_kept():
                 self._load(self._calls[self._loaded], passes.denoiser)
-        except Exception as error:
-            if not blocks.is_compile_error(error) and not isinstance(error, torch.OutOfMemoryError):
-                raise
+        except Exception as error:  # whatever it is, the steps do not depend on it
             self.give_up(blocks.compile_error_cause(error))
             return
         self._loaded += 1
@@ -380,3 +386,10 @@ class BackgroundCompiler:
     def _wait(self) -> None:
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
+
+
+def _import_inductor() -> None:
+    try:
+        torch_private.import_inductor()
+    except Exception as error:  # the first loaded graph meets it again, and says so
+        logger.debug("inductor could not be imported: %s", error)
