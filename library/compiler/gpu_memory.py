@@ -11,6 +11,7 @@ logger = logging.getLogger(__name__)
 BYTES_PER_GIB = 2**30
 CONTEXT_BYTES = int(0.8 * BYTES_PER_GIB)  # that a process takes besides PyTorch's allocator, as measured on an H200
 _limits: list[tuple[int, torch.device]] = []  # bytes that PyTorch may reserve of a GPU; empty without a limit
+_held_allocators: list[torch.device] = []
 
 
 # Why: docs/decisions/2026-11-28-presets-hold-their-memory.md
@@ -27,6 +28,7 @@ def held_to(gib: float | None, device: torch.device, by_allocator: bool = True) 
     limit = max(int(gib * BYTES_PER_GIB) - CONTEXT_BYTES, 0)
     _limits.append((limit, device))
     if by_allocator:
+        _held_allocators.append(device)
         total = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     try:
@@ -36,16 +38,17 @@ def held_to(gib: float | None, device: torch.device, by_allocator: bool = True) 
 
 
 def lift() -> bool:
-    """Let the training take all of the GPU again, as it needs more; return whether it was held to less."""
-    if was_held := bool(_limits):
+    """Let steps take all of the GPU again, as they need more; return whether they were held to less."""
+    if were_held := bool(_held_allocators):
         logger.warning("Steps or samples need more of the GPU's memory than gpu_memory_limit: they take it from now on")
         _take_all()
-    return was_held
+    return were_held
 
 
 def _take_all() -> None:
-    for _, device in _limits:
+    for device in _held_allocators:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
+    _held_allocators.clear()
     _limits.clear()
 
 

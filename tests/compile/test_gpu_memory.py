@@ -42,7 +42,7 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch):
     yield Gpu(monkeypatch)
-    gpu_memory._limits.clear()
+    gpu_memory._take_all()
 
 
 def test_the_allocator_gets_what_a_smaller_gpu_would_leave_it(gpu):

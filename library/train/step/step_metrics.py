@@ -152,10 +152,10 @@ class Meter:
 
     def speed(self, step: int) -> dict[str, float]:
         """Return seconds per step without warm-up, and the seconds left; empty before the first typical step."""
-        if not self.warm_steps:
+        if not self._times:
             return {}
         recent = sum(self._times) / len(self._times)
-        overall = self.warm_seconds / self.warm_steps
+        overall = self.warm_seconds / self.warm_steps if self.warm_steps else recent
         return {"s_it": round(overall, 4), "eta": round(recent * max(self.total - step, 0), 1)}
 
     def lost_seconds(self) -> dict[Message, float]:
