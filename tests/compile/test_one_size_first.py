@@ -13,7 +13,7 @@ from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.problems import ConfigError
 from library.train.compiling.precompile import Precompiler, kind_to_compile
 from library.train.compiling.trial_passes import TrialPasses
-from tests.training import ONE_ADAPTER, cached, config_of, pictures, train
+from tests.training import FEW, LORA_OF_EACH_KIND, ONE_ADAPTER, cached, config_of, pictures, train
 
 SIDES = (64, 96, 128, 160)
 TWELVE = [(wide, high) for wide in SIDES for high in SIDES if wide * high <= 128 * 128][:12]
@@ -67,6 +67,20 @@ def test_each_of_twelve_sizes_is_compiled_in_the_first_step_that_meets_it(demo, 
     assert max(event["step"] for event in events) <= in_epoch  # no size is compiled again in the second epoch
     lost = {str(entry["cause"]): entry["seconds"] for entry in compiled.facts["lost_seconds"]}
     assert lost["compiling"] > 0.05 and "s since the first step went into something else: " in said(compiled)
+
+
+@pytest.mark.parametrize("script", LORA_OF_EACH_KIND)
+def test_gradients_of_twelve_sizes_are_those_of_eager(made, script):
+    sizes = tuple((high // 8, wide // 8) for wide, high in TWELVE)
+    values = {"compile_blocks": FEW[script], "network_args": () if script.startswith("sdxl") else ONE_ADAPTER}
+    eager = made(script, sizes, **values)
+    plain = eager.gradients(sizes)
+    compiled = made(script, sizes, **values, compile=True, compile_dynamic="false")
+    for one, same in zip(compiled.gradients(sizes), plain, strict=True):
+        torch.testing.assert_close(one, same, rtol=1e-4, atol=1e-6)
+    compiled.log.drain()
+    summary = compiled.log.summary()
+    assert summary["graphs"] == summary["predicted"] and not summary["recompiles"]
 
 
 def test_one_graph_for_all_sizes_is_compiled_once(demo, twelve, tmp_path):
