@@ -10,10 +10,23 @@ import torch
 
 from library.compiler import cudagraph
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
+from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.train.compiling.precompile import Precompiler, kind_to_compile
 from library.train.compiling.trial_passes import TrialPasses
-from tests.training import FEW, LORA_OF_EACH_KIND, ONE_ADAPTER, cached, config_of, pictures, train
+from tests.source import ROOT
+from tests.training import (
+    FEW,
+    LORA_OF_EACH_KIND,
+    ONE_ADAPTER,
+    Outcome,
+    cached,
+    config_of,
+    pictures,
+    ranks,
+    runs_in,
+    train,
+)
 
 SIDES = (64, 96, 128, 160)
 TWELVE = [(wide, high) for wide in SIDES for high in SIDES if wide * high <= 128 * 128][:12]
@@ -129,6 +142,28 @@ def test_each_process_compiles_the_size_that_it_draws(demo, twelve):
     assert len({kind_to_compile(batches, each_size=False) for batches in ranks}) == 1
     first = [kind_to_compile(batches, each_size=True) for batches in ranks]
     assert first[0] != first[1]
+
+
+def test_two_processes_that_draw_different_sizes_train_as_without_compiling(demo, twelve, tmp_path):
+    """Twelve batches of different sizes are six steps, in each of which both processes have another."""
+    losses = {}
+    for compiled in (True, False):
+        folder = tmp_path / str(compiled)
+        values = {**VALUES, "max_train_epochs": 2, "train_data_dir": twelve, "output_dir": folder, "output_name": "m"}
+        values |= ONE_BY_ONE if compiled else {}
+        config = config_of(demo, "flux_train_network", **values)
+        tmp_path.joinpath("run.toml").write_text(to_toml(config), encoding="utf-8")
+        script = ROOT / "sd-scripts" / "flux_train_network.py"
+        for process in ranks([script, "--config_file", tmp_path / "run.toml"]):
+            said = process.communicate(timeout=300)[0]
+            assert process.returncode == 0, said
+        (run,) = runs_in(folder)
+        done = Outcome(folder / "m.safetensors", run)
+        losses[compiled] = done.losses
+        if compiled:
+            before = {event["bucket"] for event in done.events("compile") if event["step"] == 0}
+            assert len(before) == 1 and not done.facts["compile"]["recompiles"]
+    assert len(losses[True]) == 12 and losses[True] == pytest.approx(losses[False], rel=1e-5)
 
 
 class Model(torch.nn.Linear):
