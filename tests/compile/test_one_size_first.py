@@ -83,12 +83,12 @@ def test_each_of_twelve_sizes_is_compiled_in_the_first_step_that_meets_it(demo, 
 
 
 @pytest.mark.parametrize("script", LORA_OF_EACH_KIND)
-def test_gradients_of_twelve_sizes_are_those_of_eager(made, script):
+def test_gradients_of_twelve_sizes_are_those_of_eager(model_of, script):
     sizes = tuple((high // 8, wide // 8) for wide, high in TWELVE)
     values = {"compile_blocks": FEW[script], "network_args": () if script.startswith("sdxl") else ONE_ADAPTER}
-    eager = made(script, sizes, **values)
+    eager = model_of(script, sizes, **values)
     plain = eager.gradients(sizes)
-    compiled = made(script, sizes, **values, compile=True, compile_dynamic="false")
+    compiled = model_of(script, sizes, **values, compile=True, compile_dynamic="false")
     for one, same in zip(compiled.gradients(sizes), plain, strict=True):
         torch.testing.assert_close(one, same, rtol=1e-4, atol=1e-6)
     compiled.log.drain()

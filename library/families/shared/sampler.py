@@ -139,7 +139,6 @@ class FlowSampler(Sampler):
         return height // TOKEN, width // TOKEN
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
-        """Apply classifier-free guidance: the velocities of both prompts -> the guided velocity, all [1, ...]."""
         return negative + scale * (prompt - negative)
 
     def integrate(
@@ -164,6 +163,5 @@ class FlowSampler(Sampler):
 
 
 def sample_generator(request: SampleRequest) -> torch.Generator:
-    """Return a seeded generator on the host, for the same image on every machine. A seed of None is random."""
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     return torch.Generator().manual_seed(seed)
