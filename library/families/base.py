@@ -118,7 +118,8 @@ class SampleRequest:
     guide: "Image.Image | None" = None  # the control image of a ControlNet-LLLite
     controls: "tuple[Image.Image, ...]" = ()  # reference images, or the image to inpaint
     mask: "Image.Image | None" = None  # bright in the region to inpaint
-    shift: float | None = None  # of the sigmas, for models that are sampled with the same one at any size
+    shift: float | None = None  # of the sigmas, in place of the model's own
+    sigmas: tuple[float, ...] = ()  # of the steps, falling, in place of the model's own; the last step ends at 0
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,12 @@ OPTIONS = (
     "sdpa",
     "xformers",
     "sample_sampler",
+    "sample_steps",
+    "sample_scale",
+    "sample_guidance_scale",
+    "sample_shift",
+    "sample_sigmas",
+    "sample_lora",
 )
 
 Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths

@@ -34,12 +34,15 @@ class AnimaSampler(FlowSampler):
             output = model(packing.pack(latents), (height, width), *text, times).float()
             return packing.unpack_channels_last(output, height, width)
 
-        return self.integrate(noise.to(device), anima_sigmas(request.steps, request.shift or SHIFT), request, velocity)
+        return self.integrate(noise.to(device), self.sigmas(request, height * width), request, velocity)
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return anima_sigmas(steps)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return qwen_vae.denormalise_qwen(latents)
 
 
-def anima_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
+def anima_sigmas(steps: int) -> list[float]:
     """Return the steps + 1 sigmas of a sampling run, from 1 to 0."""
-    return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift).tolist()
+    return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()

@@ -70,8 +70,10 @@ class FluxSampler(FlowSampler):
             img = control_tokens.add_control_tokens(tokens, more, inpaints)
             return model(img=img, timesteps=times, **fixed)[:, : tokens.shape[1]].float()
 
-        sigmas = flow.flow_sigmas(request.steps, size[0] * size[1], shift=not model.sizes.is_schnell)
-        return self.integrate(noise.to(device), sigmas, request, velocity)
+        return self.integrate(noise.to(device), self.sigmas(request, size[0] * size[1]), request, velocity)
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return flow.flow_sigmas(steps, tokens, shift=not self.denoiser.sizes.is_schnell)
 
     def encoded(self, pixels: Tensor) -> Tensor:
         """Return latents of an image. The VAE is moved to the device for this and back."""

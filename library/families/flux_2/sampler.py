@@ -47,13 +47,16 @@ class Flux2Sampler(FlowSampler):
             times = torch.full((len(tokens),), sigma, device=device)
             return model(img=append_controls(tokens, controls), timesteps=times, **fixed)[:, : tokens.shape[1]].float()
 
-        tokens = self.integrate(tokens, flux_2_sigmas(request.steps, height * width), request, velocity)
+        tokens = self.integrate(tokens, self.sigmas(request, height * width), request, velocity)
         return packing.unpack(tokens, height, width)
 
     def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
         """Return latents of a reference image. The VAE is moved to the device for this and back."""
         with self.vae_on(device):
             return self.family.control_latents(self.components, reference_pixels(picture).to(device))
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return flux_2_sigmas(steps, tokens)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return denormalise_flux_2(self.components.vae, latents)

@@ -48,7 +48,7 @@ class QwenSampler(FlowSampler):
             img = torch.cat((tokens, reference_tokens.expand(len(tokens), -1, -1)), dim=1)
             return model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
 
-        tokens = self.integrate(tokens, qwen_sigmas(request.steps, height * width), request, velocity)
+        tokens = self.integrate(tokens, self.sigmas(request, height * width), request, velocity)
         return packing.unpack(tokens, height, width)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
@@ -76,6 +76,9 @@ class QwenSampler(FlowSampler):
             hashlib.blake2b(control.tobytes()).digest() for control in request.controls if self.family.variant.template
         ]
         return super().text_key(request), *digests
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return qwen_sigmas(steps, tokens)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return denormalise_qwen(latents)

@@ -36,7 +36,9 @@ SAMPLERS: dict[str, tuple[str, dict]] = {
     "dpmsolver": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver", "final_sigmas_type": "sigma_min"}),
     "dpmsolver++": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++"}),
     "dpmsingle": ("DPMSolverSinglestepScheduler", {"lower_order_final": True}),
+    "lcm": ("LCMScheduler", {}),
 }
+RENOISING = ("lcm",)  # samplers that predict the image at each step, and add new noise
 SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a", "dpm_2", "dpm_2_a")}
 
 
@@ -66,6 +68,19 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
         options |= {"trained_betas": rescaled_betas(), "timestep_spacing": "trailing"}
     parameters = inspect.signature(cls.__init__).parameters
     return cls(**{name: value for name, value in (options | changes).items() if name in parameters})
+
+
+def set_noise_levels(steps: Any, request: SampleRequest, device: torch.device) -> None:
+    """Set a scheduler's steps: those of the request's sigmas, else its own."""
+    if not request.sigmas:
+        steps.set_timesteps(request.steps, device=device)
+    elif request.sampler_name in RENOISING:
+        alphas = steps.alphas_cumprod.double()
+        levels = ((1 - alphas) / alphas).log().numpy() / 2
+        positions = np.interp(np.log(request.sigmas), levels, np.arange(len(levels)))
+        steps.set_timesteps(timesteps=positions.round().astype(int).tolist(), device=device)
+    else:
+        steps.set_timesteps(sigmas=[*request.sigmas, 0.0], device=device)
 
 
 def rescaled_betas() -> list[float]:
@@ -114,8 +129,11 @@ class SdxlSampler(Sampler):
         text = self.text(request, device)
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)
         config = self.family.config
-        steps = scheduler(request.sampler_name, config.model.v_parameterization, config.noise.zero_terminal_snr)
-        steps.set_timesteps(request.steps, device=device)
+        name = request.sampler_name
+        if request.sigmas and name not in RENOISING:
+            name = "euler"  # the others have steps of their own
+        steps = scheduler(name, config.model.v_parameterization, config.noise.zero_terminal_snr)
+        set_noise_levels(steps, request, device)
         channels = denoiser.config.in_channels
         latents = torch.randn((1, channels, height // 8, width // 8), generator=generator).to(device)
         latents = latents * steps.init_noise_sigma

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from library.families.base import ModelComponents, SampleRequest
 from library.families.shared import vae_memory, vae_tiles
+from library.objectives import flow
 
 MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
 TOKEN = 16  # pixels of a side of one token of a transformer
@@ -137,6 +138,19 @@ class FlowSampler(Sampler):
     def grid(self, request: SampleRequest) -> tuple[int, int]:
         height, width = self.size(request)
         return height // TOKEN, width // TOKEN
+
+    def sigmas(self, request: SampleRequest, tokens: int) -> list[float]:
+        """Return the sigmas of all steps of an image with this many tokens, and the 0 at which the last one ends."""
+        if request.sigmas:
+            return [*request.sigmas, 0.0]
+        if request.shift:
+            line = torch.linspace(1, 0, request.steps + 1, dtype=torch.float64)
+            return flow.shifted(line, request.shift).tolist()
+        return self.model_sigmas(request.steps, tokens)
+
+    @abstractmethod
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        """Return the steps + 1 sigmas by which the model is usually sampled."""
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
         """Apply classifier-free guidance: the velocities of both prompts -> the guided velocity, all [1, ...]."""

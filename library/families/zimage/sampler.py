@@ -42,15 +42,18 @@ class ZImageSampler(FlowSampler):
             times = torch.full((len(tokens),), 1 - sigma, device=device)
             return -model(tokens, (height, width), text["llm_embed"], text["llm_mask"], times).float()
 
-        tokens = self.integrate(tokens, zimage_sigmas(request.steps, request.shift or SHIFT), request, velocity)
+        tokens = self.integrate(tokens, self.sigmas(request, height * width), request, velocity)
         scale, shift = autoencoder.FLUX
         return unpack_channels_last(tokens, height, width) / scale + shift
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return zimage_sigmas(steps)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return latents
 
 
-def zimage_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
+def zimage_sigmas(steps: int) -> list[float]:
     """Return the steps + 1 sigmas of a sampling run, from 1 to 0."""
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
-    return [*flow.shifted(line, shift).tolist(), 0.0]
+    return [*flow.shifted(line, SHIFT).tolist(), 0.0]

@@ -20,8 +20,9 @@ from library.distributed.world import World
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared.vae_memory import is_out_of_memory
 from library.files import write_atomic
+from library.methods.sample_lora import SampleLora
 from library.runs.record import error_sentence
-from library.sampling import caption_prompts, prompts
+from library.sampling import caption_prompts, few_steps, prompts
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
 from library.train import beside
@@ -59,16 +60,16 @@ class SampleRunner:
             return
         self._sampler = family.sampler(components)
         self._file = Path(sample.sample_prompts) if sample.sample_prompts else None
-        self._defaults = {**family.sample_defaults, "sample_sampler": sample.sample_sampler}
+        self._lora = SampleLora(few_steps.sample_lora(config), family)
+        self._model_defaults = family.sample_defaults
+        self._defaults = few_steps.prompt_defaults(config, self._model_defaults)
         self._multiple = family.sample_multiple
         self._seen = self._stamp()
         self._prompts = self._read(self._file) if self._file else self._of_captions(images)
 
     def _of_captions(self, images: ImageSet) -> list[Prompt]:
-        from_captions, defaults = (
-            caption_prompts.prompts_from(images, self._config),
-            caption_prompts.with_few_steps(self._defaults),
-        )
+        from_captions = caption_prompts.prompts_from(images, self._config)
+        defaults = few_steps.prompt_defaults(self._config, caption_prompts.with_few_steps(self._model_defaults))
         return [prompts.with_defaults(prompt, defaults, self._multiple) for prompt in from_captions]
 
     def _stamp(self) -> tuple[int, int] | None:
@@ -114,7 +115,8 @@ class SampleRunner:
             loaded = {name: self._components.read_again[name].read() for name in sorted(absent)}
             self._components.encoders |= loaded
             try:
-                self._sampler.remember(requests)
+                with self._lora.applied(self._components):  # it may adapt the text encoders, too
+                    self._sampler.remember(requests)
             finally:
                 for name in loaded:
                     del self._components.encoders[name]
@@ -169,7 +171,7 @@ class SampleRunner:
         world, device = training.world, training.world.device
         vae: Any = self._components.vae  # kept whenever samples are wanted
         networks = [self._components.denoiser, vae, *self._components.encoders.values()]
-        with self._vae_on(device), evaluation_mode(networks, training):
+        with self._vae_on(device), evaluation_mode(networks, training), self._lora.applied(self._components):
             for number, prompt in enumerate(self._prompts):
                 # Processes with shards of one model generate each image together.
                 if training.method.shards or number % world.ranks == world.rank:
