@@ -19,6 +19,7 @@ from library.distributed.world import World
 from library.downloads import hub_files
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared import file_identity
+from library.families.shared.vae_memory import is_out_of_memory
 from library.files import write_atomic
 from library.memory.placement import plan_placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
@@ -26,6 +27,7 @@ from library.memory.quantization import fp8_storage
 from library.methods.applied_files import AppliedFiles
 from library.sampling import few_steps, plan, prompt_checks
 from library.sampling import prompts as prompt_files
+from library.sampling.batching import BatchSizer, in_batches
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
@@ -121,6 +123,7 @@ class ColumnSampler:
     def __init__(self, model: OpenModel, prompts: Sequence[Prompt], config: RunConfig) -> None:
         defaults = few_steps.prompt_defaults(config, model.family.sample_defaults)
         multiple = model.family.sample_multiple
+        self._sizer = BatchSizer(config.sample.sample_batch_size, model.world.device)
         self._model, self._sampler = model, model.family.sampler(model.components)
         self._is_ready, self._decoded_by, self._few_steps = False, "", few_steps.sample_lora(config)
         self.prompts = [
@@ -136,8 +139,11 @@ class ColumnSampler:
                 with model.encoders_on_device():
                     self._sampler.remember(_requested(prompt, model.applied) for prompt in self.prompts)
             with self._sampler.vae_on(model.world.device):
-                for row, prompt in enumerate(self.prompts):
-                    keep(row, self._sampler(_requested(prompt, model.applied)))
+                requests = [(row, _requested(prompt, model.applied)) for row, prompt in enumerate(self.prompts)]
+                for row, image in in_batches(self._sampler, requests, self._sizer, self._sampler.pictures):
+                    if isinstance(image, Exception):
+                        raise _explained(image, requests[row][1])
+                    keep(row, image)
                     self._log_shortage()
 
     @contextlib.contextmanager
@@ -162,6 +168,14 @@ class ColumnSampler:
         if by and by != self._decoded_by:
             logger.warning("memory is too short to decode an image at once, so images are decoded %s", DECODED[by])
         self._decoded_by = by or self._decoded_by
+
+
+def _explained(error: Exception, request: SampleRequest) -> Exception:
+    """Return the error of an image, as a sentence if it lacks memory."""
+    if not is_out_of_memory(error):
+        return error
+    template = "The memory is too short for an image of {width}x{height}: generate smaller ones, or swap blocks"
+    return ConfigError(template, width=request.width, height=request.height)
 
 
 @contextlib.contextmanager

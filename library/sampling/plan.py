@@ -33,6 +33,7 @@ OPTIONS = (
     "sample_shift",
     "sample_sigmas",
     "sample_lora",
+    "sample_batch_size",
 )
 
 Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths

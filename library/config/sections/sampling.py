@@ -3,17 +3,32 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from library.config.problems import Problem
+from library.config.problems import ConfigError, Problem
 from library.config.reading import parse_count, positive_or_off
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.sections.outputs import Sample
-from library.config.values import split_strength
+from library.config.values import quoted, split_strength
 
 MAX_STEPS = 1000
 NO_GUIDANCE = {"sample_guidance_scale": "this model was not distilled with guidance"}
+AUTO = "auto"
+LARGEST_BATCH = 64  # images at once
+BatchSize = int | Literal["auto"]
 MAX_STRENGTH = 10  # of a LoRA, in both directions
+
+
+def batch_size(value: Any) -> BatchSize:
+    """Parse a number of images, or auto; forms write "not set" as 0."""
+    if str(value).strip().lower() == AUTO:
+        return AUTO
+    if (number := parse_count(value) or 0) > LARGEST_BATCH:
+        raise ConfigError(
+            "must be auto or a number up to {most}, got {value}", most=LARGEST_BATCH, value=quoted(value)
+        )
+    return number or AUTO
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +70,13 @@ class Sampling(Sample):
         "The noise level of each step, such as 1, 0.75, 0.5, 0.25. Replaces steps and shift.",
         label="Noise levels",
         min=0.0,
+        advanced=True,
+    )
+    sample_batch_size: BatchSize = opt(
+        AUTO,
+        "How many images are generated at once: a number, or auto, as many as fit.",
+        label="Images at once",
+        parse=batch_size,
         advanced=True,
     )
     sample_lora: str | None = opt(

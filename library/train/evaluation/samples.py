@@ -23,6 +23,7 @@ from library.files import write_atomic
 from library.methods.sample_lora import SampleLora
 from library.runs.record import error_sentence
 from library.sampling import caption_prompts, few_steps, prompts
+from library.sampling.batching import BatchSizer, in_batches
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
 from library.train import beside
@@ -55,6 +56,7 @@ class SampleRunner:
         self.wanted = sample.wanted  # the user may request samples at any time
         self._prompts: list[Prompt] = []
         self._decoded_by = ""
+        self._sizer: BatchSizer | None = None
         self._all_encoded = False  # whether all prompts are encoded, so that freed text encoders are not needed
         if not self.wanted:
             return
@@ -172,16 +174,44 @@ class SampleRunner:
         vae: Any = self._components.vae  # kept whenever samples are wanted
         networks = [self._components.denoiser, vae, *self._components.encoders.values()]
         with self._vae_on(device), evaluation_mode(networks, training), self._lora.applied(self._components):
-            for number, prompt in enumerate(self._prompts):
-                # Processes with shards of one model generate each image together.
-                if training.method.shards or number % world.ranks == world.rank:
-                    try:
-                        self._sample_one(number, prompt, training, paths)
-                    except WorkCancelled:
-                        raise
-                    except Exception as error:  # a missing image, a full disk, a lack of memory, a broken VAE, ...
-                        problems.append(beside.reason(error, training))
-                training.journal.phase(phases.GENERATING_SAMPLES, number + 1, len(self._prompts))
+            # Processes with shards of one model generate each image together.
+            own = [
+                numbered
+                for numbered in enumerate(self._prompts)
+                if training.method.shards or numbered[0] % world.ranks == world.rank
+            ]
+            requests: list[tuple[int, SampleRequest]] = []
+            for number, prompt in own:
+                with self._failing_alone(training, problems):  # a missing image
+                    requests.append((number, self._request(prompt)))
+            # Free memory may differ between processes that must agree on batches.
+            sizer = BatchSizer(1, device) if training.method.shards else self._sizer_of(device)
+            made = in_batches(self._sampler, requests, sizer, self._pictures, (WorkCancelled,))
+            for done, (number, image) in enumerate(made, start=1):
+                with self._failing_alone(training, problems):  # a lack of memory, a broken VAE, a full disk, ...
+                    if isinstance(image, Exception):
+                        raise image
+                    self._keep(number, image, training, paths)
+                training.journal.phase(
+                    phases.GENERATING_SAMPLES, min(done * world.ranks, len(self._prompts)), len(self._prompts)
+                )
+
+    @contextlib.contextmanager
+    def _failing_alone(self, training: Training, problems: list[MessageLike]) -> Iterator[None]:
+        """Note an error within this context as the problem of one sample."""
+        try:
+            yield
+        except WorkCancelled:
+            raise
+        except Exception as error:
+            problems.append(beside.reason(error, training))
+
+    def _sizer_of(self, device: torch.device) -> BatchSizer:
+        self._sizer = self._sizer or BatchSizer(self._config.sample.sample_batch_size, device)
+        return self._sizer
+
+    def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
+        return cudagraph.with_room(self._components.denoiser, lambda: self._sampler.pictures(requests))
 
     @contextlib.contextmanager
     def _vae_on(self, device: torch.device) -> Iterator[None]:
@@ -239,16 +269,20 @@ class SampleRunner:
             journal.phase(phases.ENCODING_PROMPTS)
             self._remember()
 
-    def _sample_one(self, number: int, prompt: Prompt, training: Training, paths: dict[int, Path]) -> None:
+    def _request(self, prompt: Prompt) -> SampleRequest:
+        """Return the sampler's request for a prompt; reads its images."""
         how = pixels.decoding(self._config)
         request = request_of(prompt, how)
         if prompt.controlnet_image:
             request = replace(request, guide=Image.fromarray(pixels.read_pixels(prompt.controlnet_image, how)))
-        request = replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
-        path = self._path(number, prompt, training.clock)
-        image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))
+        return replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
+
+    def _keep(self, number: int, image: Image.Image, training: Training, paths: dict[int, Path]) -> None:
+        """Save a generated image, and report it."""
         if training.method.shards and not training.world.main:
             return
+        prompt = self._prompts[number]
+        path = self._path(number, prompt, training.clock)
         write_atomic(path, image.save)
         paths[number] = path
         training.journal.sampled(training.clock.step, number, path, image, prompt)
