@@ -25,9 +25,7 @@ def batch_size(value: Any) -> BatchSize:
     if str(value).strip().lower() == AUTO:
         return AUTO
     if (number := parse_count(value) or 0) > LARGEST_BATCH:
-        raise ConfigError(
-            "must be auto or a number up to {most}, got {value}", most=LARGEST_BATCH, value=quoted(value)
-        )
+        raise ConfigError("must be auto or a number up to {most}, got {value}", most=LARGEST_BATCH, value=quoted(value))
     return number or AUTO
 
 

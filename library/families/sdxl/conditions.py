@@ -48,6 +48,7 @@ def for_prompts(components: ModelComponents, prompts: Sequence[str], longest: in
 
 
 def count_chunks(components: ModelComponents, prompts: Sequence[str], longest: int) -> int:
+    """Return the chunks of 75 tokens that the longest of these prompts needs, at most `longest`."""
     tokenizer = next(iter(components.tokenizers.values()))
     tokens = max(emphasis.count_weighted_tokens(tokenizer, prompt) for prompt in prompts)
     return min(max(clip.chunks_of(tokens), 1), longest)

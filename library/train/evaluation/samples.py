@@ -153,6 +153,7 @@ class SampleRunner:
 
     def _sample_all(self, training: Training) -> None:
         training.step_log.settle()
+        began = time.monotonic()
         changed = self._reread(training.world, training.journal)
         paths: dict[int, Path] = {}
         problems: list[MessageLike] = []
@@ -167,6 +168,8 @@ class SampleRunner:
         beside.attempt(lambda: self._note_shortage(training.journal), NOT_LISTED, training)
         reports = training.world.gather((paths, list(dict.fromkeys(problems))))
         beside.attempt(lambda: self._tell(reports, training), NOT_LISTED, training)
+        if pictures := sum(len(paths_of_rank) for paths_of_rank, _ in reports):
+            training.journal.previewed(training.clock.step, pictures, time.monotonic() - began)
 
     def _generate(self, training: Training, paths: dict[int, Path], problems: list[MessageLike]) -> None:
         """Generate this process' share of the images, with the VAE on the device for all of them."""
