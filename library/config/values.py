@@ -174,6 +174,8 @@ class Option:
             return None
         if self.choices:
             value = self._match_choice(value)
+            if value in self.choices:  # a word among numbers has no limits
+                return value
         if self.kind == "code" and not (CODE.fullmatch(value := value.strip()) and len(value) <= LONGEST_CODE):
             raise ConfigError(
                 "must be a name, or several joined by dots as in module.Class, got {value}", value=quoted(value)

@@ -123,6 +123,16 @@ class SampleRequest:
 
 
 @dataclass(frozen=True)
+class BlockChain:
+    """The blocks of a denoiser that `sample_cache` may skip, from the first one that always runs."""
+
+    lists: tuple[str, ...]  # attributes of the denoiser, in the order of execution: lists of blocks, or one block
+    is_unet: bool = False  # whether they are the levels of a U-Net, of which the last one always runs
+    threshold: float = 0.1  # of `sample_cache = auto`
+    max_skipped: int = 3  # passes in a row, as errors of predictions add up
+
+
+@dataclass(frozen=True)
 class BlockCost:
     """The cost of blocks of one class, measured with steps of rank 16 at 1024 x 1024; defaults if not measured."""
 

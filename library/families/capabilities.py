@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from library.families.base import ModelComponents
+from library.families.base import BlockChain, ModelComponents
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -58,6 +58,13 @@ class WritesFolders(Protocol):
         self, components: ModelComponents, place: Path, put: "Callable[[Path, Mapping[str, Tensor]], None]"
     ) -> None:
         """Write the whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
+
+
+@runtime_checkable
+class HasBlockChain(Protocol):
+    """A family whose samples may skip blocks (`sample_cache`)."""
+
+    block_chain: BlockChain
 
 
 @runtime_checkable

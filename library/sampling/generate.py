@@ -28,6 +28,7 @@ from library.methods.applied_files import AppliedFiles
 from library.sampling import few_steps, plan, prompt_checks
 from library.sampling import prompts as prompt_files
 from library.sampling.batching import BatchSizer, in_batches
+from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
@@ -125,6 +126,7 @@ class ColumnSampler:
         multiple = model.family.sample_multiple
         self._sizer = BatchSizer(config.sample.sample_batch_size, model.world.device)
         self._model, self._sampler = model, model.family.sampler(model.components)
+        self._cache = FeatureCache(self._sampler.denoiser, block_chain(model.family), config.sample.sample_cache)
         self._is_ready, self._decoded_by, self._few_steps = False, "", few_steps.sample_lora(config)
         self.prompts = [
             prompt_files.with_defaults(prompt, defaults, multiple) for prompt in _usable_prompts(prompts, config)
@@ -140,11 +142,16 @@ class ColumnSampler:
                     self._sampler.remember(_requested(prompt, model.applied) for prompt in self.prompts)
             with self._sampler.vae_on(model.world.device):
                 requests = [(row, _requested(prompt, model.applied)) for row, prompt in enumerate(self.prompts)]
-                for row, image in in_batches(self._sampler, requests, self._sizer, self._sampler.pictures):
+                for row, image in in_batches(self._sampler, requests, self._sizer, self._pictures):
                     if isinstance(image, Exception):
                         raise _explained(image, requests[row][1])
                     keep(row, image)
                     self._log_shortage()
+        self._cache.log_savings()
+
+    def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
+        with self._cache.active():
+            return self._sampler.pictures(requests)
 
     @contextlib.contextmanager
     def _applied(self, column: Column) -> Iterator[None]:

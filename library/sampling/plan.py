@@ -34,6 +34,7 @@ OPTIONS = (
     "sample_sigmas",
     "sample_lora",
     "sample_batch_size",
+    "sample_cache",
 )
 
 Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths

@@ -10,13 +10,15 @@ from library.config.reading import parse_count, positive_or_off
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.sections.outputs import Sample
-from library.config.values import quoted, split_strength
+from library.config.values import parse_finite, quoted, split_strength
 
 MAX_STEPS = 1000
 NO_GUIDANCE = {"sample_guidance_scale": "this model was not distilled with guidance"}
 AUTO = "auto"
 LARGEST_BATCH = 64  # images at once
 BatchSize = int | Literal["auto"]
+OFF = "off"
+CacheThreshold = float | Literal["off", "auto"]
 MAX_STRENGTH = 10  # of a LoRA, in both directions
 
 
@@ -27,6 +29,17 @@ def batch_size(value: Any) -> BatchSize:
     if (number := parse_count(value) or 0) > LARGEST_BATCH:
         raise ConfigError("must be auto or a number up to {most}, got {value}", most=LARGEST_BATCH, value=quoted(value))
     return number or AUTO
+
+
+def cache_threshold(value: Any) -> CacheThreshold:
+    """Parse off, auto, or a threshold above 0 and up to 1; forms write "not set" as 0."""
+    word = str(value).strip().lower()
+    if word in (OFF, AUTO):
+        return word
+    threshold = parse_finite(value)
+    if not 0 <= threshold <= 1:
+        raise ConfigError("must be off, auto or a number above 0, up to 1, got {value}", value=quoted(value))
+    return threshold or OFF
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +88,13 @@ class Sampling(Sample):
         "How many images are generated at once: a number, or auto, as many as fit.",
         label="Images at once",
         parse=batch_size,
+        advanced=True,
+    )
+    sample_cache: CacheThreshold = opt(
+        OFF,
+        "Skip most blocks in steps that change less than this: 0.1 is usual. auto: as measured.",
+        label="Skip similar steps",
+        parse=cache_threshold,
         advanced=True,
     )
     sample_lora: str | None = opt(

@@ -14,16 +14,19 @@ from library.compiler import cudagraph
 from library.config import phases
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
+from library.config.sections.sampling import OFF
 from library.data import pixels
 from library.data.images import ImageSet
 from library.distributed.world import World
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared.vae_memory import is_out_of_memory
 from library.files import write_atomic
+from library.memory.prepare import is_sharded
 from library.methods.sample_lora import SampleLora
 from library.runs.record import error_sentence
 from library.sampling import caption_prompts, few_steps, prompts
 from library.sampling.batching import BatchSizer, in_batches
+from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
 from library.train import beside
@@ -62,6 +65,9 @@ class SampleRunner:
             return
         self._sampler = family.sampler(components)
         self._file = Path(sample.sample_prompts) if sample.sample_prompts else None
+        # Processes with shards of one model must run the same blocks.
+        threshold = OFF if is_sharded(config) else sample.sample_cache
+        self._cache = FeatureCache(self._sampler.denoiser, block_chain(family), threshold)
         self._lora = SampleLora(few_steps.sample_lora(config), family)
         self._model_defaults = family.sample_defaults
         self._defaults = few_steps.prompt_defaults(config, self._model_defaults)
@@ -199,6 +205,8 @@ class SampleRunner:
                     phases.GENERATING_SAMPLES, min(done * world.ranks, len(self._prompts)), len(self._prompts)
                 )
 
+        self._cache.log_savings()
+
     @contextlib.contextmanager
     def _failing_alone(self, training: Training, problems: list[MessageLike]) -> Iterator[None]:
         """Note an error within this context as the problem of one sample."""
@@ -214,7 +222,11 @@ class SampleRunner:
         return self._sizer
 
     def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
-        return cudagraph.with_room(self._components.denoiser, lambda: self._sampler.pictures(requests))
+        def generate() -> list[Image.Image]:
+            with self._cache.active():
+                return self._sampler.pictures(requests)
+
+        return cudagraph.with_room(self._components.denoiser, generate)
 
     @contextlib.contextmanager
     def _vae_on(self, device: torch.device) -> Iterator[None]:
