@@ -62,7 +62,7 @@ class Sampling(Sample):
     )
     sample_guidance_scale: float | None = opt(
         None,
-        "The guidance of models that were distilled with it, such as FLUX.1 dev (3.5).",
+        "The guidance of models that were distilled with it: 3.5 is usual.",
         label="Guidance",
         min=0.0,
         ceiling=MAX_STEPS,
