@@ -17,7 +17,7 @@ from library import families
 from library.config.building import build_config
 from library.config.run_config import RunConfig
 from library.data import pixels
-from library.demo.small_model import SMALL_MODELS_FOLDER, parts_in, small_model_of
+from library.demo.small_model import SMALL_MODELS_FOLDER, small_model_of
 from library.families.base import Family, SampleRequest
 from library.families.shared.sampler import Sampler
 from library.sampling.feature_cache import FeatureCache, block_chain
@@ -67,7 +67,8 @@ def small_config(name: str) -> RunConfig:
     """Return the config that opens a family's small model."""
     small = small_model_of(name)
     assert small is not None
-    tables = small.tables(parts_in(SMALL_MODELS_FOLDER / name, name))
+    files = {part: SMALL_MODELS_FOLDER / name / file for part, file in small.files.items()}
+    tables = small.tables(files)
     values = {option: value for lines in tables.values() for option, value, _ in lines}
     return build_config(families.config_class(families.lora_script(name)), values, notes=[])
 

@@ -76,7 +76,6 @@ class FluxSampler(FlowSampler):
         return flow.flow_sigmas(steps, tokens, shift=not self.denoiser.sizes.is_schnell)
 
     def encoded(self, pixels: Tensor) -> Tensor:
-        """Return latents of an image. The VAE is moved to the device for this and back."""
         with self.vae_on(pixels.device):
             return self.family.control_latents(self.components, pixels)
 

@@ -18,7 +18,7 @@ from library.families.base import (
     ModelComponents,
     TextCache,
 )
-from library.families.caption_limit import CaptionLimit, count_caption_tokens
+from library.families.capabilities import CaptionLimit, count_caption_tokens
 from library.families.sdxl import checkpoint, conditions, emphasis, folder, keys, model
 from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_number
@@ -72,7 +72,6 @@ class SdxlFamily:
 
     @property
     def token(self) -> str | None:
-        """The Hugging Face token of the config; the environment's is used without it."""
         return self.config.hub.huggingface_token
 
     def problems(self) -> Iterator[Problem]:
@@ -193,7 +192,6 @@ class SdxlFamily:
 
     @property
     def text_lengths(self) -> dict[str, int]:
-        """The lengths in tokens of the hidden states in the text cache."""
         chunks = clip.chunks_of(self.config.model.max_token_length)
         return dict.fromkeys(("hidden_state1", "hidden_state2"), 75 * chunks + 2)
 
@@ -290,7 +288,6 @@ class SdxlFamily:
                 yield path, self.resolution_level(path)
 
     def control_name(self, path: str) -> str:
-        """("down_blocks.1.attentions.0...attn1.to_q") -> "lllite_unet_input_blocks_4_1_..._attn1_to_q"."""
         return f"lllite_{self.adapter_name('denoiser', path).removeprefix('lora_')}"
 
     def swap_plan(self, number: int) -> dict[str, int]:
@@ -309,7 +306,6 @@ class SdxlFamily:
         return block_number(self.adapter_name("denoiser", path.rpartition(".")[0]))
 
     def adapter_name(self, part: str, path: str) -> str:
-        """("denoiser", "down_blocks.1.attentions.0.proj_in") -> "lora_unet_input_blocks_4_1_proj_in"."""
         return keys.adapter_name(part, path, self.layout)
 
 

@@ -180,9 +180,6 @@ class FlowSampler(Sampler):
         """Return the steps + 1 sigmas by which the model is usually sampled."""
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: Tensor) -> Tensor:
-        """Apply classifier-free guidance: the velocities of both prompts -> the guided velocity, all [N, ...]; `scale`
-        [N, 1, ...].
-        """
         return negative + scale * (prompt - negative)
 
     def integrate(
@@ -224,6 +221,5 @@ def joined_rows(rows: Sequence[Tensor]) -> Tensor:
 
 
 def sample_generator(request: SampleRequest) -> torch.Generator:
-    """Return a seeded generator on the host, for the same image on every machine. A seed of None is random."""
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     return torch.Generator().manual_seed(seed)

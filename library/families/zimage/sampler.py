@@ -54,6 +54,5 @@ class ZImageSampler(FlowSampler):
 
 
 def zimage_sigmas(steps: int) -> list[float]:
-    """Return the steps + 1 sigmas of a sampling run, from 1 to 0."""
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
     return [*flow.shifted(line, SHIFT).tolist(), 0.0]
