@@ -111,7 +111,7 @@ def test_a_file_that_is_missing_or_of_another_family_is_named_by_the_check(demo,
     values, _ = values_of(demo, script, tmp_path, train_data_dir=squares, output_dir=tmp_path / "out")
 
     def found(file):
-        problems = preflight.find_problems(config_of(demo, script, sample_lora=file, **values))
+        problems = preflight.findings(config_of(demo, script, sample_lora=file, **values))[0]
         return [str(problem) for problem in problems if problem.option == "sample_lora"]
 
     assert found(tmp_path / "gone.safetensors:0.5") == [f"sample_lora: {tmp_path / 'gone.safetensors'} does not exist"]
