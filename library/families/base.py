@@ -128,7 +128,7 @@ class BlockChain:
 
     lists: tuple[str, ...]  # attributes of the denoiser, in the order of execution: lists of blocks, or one block
     is_unet: bool = False  # whether they are the levels of a U-Net, of which the last one always runs
-    threshold: float = 0.1  # of `sample_cache = auto`
+    threshold: float = 0.15  # of `sample_cache = auto`
     max_skipped: int = 3  # passes in a row, as errors of predictions add up
 
 

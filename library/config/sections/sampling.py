@@ -92,7 +92,7 @@ class Sampling(Sample):
     )
     sample_cache: CacheThreshold = opt(
         OFF,
-        "Skip most blocks in steps that change less than this: 0.1 is usual. auto: as measured.",
+        "Skip most blocks in steps that change less than this: 0.15 is usual. auto: as measured.",
         label="Skip similar steps",
         parse=cache_threshold,
         advanced=True,
