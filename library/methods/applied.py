@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from library.adapter_files.changes import LayerChange
 from library.adapter_files.names import TENSOR_ROLES
@@ -96,22 +97,26 @@ class AppliedLoras:
         self._layers, self._family = {}, family.config.family
         self._changes: dict[Path, list[AppliedChange]] = {}
         self._hooked: dict[str, list[AppliedChange]] = {}
+        self._hooks: list[RemovableHandle] = []
         self.changes_text = False  # whether a file adapts a text encoder
         for part, root in networks(components).items():
+            root = getattr(root, "module", root)  # a distributed wrapper would add to the layers' paths
             for path, name, layer in _adaptable_layers(root, part, family):
                 for file_name in filter(None, (name, AdapterLocation(part, path).alias)):
                     self._layers[file_name] = part, layer
 
-    def add(self, path: Path) -> None:
-        """Read a file; it starts switched off. Raises ConfigError if it is no adapter, or for another model."""
-        adapters = by_name(file_of(path, self._family))
+    def add(self, path: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Add a file, which is read unless its tensors are given; it starts switched off. Raises ConfigError if it is
+        no adapter, or for another model.
+        """
+        adapters = by_name(file_of(path, self._family) if tensors is None else tensors)
         matching = {name: tensors for name, tensors in adapters.items() if name in self._layers}
         if not matching:
             raise ConfigError("{path} holds nothing for this model: choose a LoRA that was trained for it", path=path)
         self._changes[path] = []
-        for name, tensors in matching.items():
+        for name, parts in matching.items():
             part, layer = self._layers[name]
-            change = AppliedChange(tensors)
+            change = AppliedChange(parts)
             if change.change.missing and not change.change.parts.keys() & TENSOR_ROLES.values():
                 raise ConfigError(
                     "{path} holds {name}, which is neither LoRA nor a kind of LyCORIS", path=path, name=name
@@ -126,8 +131,14 @@ class AppliedLoras:
             self._changes[path].append(change)
             if name not in self._hooked:
                 self._hooked[name] = []
-                layer.register_forward_hook(_hook(self._hooked[name]))
+                self._hooks.append(layer.register_forward_hook(_hook(self._hooked[name])))
             self._hooked[name].append(change)
+
+    def remove(self) -> None:
+        """Take all files off the model, which is then as if none had ever been added."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._hooked, self._changes = [], {}, {}
 
     def set(self, strengths: Mapping[Path, float]) -> None:
         """Set the strengths of these files; switch all others off."""

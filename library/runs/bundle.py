@@ -43,6 +43,7 @@ BUNDLED_FACTS = (
     "peak_ram_gb",
     "lost_seconds",
     "data",
+    "previews",
 )
 EVENTS = {
     "step": (
@@ -64,6 +65,7 @@ EVENTS = {
     "takeover": ("step", "seconds", "pauses"),
     "saved": ("step", "bytes", "ok", "text"),
     "sample": ("step", "number"),
+    "preview": ("step", "pictures", "seconds", "share"),
     "validation": ("step", "epoch", "when", "loss", "divergence"),
     "early_stop": ("step", "best_step", "best_loss"),
     "warning": ("text",),

@@ -27,6 +27,14 @@ OPTIONS = (
     "sdpa",
     "xformers",
     "sample_sampler",
+    "sample_steps",
+    "sample_scale",
+    "sample_guidance_scale",
+    "sample_shift",
+    "sample_sigmas",
+    "sample_lora",
+    "sample_batch_size",
+    "sample_cache",
 )
 
 Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.shared import packing, qwen_vae
-from library.families.shared.sampler import FlowSampler, sample_generator
+from library.families.shared.sampler import FlowSampler, seeded_noise
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -21,24 +21,27 @@ class AnimaSampler(FlowSampler):
 
     family: "AnimaFamily"
 
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise; float32 [1, 16, h, w]. Prompt and negative prompt are one batch."""
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [N, 16, h, w]. Prompts and negative prompts are one batch."""
         model = self.denoiser
         device = model.t_embedding_norm.weight.device
-        height, width = self.grid(request)
-        text = [*self.text(request, device).values()]
-        noise = torch.randn(1, model.sizes.channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
+        height, width = self.grid(requests[0])
+        text = [*self.text(requests, device).values()]
+        noise = seeded_noise(requests, model.sizes.channels // 4, 2 * height, 2 * width)
 
         def velocity(latents: Tensor, sigma: float) -> Tensor:
             times = torch.full((len(latents),), sigma, device=device)
             output = model(packing.pack(latents), (height, width), *text, times).float()
             return packing.unpack_channels_last(output, height, width)
 
-        return self.integrate(noise.to(device), anima_sigmas(request.steps, request.shift or SHIFT), request, velocity)
+        return self.integrate(noise.to(device), self.sigmas(requests[0], height * width), requests, velocity)
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return anima_sigmas(steps)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return qwen_vae.denormalise_qwen(latents)
 
 
-def anima_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
-    return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift).tolist()
+def anima_sigmas(steps: int) -> list[float]:
+    return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()

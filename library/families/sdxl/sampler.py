@@ -1,6 +1,7 @@
 """Sample images of SDXL with the networks of a training, without a pipeline or changes of global random state."""
 
 import inspect
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import diffusers
@@ -14,7 +15,7 @@ from torch import Tensor
 from library.config.problems import ConfigError, Problem
 from library.families.base import SampleRequest
 from library.families.sdxl import conditions
-from library.families.shared.sampler import Sampler, sample_generator
+from library.families.shared.sampler import Sampler, per_sample, sample_generator
 from library.objectives import diffusion
 from library.objectives.base import NoisedBatch
 
@@ -36,7 +37,9 @@ SAMPLERS: dict[str, tuple[str, dict]] = {
     "dpmsolver": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver", "final_sigmas_type": "sigma_min"}),
     "dpmsolver++": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++"}),
     "dpmsingle": ("DPMSolverSinglestepScheduler", {"lower_order_final": True}),
+    "lcm": ("LCMScheduler", {}),
 }
+RENOISING = ("lcm",)  # samplers that predict the image at each step, and add new noise
 SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a", "dpm_2", "dpm_2_a")}
 
 
@@ -66,6 +69,19 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
         options |= {"trained_betas": rescaled_betas(), "timestep_spacing": "trailing"}
     parameters = inspect.signature(cls.__init__).parameters
     return cls(**{name: value for name, value in (options | changes).items() if name in parameters})
+
+
+def set_noise_levels(steps: Any, request: SampleRequest, device: torch.device) -> None:
+    """Set a scheduler's steps: those of the request's sigmas, else its own."""
+    if not request.sigmas:
+        steps.set_timesteps(request.steps, device=device)
+    elif request.sampler_name in RENOISING:
+        alphas = steps.alphas_cumprod.double()
+        levels = ((1 - alphas) / alphas).log().numpy() / 2
+        positions = np.interp(np.log(request.sigmas), levels, np.arange(len(levels)))
+        steps.set_timesteps(timesteps=positions.round().astype(int).tolist(), device=device)
+    else:
+        steps.set_timesteps(sigmas=[*request.sigmas, 0.0], device=device)
 
 
 def rescaled_betas() -> list[float]:
@@ -105,35 +121,44 @@ class SdxlSampler(Sampler):
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
         return conditions.for_prompts(self.components, prompts, MAX_CHUNKS)
 
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise, both prompts in one batch; float32 [1, 4, h, w] in the model's units."""
-        denoiser = self.denoiser
+    def batch_key(self, request: SampleRequest) -> Hashable:
+        """Add the length of the text: the U-Net attends to its padding, too."""
+        key = super().batch_key(request)
+        return key and (key, conditions.count_chunks(self.components, [request.negative, request.prompt], MAX_CHUNKS))
+
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise, all prompts in one batch; float32 [N, 4, h, w] in the model's units."""
+        denoiser, request, number = self.denoiser, requests[0], len(requests)
         device = denoiser.conv_in.weight.device
-        generator = sample_generator(request)
+        generators = [sample_generator(request) for request in requests]
         height, width = self.size(request)
-        text = self.text(request, device)
+        text = self.text(requests, device)
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)
         config = self.family.config
-        steps = scheduler(request.sampler_name, config.model.v_parameterization, config.noise.zero_terminal_snr)
-        steps.set_timesteps(request.steps, device=device)
+        name = request.sampler_name
+        if request.sigmas and name not in RENOISING:
+            name = "euler"  # the others have steps of their own
+        steps = scheduler(name, config.model.v_parameterization, config.noise.zero_terminal_snr)
+        set_noise_levels(steps, request, device)
         channels = denoiser.config.in_channels
-        latents = torch.randn((1, channels, height // 8, width // 8), generator=generator).to(device)
-        latents = latents * steps.init_noise_sigma
-        extra = {"generator": generator} if "generator" in inspect.signature(steps.step).parameters else {}
+        shape = 1, channels, height // 8, width // 8
+        latents = torch.cat([torch.randn(shape, generator=generator) for generator in generators]).to(device)
+        latents, scales = latents * steps.init_noise_sigma, per_sample([request.scale for request in requests], latents)
+        extra = {"generator": generators} if "generator" in inspect.signature(steps.step).parameters else {}
         guide = [control_pixels(request.guide, (width, height), device)] if request.guide else []
         for t in steps.timesteps:
             prediction = self._predict(steps.scale_model_input(latents, t), t, text, sizes, guide)
-            if len(prediction) == 2:
-                prediction = prediction[:1] + (prediction[1:] - prediction[:1]) * request.scale
+            if len(prediction) > number:
+                prediction = prediction[:number] + (prediction[number:] - prediction[:number]) * scales
             latents = steps.step(prediction, t, latents, **extra, return_dict=False)[0]
         return latents
 
     def _predict(
         self, latents: Tensor, timestep: Tensor, text: dict[str, Tensor], sizes: Tensor, guide: list[Tensor]
     ) -> Tensor:
-        """Return the denoiser's prediction for every prompt, from the same latents."""
+        """Return the denoiser's prediction for every prompt; a sample's prompts have the same latents."""
         count = len(text["pool2"])
-        batch = latents.float().expand(count, -1, -1, -1)
+        batch = latents.float().expand(count // len(latents), *latents.shape).flatten(0, 1)
         times = timestep.to(latents.device, torch.float32).expand(count)
         noised = NoisedBatch(latents=batch, timesteps=times, target=batch, weight=times)
         return self.family.predict(self.denoiser, noised, text, sizes.expand(count, -1), guide)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from library.families.base import ModelComponents, SampleRequest
 from library.families.shared import vae_memory, vae_tiles
+from library.objectives import flow
 
 MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
 TOKEN = 16  # pixels of a side of one token of a transformer
@@ -31,8 +32,11 @@ class Sampler(ABC):
         self.decoded_by = ""  # "tiles" or "CPU" once there was not enough memory to decode an image at once
 
     @abstractmethod
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise; float32 [1, C, h, w] in the convention of the cache."""
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [N, C, h, w] in the convention of the cache.
+
+        Several requests of one `batch_key` are one batch, with the same results as one by one.
+        """
 
     @abstractmethod
     def decoder_input(self, latents: Tensor) -> Tensor:
@@ -41,6 +45,13 @@ class Sampler(ABC):
     @abstractmethod
     def is_guided(self, request: SampleRequest) -> bool:
         """Return whether classifier-free guidance is used."""
+
+    def batch_key(self, request: SampleRequest) -> Hashable:
+        """Return what requests must have in common to be denoised in one batch; None for one that is denoised alone."""
+        if request.controls or request.mask or request.guide:
+            return None
+        steps = request.steps, request.sampler_name, request.shift, request.sigmas
+        return self.size(request), self.is_guided(request), steps
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
         return self.family.text(self.components, prompts)
@@ -75,9 +86,16 @@ class Sampler(ABC):
         requests_by_key = {self.text_key(request): request for request in requests}
         return [request for key, request in requests_by_key.items() if key not in self._known]
 
-    @torch.no_grad()
     def __call__(self, request: SampleRequest) -> Image.Image:
-        pixels = self.decoded(self.latents(request))
+        return self.pictures([request])[0]
+
+    @torch.no_grad()
+    def pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
+        """Denoise requests of one `batch_key` in one batch, and decode them one by one."""
+        return [self._picture(latents[None]) for latents in self.latents(*requests)]
+
+    def _picture(self, latents: Tensor) -> Image.Image:
+        pixels = self.decoded(latents)
         return Image.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())
 
     def size(self, request: SampleRequest) -> tuple[int, int]:
@@ -86,12 +104,22 @@ class Sampler(ABC):
         height, width = (max(64, side // multiple * multiple) for side in (request.height, request.width))
         return height, width
 
-    def text(self, request: SampleRequest, device: torch.device) -> dict[str, Tensor]:
-        """Return the encoded [negative, prompt], or the prompt alone without guidance."""
+    def text(self, requests: Sequence[SampleRequest], device: torch.device) -> dict[str, Tensor]:
+        """Return the encoded negative prompts and then the prompts, or the prompts alone without guidance.
+
+        Texts with a mask may differ in length: shorter ones are padded with zeros, which the mask covers.
+        """
+        first = 0 if self.is_guided(requests[0]) else 1
+        texts = [self._encoded(request) for request in requests]
+        return {
+            name: joined_rows([text[name][row : row + 1] for row in range(first, 2) for text in texts]).to(device)
+            for name in texts[0]
+        }
+
+    def _encoded(self, request: SampleRequest) -> dict[str, Tensor]:
+        """Return the encoded [negative, prompt]."""
         encoded = self._known.get(self.text_key(request))
-        if encoded is None:
-            encoded = self.encode_request(request)
-        return {name: tensor[0 if self.is_guided(request) else 1 :].to(device) for name, tensor in encoded.items()}
+        return self.encode_request(request) if encoded is None else encoded
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Decode latents to pixels [3, H, W] in [0, 1]; if memory is short in tiles, then in tiles on the CPU.
@@ -138,28 +166,58 @@ class FlowSampler(Sampler):
         height, width = self.size(request)
         return height // TOKEN, width // TOKEN
 
-    def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
+    def sigmas(self, request: SampleRequest, tokens: int) -> list[float]:
+        """Return the sigmas of all steps of an image with this many tokens, and the 0 at which the last one ends."""
+        if request.sigmas:
+            return [*request.sigmas, 0.0]
+        if request.shift:
+            line = torch.linspace(1, 0, request.steps + 1, dtype=torch.float64)
+            return flow.shifted(line, request.shift).tolist()
+        return self.model_sigmas(request.steps, tokens)
+
+    @abstractmethod
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        """Return the steps + 1 sigmas by which the model is usually sampled."""
+
+    def guided(self, negative: Tensor, prompt: Tensor, scale: Tensor) -> Tensor:
         return negative + scale * (prompt - negative)
 
     def integrate(
         self,
         noise: Tensor,
         sigmas: Sequence[float],
-        request: SampleRequest,
+        requests: Sequence[SampleRequest],
         velocity: Callable[[Tensor, float], Tensor],
     ) -> Tensor:
-        """Integrate from noise [1, ...] to the image, along sigmas from 1 to 0.
+        """Integrate from noise [N, ...] to the images, along sigmas from 1 to 0.
 
-        `velocity`: current sample [B, ...] and sigma -> noise minus image, float32 [B, ...]. B is 2 with
-        guidance, for the negative prompt and the prompt, else 1.
+        `velocity`: current samples [B, ...] and sigma -> noise minus image, float32 [B, ...]. B is 2 * N with guidance,
+        for the negative prompts and then the prompts, else N.
         """
-        count = 2 if self.is_guided(request) else 1
+        number, scales = len(noise), per_sample([request.scale for request in requests], noise)
+        count = 2 if self.is_guided(requests[0]) else 1
         for sigma, next_sigma in itertools.pairwise(sigmas):
-            step = velocity(noise.expand(count, *noise.shape[1:]), sigma)
+            step = velocity(noise.expand(count, *noise.shape).flatten(0, 1), sigma)
             if count == 2:
-                step = self.guided(step[:1], step[1:], request.scale)
+                step = self.guided(step[:number], step[number:], scales)
             noise = noise + (next_sigma - sigma) * step
         return noise
+
+
+def seeded_noise(requests: Sequence[SampleRequest], *shape: int) -> Tensor:
+    """Return noise [N, ...] on the host, each by its own seed."""
+    return torch.cat([torch.randn(1, *shape, generator=sample_generator(request)) for request in requests])
+
+
+def per_sample(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Return a number for each sample [N, 1, ...], to multiply tensors like this one."""
+    return torch.tensor(numbers, dtype=torch.float32).to(like.device).view(-1, *(1 for _ in like.shape[1:]))
+
+
+def joined_rows(rows: Sequence[Tensor]) -> Tensor:
+    """Join tensors [1, L, ...] along the first dimension; shorter ones are padded with zeros."""
+    length = max(row.shape[1] for row in rows)
+    return torch.cat([torch.cat((row, row.new_zeros(1, length - row.shape[1], *row.shape[2:])), dim=1) for row in rows])
 
 
 def sample_generator(request: SampleRequest) -> torch.Generator:
