@@ -251,7 +251,7 @@ SMALL_MODEL = SmallModel(
     rank=16,
     alpha=8.0,
     rates={"lora": 3e-3, "finetune": 2e-4},
-    steps=500,
+    steps=400,
 )
 
 
