@@ -86,12 +86,21 @@ def _saves_by_epochs(config: RunConfig) -> bool:
     return bool(config.save.save_every_n_epochs or config.save.save_n_epoch_ratio)
 
 
+def _compiles_samples(config: RunConfig) -> bool:
+    return config.sample.wanted and config.sample.sample_compile != "false"
+
+
 SHARED: tuple[Rule, ...] = (
     (
-        "compile_backend compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit compile_fallback "
-        "compile_cache_dir compile_scope compile_blocks compile_activation_budget compile_compare_steps compile_warmup "
+        "compile_fallback compile_scope compile_activation_budget compile_compare_steps compile_warmup "
         "compile_from_step",
         lambda c: c.compile.compile or c.compile.compile_autotune,
+        Message("{option} is off", option=option_name("compile")),
+    ),
+    (
+        "compile_backend compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit compile_cache_dir "
+        "compile_blocks",
+        lambda c: c.compile.compile or c.compile.compile_autotune or _compiles_samples(c),
         Message("{option} is off", option=option_name("compile")),
     ),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
@@ -178,12 +187,17 @@ SHARED: tuple[Rule, ...] = (
     ("save_last_n_steps save_last_n_steps_state", lambda c: c.save.save_every_n_steps, "save_every_n_steps is not set"),
     ("save_last_n_epochs_state save_last_n_steps_state", lambda c: c.save.save_state, "save_state is off"),
     (
-        "sample_prompts sample_from_captions sample_every_n_epochs sample_every_n_steps sample_at_first sample_sampler",
+        "sample_prompts sample_from_captions sample_every_n_epochs sample_every_n_steps sample_at_first sample_sampler "
+        "sample_compile",
         lambda c: c.sample.sample_images,
         "sample_images is off",
     ),
     ("sample_from_captions", lambda c: not c.sample.sample_prompts, "sample_prompts names the prompts"),
-    ("sample_sampler", lambda c: c.sample.wanted, "neither sample_prompts nor sample_from_captions is set"),
+    (
+        "sample_sampler sample_compile",
+        lambda c: c.sample.wanted,
+        "neither sample_prompts nor sample_from_captions is set",
+    ),
     ("sample_every_n_steps", lambda c: not c.sample.sample_every_n_epochs, "sample_every_n_epochs decides"),
     ("log_tracker_name log_config", _is_logged, "logging_dir is not set"),
     ("logging_dir log_prefix", lambda c: c.log.log_with != "wandb", "log_with = wandb has no folder of its own"),

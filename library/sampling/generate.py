@@ -11,6 +11,7 @@ import torch
 from PIL import Image, ImageDraw, PngImagePlugin
 
 from library import families
+from library.compiler.log import CompileLog
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem, Report
 from library.config.run_config import RunConfig
@@ -25,6 +26,7 @@ from library.memory.quantization import fp8_storage
 from library.methods.applied_files import AppliedFiles
 from library.sampling import plan, prompt_checks
 from library.sampling import prompts as prompt_files
+from library.sampling.engine import PictureEngine, pictures_left
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
@@ -117,11 +119,22 @@ def open_sampling_model(config: RunConfig, files: Iterable[Path], report: Report
 class ColumnSampler:
     """Generates the images of one column after another with the same prompts and seeds."""
 
-    def __init__(self, model: OpenModel, prompts: Sequence[Prompt], config: RunConfig) -> None:
+    def __init__(
+        self,
+        model: OpenModel,
+        prompts: Sequence[Prompt],
+        config: RunConfig,
+        columns: int = 1,
+        before_pass: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`columns` is the number of columns to come; `before_pass` is called before each pass of the denoiser."""
         defaults = {**model.family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
         multiple = model.family.sample_multiple
         self._model, self._sampler = model, model.family.sampler(model.components)
         self._is_ready, self._decoded_by = False, ""
+        self._columns, self._before_pass, self._changes = columns, before_pass, 0
+        denoiser, family, device = model.components.denoiser, model.family, model.world.device
+        self._engine = PictureEngine(denoiser, family, config, device, CompileLog())
         self.prompts = [
             prompt_files.with_defaults(prompt, defaults, multiple) for prompt in _usable_prompts(prompts, config)
         ]
@@ -130,15 +143,24 @@ class ColumnSampler:
         """Apply the column's files and pass each image to `keep`, with the number of its prompt."""
         model = self._model
         model.applied.set(dict(column.loras))
+        if model.applied.number_of_changes != self._changes:
+            self._changes = model.applied.number_of_changes
+            self._engine.recorder.free()  # recordings compute with the files of the last column
+        left = pictures_left(self.prompts, self._columns)
+        self._columns -= 1
         with model.computing():
             if not self._is_ready or model.applied.changes_text:  # else the encoded prompts of the last column serve
                 self._sampler, self._is_ready = model.family.sampler(model.components), True
                 with model.encoders_on_device():
                     self._sampler.remember(_requested(prompt, model.applied) for prompt in self.prompts)
-            with self._sampler.vae_on(model.world.device):
+            with self._sampler.vae_on(model.world.device), self._engine.running(left, self._before_pass):
                 for row, prompt in enumerate(self.prompts):
-                    keep(row, self._sampler(_requested(prompt, model.applied)))
+                    keep(row, self._engine.picture(self._sampler, _requested(prompt, model.applied)))
                     self._log_shortage()
+
+    def close(self) -> None:
+        """Discard compiled code and recordings."""
+        self._engine.close()
 
     def _log_shortage(self) -> None:
         """Log once how images are decoded when memory is short."""
@@ -174,10 +196,13 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     check_before(config, prompts)
     model = open_sampling_model(config, (path for column in columns for path, _ in column.loras), report, word)
     _check_guides(prompts, bool(model.applied.controls))
-    sample = ColumnSampler(model, prompts, config)
-    done, total = 0, len(columns) * len(sample.prompts)
-    # Each pass of the denoiser reports.
-    model.components.denoiser.register_forward_pre_hook(lambda *_: report(Message("generating"), done, total))
+    done, total = 0, 0
+
+    def report_progress() -> None:
+        report(Message("generating"), done, total)
+
+    sample = ColumnSampler(model, prompts, config, len(columns), report_progress)
+    total = len(columns) * len(sample.prompts)
     new_folder = folder / time.strftime("%Y%m%d-%H%M%S")
     sheet = Sheet([column.title for column in columns], [prompt.prompt for prompt in sample.prompts], new_folder)
     sheet.files = [[""] * len(columns) for _ in sample.prompts]
@@ -193,6 +218,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
             store(sheet)
 
         sample(column, keep)
+    sample.close()
     sheet.grid = str(new_folder / "grid.png")
     save_image(side_by_side(sheet), Path(sheet.grid), plan.image_metadata(sample.prompts[0], columns[0], base, tagged))
     store(sheet)

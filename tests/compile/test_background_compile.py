@@ -11,13 +11,13 @@ import torch
 from library import families
 from library.compiler import block_calls, cudagraph, graph_recording, prewarm, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
+from library.compiler.payoff import Payoff
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.building import build_config, config_notes
 from library.config.problems import ConfigError
 from library.train.choices import Choices
 from library.train.compiling import background_compile, compile_process, compile_worker
 from library.train.compiling.background_compile import BackgroundCompiler
-from library.train.compiling.background_estimate import Payoff
 from library.train.compiling.trial_passes import TrialPasses
 from tests.training import PLAIN_CODE, config_of, train
 

@@ -1,5 +1,7 @@
 """Sample images of Anima: Euler steps along the straight path, from seeded noise to an image."""
 
+import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,15 +28,15 @@ class AnimaSampler(FlowSampler):
         model = self.denoiser
         device = model.t_embedding_norm.weight.device
         height, width = self.grid(request)
-        text = [*self.text(request, device).values()]
         noise = torch.randn(1, model.sizes.channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
 
-        def velocity(latents: Tensor, sigma: float) -> Tensor:
-            times = torch.full((len(latents),), sigma, device=device)
-            output = model(packing.pack(latents), (height, width), *text, times).float()
+        def velocity(text: Mapping[str, Tensor], latents: Tensor, times: Tensor) -> Tensor:
+            output = model(packing.pack(latents), (height, width), *text.values(), times).float()
             return packing.unpack_channels_last(output, height, width)
 
-        return self.integrate(noise.to(device), anima_sigmas(request.steps, request.shift or SHIFT), request, velocity)
+        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(request, device))]
+        sigmas = anima_sigmas(request.steps, request.shift or SHIFT)
+        return self.integrate(noise.to(device), sigmas, request, velocities)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return qwen_vae.denormalise_qwen(latents)

@@ -1,7 +1,8 @@
 """Sample images of FLUX.1: Euler steps along the straight path, from seeded noise to an image."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,9 +28,9 @@ class FluxSampler(FlowSampler):
     def latents(self, request: SampleRequest) -> Tensor:
         """Denoise from seeded noise; float32 [1, C, h, w] in the cache's convention."""
         height, width = self.grid(request)
-        text = self.text(request, self.denoiser.img_in.weight.device)
-        controls = self.controls(request, text["t5_out"].device)
-        return packing.unpack(self.denoised(request, text, (height, width), controls), height, width)
+        device = self.denoiser.img_in.weight.device
+        tokens = self.denoised(request, self.text(request, device), (height, width), self.controls(request, device))
+        return packing.unpack(tokens, height, width)
 
     def controls(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
         """Return the control inputs for `predict`. To inpaint, a missing image is grey, a missing mask covers all."""
@@ -57,21 +58,23 @@ class FluxSampler(FlowSampler):
     ) -> Tensor:
         """Denoise from seeded noise; `size` counts tokens. Return packed latents, float32 [1, h * w, 4 C]."""
         model, inpaints = self.denoiser, self.family.variant.control_images.inpaints
-        count, device = len(text["t5_out"]), model.img_in.weight.device
+        device = model.img_in.weight.device
         noise = torch.randn(1, size[0] * size[1], model.sizes.out_channels, generator=sample_generator(request))
         strength = self.family.sample_defaults["guidance_scale"] if request.guidance is None else request.guidance
-        guidance = torch.full((count,), strength, device=device)
         references = [] if inpaints else [(control.shape[-2] // 2, control.shape[-1] // 2) for control in controls]
-        fixed = self.family.conditions(text, size, device, references) | {"guidance": guidance}
         more = control_tokens.packed(controls, inpaints)
 
-        def velocity(tokens: Tensor, sigma: float) -> Tensor:
-            times = torch.full((len(tokens),), sigma, device=device)
+        def velocity(conditions: Mapping[str, Any], tokens: Tensor, times: Tensor) -> Tensor:
             img = control_tokens.add_control_tokens(tokens, more, inpaints)
-            return model(img=img, timesteps=times, **fixed)[:, : tokens.shape[1]].float()
+            return model(img=img, timesteps=times, **conditions)[:, : tokens.shape[1]].float()
 
+        velocities = []
+        for part in self.in_batches(text):
+            guidance = torch.full((len(part["t5_out"]),), strength, device=device)
+            conditions = self.family.conditions(part, size, device, references) | {"guidance": guidance}
+            velocities.append(functools.partial(velocity, conditions))
         sigmas = flow.flow_sigmas(request.steps, size[0] * size[1], shift=not model.sizes.is_schnell)
-        return self.integrate(noise.to(device), sigmas, request, velocity)
+        return self.integrate(noise.to(device), sigmas, request, velocities)
 
     def encoded(self, pixels: Tensor) -> Tensor:
         """Return latents of an image. The VAE is moved to the device for this and back."""

@@ -1,8 +1,9 @@
 """Sample images of Qwen-Image: Euler steps along the straight path, from seeded noise to an image."""
 
+import functools
 import hashlib
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,18 +38,17 @@ class QwenSampler(FlowSampler):
         model = self.denoiser
         device = model.img_in.weight.device
         height, width = self.grid(request)
-        text = self.text(request, device)
         noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
         references = self.references(request, device)
         reference_tokens, sizes = pack_tokens(noise.to(device), references)
         tokens, reference_tokens = reference_tokens[:, : height * width], reference_tokens[:, height * width :]
 
-        def velocity(tokens: Tensor, sigma: float) -> Tensor:
-            times = torch.full((len(tokens),), sigma, device=device)
+        def velocity(text: Mapping[str, Tensor], tokens: Tensor, times: Tensor) -> Tensor:
             img = torch.cat((tokens, reference_tokens.expand(len(tokens), -1, -1)), dim=1)
             return model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
 
-        tokens = self.integrate(tokens, qwen_sigmas(request.steps, height * width), request, velocity)
+        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(request, device))]
+        tokens = self.integrate(tokens, qwen_sigmas(request.steps, height * width), request, velocities)
         return packing.unpack(tokens, height, width)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:

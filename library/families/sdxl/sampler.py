@@ -1,6 +1,7 @@
 """Sample images of SDXL with the networks of a training, without a pipeline or changes of global random state."""
 
 import inspect
+import types
 from typing import TYPE_CHECKING, Any
 
 import diffusers
@@ -54,6 +55,7 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
         )
     kind, changes = SAMPLERS[name or "ddim"]
     cls = _lms() if kind == "LMSDiscreteScheduler" else getattr(diffusers, kind)
+    cls = _with_drawn_noise(cls) if "Ancestral" in kind else cls
     options = {
         "num_train_timesteps": diffusion.STEPS,
         "beta_start": diffusion.BETA_START,
@@ -94,6 +96,34 @@ def _lms() -> type:
     return Lms
 
 
+class DrawnNoise:
+    """The noise of all steps, drawn on the host as a scheduler would draw it, and copied to the device at once."""
+
+    def __init__(self, generator: torch.Generator, like: Tensor, steps: int) -> None:
+        drawn = [torch.randn(like.shape, generator=generator, dtype=like.dtype) for _ in range(steps)]
+        self._noise = iter(torch.stack(drawn).to(like.device).unbind())
+
+    def __call__(self) -> Tensor:
+        return next(self._noise)
+
+
+def draws_noise(scheduler: Any) -> bool:
+    return getattr(scheduler, "takes_drawn_noise", False)
+
+
+def _with_drawn_noise(cls: type) -> type:
+    """Return a scheduler class that also takes DrawnNoise as `generator`: copying noise in each step would wait."""
+    step: Any = vars(cls)["step"]
+    draw = step.__globals__["randn_tensor"]
+
+    def drawn(*shape: Any, generator: Any, **options: Any) -> Tensor:
+        return generator() if isinstance(generator, DrawnNoise) else draw(*shape, generator=generator, **options)
+
+    functions = {**step.__globals__, "randn_tensor": drawn}
+    drawing = types.FunctionType(step.__code__, functions, step.__name__, step.__defaults__, step.__closure__)
+    return type(cls.__name__, (cls,), {"step": drawing, "takes_drawn_noise": True})
+
+
 class SdxlSampler(Sampler):
     """Denoises with the scheduler of sample_sampler."""
 
@@ -111,18 +141,22 @@ class SdxlSampler(Sampler):
         device = denoiser.conv_in.weight.device
         generator = sample_generator(request)
         height, width = self.size(request)
-        text = self.text(request, device)
+        texts = self.in_batches(self.text(request, device))
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)
         config = self.family.config
         steps = scheduler(request.sampler_name, config.model.v_parameterization, config.noise.zero_terminal_snr)
-        steps.set_timesteps(request.steps, device=device)
+        steps.set_timesteps(request.steps)  # on the host, where the scheduler computes with single numbers
+        times = steps.timesteps.float().to(device)
         channels = denoiser.config.in_channels
         latents = torch.randn((1, channels, height // 8, width // 8), generator=generator).to(device)
         latents = latents * steps.init_noise_sigma
-        extra = {"generator": generator} if "generator" in inspect.signature(steps.step).parameters else {}
+        extra: dict[str, Any] = {}
+        if "generator" in inspect.signature(steps.step).parameters:
+            extra["generator"] = DrawnNoise(generator, latents, len(times)) if draws_noise(steps) else generator
         guide = [control_pixels(request.guide, (width, height), device)] if request.guide else []
-        for t in steps.timesteps:
-            prediction = self._predict(steps.scale_model_input(latents, t), t, text, sizes, guide)
+        for t, time in zip(steps.timesteps, times.unbind(), strict=True):
+            scaled = steps.scale_model_input(latents, t)
+            prediction = torch.cat([self._predict(scaled, time, text, sizes, guide) for text in texts])
             if len(prediction) == 2:
                 prediction = prediction[:1] + (prediction[1:] - prediction[:1]) * request.scale
             latents = steps.step(prediction, t, latents, **extra, return_dict=False)[0]
@@ -134,7 +168,7 @@ class SdxlSampler(Sampler):
         """Return the denoiser's prediction for every prompt, from the same latents."""
         count = len(text["pool2"])
         batch = latents.float().expand(count, -1, -1, -1)
-        times = timestep.to(latents.device, torch.float32).expand(count)
+        times = timestep.expand(count)
         noised = NoisedBatch(latents=batch, timesteps=times, target=batch, weight=times)
         return self.family.predict(self.denoiser, noised, text, sizes.expand(count, -1), guide)
 

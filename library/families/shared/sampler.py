@@ -1,10 +1,9 @@
 """Shared parts of samplers: cached prompts, seeded noise, and decoding of latents."""
 
 import contextlib
-import itertools
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,10 @@ from library.families.shared import vae_memory, vae_tiles
 
 MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
 TOKEN = 16  # pixels of a side of one token of a transformer
+TEXT_MULTIPLE = 16  # texts of any length are padded to a multiple of this, so that few sizes occur
+
+# The current sample [B, ...] and the times [B] -> the velocity of the model, noise minus image, float32 [B, ...].
+Velocity = Callable[[Tensor, Tensor], Tensor]
 
 
 class Sampler(ABC):
@@ -29,6 +32,9 @@ class Sampler(ABC):
         self.family, self.components = family, components
         self._known: dict[Hashable, dict[str, Tensor]] = {}
         self.decoded_by = ""  # "tiles" or "CPU" once there was not enough memory to decode an image at once
+        # Whether both prompts of guidance are predicted one after the other, as one batch does not fit into memory.
+        self.one_by_one = False
+        self._text_length = 0  # of the longest requested prompt, if texts may have any length
 
     @abstractmethod
     def latents(self, request: SampleRequest) -> Tensor:
@@ -67,6 +73,7 @@ class Sampler(ABC):
             encoded = self.encode_request(request)
             self._known[self.text_key(request)] = {name: tensor.cpu() for name, tensor in encoded.items()}
         requested = {self.text_key(request) for request in requests}
+        self._text_length = max((self._length(self._known[key]) for key in requested), default=0)
         not_requested = [key for key in self._known if key not in requested]
         for key in not_requested[: max(len(self._known) - max(MAX_ENCODED_PROMPTS, len(requested)), 0)]:
             del self._known[key]
@@ -91,7 +98,27 @@ class Sampler(ABC):
         encoded = self._known.get(self.text_key(request))
         if encoded is None:
             encoded = self.encode_request(request)
-        return {name: tensor[0 if self.is_guided(request) else 1 :].to(device) for name, tensor in encoded.items()}
+        first = 0 if self.is_guided(request) else 1
+        return {name: tensor[first:].to(device) for name, tensor in self._padded(encoded).items()}
+
+    def in_batches(self, text: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Return the prompts of a text as the batches that are predicted: one, or one for each prompt."""
+        rows = range(len(next(iter(text.values())))) if self.one_by_one else ()
+        return [{name: tensor[row : row + 1] for name, tensor in text.items()} for row in rows] or [dict(text)]
+
+    def _length(self, encoded: Mapping[str, Tensor]) -> int:
+        """Return the length that masked texts are padded to; 0 for texts of a fixed length."""
+        mask = encoded.get(self.family.text_cache.mask)
+        return 0 if mask is None else -(-mask.shape[1] // TEXT_MULTIPLE) * TEXT_MULTIPLE
+
+    # Prompts of one length share compiled and recorded passes.
+    def _padded(self, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Pad masked texts to the length of the longest that was requested."""
+        own = self._length(encoded)
+        if not own:
+            return dict(encoded)
+        length = max(own, self._text_length)
+        return {name: pad_rows(tensor, length) for name, tensor in encoded.items()}
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Decode latents to pixels [3, H, W] in [0, 1]; if memory is short in tiles, then in tiles on the CPU.
@@ -142,25 +169,36 @@ class FlowSampler(Sampler):
         """Apply classifier-free guidance: the velocities of both prompts -> the guided velocity, all [1, ...]."""
         return negative + scale * (prompt - negative)
 
+    def model_times(self, sigmas: Sequence[float]) -> list[float]:
+        """Return the times that the model takes for these noise levels."""
+        return [*sigmas]
+
     def integrate(
-        self,
-        noise: Tensor,
-        sigmas: Sequence[float],
-        request: SampleRequest,
-        velocity: Callable[[Tensor, float], Tensor],
+        self, noise: Tensor, sigmas: Sequence[float], request: SampleRequest, velocities: Sequence[Velocity]
     ) -> Tensor:
         """Integrate from noise [1, ...] to the image, along sigmas from 1 to 0.
 
-        `velocity`: current sample [B, ...] and sigma -> noise minus image, float32 [B, ...]. B is 2 with
-        guidance, for the negative prompt and the prompt, else 1.
+        `velocities` has a function for each batch of `in_batches`: current sample [B, ...] and times [B], for as many
+        prompts as the batch has -> noise minus image, float32 [B, ...]. No step waits for the device.
         """
-        count = 2 if self.is_guided(request) else 1
-        for sigma, next_sigma in itertools.pairwise(sigmas):
-            step = velocity(noise.expand(count, *noise.shape[1:]), sigma)
-            if count == 2:
+        texts = 2 if self.is_guided(request) else 1
+        size = (texts // len(velocities), *noise.shape[1:])
+        exact = torch.float64  # rounded once, as the products of the steps
+        levels = torch.tensor(sigmas, dtype=exact)
+        differences = levels.diff().float().to(noise.device)
+        times = torch.tensor(self.model_times(sigmas[:-1]), dtype=exact).float().to(noise.device)
+        for time, difference in zip(times.unbind(), differences.unbind(), strict=True):
+            step = torch.cat([velocity(noise.expand(size), time.expand(size[0])) for velocity in velocities])
+            if texts == 2:
                 step = self.guided(step[:1], step[1:], request.scale)
-            noise = noise + (next_sigma - sigma) * step
+            noise = noise + difference * step
         return noise
+
+
+def pad_rows(tensor: Tensor, length: int) -> Tensor:
+    """Pad [B, L, ...] with zeros to [B, length, ...]."""
+    missing = length - tensor.shape[1]
+    return torch.cat((tensor, tensor.new_zeros(len(tensor), missing, *tensor.shape[2:])), dim=1) if missing else tensor
 
 
 def sample_generator(request: SampleRequest) -> torch.Generator:

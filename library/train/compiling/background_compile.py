@@ -9,6 +9,7 @@ from torch import nn
 from library import families
 from library.compiler import block_calls, blocks, cudagraph, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
+from library.compiler.payoff import CACHED_SHARE, Payoff
 from library.compiler.plan import CompilePlan, PlanEvent
 from library.config.problems import MessageLike, counted
 from library.config.run_config import RunConfig
@@ -16,7 +17,6 @@ from library.distributed.world import World
 from library.memory.prepare import BYTES_OF_ADAM
 from library.train.choices import Choices
 from library.train.compiling import background_estimate as estimate
-from library.train.compiling.background_estimate import Payoff
 from library.train.compiling.compile_process import CompileProcess, compile_job
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
@@ -87,7 +87,7 @@ class BackgroundCompiler:
             return
         no_room, (_, compiling) = self._why_no_room(passes.denoiser), families.compiling_cost(self._config)
         if no_room:  # whether the cache has the graphs is unknown, so assume the better case
-            payoff = self._payoff(estimate.CACHED_SHARE * compiling)
+            payoff = self._payoff(CACHED_SHARE * compiling)
         else:
             payoff = self._payoff(estimate.LOAD_SECONDS * len(self._calls), estimate.SLOWDOWN * compiling)
         if not payoff.pays and not self._forced:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from library.compiler import cudagraph
+from library.compiler.plan import CompilePlan
 from library.config import phases
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
@@ -22,10 +22,11 @@ from library.families.shared.vae_memory import is_out_of_memory
 from library.files import write_atomic
 from library.runs.record import error_sentence
 from library.sampling import caption_prompts, prompts
+from library.sampling.engine import PictureEngine, PicturesLeft, pictures_left
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
 from library.train import beside
-from library.train.evaluation.validation import evaluation_mode
+from library.train.evaluation.validation import cancel_check, without_learning
 from library.train.journal import Journal
 from library.train.step.clock import Clock
 from library.train.stop_requests import WorkCancelled
@@ -39,14 +40,16 @@ DECODED = {
 }
 
 
-# Eager blocks and own generators leave the training's graphs and random numbers unchanged.
-# Why: docs/decisions/2026-11-20-previews-run-eagerly.md
+# Own graphs and own generators leave those of the training unchanged.
+# Why: docs/decisions/2026-11-28-one-engine-for-pictures.md
 class SampleRunner:
     """Generates the images of the prompt file when due, and reads the file again after changes.
 
-    The training's random numbers and compiled graphs do not change: every image has its own generator, and blocks run
-    eagerly while sampling.
+    The training's random numbers and compiled graphs do not change: every image has its own generator, and compiled
+    blocks have graphs apart while sampling.
     """
+
+    _engine: PictureEngine  # from `use_prepared` on
 
     def __init__(self, family: Family, components: ModelComponents, config: RunConfig, images: ImageSet) -> None:
         self._components, self._config = components, config
@@ -63,6 +66,10 @@ class SampleRunner:
         self._multiple = family.sample_multiple
         self._seen = self._stamp()
         self._prompts = self._read(self._file) if self._file else self._of_captions(images)
+
+    def use_prepared(self, family: Family, device: torch.device, plan: CompilePlan) -> None:
+        """Generate with the denoiser as it was prepared for the training, whose compiling `plan` decides."""
+        self._engine = PictureEngine(self._components.denoiser, family, self._config, device, plan.log, plan)
 
     def _of_captions(self, images: ImageSet) -> list[Prompt]:
         from_captions, defaults = (
@@ -169,10 +176,16 @@ class SampleRunner:
         world, device = training.world, training.world.device
         vae: Any = self._components.vae  # kept whenever samples are wanted
         networks = [self._components.denoiser, vae, *self._components.encoders.values()]
-        with self._vae_on(device), evaluation_mode(networks, training):
+        # Processes with shards of one model generate each image together.
+        own = {n for n in range(len(self._prompts)) if training.method.shards or n % world.ranks == world.rank}
+        left = self._pictures_left([self._prompts[number] for number in sorted(own)], training.clock)
+        with (
+            self._vae_on(device),
+            without_learning(networks, training),
+            self._engine.running(left, cancel_check(training)),
+        ):
             for number, prompt in enumerate(self._prompts):
-                # Processes with shards of one model generate each image together.
-                if training.method.shards or number % world.ranks == world.rank:
+                if number in own:
                     try:
                         self._sample_one(number, prompt, training, paths)
                     except WorkCancelled:
@@ -180,6 +193,19 @@ class SampleRunner:
                     except Exception as error:  # a missing image, a full disk, a lack of memory, a broken VAE, ...
                         problems.append(beside.reason(error, training))
                 training.journal.phase(phases.GENERATING_SAMPLES, number + 1, len(self._prompts))
+        if training.clock.step:
+            self._engine.recorder.free_if_short()
+        else:  # the optimizer has not allocated its states yet
+            self._engine.recorder.free()
+
+    def _pictures_left(self, own_prompts: Sequence[Prompt], clock: Clock) -> PicturesLeft:
+        """Return what these prompts need until the end of the training, as far as it is scheduled."""
+        sample, rounds = self._config.sample, 1
+        if sample.sample_every_n_epochs:
+            rounds += (clock.epochs - clock.epoch) // sample.sample_every_n_epochs
+        elif sample.sample_every_n_steps:
+            rounds += (clock.total - clock.step) // sample.sample_every_n_steps
+        return pictures_left(own_prompts, rounds)
 
     @contextlib.contextmanager
     def _vae_on(self, device: torch.device) -> Iterator[None]:
@@ -244,7 +270,7 @@ class SampleRunner:
             request = replace(request, guide=Image.fromarray(pixels.read_pixels(prompt.controlnet_image, how)))
         request = replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
         path = self._path(number, prompt, training.clock)
-        image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))
+        image = self._engine.picture(self._sampler, request)
         if training.method.shards and not training.world.main:
             return
         write_atomic(path, image.save)
