@@ -196,24 +196,11 @@ def prepare_ours(family_name: str, options: dict[str, Any], case: PictureCase, t
         return {"compile": compiled, "recorded": recorded, **{name: text for name, text in why.items() if text}}
 
     return Drawing(
-        lambda: engine.picture(LatentsOnly(sampler), request),
+        lambda: engine.picture(sampler, request, sampler.latents),
         lambda: engine.picture(sampler, request),
         running(),
         describe,
     )
-
-
-class LatentsOnly:
-    """A sampler without its decoder."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.sampler, name)
-
-    def __call__(self, request: Any) -> Any:
-        return self.sampler.latents(request)
 
 
 def prepare_theirs(
@@ -342,9 +329,10 @@ def run_way(asked: argparse.Namespace, way: str, cache: Path) -> dict[str, Any]:
     command += ["--pictures", str(asked.pictures), *["--tiny"] * asked.tiny]
     try:
         done = subprocess.run(command, capture_output=True, env=os.environ | places, timeout=asked.limit, check=False)
-        return json.loads(done.stdout.decode().strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"failed": f"not done after {asked.limit:.0f} s"}
+    try:
+        return json.loads(done.stdout.decode().strip().splitlines()[-1])
     except (ValueError, IndexError):
         return {"failed": done.stderr.decode(errors="replace").strip().splitlines()[-3:]}
 

@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 FORWARD_SHARE = 0.4  # of the seconds of compiling, for graphs without a backward pass
 COMPILER_SECONDS = 5.0  # of loading the compiler into a process that has not compiled yet
+USUAL_REQUEST = SampleRequest("")
 LATENT = 8  # pixels of a side of one latent
 LEAST_PASSES = 8  # of each size, below which recording does not pay
 
@@ -48,14 +49,23 @@ class PicturesLeft:
     """What is left to generate."""
 
     passes: int  # of the denoiser, over all pictures
-    sizes: Sizes  # height and width of their latents
+    sizes: Sizes  # number of texts, height and width of the latents of each pass
 
 
-def pictures_left(prompts: Iterable[Prompt], rounds: int = 1) -> PicturesLeft:
+def pictures_left(prompts: Iterable[Prompt], sampler: Sampler, rounds: int = 1) -> PicturesLeft:
     """Return what these prompts need, each `rounds` times."""
-    prompts = [prompt for prompt in prompts if prompt.width and prompt.height]
-    sizes = dict.fromkeys(((prompt.height or 0) // LATENT, (prompt.width or 0) // LATENT) for prompt in prompts)
-    return PicturesLeft(rounds * sum(prompt.sample_steps or 0 for prompt in prompts), tuple(sizes))
+    passes, sizes = 0, {}
+    for prompt in prompts:
+        request = replace(
+            USUAL_REQUEST,
+            width=prompt.width or USUAL_REQUEST.width,
+            height=prompt.height or USUAL_REQUEST.height,
+            scale=USUAL_REQUEST.scale if prompt.scale is None else prompt.scale,
+        )
+        height, width = sampler.size(request)
+        sizes[2 if sampler.is_guided(request) else 1, height // LATENT, width // LATENT] = None
+        passes += rounds * (prompt.sample_steps or request.steps)
+    return PicturesLeft(passes, tuple(sizes))
 
 
 class StartOver(Exception):  # noqa: N818 - no error
@@ -114,25 +124,34 @@ class PictureEngine:
             yield
         self._note_graphs()
 
-    def picture(self, sampler: Sampler, request: SampleRequest) -> Any:
-        """Return the sampler's picture.
+    def picture(
+        self, sampler: Sampler, request: SampleRequest, draw: Callable[[SampleRequest], Any] | None = None
+    ) -> Any:
+        """Return the sampler's picture, or what `draw` returns, which calls the sampler.
 
         If memory is short, free all recordings; then predict the two prompts of guidance one after the other. If the
         compiler fails, continue without it.
         """
+        sampler.make_room = self._make_room
         while True:
             try:
-                return cudagraph.with_room(self._denoiser, lambda: sampler(request))
+                return cudagraph.with_room(self._denoiser, lambda: (draw or sampler)(request))
             except StartOver:
                 continue
             except torch.OutOfMemoryError:
                 if sampler.one_by_one or not sampler.is_guided(request):
                     raise
-                sampler.one_by_one = True  # in this process from here on
+                sampler.one_by_one = True
+                logger.warning("memory is too short for both prompts of guidance at once: they take turns from here on")
             except Exception as error:
                 if not self.plan.active or not is_compile_error(error):
                     raise
                 self._give_up(compile_error_cause(error))
+
+    def _make_room(self) -> bool:
+        had_recordings = bool(self.recorder.made)
+        self.recorder.free()
+        return had_recordings
 
     def close(self) -> None:
         """Discard recordings and, unless a training goes on, compiled code."""

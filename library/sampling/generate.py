@@ -146,7 +146,7 @@ class ColumnSampler:
         if model.applied.number_of_changes != self._changes:
             self._changes = model.applied.number_of_changes
             self._engine.recorder.free()  # recordings compute with the files of the last column
-        left = pictures_left(self.prompts, self._columns)
+        left = pictures_left(self.prompts, self._sampler, self._columns)
         self._columns -= 1
         with model.computing():
             if not self._is_ready or model.applied.changes_text:  # else the encoded prompts of the last column serve

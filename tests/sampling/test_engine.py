@@ -3,20 +3,25 @@
 import contextlib
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from library.compiler.log import CompileLog
+from library.compiler.pass_recording import PassRecorder
 from library.compiler.payoff import Payoff
-from library.compiler.plan import PlanState
+from library.compiler.plan import CompilePlan, PlanState
 from library.compiler.torch_private import pytree
+from library.config.sections import Compile
 from library.methods import targets
 from library.sampling import generate, plan
 from library.sampling import prompts as prompt_files
 from library.sampling.engine import PictureEngine, PicturesLeft, pictures_left
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
+from library.train.compiling.precompile import Precompiler
 from tests.sampling.test_sampling import (  # noqa: F401 - a fixture, and what it needs
     SCRIPTS,
     given,
@@ -24,7 +29,7 @@ from tests.sampling.test_sampling import (  # noqa: F401 - a fixture, and what i
     quiet,
     shallow,
 )
-from tests.training import FEW, config_of, train
+from tests.training import FEW, config_of, demo, squares, train  # noqa: F401 - two fixtures
 
 FLUX = "flux_train_network"
 STEPS = 3
@@ -83,29 +88,11 @@ def drawn(model, engine, prompts):
     found = []
     with model.computing():
         sampler.remember(request_of(prompt, generate.AS_SEEN) for prompt in prompts)
-        with engine.running(pictures_left(prompts)) if engine else contextlib.nullcontext():
+        with engine.running(pictures_left(prompts, sampler)) if engine else contextlib.nullcontext():
             for prompt in prompts:
                 request = request_of(prompt, generate.AS_SEEN)
-                found.append(engine.picture(_Latents(sampler), request) if engine else sampler.latents(request))
+                found.append(engine.picture(sampler, request, sampler.latents) if engine else sampler.latents(request))
     return found
-
-
-class _Latents:
-    """A sampler that stops before decoding."""
-
-    def __init__(self, sampler):
-        self.sampler = sampler
-
-    def __getattr__(self, name):
-        return getattr(self.sampler, name)
-
-    def __setattr__(self, name, value):
-        vars(self)[name] = value
-        if name != "sampler":
-            setattr(self.sampler, name, value)
-
-    def __call__(self, request):
-        return self.sampler.latents(request)
 
 
 def engine_of(model, config, pool=None):
@@ -165,7 +152,7 @@ BESIDE = {
 
 @pytest.mark.parametrize("way", BESIDE)
 @pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train_network", "flux_train"])
-def test_previews_change_neither_losses_nor_graphs_of_a_training(demo, squares, tmp_path, script, way):
+def test_previews_change_neither_losses_nor_graphs_of_a_training(demo, squares, tmp_path, script, way):  # noqa: F811
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat --w 64 --h 64 --s 2 --d 1 --l 4\na dog --w 128 --h 64 --s 2 --d 2\n", encoding="utf-8")
     values = {"train_data_dir": squares, "max_train_steps": 4, "seed": 5, "compile_blocks": FEW[script], **BESIDE[way]}
@@ -225,9 +212,12 @@ def test_what_pays_is_estimated_from_the_passes_that_are_left(given):  # noqa: F
     assert pays == [False, True]
 
 
-def test_sizes_and_passes_are_those_of_the_prompts():
-    prompts = [Prompt("a", width=64, height=128, sample_steps=3), Prompt("b", width=64, height=128, sample_steps=4)]
-    assert pictures_left(prompts, rounds=5) == PicturesLeft(35, ((16, 8),))
+def test_sizes_and_passes_are_those_of_the_prompts(given):  # noqa: F811
+    model = opened(given(FLUX))
+    plain = Prompt("a", width=64, height=128, sample_steps=3, scale=1.0)
+    prompts = [plain, replace(plain, sample_steps=4), replace(plain, scale=4.0, width=70)]
+    left = pictures_left(prompts, model.family.sampler(model.components), rounds=5)
+    assert left == PicturesLeft(50, ((1, 16, 8), (2, 16, 8)))
 
 
 def test_a_compiler_that_fails_costs_no_picture(given, caplog):  # noqa: F811
@@ -264,9 +254,9 @@ def test_without_memory_recordings_go_first_and_then_the_batch_of_both_prompts(g
     engine.recorder.free()
     sampler = model.family.sampler(model.components)
     hook = denoiser.register_forward_pre_hook(check, with_kwargs=True)
-    with model.computing(), engine.running(pictures_left([prompt])):
+    with model.computing(), engine.running(pictures_left([prompt], sampler)):
         engine.recorder.made["of another size"] = None
-        latents = engine.picture(_Latents(sampler), request_of(prompt, generate.AS_SEEN))
+        latents = engine.picture(sampler, request_of(prompt, generate.AS_SEEN), sampler.latents)
     hook.remove()
     assert batches[:3] == [2, 2, 1] and {*batches[2:]} == {1} and sampler.one_by_one
     assert "of another size" not in engine.recorder.made
@@ -333,3 +323,34 @@ def test_the_vae_moves_once_for_a_set_of_pictures(given, monkeypatch):  # noqa: 
     sample(plan.Column("", ()), lambda row, image: moved.append("picture"))
     outer = moved[: moved.index("picture")]
     assert moved.count("picture") == 3 and len(outer) == 3  # there, and in the context of the first picture both ways
+
+
+def test_decoding_frees_recordings_before_it_takes_tiles(given):  # noqa: F811
+    model = opened(given(FLUX))
+    sampler, tries = model.family.sampler(model.components), []
+    latents, decode = torch.randn(1, 16, 128, 128), sampler._decoded
+
+    def scarce(latents, tiled=False):
+        tries.append("tiles" if tiled else "at once")
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError
+        return decode(latents[..., :8, :8])
+
+    sampler._decoded = scarce
+    sampler.make_room = lambda: tries.append("freed") or True
+    sampler.decoded(latents)
+    assert tries == ["at once", "freed", "at once"] and sampler.decoded_by == ""
+    tries.clear()
+    sampler.make_room = lambda: False
+    sampler.decoded(latents)
+    assert tries == ["at once", "tiles"] and sampler.decoded_by == "tiles"
+
+
+def test_a_step_without_memory_frees_recorded_pictures_and_is_repeated():
+    model = torch.nn.Linear(2, 2)
+    recorder = PassRecorder(model, FakePool)
+    recorder.made["a size"] = None
+    config = SimpleNamespace(compile=Compile(), optim=SimpleNamespace(stepped_early=""))
+    precompiler = Precompiler(config, Mock(), Mock(), CompilePlan(), Mock())
+    assert precompiler.recover(torch.OutOfMemoryError(), model) and not recorder.made
+    assert not precompiler.recover(torch.OutOfMemoryError(), model)

@@ -13,7 +13,7 @@ from library.sampling.engine import pictures_left
 from library.sampling.requests import request_of
 from tests.sampling.test_engine import STEPS, compiling, drawn, engine_of, opened, prompts_for
 from tests.sampling.test_sampling import SCRIPTS, given, shallow  # noqa: F401 - a fixture, and what it needs
-from tests.training import config_of, train
+from tests.training import config_of, demo, shapes, train  # noqa: F401 - two fixtures
 
 pytestmark = pytest.mark.gpu
 CHANGES = {}, {"seed": 5, "prompt": "a red bicycle at night"}, {"width": 128}
@@ -80,23 +80,20 @@ def test_without_memory_recordings_are_freed_and_the_picture_is_made(given):  # 
     assert engine.recorder.made
     sampler, tries = model.family.sampler(model.components), []
 
-    class Hungry:
-        one_by_one, is_guided = False, staticmethod(sampler.is_guided)
+    def hungry(request):
+        tries.append(len(engine.recorder.made))
+        if len(tries) == 1:
+            torch.empty(2**50, device="cuda")
+        return sampler.latents(request)
 
-        def __call__(self, request):
-            tries.append(len(engine.recorder.made))
-            if len(tries) == 1:
-                torch.empty(2**50, device="cuda")
-            return sampler.latents(request)
-
-    with model.computing(), engine.running(pictures_left([prompt])):
-        latents = engine.picture(Hungry(), request_of(prompt, generate.AS_SEEN))
+    with model.computing(), engine.running(pictures_left([prompt], sampler)):
+        latents = engine.picture(sampler, request_of(prompt, generate.AS_SEEN), hungry)
     assert tries == [1, 0] and apart(expected, [latents]) < 1e-5
 
 
 @pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train_network"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_previews_of_a_recorded_training_change_no_loss(demo, shapes, tmp_path, script, compiled):
+def test_previews_of_a_recorded_training_change_no_loss(demo, shapes, tmp_path, script, compiled):  # noqa: F811
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat --w 64 --h 64 --s 6 --d 1 --l 4\na dog --w 128 --h 64 --s 6 --d 2\n", encoding="utf-8")
     values = {"train_data_dir": shapes, "resolution": "96", "enable_bucket": True, "mixed_precision": "no", "seed": 3}

@@ -15,6 +15,7 @@ from library.families.shared import vae_memory, vae_tiles
 
 MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
 TOKEN = 16  # pixels of a side of one token of a transformer
+AT_ONCE = "at once"
 TEXT_MULTIPLE = 16  # texts of any length are padded to a multiple of this, so that few sizes occur
 
 # The current sample [B, ...] and the times [B] -> the velocity of the model, noise minus image, float32 [B, ...].
@@ -34,6 +35,8 @@ class Sampler(ABC):
         self.decoded_by = ""  # "tiles" or "CPU" once there was not enough memory to decode an image at once
         # Whether both prompts of guidance are predicted one after the other, as one batch does not fit into memory.
         self.one_by_one = False
+        # Frees memory that is not needed for decoding; returns whether there was any.
+        self.make_room: Callable[[], bool] = lambda: False
         self._text_length = 0  # of the longest requested prompt, if texts may have any length
 
     @abstractmethod
@@ -125,12 +128,19 @@ class Sampler(ABC):
 
         Raises the error of the last attempt.
         """
-        ways = {"": lambda: self._decoded(latents), "tiles": lambda: self._decoded(latents, tiled=True)}
+
+        def with_more_room() -> Tensor:
+            if not self.make_room():
+                raise torch.OutOfMemoryError
+            return self._decoded(latents)
+
+        ways = {"": lambda: self._decoded(latents), AT_ONCE: with_more_room}
+        ways["tiles"] = lambda: self._decoded(latents, tiled=True)
         if vae_memory.is_small(latents):
             del ways["tiles"]
         ways["CPU"] = lambda: self._decoded(latents.cpu(), tiled=True)
         way, pixels = vae_memory.first_that_fits(ways)
-        self.decoded_by = way or self.decoded_by
+        self.decoded_by = "" if way == AT_ONCE else way or self.decoded_by
         return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
 
     def _decoded(self, latents: Tensor, tiled: bool = False) -> Tensor:

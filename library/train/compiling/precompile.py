@@ -10,6 +10,7 @@ from torch import nn
 
 from library.compiler import blocks, cudagraph
 from library.compiler.log import CompileLog
+from library.compiler.pass_recording import recorded_passes_of
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import RunConfig
@@ -233,7 +234,10 @@ class Precompiler:
         """Return whether the step can be retried: without compiling if that failed and `compile_fallback` is set, or
         without recordings if GPU memory is short.
         """
-        recorder = cudagraph.recorder_of(denoiser)
+        recorder, pictures = cudagraph.recorder_of(denoiser), recorded_passes_of(denoiser)
+        if isinstance(error, torch.OutOfMemoryError) and pictures and pictures.made:
+            pictures.free()
+            return not self._config.optim.stepped_early
         if isinstance(error, torch.OutOfMemoryError) and self._background.make_room():
             return not self._config.optim.stepped_early
         if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:

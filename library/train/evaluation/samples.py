@@ -205,7 +205,7 @@ class SampleRunner:
             rounds += (clock.epochs - clock.epoch) // sample.sample_every_n_epochs
         elif sample.sample_every_n_steps:
             rounds += (clock.total - clock.step) // sample.sample_every_n_steps
-        return pictures_left(own_prompts, rounds)
+        return pictures_left(own_prompts, self._sampler, rounds)
 
     @contextlib.contextmanager
     def _vae_on(self, device: torch.device) -> Iterator[None]:
