@@ -362,6 +362,11 @@ def process_store_of_thread() -> "torch.distributed.Store":
     return store.clone()
 
 
+def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy each tensor into the one at its place in `into`, in few kernels."""
+    torch._foreach_copy_(list(into), list(values))
+
+
 class LazyTensor(Tensor):
     """A tensor in host memory whose values are computed on every access.
 

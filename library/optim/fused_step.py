@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError
 from library.methods.sharding import rows_of_parameter, whole_shape
-from library.optim.stochastic_rounding import StepRNG, write_rounded
+from library.optim.stochastic_rounding import HALF, Rounding, StepRNG, widened, write_all_rounded
 
 Group = dict[str, Any]
 WIDENED = 2**24  # most weights in float32 at a time (64 MiB); a larger tensor is its own bundle
-HALF = (torch.bfloat16, torch.float16)
+Stepped = tuple[int, nn.Parameter, nn.Parameter]  # number, weight, master parameter
 
 
 # One optimizer per part works with any optimizer whose state belongs to single weights, without touching their memory,
@@ -55,50 +55,62 @@ class PartialOptimizer:
         self.stepped = step
         for group in self.optimizer.param_groups:  # several, if the optimizer has sorted the weights
             group["lr"] = self.group["lr"]
-        stepped = []
-        for (number, p), master_param in zip(self.weights, self.master_params, strict=True):
-            gradient, p.grad = p.grad, None
-            if gradient is not None:
-                self._to_fp32(p, gradient, master_param)
-                stepped.append((number, p, master_param))
+        stepped = [
+            (number, p, master_param)
+            for (number, p), master_param in zip(self.weights, self.master_params, strict=True)
+            if p.grad is not None
+        ]
+        stored = self._widen(stepped)
         self.optimizer.step()
-        for number, p, master_param in stepped:
-            self._write_back(p, master_param, self._step_rng.generator_for(p.device, step, number))
+        self._write_back(stepped, stored, step)
 
-    def _to_fp32(self, p: nn.Parameter, gradient: Tensor, master_param: nn.Parameter) -> None:
-        wide = torch.float32 if p.dtype in HALF else p.dtype
-        master_param.data = p.detach().to(wide)
-        master_param.grad = gradient.to(wide)
+    def _widen(self, stepped: Sequence[Stepped]) -> dict[tuple[int, str], Tensor]:
+        """Give the master parameters the weights' values, gradients and states in float32, and free the gradients.
+        Returns the states that were stored in bfloat16, by master parameter and name."""
+        weights = widened([p.detach() for _, p, _ in stepped])
+        gradients = widened([p.grad for _, p, _ in stepped if p.grad is not None])
+        for (_, p, master_param), weight, gradient in zip(stepped, weights, gradients, strict=True):
+            p.grad = None
+            master_param.data, master_param.grad = weight, gradient
+        states = [
+            (master_param, key, value.to(p.device))  # a resumed state may still be on the weight's former device
+            for _, p, master_param in stepped
+            for key, value in self.optimizer.state[master_param].items()
+            if _follows(value, p)
+        ]
+        for (master_param, key, _), wide in zip(states, widened([value for *_, value in states]), strict=True):
+            self.optimizer.state[master_param][key] = wide
+        return {(id(master_param), key): value for master_param, key, value in states if value.dtype in HALF}
+
+    def _write_back(self, stepped: Sequence[Stepped], stored: dict[tuple[int, str], Tensor], step: int) -> None:
+        """Round the weights, and the optimizer's states of matrices, which are bfloat16 too. Frees the float32 copies
+        until the next step."""
+        roundings = [
+            (number, [Rounding(p, master_param.data, rows_of_parameter(p)), *self._narrowed(p, master_param, stored)])
+            for number, p, master_param in stepped
+            if p.dtype in HALF
+        ]
+        write_all_rounded(roundings, self._step_rng, step)
+        for _, _, master_param in stepped:
+            master_param.grad = None
+            master_param.data = master_param.new_empty(0)
+
+    def _narrowed(
+        self, p: nn.Parameter, master_param: nn.Parameter, stored: dict[tuple[int, str], Tensor]
+    ) -> Iterator[Rounding]:
+        """Replace the float32 states of a weight by bfloat16 tensors; yields how to fill these."""
         state = self.optimizer.state[master_param]
-        for key, value in state.items():
-            if _follows(value, p):  # a resumed state may still be on the weight's former device
-                state[key] = value.to(p.device, wide if value.dtype in HALF else value.dtype)
-
-    def _write_back(self, p: nn.Parameter, master_param: nn.Parameter, generator: torch.Generator) -> None:
-        if p.dtype in HALF:
-            rows = rows_of_parameter(p)
-            write_rounded(p, master_param.data, generator, rows)
-            self._narrow(master_param, p, lambda into, exact: write_rounded(into, exact, generator, rows))
-        master_param.grad = None
-        # Free the float32 copy until the next step.
-        master_param.data = master_param.new_empty(0)
-
-    def _narrow(self, master_param: nn.Parameter, p: nn.Parameter, put: Callable[[Tensor, Tensor], Any]) -> None:
-        """Store the optimizer's states of matrices in bfloat16, too."""
-        # float16 cannot hold the squares of gradients.
-        if p.dtype != torch.bfloat16 or p.dim() < 2:
-            return
-        state = self.optimizer.state[master_param]
-        for key, value in state.items():
-            if _follows(value, p) and value.dtype == torch.float32:
-                state[key] = torch.empty_like(value, dtype=p.dtype)
-                put(state[key], value)
+        for key in _narrow_states(state, p):
+            exact, into = state[key], stored.get((id(master_param), key))
+            state[key] = torch.empty_like(exact, dtype=p.dtype) if into is None else into
+            yield Rounding(state[key], exact, rows_of_parameter(p))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the optimizer's state; tensors that were stored in bfloat16 become bfloat16 again, losslessly."""
         self.optimizer.load_state_dict(state)
         for (_, p), master_param in zip(self.weights, self.master_params, strict=True):
-            self._narrow(master_param, p, Tensor.copy_)
+            own = self.optimizer.state[master_param]
+            own |= {key: own[key].to(p.dtype) for key in _narrow_states(own, p)}
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
@@ -256,6 +268,14 @@ def by_block(blocks: Iterable[nn.Module]) -> Callable[[Group], Iterator[list[nn.
         yield from bundles.values()
 
     return cut
+
+
+def _narrow_states(state: dict[str, Any], p: nn.Parameter) -> list[str]:
+    """Return which float32 states of a weight are stored in bfloat16."""
+    # float16 cannot hold the squares of gradients.
+    if p.dtype != torch.bfloat16 or p.dim() < 2:
+        return []
+    return [key for key, value in state.items() if _follows(value, p) and value.dtype == torch.float32]
 
 
 def _follows(value: Any, p: nn.Parameter) -> bool:

@@ -6,13 +6,21 @@ sum is rounded up or down at random: right on average, however small the update.
 
 import hashlib
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from library.compiler.torch_private import copy_all
 from library.methods.sharding import Rows
 
 LOW = 1 << 16  # range of the bits that bfloat16 drops from a float32
+T = TypeVar("T")
+HALF = (torch.bfloat16, torch.float16)
+UPPER = 1 if sys.byteorder == "little" else 0  # which half of a float32 is its bfloat16
+SMALL = 2**18  # most values of a tensor whose kernels take less time than their launches
 
 
 class StepRNG:
@@ -51,7 +59,77 @@ def write_rounded(into: Tensor, exact: Tensor, generator: torch.Generator, rows:
     drawn = torch.empty(shape, dtype=torch.int32, device=exact.device).random_(0, LOW, generator=generator)
     bits = rows.own(drawn) if rows else drawn
     bits += exact.view(torch.int32)
-    upper = 1 if sys.byteorder == "little" else 0
-    into.copy_(bits.view(torch.bfloat16).unflatten(-1, (-1, 2))[..., upper])
+    into.copy_(bits.view(torch.bfloat16).unflatten(-1, (-1, 2))[..., UPPER])
     # The carry can turn a NaN into a number, which would hide it; zero times a NaN brings it back.
     into.add_(exact, alpha=0)
+
+
+# ---- many tensors at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rounding:
+    """Float32 values, and the tensor of equal shape that they are rounded into; `rows` as in `write_rounded`."""
+
+    into: Tensor
+    exact: Tensor
+    rows: Rows | None
+
+    @property
+    def joins_others(self) -> bool:
+        return self.into.dtype == torch.bfloat16 and self.rows is None and self.exact.numel() <= SMALL
+
+
+@torch.no_grad()
+def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return all tensors in float32, copied unless they are. Small ones are copied together, a few kernels for all."""
+    wide: dict[int, Tensor] = {}
+    small = [t for t in tensors if t.dtype == torch.bfloat16 and t.numel() <= SMALL]
+    for same in _by_device(small, lambda tensor: tensor):
+        parts = torch.cat([t.reshape(-1) for t in same]).float().split([t.numel() for t in same])
+        wide |= {id(t): part.view(t.shape) for t, part in zip(same, parts, strict=True)}
+    return [wide[id(t)] if id(t) in wide else t.float() if t.dtype in HALF else t for t in tensors]
+
+
+@torch.no_grad()
+def write_all_rounded(weights: Sequence[tuple[int, Sequence[Rounding]]], rng: StepRNG, step: int) -> None:
+    """Write weights, given by their number with all tensors to round for each, as `write_rounded` does one by one: with
+    the same random numbers, but a few kernels for all small tensors together.
+    """
+    small = [rounding for _, roundings in weights for rounding in roundings if rounding.joins_others]
+    groups = [_JoinedRoundings(same) for same in _by_device(small, lambda rounding: rounding.exact)]
+    draws = {id(rounding): draw for group in groups for rounding, draw in group.draws}
+    for number, roundings in weights:
+        generator = rng.generator_for(roundings[0].into.device, step, number)
+        for rounding in roundings:
+            if id(rounding) in draws:
+                draws[id(rounding)].random_(0, LOW, generator=generator)
+            else:
+                write_rounded(rounding.into, rounding.exact, generator, rounding.rows)
+    for group in groups:
+        group.write()
+
+
+class _JoinedRoundings:
+    """Small tensors of one device that are rounded together: first fill all `draws`, then `write`."""
+
+    def __init__(self, roundings: Sequence[Rounding]) -> None:
+        self._roundings = roundings
+        self._sizes = [rounding.exact.numel() for rounding in roundings]
+        self._bits = torch.empty(sum(self._sizes), dtype=torch.int32, device=roundings[0].exact.device)
+        self.draws = [*zip(roundings, self._bits.split(self._sizes), strict=True)]
+
+    def write(self) -> None:
+        exact = torch.cat([rounding.exact.reshape(-1) for rounding in self._roundings])
+        self._bits += exact.view(torch.int32)
+        rounded = self._bits.view(torch.bfloat16)[UPPER::2].contiguous().add_(exact, alpha=0)
+        into = [rounding.into for rounding in self._roundings]
+        parts = zip(into, rounded.split(self._sizes), strict=True)
+        copy_all(into, [part.view(tensor.shape) for tensor, part in parts])
+
+
+def _by_device(items: Iterable[T], tensor_of: Callable[[T], Tensor]) -> list[list[T]]:
+    groups: dict[torch.device, list[T]] = {}
+    for item in items:
+        groups.setdefault(tensor_of(item).device, []).append(item)
+    return list(groups.values())

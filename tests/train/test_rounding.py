@@ -3,16 +3,19 @@
 import copy
 import math
 import weakref
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from library.compiler.torch_private import GradScaler
 from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.sdxl.options import SdxlTrain
-from library.optim import fused_step, optimizers
+from library.optim import fused_step, optimizers, stochastic_rounding
 from library.optim.stochastic_rounding import StepRNG, write_rounded
 
 HERE = torch.device("cpu")
@@ -274,6 +277,65 @@ def test_large_weights_are_widened_one_at_a_time(monkeypatch):
     monkeypatch.setattr(fused_step, "WIDENED", 100)
     made = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
     assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is called, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[str(func.overloadpacket)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def half_weights(count):
+    torch.manual_seed(0)
+    shapes = [(), (7,), (6, 4), (2, 3, 4, 4)]
+    return [nn.Parameter(torch.randn(shapes[i % len(shapes)]).bfloat16()) for i in range(count)]
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adafactor], ids=["AdamW", "Adafactor"])
+def test_small_weights_round_together_as_one_by_one(monkeypatch, make):
+    def trained(most):
+        monkeypatch.setattr(stochastic_rounding, "SMALL", most)
+        weights = half_weights(12)
+        weights[3].data = weights[3].data.to(memory_format=torch.channels_last)
+        made = fused_step.PartitionedOptimizer([{"params": weights, "lr": 0.01}], fused_step.by_size, make, 5)
+        for step in range(4):
+            chance = torch.Generator().manual_seed(step)
+            for number, p in enumerate(weights):
+                if (number + step) % 5:  # some weights have no gradient
+                    p.grad = torch.randn(p.shape, generator=chance).bfloat16()
+            made.step()
+            made.zero_grad()
+        states = [bundle.optimizer.state[m] for bundle in made.bundles for m in bundle.master_params]
+        return weights, [value for state in states for value in state.values() if torch.is_tensor(value)]
+
+    for alone, together in zip(trained(0), trained(2**18), strict=True):
+        assert len(alone) == len(together) > 12 - 1
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(alone, together, strict=True))
+
+
+def test_rounding_small_weights_draws_once_for_each_tensor_and_copies_all_at_once():
+    def operations(count):
+        weights = half_weights(count)
+        made = fused_step.PartitionedOptimizer(
+            [{"params": weights, "lr": 0.01}], fused_step.by_size, partial(torch.optim.AdamW, foreach=True), 5
+        )
+        for _ in range(2):  # the second step finds states
+            for p in weights:
+                p.grad = torch.ones_like(p)
+            with Operations() as counted:
+                made.step()
+        assert counted.calls["aten.random_"] == count + 2 * (count // 2), "weights, and two states of each matrix"
+        # AdamW reads the number of steps of each weight on the host.
+        of_each = {"aten.view", "aten.detach", "aten.new_empty", "aten.random_", "aten._local_scalar_dense"}
+        return {name: number for name, number in counted.calls.items() if name not in of_each}
+
+    assert operations(80) == operations(8)
 
 
 # ---- steps within the backward pass
