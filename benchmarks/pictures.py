@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,11 +154,10 @@ def prepare_ours(family_name: str, options: dict[str, Any], case: PictureCase, t
 
     from library import families
     from library.bench import random_weights, subjects
-    from library.compiler.log import CompileLog
+    from library.bench.pictures import TimedPictures
     from library.families.base import ModelComponents, SampleRequest
     from library.measuring import timing
     from library.memory.prepare import prepare_denoiser
-    from library.sampling.engine import PictureEngine, PicturesLeft
 
     script = families.lora_script(family_name)
     subject = subjects.FamilySubject(script, {"mixed_precision": "bf16"}, "tiny" if tiny else "full")
@@ -171,36 +170,10 @@ def prepare_ours(family_name: str, options: dict[str, Any], case: PictureCase, t
     components = ModelComponents(denoiser, subject.vae(device, dtype), {}, {}, {})
     prepare_denoiser(denoiser, family, config, device, ())
     timing.release_memory(device)
-    side = side_of(tiny)
-    request = SampleRequest(
-        "a", "b", side, side, case.steps, case.scale, case.guidance, seed=1, sampler_name="euler", shift=None
-    )
-    sampler = family.sampler(components)
-    text = module.input_shapes(family, denoiser).texts(2, torch.device("cpu"))
-    if mask := family.text_cache.mask:
-        text[mask] = torch.ones_like(text[mask])
-    sampler._known[sampler.text_key(request)] = text
-    engine = PictureEngine(denoiser, family, config, device, CompileLog())
-    left = PicturesLeft(1000 * case.steps, ((side // 8, side // 8),))
-
-    @contextlib.contextmanager
-    def running() -> Iterator[None]:
-        with torch.autocast(device.type, dtype), engine.running(left):
-            yield
-
-    def describe() -> dict[str, Any]:
-        total = engine.plan.log.summary()
-        compiled = {name: total[name] for name in ("num_graphs", "recompiles", "seconds", "cache_hits")}
-        recorded = {"sizes": len(engine.recorder.made), "replays": engine.recorder.replays}
-        why = {"not_recorded": engine.recorder.why_not, "not_compiled": str(engine.why_eager)}
-        return {"compile": compiled, "recorded": recorded, **{name: text for name, text in why.items() if text}}
-
-    return Drawing(
-        lambda: engine.picture(sampler, request, sampler.latents),
-        lambda: engine.picture(sampler, request),
-        running(),
-        describe,
-    )
+    sizes = {"width": side_of(tiny), "height": side_of(tiny), "steps": case.steps}
+    request = SampleRequest("a", "b", scale=case.scale, guidance=case.guidance, seed=1, sampler_name="euler", **sizes)
+    pictures = TimedPictures(components, family, config, device, request)
+    return Drawing(pictures.denoise, pictures.picture, pictures.running(), pictures.facts)
 
 
 def prepare_theirs(

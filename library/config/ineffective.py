@@ -87,7 +87,7 @@ def _saves_by_epochs(config: RunConfig) -> bool:
 
 
 def _compiles_samples(config: RunConfig) -> bool:
-    return config.sample.wanted and config.sample.sample_compile != "false"
+    return config.sample.wanted and config.sample.sample_compile == "true"
 
 
 SHARED: tuple[Rule, ...] = (

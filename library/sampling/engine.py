@@ -103,9 +103,8 @@ class PictureEngine:
         self._passes = 0  # while measuring
         self._addresses: list[int] = []  # of the weights
         self._way = contextlib.ExitStack()  # its end restores how the denoiser ran before
-        if why := self._why_not_recorded(forced=make_pool is not None):
-            self.recorder.give_up(why, expected=True)
-        elif make_pool is None and training is None:
+        self.recorder.why_not = self._why_not_recorded(forced=make_pool is not None)
+        if not self.recorder.why_not and make_pool is None and training is None:
             cudagraph.leave_default_stream()
 
     # ---- around pictures
@@ -190,7 +189,7 @@ class PictureEngine:
             return
         if wanted == "true":
             self._compile()
-        else:
+        elif self._training is None or self._config.compile.compile:
             self._measuring = self.measures
 
     def payoff(self) -> Payoff:

@@ -202,6 +202,17 @@ def test_auto_stays_eager_where_compiling_does_not_pay(given):  # noqa: F811
     assert engine.plan.state is PlanState.OFF and engine.pass_seconds is not None
 
 
+@pytest.mark.parametrize(("compiles", "timed"), [(True, True), (False, False)])
+def test_auto_leaves_previews_of_an_uncompiled_training_eager(given, compiles, timed):  # noqa: F811
+    config = given(FLUX)
+    config = replace(config, compile=replace(config.compile, compile=compiles))
+    model = opened(config)
+    engine = engine_of(model, config)
+    engine._training, engine.measures = CompilePlan(), True
+    drawn(model, engine, prompts_for(model))
+    assert bool(engine.pass_seconds) is timed and not engine.plan.active
+
+
 def test_what_pays_is_estimated_from_the_passes_that_are_left(given):  # noqa: F811
     config = given(FLUX)
     engine = engine_of(opened(config), config)

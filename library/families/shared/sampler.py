@@ -81,6 +81,10 @@ class Sampler(ABC):
         for key in not_requested[: max(len(self._known) - max(MAX_ENCODED_PROMPTS, len(requested)), 0)]:
             del self._known[key]
 
+    def remember_encoded(self, request: SampleRequest, encoded: Mapping[str, Tensor]) -> None:
+        """Cache the encoded [negative, prompt] of a request, whose text then needs no text encoders."""
+        self._known[self.text_key(request)] = dict(encoded)
+
     def unknown(self, requests: Iterable[SampleRequest]) -> list[SampleRequest]:
         requests_by_key = {self.text_key(request): request for request in requests}
         return [request for key, request in requests_by_key.items() if key not in self._known]

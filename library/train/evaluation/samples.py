@@ -69,7 +69,8 @@ class SampleRunner:
 
     def use_prepared(self, family: Family, device: torch.device, plan: CompilePlan) -> None:
         """Generate with the denoiser as it was prepared for the training, whose compiling `plan` decides."""
-        self._engine = PictureEngine(self._components.denoiser, family, self._config, device, plan.log, plan)
+        if self.wanted:
+            self._engine = PictureEngine(self._components.denoiser, family, self._config, device, plan.log, plan)
 
     def _of_captions(self, images: ImageSet) -> list[Prompt]:
         from_captions, defaults = (
