@@ -97,11 +97,12 @@ class TrainerRuns:
         )
         made = program.environment(self.work, case) | ({PAIRED: "1"} if self.paired else {})
         if name == THEIRS:
-            made["PYTHONPATH"] = os.pathsep.join(str(one) for one in (self.packages, self.rival) if one)
+            made["PYTHONPATH"] = os.pathsep.join(
+                str(package_folder) for package_folder in (self.packages, self.rival) if package_folder
+            )
         return made
 
     def folder(self, name: str) -> Path:
-        """The checkout of a trainer, in which it runs."""
         return PROJECT_ROOT if name == OURS else self.rival
 
     def command(self, name: str, family: str, losses: Path) -> list[str]:
@@ -116,13 +117,13 @@ class TrainerRuns:
 
 def model_files(models: Path, family: str, to: Path) -> dict[str, str]:
     """The files of a small model by option, in float32: sd-scripts cannot read matrices in fp8 in all of them."""
-    made = {}
+    files = {}
     for option, name in FILES[family].items():
         tensors = load_file(models / family / name)
         to.mkdir(parents=True, exist_ok=True)
         save_file({key: tensor.float().contiguous() for key, tensor in tensors.items()}, to / name, {"format": "pt"})
-        made[option] = (to / name).as_posix()
-    return made
+        files[option] = (to / name).as_posix()
+    return files
 
 
 def place_tokenizers(models: Path, family: str, to: Path) -> Path:
@@ -139,8 +140,8 @@ def options(family: str, asked: argparse.Namespace, work: Path) -> dict[str, Any
     """The TOML of both trainers, without the folder for what they write."""
     inputs = work / "inputs" / family
     shutil.rmtree(inputs, ignore_errors=True)
-    made = COMMON | OWN[family] | model_files(asked.models, family, inputs)
-    made |= {
+    all_options = COMMON | OWN[family] | model_files(asked.models, family, inputs)
+    all_options |= {
         "tokenizer_cache_dir": place_tokenizers(asked.models, family, inputs / "tokenizers").as_posix(),
         "train_data_dir": (inputs / "images").as_posix(),
         "train_batch_size": 1 if asked.paired else asked.batch,
@@ -152,14 +153,14 @@ def options(family: str, asked: argparse.Namespace, work: Path) -> dict[str, Any
     if asked.paired:
         for file in sorted(pictures.iterdir())[2:]:
             file.unlink()
-        return made
+        return all_options
     prompts = inputs / "prompts.txt"
     lines = (
         f"{prompt} {SAMPLE} --s {asked.sample_steps} --d {seed}\n" for seed, prompt in enumerate(COMPARED_PROMPTS, 1)
     )
     prompts.write_text("".join(lines), encoding="utf-8")
     every = {"sample_prompts": prompts.as_posix(), "sample_at_first": True}
-    return made | every | {"sample_every_n_steps": max(1, asked.steps // 2)}
+    return all_options | every | {"sample_every_n_steps": max(1, asked.steps // 2)}
 
 
 def train(name: str, family: str, toml: Path, place: TrainerRuns, more: list[str]) -> Row:
@@ -190,34 +191,34 @@ def read_losses(file: Path) -> Curve:
 
 def samples(folder: Path) -> dict[int, dict[int, str]]:
     """Sample files by step and number of the prompt: both name them NAME_STEP_NUMBER_..."""
-    made: dict[int, dict[int, str]] = {}
+    pictures: dict[int, dict[int, str]] = {}
     for file in sorted(folder.glob("lora_*.png")):
         _, step, number, *_ = file.stem.split("_")
-        made.setdefault(int(step.lstrip("e")), {})[int(number)] = str(file)
-    return made
+        pictures.setdefault(int(step.lstrip("e")), {})[int(number)] = str(file)
+    return pictures
 
 
 def summary(curves: dict[str, Curve]) -> Row:
     """Means of the first and the last quarter with their standard errors, and the losses of the first step."""
-    found: Row = {}
+    figures: Row = {}
     for name, curve in curves.items():
         losses = [loss for _, loss in curve]
         quarter = max(2, len(losses) // 4)
-        found[name] = {"first": losses[0], "mean": statistics.fmean(losses)}
+        figures[name] = {"first": losses[0], "mean": statistics.fmean(losses)}
         for part, some in (("first quarter", losses[:quarter]), ("last quarter", losses[-quarter:])):
             error = statistics.stdev(some) / len(some) ** 0.5 if len(some) > 1 else 0.0
-            found[name][part] = [statistics.fmean(some), error]
+            figures[name][part] = [statistics.fmean(some), error]
     mine, theirs = (dict(curves[name]) for name in (OURS, THEIRS))
     both = mine.keys() & theirs.keys()
-    found["largest difference of a step"] = max((abs(mine[step] - theirs[step]) for step in both), default=None)
-    return found
+    figures["largest difference of a step"] = max((abs(mine[step] - theirs[step]) for step in both), default=None)
+    return figures
 
 
 def sample_sheet(rows: dict[str, Row]) -> Any:
     """The samples of both trainers: before training, halfway and at the end."""
     columns = [(name, step) for name in (OURS, THEIRS) if name in rows for step in sorted(rows[name]["samples"])]
     files = [
-        [Path(found) if (found := rows[name]["samples"][step].get(number)) else None for name, step in columns]
+        [Path(picture) if (picture := rows[name]["samples"][step].get(number)) else None for name, step in columns]
         for number in range(len(COMPARED_PROMPTS))
     ]
     titles = [(name, f"step {step}" if step else "without LoRA") for name, step in columns]
@@ -225,7 +226,6 @@ def sample_sheet(rows: dict[str, Row]) -> Any:
 
 
 def prepare(family: str, asked: argparse.Namespace, place: TrainerRuns) -> tuple[Path, list[str]]:
-    """The TOML of a family's trainings, and options beside it."""
     toml = versus_files.write_flat(place.work / f"{family}.toml", options(family, asked, place.work))
     return toml, ["--network_weights", str(starting_lora(family, toml, place))] if asked.paired else []
 
@@ -268,13 +268,13 @@ def write(found: dict[str, dict[str, Row]], asked: argparse.Namespace) -> None:
         family: {name: rows[name]["losses"] for name in (OURS, THEIRS) if name in rows}
         for family, rows in found.items()
     }
-    curves = {family: one for family, one in curves.items() if len(one) == 2 and all(one.values())}
+    curves = {family: curve for family, curve in curves.items() if len(curve) == 2 and all(curve.values())}
     own = {"log", "samples"}  # paths, which mean nothing elsewhere
     options = ("steps", "batch", "rate", "sample_steps", "precision", "paired")
     about = {
         "machine": versus.machine_facts() | {"torch": torch.__version__},
         "options": {name: getattr(asked, name) for name in options},
-        "summary": {family: summary(one) for family, one in curves.items()},
+        "summary": {family: summary(curve) for family, curve in curves.items()},
         "families": {
             family: {name: {key: value for key, value in row.items() if key not in own} for name, row in rows.items()}
             for family, rows in found.items()
@@ -283,7 +283,7 @@ def write(found: dict[str, dict[str, Row]], asked: argparse.Namespace) -> None:
     (asked.out / "beside.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
     if curves:
         how = "the same draws" if asked.paired else f"running mean of {beside_pictures.WINDOW} steps over every step"
-        panels = {f"{FAMILIES[family]}, small model: loss, {how}": one for family, one in curves.items()}
+        panels = {f"{FAMILIES[family]}, small model: loss, {how}": curve for family, curve in curves.items()}
         beside_pictures.curves_picture(panels).save(asked.out / "beside-curves.png")
     for family, rows in found.items():
         if any(row["samples"] for row in rows.values()):
@@ -317,12 +317,12 @@ def main(arguments: Iterable[str] | None = None) -> int:
     packages = asked.packages.resolve() if asked.packages else None
     place = TrainerRuns(asked.rival.resolve(), packages, asked.work.resolve(), asked.paired)
     place.work.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, Row]] = {}
+    results: dict[str, dict[str, Row]] = {}
     for family, name, row in trainings(asked, place):
         print(f"{family}, {name}: {describe_outcome(row)}", flush=True)
-        found.setdefault(family, {})[name] = row
-        write(found, asked)
-    return int(any("failed" in row for rows in found.values() for row in rows.values()))
+        results.setdefault(family, {})[name] = row
+        write(results, asked)
+    return int(any("failed" in row for rows in results.values() for row in rows.values()))
 
 
 if __name__ == "__main__":

@@ -66,14 +66,16 @@ def document_tables(every: list[Measured]) -> dict[Path, list[str]]:
 
 
 def load_measurements(folder: Path = PROJECT_ROOT / "docs" / "measured") -> list[Measured]:
-    """All files of measurements, the newest first; their names begin with the date."""
     paths = sorted(folder.glob("*.json"), key=lambda path: path.stem, reverse=True)
     return [json.loads(path.read_text(encoding="utf-8")) | {"file": path.name} for path in paths]
 
 
 def newest(every: list[Measured]) -> Measured:
-    """The newest file that compares both trainers on one machine."""
-    return next(one for one in every if {row["trainer"] for row in one["rows"] if row.get("shown")} >= {"sd-scripts"})
+    return next(
+        measurement
+        for measurement in every
+        if {row["trainer"] for row in measurement["rows"] if row.get("shown")} >= {"sd-scripts"}
+    )
 
 
 def figure(measurement: Measured) -> str:
@@ -132,7 +134,6 @@ def _bar_svg(row: Measured, y: int, share: float, theirs: Measured | None = None
 
 
 def factors(theirs: Measured, ours: Measured) -> str:
-    """How many times as fast a row is as another trainer's, by wall time and by the GPU's busy time."""
     wall, busy = speedups(theirs, ours)
     return f"{_times(wall)}; busy {_times(busy)}"
 
@@ -144,7 +145,6 @@ def _times(factor: float | None) -> str:
 
 
 def speedups(theirs: Measured, ours: Measured) -> tuple[float, float | None]:
-    """Another trainer's seconds per step over ours: wall time, and the GPU's busy time where both were measured."""
     busy = [row.get("gpu_busy_s") for row in (theirs, ours)]
     return theirs["s_it"] / ours["s_it"], busy[0] / busy[1] if busy[0] and busy[1] else None
 
@@ -154,7 +154,6 @@ def _trainer_name(row: Measured) -> str:
 
 
 def machine_line(measurement: Measured) -> str:
-    """GPU, processor and PyTorch in a line."""
     processor = f"{measurement['cores']} cores of {measurement['processor'] or 'a processor that was not recorded'}"
     return f"{measurement['gpu']}, {processor}, torch {measurement['torch']}"
 
@@ -197,8 +196,7 @@ def _figure_style() -> str:
 
 
 def with_table(text: str, lines: list[str]) -> str:
-    """The text of a page with the lines of its table made anew."""
-    return TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
+    return TABLE.sub(lambda match: match[1] + "\n".join(lines) + "\n" + match[2], text)
 
 
 def by_family(every: list[Measured]) -> list[str]:
@@ -212,11 +210,11 @@ def by_family(every: list[Measured]) -> list[str]:
         cells = [_smallest(family, "lora", every), _fastest(family, every), _smallest(family, "finetune", every)]
         beside = comparison(family, every)
         if beside:
-            one, theirs, ours = beside
+            measurement, theirs, ours = beside
             wall, busy = speedups(theirs, ours)
             cells += [f"{theirs['trainer']}: {theirs['how']}", _times(wall), _times(busy)]
-            known = one["machine"]
-            where = f"{known['gpu']} with {known['cores']} cores of {known['processor']}"
+            machine = measurement["machine"]
+            where = f"{machine['gpu']} with {machine['cores']} cores of {machine['processor']}"
             machines.setdefault(where, []).append(title)
         else:
             cells += ["none measured", "", ""]
@@ -229,13 +227,13 @@ def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, 
     """Another trainer's fastest LoRA step and ours in no more GPU memory, from one file: the newest that has busy times
     of both, or else the newest. A rival whose memory was not measured is compared with whole trainings."""
     pairs = []
-    for one in every:
-        rows = [r for r in one["rows"] if (r["family"], r["method"], r["batch"]) == (family, "lora", 1)]
+    for measurement in every:
+        rows = [r for r in measurement["rows"] if (r["family"], r["method"], r["batch"]) == (family, "lora", 1)]
         if rivals := [r for r in rows if r["trainer"] != "here"]:
             theirs = min(rivals, key=lambda r: r["s_it"])
             limit = theirs["gpu_gib"]
             fair = [r for r in rows if r["trainer"] == "here" and (r["gpu_gib"] <= limit if limit else "steps" in r)]
-            pairs += [(one, theirs, min(fair, key=lambda r: r["s_it"]))] if fair else []
+            pairs += [(measurement, theirs, min(fair, key=lambda r: r["s_it"]))] if fair else []
     return next((pair for pair in pairs if speedups(*pair[1:])[1]), pairs[0] if pairs else None)
 
 
@@ -255,7 +253,6 @@ def _fastest(family: str, every: list[Measured]) -> str:
 
 
 def _of_family(family: str, kind: str) -> list[Path]:
-    """The presets of a family itself, without those of its relatives (`lora-chroma-24gb`)."""
     return [path for path in _presets() if path.parent.name == family and re.fullmatch(rf"{kind}-\d+gb", path.stem)]
 
 
@@ -265,11 +262,11 @@ def overview(every: list[Measured]) -> list[str]:
     for path in _presets():
         title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(":")[0].rpartition(" on ")[0]
         size = _gigabytes(path)
-        found = _measurement(f"{path.parent.name}/{path.stem}", every)
+        result = _measurement(f"{path.parent.name}/{path.stem}", every)
         times = ""
-        if found and (theirs := _theirs(*found, size)):
-            times = f" ({factors(theirs, found[1])})"
-        cells.setdefault(title, {})[size] = f"{found[1]['s_it']:.2f} s{times}" if found else "yes"
+        if result and (theirs := _theirs(*result, size)):
+            times = f" ({factors(theirs, result[1])})"
+        cells.setdefault(title, {})[size] = f"{result[1]['s_it']:.2f} s{times}" if result else "yes"
     sizes = sorted({size for row in cells.values() for size in row})
     lines = [f"| | {' | '.join(f'{size} GB' for size in sizes)} |", f"|---|{'---|' * len(sizes)}"]
     return lines + [f"| {title} | {' | '.join(row.get(size, '') for size in sizes)} |" for title, row in cells.items()]
@@ -291,13 +288,14 @@ def figures(every: list[Measured]) -> list[str]:
     lines = ["| preset | s | busy | GiB | compile s | measured | |", "|---|---|---|---|---|---|---|"]
     for path in _presets():
         name = f"{path.parent.name}/{path.stem}"
-        if not (found := _measurement(name, every)):
+        if not (result := _measurement(name, every)):
             continue
-        one, row = found
+        measurement, row = result
         busy, compiling = (row.get(key) for key in ("gpu_busy_s", "compile_s"))
+        file = measurement["file"]
         lines.append(
             f"| `{name}` | {row['s_it']:.3f} | {f'{busy:.3f}' if busy else ''} | {row['gpu_gib']:.1f} "
-            f"| {f'{compiling:.0f}' if compiling else ''} | [{one['file'][:10]}](../measured/{one['file']}) "
+            f"| {f'{compiling:.0f}' if compiling else ''} | [{file[:10]}](../measured/{file}) "
             f"| {row.get('note', '')} |"
         )
     return lines
@@ -328,10 +326,10 @@ def _rank(path: Path, recipe: recipe_files.Recipe) -> int:
 
 def _presets() -> list[Path]:
     """Presets of all families: SDXL first, then by family, adapters first, then by kind and memory."""
-    found = [path for path in (PROJECT_ROOT / "presets").glob("*/*.toml") if path.parent.name in TITLES]
+    paths = [path for path in (PROJECT_ROOT / "presets").glob("*/*.toml") if path.parent.name in TITLES]
     order = list(TITLES)
     return sorted(
-        found,
+        paths,
         key=lambda path: (
             order.index(path.parent.name),
             not path.stem.startswith("lora"),
@@ -344,15 +342,16 @@ def _presets() -> list[Path]:
 def _gigabytes(path: Path) -> int:
     """The memory of the GPU that a preset is for, from its name or else its title."""
     title = path.read_text(encoding="utf-8").splitlines()[0]
-    found = re.search(r"-(\d+)gb$", path.stem) or re.search(r"(\d+) GB", title)
-    if not found:
+    match = re.search(r"-(\d+)gb$", path.stem) or re.search(r"(\d+) GB", title)
+    if not match:
         raise ValueError(f"{path}: neither its name nor its title says for how much GPU memory it is")
-    return int(found[1])
+    return int(match[1])
 
 
 def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] | None:
-    """The newest measurement of a preset: its file and its row."""
-    return next(((one, row) for one in every for row in one["rows"] if row.get("preset") == name), None)
+    return next(
+        ((measurement, row) for measurement in every for row in measurement["rows"] if row.get("preset") == name), None
+    )
 
 
 def _theirs(measurement: Measured, row: Measured, size: int) -> Measured | None:
@@ -365,15 +364,15 @@ def _theirs(measurement: Measured, row: Measured, size: int) -> Measured | None:
 def _result(name: str, size: int, every: list[Measured]) -> str:
     """What was measured with a preset, beside sd-scripts; empty where nothing was, and the first line of the preset has
     to say so."""
-    if not (found := _measurement(name, every)):
+    if not (result := _measurement(name, every)):
         return ""
-    one, row = found
-    theirs = _theirs(one, row, size)
+    measurement, row = result
+    theirs = _theirs(measurement, row, size)
     beside = f" (sd-scripts: {theirs['s_it']:.3g} s)" if theirs else ""
     compiling = f", {row['compile_s']:.0f} s of compiling" if row.get("compile_s") else ""
     return (
         f"{row['s_it']:.3g} s per step{beside}, batch size {row['batch']}, {row['gpu_gib']:.1f} GiB{compiling}, "
-        f"{one['machine']['gpu']}"
+        f"{measurement['machine']['gpu']}"
     )
 
 

@@ -6,30 +6,24 @@
 
 The denoiser's file has random weights; files of the other networks have the right sizes and hold zeros, as a cached
 training does not open them. The first training of a family makes the caches and is not shown. Each other one is a
-process of its own, measured from outside until it says that it is ready, beside what it says itself; `--profile` adds
-one in which the main thread is looked at every 5 ms, and prints the calls and imports that took longest. `--cold` adds
-one after the model's file has been dropped from the page cache, `--options` one for each NAME=VALUE,NAME=VALUE.
+process of its own, measured from outside until it says that it is ready, beside what it says itself. `--cold` adds one
+after the model's file has been dropped from the page cache, `--options` one for each NAME=VALUE,NAME=VALUE.
 """
 
 import argparse
-import collections
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks import versus, versus_files
 from benchmarks.versus_files import PROJECT_ROOT
 
-STACK_INTERVAL = 0.005  # seconds between two looks at the main thread
-MIN_SHOWN_SECONDS = 0.08  # seconds: what takes less is not shown
 READY = re.compile(r"Ready for the first step after ([\d.]+) s: (.*)")
 TELLING = ("Ready", "Read ", "graphs", "recorded", "Peak", "Warning", "error", "Error")
 
@@ -126,7 +120,7 @@ def drop(path: Path) -> str:
 def run_until_first_step(name: str, command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
     """One training: seconds until it said that it is ready, seen from outside, and what it said."""
     began, row = time.time(), dict[str, Any](case=name)
-    with log.open("w") as kept:
+    with log.open("w") as log_file:
         process = subprocess.Popen(
             command,
             env=environment,
@@ -138,7 +132,7 @@ def run_until_first_step(name: str, command: list[str], environment: dict[str, s
         )
         assert process.stdout
         for line in process.stdout:
-            kept.write(f"{time.time() - began:7.2f} {line}")
+            log_file.write(f"{time.time() - began:7.2f} {line}")
             if match := READY.search(line):
                 row |= {"ready_s": round(time.time() - began, 1), "own_s": float(match[1]), "phases": match[2]}
             elif "step 1/" in line:
@@ -152,74 +146,6 @@ def run_until_first_step(name: str, command: list[str], environment: dict[str, s
     return row
 
 
-# ---- looking at the main thread
-
-
-def profile_first_step(out: str, script: str, *arguments: str) -> None:
-    """Run a training script in this process, and write where its main thread was until the first step."""
-    main, spent, done = (
-        threading.main_thread().ident,
-        collections.defaultdict[tuple[str, ...], float](float),
-        threading.Event(),
-    )
-
-    def look() -> None:
-        before: float = time.perf_counter()
-        while not done.is_set():
-            time.sleep(STACK_INTERVAL)
-            frame, now, stack = sys._current_frames().get(main or 0), time.perf_counter(), []
-            while frame:
-                code = frame.f_code
-                module = frame.f_globals.get("__name__", "?")
-                if code.co_name == "train_step" or module.startswith("importlib._bootstrap"):
-                    if code.co_name == "train_step":
-                        done.set()
-                        return
-                else:
-                    stack.append(f"{module}:{code.co_name}")
-                frame = frame.f_back
-            spent[tuple(reversed(stack))] += now - before  # as long as nothing else was seen
-            before = now
-
-    looker = threading.Thread(target=look, daemon=True)
-    looker.start()
-    sys.argv = [script, *arguments]
-    try:
-        runpy.run_path(script, run_name="__main__")
-    finally:
-        done.set()
-        looker.join()
-        Path(out).write_text("\n".join(tree(spent)), encoding="utf-8")
-
-
-def tree(spent: Mapping[tuple[str, ...], float]) -> list[str]:
-    """Seconds by calls, those inside of others below them; a call that all time of another goes to stands beside it."""
-    total = collections.defaultdict[tuple[str, ...], float](float)
-    for stack, seconds in spent.items():
-        for depth in range(1, len(stack) + 1):
-            total[stack[:depth]] += seconds
-    children: dict[tuple[str, ...], list[tuple[str, ...]]] = collections.defaultdict(list)
-    for path in total:
-        children[path[:-1]].append(path)
-    lines: list[str] = []
-
-    def add(path: tuple[str, ...], depth: int, chain: list[str]) -> None:
-        inside = sorted(
-            (c for c in children[path] if total[c] >= MIN_SHOWN_SECONDS), key=total.__getitem__, reverse=True
-        )
-        chain = [*chain, path[-1]]
-        if len(inside) == 1 and total[path] - total[inside[0]] < MIN_SHOWN_SECONDS / 2:
-            add(inside[0], depth, chain)
-            return
-        lines.append(f"{total[path]:6.2f} {'  ' * depth}{' > '.join(chain[-3:])}")
-        for child in inside:
-            add(child, depth + 1, [])
-
-    for path in sorted(children[()], key=total.__getitem__, reverse=True):
-        add(path, 0, [])
-    return lines
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure all cases; 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -227,7 +153,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=Path("first_step"), help="the folder of models and results")
     parser.add_argument("--cold", action="store_true", help="once more with the model out of the page cache")
     parser.add_argument("--launcher", action="store_true", help="once more as the page starts it")
-    parser.add_argument("--profile", action="store_true", help="once more, with the main thread looked at")
     parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE,...", help="more cases")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
@@ -260,7 +185,7 @@ def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[s
         flags = [part for pair in filter(None, more.split(",")) for part in f"--{pair}".split("=", 1)]
         title = f"{family}-{time.time() - began:.0f}-{name}"
         print(title, flush=True)
-        given = [
+        arguments = [
             "--config_file",
             str(toml),
             "--train_data_dir",
@@ -271,7 +196,7 @@ def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[s
             title,
             *flags,
         ]
-        return run_until_first_step(title, [*start, *given], environment, work / f"{title}.log")
+        return run_until_first_step(title, [*start, *arguments], environment, work / f"{title}.log")
 
     yield train("caches", plain, "max_train_steps=1")
     yield train("warm", plain)
@@ -284,14 +209,7 @@ def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[s
         yield train("cold", plain)
     for more in asked.options:
         yield train("options", plain, more)
-    if asked.profile:
-        out = work / f"{family}-profile.txt"
-        yield train("profile", [sys.executable, "-m", "benchmarks.first_step", "--traced", str(out), script])
-        print(out.read_text(), flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--traced"]:
-        profile_first_step(*sys.argv[2:])
-    else:
-        sys.exit(main())
+    sys.exit(main())

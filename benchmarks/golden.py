@@ -94,7 +94,6 @@ def run_case(case: GoldenCase, place: Place) -> dict[str, Json]:
 
 
 def options_toml(options: Options, place: Place) -> str:
-    """Options as a flat TOML file, with the folders that they name."""
     filled = json.dumps(options).replace("{work}", place.work.as_posix()).replace("{inputs}", place.inputs.as_posix())
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in json.loads(filled).items())
 
@@ -179,11 +178,13 @@ class FormReader(HTMLParser):
         self.texts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         if tag in ("input", "select", "textarea", "form", "option"):
-            known = [f"{name}={given[name]}" for name in ("id", "name", "type", "value") if given.get(name)]
-            self.fields.append(f"{tag} {' '.join(known)}")
-        self.texts += [text for name in ("title", "placeholder", "aria-label") if (text := given.get(name))]
+            described = [
+                f"{name}={attributes[name]}" for name in ("id", "name", "type", "value") if attributes.get(name)
+            ]
+            self.fields.append(f"{tag} {' '.join(described)}")
+        self.texts += [text for name in ("title", "placeholder", "aria-label") if (text := attributes.get(name))]
 
     def handle_data(self, data: str) -> None:
         self.texts += [data.strip()] if data.strip() else []
@@ -200,12 +201,12 @@ def golden_cases() -> list[GoldenCase]:
         family = script.partition("_train")[0]
         return {**tables["all"], **tables["family"][family], **tables["script"].get(script, {}), **stage}
 
-    found = [
+    cases = [
         GoldenCase(name, **case | {"stages": [whole(case["script"], stage) for stage in case["stages"]]})
         for name, case in tables["case"].items()
     ]
-    scripts = dict.fromkeys(case.script for case in found)
-    return [*found, GoldenCase(PAGES, "", [whole(script, {"script": script}) for script in scripts])]
+    scripts = dict.fromkeys(case.script for case in cases)
+    return [*cases, GoldenCase(PAGES, "", [whole(script, {"script": script}) for script in scripts])]
 
 
 def make_inputs(folder: Path) -> None:
@@ -248,8 +249,8 @@ def compare_values(before: Json, after: Json, where: str = "") -> Iterator[str]:
             else:
                 yield from compare_values(before[key], after[key], name)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for number, (one, other) in enumerate(zip(before, after, strict=True)):
-            yield from compare_values(one, other, f"{where} [{number}]")
+        for number, (first, other) in enumerate(zip(before, after, strict=True)):
+            yield from compare_values(first, other, f"{where} [{number}]")
     elif isinstance(before, list) and isinstance(after, list):
         for line in difflib.unified_diff([*map(json.dumps, before)], [*map(json.dumps, after)], n=0, lineterm=""):
             if not line.startswith(("---", "+++", "@@")):

@@ -97,29 +97,28 @@ class Place:
 
 def collect_outputs(place: Place) -> dict[str, Json]:
     """Everything that is below out/, images/ and logs/, as digests and numbers."""
-    found: dict[str, dict[str, Json]] = {}
+    outputs: dict[str, dict[str, Json]] = {}
     for path in sorted(path for top in ("out", "images", "logs") for path in (place.work / top).rglob("*")):
         if path.is_dir():
             continue
         name = place.text(path.relative_to(place.work).as_posix())
         if "tfevents" in name:
-            losses = found.setdefault("losses", {})
+            losses = outputs.setdefault("losses", {})
             losses[f"{name.split('/')[-2]} {len(losses) + 1}"] = scalars(path)
         elif path.name == "progress.jsonl":
-            found.setdefault("record", {})[name], found.setdefault(LOOSE, {})[name] = noted_events(path, place)
+            outputs.setdefault("record", {})[name], outputs.setdefault(LOOSE, {})[name] = noted_events(path, place)
         elif path.name == "log.txt":
             continue  # what the console shows, with times
         elif not (name.startswith("images/") and path.suffix in (".png", ".txt")):
             category = "record" if path.name == "run.json" else "caches" if path.suffix == ".npz" else "files"
-            found.setdefault(category, {})[name] = READERS_BY_SUFFIX.get(path.suffix, digest_file)(path, place)
-    return {category: dict(values) for category, values in found.items()}
+            outputs.setdefault(category, {})[name] = READERS_BY_SUFFIX.get(path.suffix, digest_file)(path, place)
+    return {category: dict(values) for category, values in outputs.items()}
 
 
 # ---- reading files
 
 
 def digest(data: bytes) -> str:
-    """The first 16 digits of the SHA-256: enough to see that something differs."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 

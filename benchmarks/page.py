@@ -182,13 +182,11 @@ class Visit:
         )
 
     def press(self, words: str, kind: str, goal: str) -> float:
-        """Milliseconds from pressing the button (or `role=tab`) with these words until `goal` holds."""
         self.page.evaluate(MARK_SCRIPT, [words, "[role=tab]" if kind == "role=tab" else "button"])
         return self.click("[data-bench]", goal)
 
     @property
     def tabs(self) -> list[str]:
-        """The names of all tabs."""
         return [tab.inner_text().strip() for tab in self.page.get_by_role("tab").all() if tab.is_visible()]
 
     def other_hosts(self) -> list[str]:
@@ -282,9 +280,9 @@ def config_of_changes(folder: Path) -> Path:
     files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")
     own = {name: f"/models/{name}.safetensors" for name in files}
     own |= {"train_data_dir": "/images", "output_dir": "/out", "output_name": "cat"}
-    made = presets.apply(preset, config_class("flux_train_network"), own)
+    applied = presets.apply(preset, config_class("flux_train_network"), own)
     path = folder / "bench.toml"
-    path.write_text(to_toml(made), encoding="utf-8")
+    path.write_text(to_toml(applied), encoding="utf-8")
     return path
 
 
@@ -325,10 +323,10 @@ def look_at_tabs(browser: Any, server: PageServer, note: Note) -> None:
                 }
                 over = visitor.page.evaluate("document.documentElement.scrollWidth") - width
                 told["wider than the screen, both widths"] = [over] if over > 0 else []
-            for what, wrong in told.items():
-                note(what, len(wrong))
-                for one in wrong[:8]:
-                    print(f"  {what}: {one} ({name}, {width} px, {mode})", file=sys.stderr)
+            for kind, wrong in told.items():
+                note(kind, len(wrong))
+                for message in wrong[:8]:
+                    print(f"  {kind}: {message} ({name}, {width} px, {mode})", file=sys.stderr)
         visitor.context.close()
 
 

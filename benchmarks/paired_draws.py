@@ -42,7 +42,6 @@ def install() -> None:
 
 
 def shape_of(size: tuple[Any, ...]) -> tuple[int, ...]:
-    """A shape as torch.randn takes it: numbers, or one sequence of them."""
     return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
 
 

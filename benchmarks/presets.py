@@ -52,15 +52,17 @@ def serve_cases() -> None:
     # Not before: the driver's memory for this process would be counted with the others'.
     device = machine.choose_device("auto")
     try:
-        found: dict[str, Any] = measure_case(case, device)
+        measurement: dict[str, Any] = measure_case(case, device)
     except Exception as error:  # a way that does not work is a row too
         import traceback
 
         traceback.print_exc()
-        found = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else repr(error)}
+        measurement = {
+            "failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else repr(error)
+        }
         if device.type == "cuda":
-            found["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)
-    print("\n" + json.dumps(found), flush=True)
+            measurement["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)
+    print("\n" + json.dumps(measurement), flush=True)
     os._exit(0)  # threads of the compiler may hang on
 
 
@@ -79,10 +81,10 @@ def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
     config = subject.config({})
     torch.manual_seed(0)
     began = time.perf_counter()
-    made = subject.make(config, device)
+    trainable = subject.make(config, device)
     loaded = time.perf_counter()
-    with prepared_model.open_prepared(subject, config, device, sizes, made) as ready:
-        del made
+    with prepared_model.open_prepared(subject, config, device, sizes, trainable) as ready:
+        del trainable
         timing.release_memory(device)  # weights were drawn on the GPU, where a training reads them from a file
         watch = MemoryPeak(device)
         limit, graphs = case.cap and watch.hold_to(case.cap), Heard("library.compiler.cudagraph")
@@ -126,7 +128,6 @@ class Heard(logging.Handler):
         logging.getLogger(logger).addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
         self.lines.append(record.getMessage())
 
 
@@ -170,12 +171,12 @@ def busy(ready: Any, number: int, device: Any) -> dict[str, float]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(number):
             ready.step()
         torch.cuda.synchronize(device)
     spans: dict[str, list[tuple[float, float]]] = {"busy_s": [], "kernels_s": [], "to_gpu_s": [], "to_host_s": []}
-    for event in (event for event in found.events() or () if event.device_type.name == "CUDA"):
+    for event in (event for event in profiler.events() or () if event.device_type.name == "CUDA"):
         copies = "to_gpu_s" if "HtoD" in event.name else "to_host_s" if "DtoH" in event.name else ""
         for name in ("busy_s", copies or "kernels_s"):
             spans[name].append((event.time_range.start, event.time_range.end))
@@ -235,7 +236,6 @@ class Process:
 
 
 def path_with(root: Path) -> str:
-    """PYTHONPATH with this tree first."""
     return os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 
@@ -247,7 +247,7 @@ def warm(every: list[PresetCase], cache: Path, logs: Path, until: float) -> None
     running: list[tuple[PresetCase, Process, threading.Thread]] = []
     room = 120
     while todo or running:
-        running = [one for one in running if one[2].is_alive()]
+        running = [entry for entry in running if entry[2].is_alive()]
         free = room - sum(case.room for case, _, _ in running)
         case = next((case for case in todo if case.room <= free), None) if len(running) < COMPILE_PROCESSES else None
         if case and time.monotonic() < until:
@@ -264,9 +264,9 @@ def warm(every: list[PresetCase], cache: Path, logs: Path, until: float) -> None
 
 
 def _finish(case: PresetCase, process: Process, until: float) -> None:
-    found = process.end(until - time.monotonic())
-    note = found.get("failed") or f"settled in {found['settling_s']} s"
-    print(f"  compiled {case.kind} {case.name}: {note} {found.get('compile', '')}", flush=True)
+    measurement = process.end(until - time.monotonic())
+    note = measurement.get("failed") or f"settled in {measurement['settling_s']} s"
+    print(f"  compiled {case.kind} {case.name}: {note} {measurement.get('compile', '')}", flush=True)
 
 
 # Why: docs/decisions/2026-11-27-finished-experiments-are-removed.md
@@ -316,8 +316,8 @@ def main() -> None:
             process.begin(case)
             if number + 1 < len(every):
                 following = Process(cache, logs, threads=8)
-            found = process.end(left)
-            rows.append({"family": case.family, "kind": case.kind, "case": case.name, "cap": case.cap, **found})
+            measurement = process.end(left)
+            rows.append({"family": case.family, "kind": case.kind, "case": case.name, "cap": case.cap, **measurement})
             batch = case.values.get("train_batch_size", 1)
             print(preset_row(rows[-1], batch, time.monotonic() - began), flush=True)
             if asked.out:

@@ -105,12 +105,10 @@ class Job:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What tells it from all others."""
         return self.family, self.method, self.setting.name, self.seed
 
     @property
     def script(self) -> str:
-        """Its script in sd-scripts."""
         return self.family + METHODS[self.method]
 
 
@@ -296,7 +294,6 @@ def run(job: Job, gpu: int, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def signature(asked: argparse.Namespace) -> str:
-    """What all runs in one folder of results must have in common."""
     names = ("steps", "batch", "rate", "full_rate", "rank", "sample_steps", "device")
     return " ".join(f"{name}={getattr(asked, name)}" for name in names)
 

@@ -36,16 +36,16 @@ def collect(folder: Path, pictures: int) -> Row:
     events = [json.loads(line) for line in progress.read_text(encoding="utf-8").splitlines()]
     steps = {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
     held_out = [[event["step"], event["loss"]] for event in events if event["kind"] == "validation"]
-    found: Row = {"losses": list(steps.values()), "held_out": held_out}
-    found["by_timestep"] = [event["by_timestep"] for event in events if event["kind"] == "validation"][-1]
+    figures: Row = {"losses": list(steps.values()), "held_out": held_out}
+    figures["by_timestep"] = [event["by_timestep"] for event in events if event["kind"] == "validation"][-1]
     samples = [event for event in events if event["kind"] == "sample"]
     for name, wanted in (("pictures", max(steps)), ("before", 0)):
         files = {event["number"]: event["file"] for event in samples if event["step"] == wanted}
         if len(files) == pictures:
-            found[name] = pack([Image.open(files[number]).convert("RGB") for number in sorted(files)])
-    if "pictures" not in found:
+            figures[name] = pack([Image.open(files[number]).convert("RGB") for number in sorted(files)])
+    if "pictures" not in figures:
         raise ValueError("its samples are missing")
-    return found
+    return figures
 
 
 def pack(pictures: Sequence[Image.Image]) -> str:
@@ -64,14 +64,13 @@ def unpack(text: str) -> list[Image.Image]:
 
 
 def append(folder: Path, row: Row) -> None:
-    """Add a row to its family's file."""
     with (folder / f"runs-{row['family']}.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 
 
 def read_rows(folder: Path) -> list[Row]:
     """The newest row of every run, but a result rather than a later failure; a line that was cut off is left out."""
-    found: dict[tuple[Any, ...], Row] = {}
+    rows: dict[tuple[Any, ...], Row] = {}
     for path in sorted(folder.glob("runs-*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
@@ -79,9 +78,9 @@ def read_rows(folder: Path) -> list[Row]:
             except json.JSONDecodeError:
                 continue
             key = tuple(row[name] for name in KEY)
-            if "failed" not in row or key not in found:
-                found[key] = row
-    return list(found.values())
+            if "failed" not in row or key not in rows:
+                rows[key] = row
+    return list(rows.values())
 
 
 def warn_of_fp8(folders: Sequence[Path]) -> None:
@@ -116,17 +115,16 @@ def distance(picture: Image.Image, references: Sequence[Image.Image]) -> float:
     return statistics.mean(float(np.linalg.norm(own - describe(other))) / 2**0.5 for other in references)
 
 
-def difference(one: Image.Image, other: Image.Image) -> float:
+def difference(first: Image.Image, other: Image.Image) -> float:
     """The root of the mean squared difference of two pictures after blurring, 0 to 1."""
     small = [
         np.asarray(picture.resize((picture.width // BLUR, picture.height // BLUR), Image.Resampling.BOX), np.float32)
-        for picture in (one, other)
+        for picture in (first, other)
     ]
     return float(np.sqrt(((small[0] - small[1]) ** 2).mean())) / 255
 
 
 def mean_difference(ones: Sequence[Image.Image], others: Sequence[Image.Image]) -> float:
-    """The mean difference of pictures in pairs."""
     return statistics.mean(map(difference, ones, others))
 
 
@@ -167,13 +165,12 @@ class Compared:
 
     @property
     def drifts(self) -> bool:
-        """Whether its pictures are further from the yardstick's than those of another seed."""
         return bool(self.drift and self.apart) and statistics.mean(self.drift) > statistics.mean(self.apart)
 
 
 def compare(rows: Sequence[Row], prompts: Prompts, yardsticks: Mapping[str, str]) -> list[Compared]:
     """Every setting of every family and method, in the order of `yardsticks`."""
-    made = []
+    comparisons = []
     kinds = dict.fromkeys((row["family"], row["method"]) for row in rows)
     for family, method in kinds:
         own = [row for row in rows if (row["family"], row["method"]) == (family, method)]
@@ -184,7 +181,7 @@ def compare(rows: Sequence[Row], prompts: Prompts, yardsticks: Mapping[str, str]
             about = [row for row in own if row["setting"] == name]
             if about:
                 theirs, why = pictures[yardstick], [row.get("left_out") or row.get("failed") for row in about]
-                made.append(
+                comparisons.append(
                     Compared(
                         *(family, method, name, figures[name], figures[yardstick]),
                         drift=[
@@ -196,44 +193,45 @@ def compare(rows: Sequence[Row], prompts: Prompts, yardsticks: Mapping[str, str]
                         why=next(filter(None, why), ""),
                     )
                 )
-    return made
+    return comparisons
 
 
 def succeeded(rows: Sequence[Row], setting: str) -> list[Row]:
-    """The rows of a setting that have figures, by seed."""
-    found = [row for row in rows if row["setting"] == setting and "pictures" in row]
-    return sorted(found, key=lambda row: row["seed"])
+    rows_of_setting = [row for row in rows if row["setting"] == setting and "pictures" in row]
+    return sorted(rows_of_setting, key=lambda row: row["seed"])
 
 
 def figures_of(
     rows: Sequence[Row], setting: str, prompts: Prompts, before: Sequence[Image.Image] | None
 ) -> dict[str, dict[int, float]]:
     """The figures of a setting by name and seed; `before` are the pictures of the model before the training."""
-    found: dict[str, dict[int, float]] = {name: {} for name, _, _ in FIGURES}
+    figures: dict[str, dict[int, float]] = {name: {} for name, _, _ in FIGURES}
     for row in succeeded(rows, setting):
         seed, shown = row["seed"], unpack(row["pictures"])
-        found["held_out"][seed] = row["held_out"][-1][1]
-        known = [(picture, drawings) for picture, (_, drawings) in zip(shown, prompts, strict=True) if drawings]
-        found["distance"][seed] = statistics.mean(distance(*pair) for pair in known)
+        figures["held_out"][seed] = row["held_out"][-1][1]
+        pairs = [(picture, drawings) for picture, (_, drawings) in zip(shown, prompts, strict=True) if drawings]
+        figures["distance"][seed] = statistics.mean(distance(*pair) for pair in pairs)
         if before:
             old = [number for number, (_, drawings) in enumerate(prompts) if not drawings]
-            found["moved"][seed] = statistics.mean(difference(shown[number], before[number]) for number in old)
-    return found
+            figures["moved"][seed] = statistics.mean(difference(shown[number], before[number]) for number in old)
+    return figures
 
 
 def sentences(compared: Sequence[Compared]) -> Iterator[str]:
     """What is worse than the yardstick's spread, in words, for docs and presets."""
-    for one in compared:
-        place = f"{one.family} {one.method}, {one.setting}"
+    for comparison in compared:
+        place = f"{comparison.family} {comparison.method}, {comparison.setting}"
         for name, title, decimals in FIGURES:
-            if one.verdict(name) == "worse":
-                own, theirs = (statistics.mean(every[name].values()) for every in (one.figures, one.against))
-                spread = statistics.stdev(one.against[name].values())
+            if comparison.verdict(name) == "worse":
+                own, theirs = (
+                    statistics.mean(every[name].values()) for every in (comparison.figures, comparison.against)
+                )
+                spread = statistics.stdev(comparison.against[name].values())
                 yield (
                     f"{place}: {title} {own:.{decimals}f} instead of {theirs:.{decimals}f}, "
                     f"{(own - theirs) / spread:.1f} times the yardstick's spread"
                 )
-        if one.drifts:
+        if comparison.drifts:
             yield f"{place}: its pictures are further from the yardstick's than those of another seed"
 
 
@@ -244,31 +242,34 @@ def write(folder: Path, prompts: Prompts, yardsticks: Mapping[str, str]) -> None
     """quality.json, quality.md, quality.png and a sheet of samples for each family."""
     rows = read_rows(folder)
     compared = compare(rows, prompts, yardsticks)
-    kept = [{name: value for name, value in row.items() if name not in ("pictures", "before")} for row in rows]
-    (folder / "quality.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    short_rows = [{name: value for name, value in row.items() if name not in ("pictures", "before")} for row in rows]
+    (folder / "quality.json").write_text(json.dumps(short_rows, indent=1) + "\n", encoding="utf-8")
     text = "\n".join([*table(compared), "", *(f"- {line}" for line in sentences(compared)), ""])
     (folder / "quality.md").write_text(text, encoding="utf-8")
     print(text)
     if compared:
         figure(compared, rows).save(folder / "quality.png", optimize=True)
     for family in dict.fromkeys(row["family"] for row in rows):
-        if made := sheet([row for row in rows if row["family"] == family], prompts, yardsticks):
-            made.save(folder / f"samples-{family}.png", optimize=True)
+        if picture := sheet([row for row in rows if row["family"] == family], prompts, yardsticks):
+            picture.save(folder / f"samples-{family}.png", optimize=True)
 
 
 def table(compared: Sequence[Compared]) -> Iterator[str]:
     """The Markdown table: mean ± standard deviation over seeds, and where a setting lies outside of the spread."""
     yield f"| | setting | seeds | {' | '.join(title for _, title, _ in FIGURES)} | drift | beyond the spread |"
     yield "|---|---|" + "---:|" * (2 + len(FIGURES)) + "---|"
-    for one in compared:
-        count, start = len(one.figures["held_out"]), f"| {one.family} {one.method} | {one.setting} |"
+    for comparison in compared:
+        count, start = (
+            len(comparison.figures["held_out"]),
+            f"| {comparison.family} {comparison.method} | {comparison.setting} |",
+        )
         if not count:
-            yield f"{start}{' |' * (len(FIGURES) + 2)} {one.why.replace('|', '/')} |"
+            yield f"{start}{' |' * (len(FIGURES) + 2)} {comparison.why.replace('|', '/')} |"
             continue
-        cells = [spread(one.figures[name].values(), decimals) for name, _, decimals in FIGURES]
-        drift = spread(one.drift or one.apart, 3)
-        said = [f"{title}: {one.verdict(name)}" for name, title, _ in FIGURES if one.verdict(name)]
-        said += ["pictures: as another seed's"] * one.drifts + [one.why] * bool(one.why)
+        cells = [spread(comparison.figures[name].values(), decimals) for name, _, decimals in FIGURES]
+        drift = spread(comparison.drift or comparison.apart, 3)
+        said = [f"{title}: {comparison.verdict(name)}" for name, title, _ in FIGURES if comparison.verdict(name)]
+        said += ["pictures: as another seed's"] * comparison.drifts + [comparison.why] * bool(comparison.why)
         yield f"{start} {count} | {' | '.join([*cells, drift])} | {'; '.join(said)} |"
 
 
@@ -383,5 +384,4 @@ def sheet(rows: Sequence[Row], prompts: Prompts, settings: Mapping[str, str]) ->
 
 
 def font(size: int) -> Any:
-    """Pillow's own font."""
     return ImageFont.load_default(size)

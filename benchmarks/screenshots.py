@@ -74,8 +74,8 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
     queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
     for name in ("zorb-rank-32", "zorb-rank-64"):
         queue.add_to_queue(start.job(build_config(config_class(script), values | {"output_name": name}, notes=[])))
-    with queue.changing() as kept:
-        kept.worker = process.identity()
+    with queue.changing() as data:
+        data.worker = process.identity()
     yield
     stop.request(second, "now")
     ended(second)  # it writes into the folder until then
@@ -88,8 +88,8 @@ def reach(run_id: str, step: int) -> None:
         run = reader.find_run(run_id)
         if not run.active:
             raise RuntimeError(f"{run_id} is {run.state}: {run.error}")
-        seen = reader.progress(run.folder).update()
-        if seen.last.get("step", 0) >= step and not seen.phase:
+        progress = reader.progress(run.folder).update()
+        if progress.last.get("step", 0) >= step and not progress.phase:
             return
         time.sleep(0.2)
     raise RuntimeError(f"{run_id} took more than {DEMO_TIMEOUT:.0f} s to get to step {step}")
@@ -133,7 +133,6 @@ def check_messages(page: Page, demo: Any) -> None:
 
 
 def show_images(page: Page, demo: Any) -> None:
-    """With the settings of the LoRA tab, which was filled in before."""
     page.get_by_role("button", name="Use this tab's settings").click()
     page.wait_for_function("[...document.querySelectorAll('.images article img')].some((i) => i.naturalWidth > 0)")
 

@@ -40,9 +40,8 @@ def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def count(shapes: Shapes, pattern: str) -> int:
-    """How many layers there are: one more than the largest number that a name has where the pattern has its group."""
-    found = (re.match(pattern, name) for name in shapes)
-    return max((int(match[1]) + 1 for match in found if match), default=0)
+    matches = (re.match(pattern, name) for name in shapes)
+    return max((int(match[1]) + 1 for match in matches if match), default=0)
 
 
 def flux_sizes(shapes: Shapes) -> dict[str, Any]:
@@ -140,7 +139,6 @@ def _firsts(layer: str) -> list[str]:
 
 
 def sd_scripts_module(name: str) -> Any:
-    """A module of sd-scripts' package, which has the name of this project's."""
     return importlib.import_module(f"library.{name}")
 
 
@@ -148,11 +146,11 @@ def set_flux_sizes(files: Mapping[str, Any]) -> None:
     """Set the sizes of FLUX.1's files in sd-scripts' modules."""
     flux_models, flux_utils = sd_scripts_module("flux_models"), sd_scripts_module("flux_utils")
 
-    known = flux_models.configs["dev"]
+    published = flux_models.configs["dev"]
     for name, value in flux_sizes(shapes_of(Path(files["pretrained_model_name_or_path"]))).items():
-        setattr(known.params, name, value)
+        setattr(published.params, name, value)
     for name, value in autoencoder_sizes(shapes_of(Path(files["ae"]))).items():
-        setattr(known.ae_params, name, value)
+        setattr(published.ae_params, name, value)
     flux_utils.CLIPConfig = _changed(flux_utils.CLIPConfig, clip_sizes(shapes_of(Path(files["clip_l"]))))
     flux_utils.T5Config = _changed(flux_utils.T5Config, t5_sizes(shapes_of(Path(files["t5xxl"]))))
 
@@ -206,7 +204,7 @@ def _unet_init(blocks: Any, sizes: Mapping[str, Any]) -> Callable[..., None]:
 
     def attention(width: int, depth: int) -> list[Any]:
         heads = max(1, width // CLIP_HEAD)
-        made = blocks.Transformer2DModel(
+        block = blocks.Transformer2DModel(
             num_attention_heads=heads,
             attention_head_dim=width // heads,
             in_channels=width,
@@ -214,7 +212,7 @@ def _unet_init(blocks: Any, sizes: Mapping[str, Any]) -> Callable[..., None]:
             use_linear_projection=True,
             cross_attention_dim=sizes["text"],
         )
-        return [made]
+        return [block]
 
     def block(reads: int, width: int, depth: int) -> list[Any]:
         residual = blocks.ResnetBlock2D(in_channels=reads, out_channels=width)
@@ -272,10 +270,10 @@ def stub_missing() -> None:
 
 
 def _module(name: str, **holds: Any) -> Any:
-    made = types.ModuleType(name)
-    made.__spec__ = importlib.machinery.ModuleSpec(name, None)  # where packages look whether it is there
-    made.__dict__.update(holds)
-    return made
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # where packages look whether it is there
+    module.__dict__.update(holds)
+    return module
 
 
 def _transforms() -> Any:

@@ -48,9 +48,8 @@ class Program:
 
     @property
     def source(self) -> Path | None:
-        """The folder of musubi-tuner's package, None of other programs."""
-        found = self.folder / "src"
-        return found if (found / "musubi_tuner").is_dir() else None
+        package = self.folder / "src"
+        return package if (package / "musubi_tuner").is_dir() else None
 
     @classmethod
     def parse(cls, text: str) -> "Program":
@@ -68,11 +67,13 @@ class Program:
     def environment(self, work: Path, case: str) -> dict[str, str]:
         """Its packages alone, no network, and caches of the compiler that are of this case alone."""
         own = work / "caches" / self.name.replace(" ", "-") / case.replace(" ", "-")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("KOHYA_", "ACCELERATE_"))}
-        known = os.environ.get("PYTHONPATH", "") if self.name == THIS_TRAINER else ""
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("KOHYA_", "ACCELERATE_"))
+        }
+        path = os.environ.get("PYTHONPATH", "") if self.name == THIS_TRAINER else ""
         return {
-            **kept,
-            "PYTHONPATH": os.pathsep.join([str(self.source or self.folder), *filter(None, [known])]),
+            **inherited,
+            "PYTHONPATH": os.pathsep.join([str(self.source or self.folder), *filter(None, [path])]),
             "PYTHONUNBUFFERED": "1",
             "PYTHONIOENCODING": "utf-8",
             "HF_HUB_OFFLINE": "1",
@@ -92,8 +93,8 @@ class Program:
         if self.name == THIS_TRAINER:
             return ""
         sources = [*self.folder.glob("*.py"), *self.folder.glob("library/*.py"), *self.folder.glob("src/*/**/*.py")]
-        known = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sources)
-        missing = [name for name in case.own if f'"--{name}"' not in known]
+        source_text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sources)
+        missing = [name for name in case.own if f'"--{name}"' not in source_text]
         return f"has no {', '.join(missing)}" if missing else ""
 
     def commit(self) -> str:
@@ -116,8 +117,8 @@ def run_program(program: Program, case: VersusCase, work: Path, limit: float) ->
     images, out = place / "images", place / "out"
     if not images.exists():
         shutil.copytree(work / "inputs" / "images", images)
-    known = any(images.rglob(f"*{case.family}*.npz")) or versus_files.has_musubi_caches(case.family)
-    row["caches"] = "found" if known else "made"
+    has_caches = any(images.rglob(f"*{case.family}*.npz")) or versus_files.has_musubi_caches(case.family)
+    row["caches"] = "found" if has_caches else "made"
     shutil.rmtree(out, ignore_errors=True)  # of an earlier time: this trainer writes over nothing
     out.mkdir(parents=True)
     name = case.title.replace(" ", "-")
@@ -175,7 +176,7 @@ def compare_saved_files(file: dict[str, Any], ours: dict[str, Any] | None) -> st
         return ""
     mine, theirs = ours["tensors"], file["tensors"]
     both = mine.keys() & theirs.keys()
-    found = {
+    differences = {
         "more tensors": len(theirs.keys() - mine.keys()),
         "tensors missing": len(mine.keys() - theirs.keys()),
         "of another shape": sum(mine[name][1] != theirs[name][1] for name in both),
@@ -183,7 +184,7 @@ def compare_saved_files(file: dict[str, Any], ours: dict[str, Any] | None) -> st
         "more metadata": len(set(file["metadata"]) - set(ours["metadata"])),
         "metadata missing": len(set(ours["metadata"]) - set(file["metadata"])),
     }
-    told = ", ".join(f"{number} {what}" for what, number in found.items() if number)
+    told = ", ".join(f"{number} {title}" for title, number in differences.items() if number)
     return told or f"the same {len(both)} tensors and metadata"
 
 
@@ -267,7 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
     every = [case for case in every if not asked.cases or case.name in asked.cases]
     work, out = asked.work.resolve(), asked.out or asked.work / "results"
     versus_files.make_versus_inputs(work / "inputs", {case.family for case in every}, asked.tiny)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "machine": machine_facts(),
         "steps": asked.steps,
         "rows": [],
@@ -281,11 +282,11 @@ def main(arguments: list[str] | None = None) -> int:
     }
     for case in every:
         for program in programs:
-            found["rows"].append(run_program(program, case, work, asked.limit))
-            print([*versus_rows(found["rows"])][-1], flush=True)
-            save_results(found, out)
-    print(document(found))
-    return int(any("failed" in row and row["program"] == THIS_TRAINER for row in found["rows"]))
+            results["rows"].append(run_program(program, case, work, asked.limit))
+            print([*versus_rows(results["rows"])][-1], flush=True)
+            save_results(results, out)
+    print(document(results))
+    return int(any("failed" in row and row["program"] == THIS_TRAINER for row in results["rows"]))
 
 
 def machine_facts() -> dict[str, Any]:

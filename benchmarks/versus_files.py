@@ -51,17 +51,14 @@ class VersusCase:
 
     @property
     def shown(self) -> bool:
-        """Whether its model is shown another image beside each: here the image itself."""
         return bool(find_subject(self.family).config.control_images.least)
 
     @property
     def title(self) -> str:
-        """What the table and --cases call it."""
         return f"{self.family} {self.kind} {self.name}"
 
 
 def known_families(path: Path = VERSUS_CASES_FILE) -> tuple[str, ...]:
-    """The families that the file has cases of."""
     return tuple(tomllib.loads(path.read_text(encoding="utf-8"))["family"])
 
 
@@ -86,7 +83,6 @@ def versus_cases(tiny: bool, steps: int, path: Path = VERSUS_CASES_FILE) -> Iter
 
 
 def write_toml(case: VersusCase, folder: Path, inputs: Path) -> Path:
-    """The TOML of a case, flat as sd-scripts has it."""
     return write_flat(folder / f"{case.title.replace(' ', '-')}.toml", filled(case, inputs))
 
 
@@ -100,7 +96,6 @@ def filled(case: VersusCase, inputs: Path) -> dict[str, Any]:
 
 
 def write_flat(path: Path, options: Mapping[str, Any]) -> Path:
-    """Options as a TOML file without tables."""
     path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items()), encoding="utf-8")
     return path
 
@@ -142,8 +137,8 @@ def write_musubi(case: VersusCase, folder: Path, inputs: Path, images: Path) -> 
         if place.is_dir()
     ]
     tables = ["[general]", *(f"{name} = {json.dumps(value)}" for name, value in general.items())]
-    for one in sets:
-        tables += ["", "[[datasets]]", *(f"{name} = {json.dumps(value)}" for name, value in one.items())]
+    for subset in sets:
+        tables += ["", "[[datasets]]", *(f"{name} = {json.dumps(value)}" for name, value in subset.items())]
     stem = f"{case.title.replace(' ', '-')}-musubi"
     data = folder / f"{stem}-data.toml"
     data.write_text("\n".join(tables) + "\n", encoding="utf-8")
@@ -228,14 +223,13 @@ def find_subject(family: str) -> Any:
     from library.config.schema import options_of
 
     kind = families.config_class(families.lora_script(families.owner(family)))
-    known = tomllib.loads(VERSUS_CASES_FILE.read_text(encoding="utf-8"))
-    every = known["all"] | known["family"][family] | known["kind"]["lora"]
-    given = {name: value for name, value in every.items() if name in options_of(kind)}
-    return families.family_for(build_config(kind, given, notes=[]))
+    tables = tomllib.loads(VERSUS_CASES_FILE.read_text(encoding="utf-8"))
+    every = tables["all"] | tables["family"][family] | tables["kind"]["lora"]
+    own_values = {name: value for name, value in every.items() if name in options_of(kind)}
+    return families.family_for(build_config(kind, own_values, notes=[]))
 
 
 def has_musubi_caches(family: str) -> bool:
-    """Whether the caches of a family are in musubi-tuner's format."""
     return bool(find_subject(family).latent_cache.architecture)
 
 
@@ -259,12 +253,12 @@ def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
         text = json.dumps(new).encode()
         text += b" " * (-len(text) % 8)
         target.write(len(text).to_bytes(8, "little") + text)
-        known: tuple[tuple[int, int], bytes] = ((0, 0), b"")
+        last_read: tuple[tuple[int, int], bytes] = ((0, 0), b"")
         for start, end in parts:
-            if known[0] != (start, end):
+            if last_read[0] != (start, end):
                 source.seek(8 + size + start)
-                known = ((start, end), source.read(end - start))
-            target.write(known[1])
+                last_read = ((start, end), source.read(end - start))
+            target.write(last_read[1])
 
 
 def write_caches(pictures: Path, family: str, sizes: Any) -> None:
@@ -290,11 +284,11 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
         shape = (sizes.channels * side**2, *((1,) if latents.frames else ()), high, wide)
         shown = about.config.control_images.least
         size_word = f"{'' if side > 1 else '1x'}{high}x{wide}"
-        kept = [f"latents_{size_word}", *(f"latents_control_{number}_{size_word}" for number in range(shown))]
+        names = [f"latents_{size_word}", *(f"latents_control_{number}_{size_word}" for number in range(shown))]
         file = caches.latents_file(str(picture), (width, height), latents.suffix)
         size = {"width": str(width), "height": str(height)}
         cache_files.write_cache_file(
-            file, {name: rng.standard_normal(shape, np.float32) for name in kept}, facts | size
+            file, {name: rng.standard_normal(shape, np.float32) for name in names}, facts | size
         )
         caption = picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
         length = int(rng.integers(*CAPTION_TOKENS))

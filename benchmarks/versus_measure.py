@@ -28,9 +28,9 @@ class PrintedSteps:
     def feed(self, text: str, now: float) -> None:
         """More of what is printed. PrintedSteps bars write `12/60`, this trainer `step 12/60`."""
         self._rest += text
-        for found in re.finditer(rf"(?<![\d/.])(\d+)/{self.steps}(?=[\s,\[\]])", self._rest):
-            if 1 <= int(found[1]) <= self.steps:
-                self.seen.setdefault(int(found[1]), now - self.began)
+        for match in re.finditer(rf"(?<![\d/.])(\d+)/{self.steps}(?=[\s,\[\]])", self._rest):
+            if 1 <= int(match[1]) <= self.steps:
+                self.seen.setdefault(int(match[1]), now - self.began)
         self._rest = self._rest[-40:]
 
     def facts(self) -> dict[str, float]:
@@ -64,8 +64,8 @@ class GpuMemory:
 
     def peak(self) -> float | list[float] | None:
         """GiB: of the GPU, or of each of several."""
-        found = [self._peaks[index] for index in self._shown if index in self._peaks]
-        return found if len(found) > 1 else next(iter(found), None)
+        peaks = [self._peaks[index] for index in self._shown if index in self._peaks]
+        return peaks if len(peaks) > 1 else next(iter(peaks), None)
 
     def _watch(self) -> None:
         from library.runs.machine import read_gpus
@@ -84,7 +84,7 @@ def measure_training(
     began = time.monotonic()
     gpus = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     progress, expired = PrintedSteps(steps, began), threading.Event()
-    with GpuMemory(gpus) as memory, log.open("wb") as kept:
+    with GpuMemory(gpus) as memory, log.open("wb") as log_file:
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -103,8 +103,8 @@ def measure_training(
         try:
             assert process.stdout
             while data := os.read(process.stdout.fileno(), 1 << 16):
-                kept.write(data)
-                kept.flush()
+                log_file.write(data)
+                log_file.flush()
                 progress.feed(data.decode("utf-8", "replace").replace("\r", "\n"), time.monotonic())
             code = process.wait()
         finally:
@@ -128,8 +128,8 @@ def measure_training(
 def read_log(text: str) -> dict[str, Any]:
     """What a log says at its end: the mean loss, and what compiling took."""
     losses, compiled = LOSS.findall(text), re.findall(r"Compiled: (\d+ graphs .* in [\d.]+ s)", text)
-    found: dict[str, Any] = {"loss": float(losses[-1])} if losses else {}
-    return found | ({"compiled": compiled[-1]} if compiled else {})
+    facts: dict[str, Any] = {"loss": float(losses[-1])} if losses else {}
+    return facts | ({"compiled": compiled[-1]} if compiled else {})
 
 
 def last_words(text: str) -> str:

@@ -43,8 +43,7 @@ from kohya_gui.server.scripts import ScriptTags
 from kohya_gui.server.serving import access_of, announce, bind, build_server_parser, is_private, root_prefix, serve
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.uploads import ImageUploads
-from kohya_gui.tools.commands import ToolCommands
-from kohya_gui.tools.tools import ToolsTab
+from kohya_gui.tools.commands import ToolCommands, ToolsTab
 from library import families
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message

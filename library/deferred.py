@@ -111,5 +111,4 @@ def defer_package(
 
 
 def is_loaded(name: str) -> bool:
-    """Return whether a module is loaded, and not only deferred."""
     return name in sys.modules and not isinstance(sys.modules[name], DeferredPackage)

@@ -35,7 +35,6 @@ RESERVED = re.compile(
 
 
 def cache_folder() -> Path:
-    """Return the folder for reproducible data: inside KOHYA_HOME, if that is set."""
     home = os.environ.get("KOHYA_HOME")
     return Path(home).expanduser() / "cache" if home else platformdirs.user_cache_path("kohya", appauthor=False)
 

@@ -49,7 +49,6 @@ def package_name(module: str) -> str:
 
 @functools.cache
 def locked() -> Mapping[str, str]:
-    """Return the versions in constraints.txt; empty if the project was installed without its folder."""
     lines = LOCKED.read_text(encoding="utf-8").splitlines() if LOCKED.exists() else []
     return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
 

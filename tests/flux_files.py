@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from library.families.flux import keys
 from library.families.flux.model import Sizes
+from tests import double_stream
 
 PIPELINES = {"FluxTransformer2DModel": "FluxPipeline", "ChromaTransformer2DModel": "ChromaPipeline"}
 
@@ -15,7 +15,7 @@ PIPELINES = {"FluxTransformer2DModel": "FluxPipeline", "ChromaTransformer2DModel
 def write_diffusers(single_file, folder, shards=3):
     """Write a tiny single file's transformer as the `transformer` folder of a diffusers model; returns that folder."""
     folder = Path(folder) / "transformer"
-    tensors = keys.flux_to_diffusers(load(single_file))
+    tensors = double_stream.flux_to_diffusers(load(single_file))
     names, index = list(tensors), {}
     for i in range(shards):
         file = f"diffusion_pytorch_model-{i + 1:05d}-of-{shards:05d}.safetensors"

@@ -85,8 +85,8 @@ def test_matrices_in_fp8_become_float32(tmp_path):
     files = beside_sd_scripts.model_files(tmp_path, "sdxl", tmp_path / "to")
     from safetensors.torch import load_file
 
-    made = load_file(files["pretrained_model_name_or_path"])
-    assert made["a"].tolist() == [[1.5, -0.25]] and {tensor.dtype for tensor in made.values()} == {torch.float32}
+    tensors = load_file(files["pretrained_model_name_or_path"])
+    assert tensors["a"].tolist() == [[1.5, -0.25]] and {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
 
 def test_a_running_mean_follows_the_curve():
@@ -98,8 +98,8 @@ def test_a_running_mean_follows_the_curve():
 
 def test_a_summary_compares_means_and_steps():
     curves = {OURS: [(1, 1.0), (2, 0.5)], THEIRS: [(1, 1.0), (2, 0.75)]}
-    found = beside_sd_scripts.summary(curves)
-    assert found[OURS]["mean"] == 0.75 and found["largest difference of a step"] == 0.25
+    summary = beside_sd_scripts.summary(curves)
+    assert summary[OURS]["mean"] == 0.75 and summary["largest difference of a step"] == 0.25
 
 
 def test_training_pictures_are_a_dozen_with_captions(tmp_path):
@@ -120,31 +120,31 @@ def test_samples_stand_side_by_side(tmp_path):
             Image.new("RGB", (128, 128), (255, 0, 0)).save(folder / f"lora_{step}_{number:02d}_20261127190143_1.png")
     for name in (OURS, THEIRS):
         rows[name] = {"samples": beside_sd_scripts.samples(folder)}
-    made = np.asarray(beside_sd_scripts.sample_sheet(rows))
-    red = (made == (255, 0, 0)).all(-1)
+    sheet = np.asarray(beside_sd_scripts.sample_sheet(rows))
+    red = (sheet == (255, 0, 0)).all(-1)
     assert red.sum() == 16 * 128 * 128
 
 
 def test_curves_are_drawn_in_both_colours():
     curves = {name: [(step, 1 / step) for step in range(1, 60)] for name in (OURS, THEIRS)}
     curves[THEIRS] = [(step, loss + 0.2) for step, loss in curves[THEIRS]]
-    made = np.asarray(beside_pictures.curves_picture({"FLUX.1": curves, "SDXL": curves}))
-    assert made.shape[0] == 2 * beside_pictures.HIGH
+    curve_picture = np.asarray(beside_pictures.curves_picture({"FLUX.1": curves, "SDXL": curves}))
+    assert curve_picture.shape[0] == 2 * beside_pictures.HIGH
     for colour in beside_pictures.COLOURS.values():
-        assert (made == colour).all(-1).sum() > 200
+        assert (curve_picture == colour).all(-1).sum() > 200
 
 
 def test_paired_draws_are_the_same_in_two_trainers():
-    known = torch.randn, torch.randn_like, torch.randint
-    found = []
+    originals = torch.randn, torch.randn_like, torch.randint
+    draws = []
     try:
         for other in (False, True):
-            torch.randn, torch.randn_like, torch.randint = known
+            torch.randn, torch.randn_like, torch.randint = originals
             paired_draws.install()
             like = torch.zeros(2, 3)
             first = torch.randn_like(like) if other else torch.randn((2, 3), generator=torch.Generator())
-            found.append((first, torch.randn(2, 3), torch.randint(0, 1000, (4,), device="cpu")))
+            draws.append((first, torch.randn(2, 3), torch.randint(0, 1000, (4,), device="cpu")))
     finally:
-        torch.randn, torch.randn_like, torch.randint = known
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
-    assert not torch.equal(found[0][0], found[0][1])
+        torch.randn, torch.randn_like, torch.randint = originals
+    assert all(torch.equal(left, two) for left, two in zip(*draws, strict=True))
+    assert not torch.equal(draws[0][0], draws[0][1])

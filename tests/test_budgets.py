@@ -31,15 +31,15 @@ class Found(NamedTuple):
 @cache
 def looked_at(path: Path) -> Found:
     tree = source.tree(path)
-    found = Found([], [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], [], [])
+    code_facts = Found([], [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], [], [])
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.functions.append((node.name, (node.end_lineno or node.lineno) - node.lineno + 1))
+            code_facts.functions.append((node.name, (node.end_lineno or node.lineno) - node.lineno + 1))
         elif isinstance(node, ast.ClassDef):
-            found.classes.append((node.name, node.lineno))
+            code_facts.classes.append((node.name, node.lineno))
         said = [getattr(node, name, None) for name in ("annotation", "returns")]
-        found.annotations.extend(ast.unparse(one) for one in said if isinstance(one, ast.AST))
-    return found
+        code_facts.annotations.extend(ast.unparse(annotation) for annotation in said if isinstance(annotation, ast.AST))
+    return code_facts
 
 
 def test_files_are_short():
@@ -87,11 +87,11 @@ def test_the_types_of_all_rooms_are_checked():
 def test_a_class_name_exists_once():
     """A name in a log, a record or an error is of one thing. LyCORIS finds layers by such names, so that what has the
     name of another model's layer is that layer, shared."""
-    found: dict[str, list[str]] = {}
+    name_counts: dict[str, list[str]] = {}
     for path in [*source.files(), *sorted((source.ROOT / "benchmarks").rglob("*.py"))]:
         for name, line in looked_at(path).classes:
-            found.setdefault(name, []).append(f"{source.module(path)}:{line}")
-    twice = {name: places for name, places in found.items() if len(places) > 1}
+            name_counts.setdefault(name, []).append(f"{source.module(path)}:{line}")
+    twice = {name: places for name, places in name_counts.items() if len(places) > 1}
     assert not twice, f"name them after what they are, or share the class: {twice}"
 
 

@@ -124,7 +124,7 @@ def test_check_takes_the_flags_of_a_script_and_names_all_that_is_wrong(tmp_path,
     assert main.main(["check", "flux_train_network", "--json", *wrong]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (
-        sum(one["verdict"] == "bad" for one in report["findings"]) == len(named) - 1
+        sum(finding["verdict"] == "bad" for finding in report["findings"]) == len(named) - 1
     )  # the file's two, and resolution
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.sections import AdapterRun
-from library.demo import files, free_demo_name, images, lora, measured, summary
+from library.demo import files, free_demo_name, images, summary
 from library.demo import main as command
 from library.families import FAMILIES, RUNS, config_class
 from library.families.shared import weights
@@ -66,10 +66,10 @@ def test_the_pictures_come_in_shapes_with_captions(demo):
 
 
 def test_the_same_seed_draws_the_same_pictures(tmp_path):
-    one, other, third = (images.draw_images(tmp_path / str(n), seed) for n, seed in enumerate((0, 0, 1)))
+    first, other, third = (images.draw_images(tmp_path / str(n), seed) for n, seed in enumerate((0, 0, 1)))
     path = "4_zorb toy/03.png"
-    assert (one / path).read_bytes() == (other / path).read_bytes()
-    assert (one / path).read_bytes() != (third / path).read_bytes()
+    assert (first / path).read_bytes() == (other / path).read_bytes()
+    assert (first / path).read_bytes() != (third / path).read_bytes()
 
 
 @pytest.mark.parametrize("script", list(RUNS))
@@ -79,7 +79,7 @@ def test_every_toml_builds_and_finds_its_files(demo, script):
     config = config_of(demo, script)
     assert config.compile.compile
     assert not list(families.family_for(config).problems())
-    assert not list(data.find_data_problems(config, config.grid))
+    assert not data.check_data(config, config.grid).problems
     assert not data.scan(config).warnings
     assert len(data.scan(config).buckets()) == 3
     assert not importers.of_others(read_toml(demo.configs[script]))
@@ -113,8 +113,8 @@ def test_other_peoples_files_are_left_alone(tmp_path, capsys):
     older = tmp_path / "demo-2"
     older.mkdir()
     (older / files.RECORD).write_text(json.dumps({"demo": "made by another version"}))
-    made = files.prepare_demo(mine, ())
-    assert made.folder == tmp_path / "demo-3"
+    demo = files.prepare_demo(mine, ())
+    assert demo.folder == tmp_path / "demo-3"
     assert list(mine.iterdir()) == [mine / "thesis.txt"]
     assert "using" in capsys.readouterr().out
 
@@ -159,8 +159,8 @@ def test_the_summary_is_read_from_the_records(tmp_path):
 def compared(tmp_path, speeds, seconds=12.0, device="cpu"):
     """The summary's sentences about compiling, for steps per second without and with it."""
     eager = replace(outcome(tmp_path, "eager", [1.0, 0.9]), speed=speeds[0], device=device)
-    made = {"num_graphs": 2, "recompiles": 0, "seconds": seconds, "fallback": ""}
-    fast = replace(outcome(tmp_path, "fast", [1.0, 0.9], made), speed=speeds[1], device=device)
+    compiled = {"num_graphs": 2, "recompiles": 0, "seconds": seconds, "fallback": ""}
+    fast = replace(outcome(tmp_path, "fast", [1.0, 0.9], compiled), speed=speeds[1], device=device)
     return summary.verdict("sdxl", eager, fast)
 
 
@@ -184,10 +184,10 @@ def test_speeds_that_are_not_known_are_not_compared(tmp_path):
 
 
 def test_without_measurements_of_both_the_demo_says_where_figures_are(tmp_path):
-    assert "docs/dev/performance.md" in measured.gain("flux", tmp_path)
+    assert "docs/dev/performance.md" in summary.gain("flux", tmp_path)
     half = {"trainer": "here", "family": "flux", "method": "lora", "batch": 1, "how": "checkpointing", "s_it": 1.0}
     (tmp_path / "2030-01-01-gpu.json").write_text(json.dumps({"machine": {"gpu": "GPU"}, "rows": [half]}))
-    assert "docs/dev/performance.md" in measured.gain("flux", tmp_path)
+    assert "docs/dev/performance.md" in summary.gain("flux", tmp_path)
 
 
 def test_the_demo_of_sdxl_compiles_what_takes_seconds(demo):
@@ -225,7 +225,7 @@ def flux_lora(demo, rank=4):
 def test_a_flux_lora_fits_diffusers(demo, tmp_path):
     adapters = flux_lora(demo)
     save_file(adapters, tmp_path / "lora.safetensors")
-    matched, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    matched, wrong = summary.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
     assert wrong == []
     # A fused qkv becomes three layers, a fused qkv + mlp becomes four.
     fused = (
@@ -240,7 +240,7 @@ def test_a_lora_of_another_size_does_not_fit(demo, tmp_path, key):
     adapters = flux_lora(demo)
     adapters[f"{key}.lora_up.weight"] = adapters[f"{key}.lora_up.weight"][:-1]
     save_file({k: v.contiguous() for k, v in adapters.items()}, tmp_path / "lora.safetensors")
-    matched, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    matched, wrong = summary.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
     assert matched == 0
     assert len(wrong) == 1
 
@@ -249,7 +249,7 @@ def test_a_name_that_diffusers_does_not_know_is_left_over(demo, tmp_path):
     adapters = flux_lora(demo)
     adapters["lora_unet_tripple_blocks_0_linear.lora_down.weight"] = torch.zeros(4, 8)
     save_file(adapters, tmp_path / "lora.safetensors")
-    _, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    _, wrong = summary.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
     assert "tripple" in wrong[0]
 
 
@@ -262,7 +262,7 @@ def test_an_sdxl_lora_fits_diffusers(demo, tmp_path):
             adapters[f"{key}.lora_up.weight"] = torch.randn(shape[0], 4)
             adapters[f"{key}.alpha"] = torch.tensor(4.0)
     save_file(adapters, tmp_path / "lora.safetensors")
-    matched, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "sdxl_train_network"))
+    matched, wrong = summary.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "sdxl_train_network"))
     assert wrong == []
     assert matched == len(adapters) // 3
 
@@ -280,13 +280,13 @@ def test_cpu_trains_eagerly_by_default(tmp_path, monkeypatch, devices, flags, co
     )
     monkeypatch.setattr(summary, "read_outcome", lambda folder: None)
     monkeypatch.setattr(summary, "summary_text", lambda model, outcomes, config, learns: " ".join(outcomes))
-    monkeypatch.setattr("library.demo.picture.write_picture", lambda run: [])
+    monkeypatch.setattr("library.demo.summary.write_picture", lambda run: [])
     assert command(["--family", "sdxl", "--out", str(tmp_path / "demo"), *flags]) == 0
     assert trained == ["--no-compile", "--compile"][: 1 + compiled]
     for name in ("sdxl_train_network", "sdxl_train"):
-        found = build_config(config_class(name), read_toml(tmp_path / "demo" / f"{name}.toml"), notes=(notes := []))
-        assert found.compile.compile is compiled and notes == []
-        assert bool(found.compile.compile_blocks) is compiled
+        config = build_config(config_class(name), read_toml(tmp_path / "demo" / f"{name}.toml"), notes=(notes := []))
+        assert config.compile.compile is compiled and notes == []
+        assert bool(config.compile.compile_blocks) is compiled
 
 
 def test_a_demo_without_a_family_trains_the_model_that_draws_best(tmp_path, capsys):

@@ -12,7 +12,7 @@ from library import families
 from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.demo import files, learning, picture, small_model, zorb
+from library.demo import files, learning, small_model, summary, zorb
 from library.demo import main as command
 from library.runs import layout
 from library.runs.sample_sheet import CELL, arrange_samples, draw_sheet
@@ -30,12 +30,12 @@ def demo(tmp_path_factory):
 
 
 def test_every_machine_draws_the_same_dozen_zorbs(tmp_path):
-    one, other = (zorb.write_zorbs(tmp_path / name) for name in "ab")
-    names = sorted(path.relative_to(one) for path in one.rglob("*.*"))
+    left, other = (zorb.write_zorbs(tmp_path / name) for name in "ab")
+    names = sorted(path.relative_to(left) for path in left.rglob("*.*"))
     assert len([name for name in names if name.suffix == ".png"]) == 12
     for name in names:
-        assert (one / name).read_bytes() == (other / name).read_bytes()
-    with Image.open(next(one.rglob("01.png"))) as first:
+        assert (left / name).read_bytes() == (other / name).read_bytes()
+    with Image.open(next(left.rglob("01.png"))) as first:
         assert first.size == (zorb.SIDE, zorb.SIDE)
 
 
@@ -61,8 +61,8 @@ def test_a_small_model_is_whole_and_small(family):
 def test_the_package_ships_the_small_models():
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["library"]
     shipped = {path for pattern in patterns for path in (ROOT / "library").glob(pattern)}
-    kept = {path for path in small_model.SMALL_MODELS_FOLDER.rglob("*") if path.is_file()}
-    assert len(kept) > 2 and kept <= shipped
+    shipped_files = {path for path in small_model.SMALL_MODELS_FOLDER.rglob("*") if path.is_file()}
+    assert len(shipped_files) > 2 and shipped_files <= shipped
 
 
 @pytest.mark.parametrize(("family", "script"), CASES)
@@ -137,12 +137,12 @@ def run_of(folder, samples, failed=()):
 
 def test_the_picture_has_a_row_for_each_prompt_and_base_middle_and_end(tmp_path):
     run = run_of(tmp_path, [(step, number) for step in (0, 60, 120, 180, 240) for number in (0, 1)])
-    first, *_ = picture.write_picture(run)
+    first, *_ = summary.write_picture(run)
     path = tmp_path / "output" / "flux-lora.png"
     assert first.endswith(str(path))
-    with Image.open(path) as made:
-        width, height = made.size
-        corner = made.getpixel((width - 20, height - 20))
+    with Image.open(path) as picture:
+        width, height = picture.size
+        corner = picture.getpixel((width - 20, height - 20))
     assert corner == (240, 50, 0)
     events = [{"step": step, "number": 0, "prompt": "a"} for step in (0, 60, 120, 180, 240)]
     sheet = arrange_samples(events)
@@ -155,7 +155,7 @@ def test_samples_that_are_gone_leave_their_cells_empty():
 
 
 def test_a_run_whose_samples_all_failed_has_no_picture_and_says_why(tmp_path):
-    lines = picture.write_picture(run_of(tmp_path, [], ["the GPU ran out of memory"]))
+    lines = summary.write_picture(run_of(tmp_path, [], ["the GPU ran out of memory"]))
     assert lines[0].startswith("There is no picture") and "the GPU ran out of memory" in lines[1]
     assert not (tmp_path / "output" / "flux-lora.png").exists()
 
@@ -165,7 +165,7 @@ def test_on_a_gpu_a_short_eager_training_is_compared_with_the_compiled_one(demo,
     monkeypatch.setattr("library.demo.train_headless", lambda *args: trained.append(args[3:]) or tmp_path)
     monkeypatch.setattr("library.demo.summary.read_outcome", lambda folder: None)
     monkeypatch.setattr("library.demo.summary.summary_text", lambda *args: "")
-    monkeypatch.setattr("library.demo.picture.write_picture", lambda run: ["What it has learned"])
+    monkeypatch.setattr("library.demo.summary.write_picture", lambda run: ["What it has learned"])
     assert command(["--compile", "--family", "flux", "--out", str(tmp_path / "demo"), "--steps", "100"]) == 0
     (eager, eager_flags, few), (name, flags, steps) = trained
     assert (eager, few, name, steps) == ("flux-lora-eager", 40, "flux-lora", 100)
@@ -175,7 +175,9 @@ def test_on_a_gpu_a_short_eager_training_is_compared_with_the_compiled_one(demo,
 
 def test_prompts_in_letters_that_the_font_lacks_are_called_by_their_number():
     prompts = ("a cat", "青い背景の猫", "", "un chat à la fenêtre " * 9)
-    sheet = arrange_samples([{"step": s, "number": n, "prompt": one} for n, one in enumerate(prompts) for s in (0, 9)])
+    sheet = arrange_samples(
+        [{"step": s, "number": n, "prompt": prompt} for n, prompt in enumerate(prompts) for s in (0, 9)]
+    )
     labels = sheet.labels
     assert labels[0] == ["a cat"] and labels[1] == ["prompt 2"] and labels[2] == ["prompt 3"]
     assert len(labels[3]) == 2 and labels[3][1].endswith(" ...")

@@ -38,13 +38,13 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands() -> list[tuple[str, str]]:
     """Every `kohya ...` line of a bash block, with its page; continued lines joined, remarks left out."""
-    found = []
+    lines = []
     for page in GUIDES:
         for line in "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines():
             words = " ".join(line.partition(" # ")[0].split())
             if words.startswith("kohya ") and not PLACEHOLDER.search(words):
-                found.append((name_of(page), words))
-    return found
+                lines.append((name_of(page), words))
+    return lines
 
 
 def anchors(page: Path) -> set[str]:
@@ -122,11 +122,11 @@ def test_commands_are_understood(page, line, tmp_path, monkeypatch):
     """By the parser of the command itself; nothing is run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "presets").symlink_to(source.ROOT / "presets")
-    _, command, *rest = shlex.split(line)
+    _, command, *arguments = shlex.split(line)
     assert command in main.COMMANDS, page
-    kind = rest[0] if rest else ""
+    kind = arguments[0] if arguments else ""
     if command in ("train", "check") or (command == "cache" and kind in ("latents", "text")):
-        understood_as_options(rest[1:] if command == "cache" else rest)
+        understood_as_options(arguments[1:] if command == "cache" else arguments)
         return
     real = argparse.ArgumentParser.parse_args
 
@@ -136,7 +136,7 @@ def test_commands_are_understood(page, line, tmp_path, monkeypatch):
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
     try:
-        code = main.main([command, *rest])
+        code = main.main([command, *arguments])
     except Parsed:
         return
     assert code == main.EXIT_DONE, line
@@ -159,10 +159,10 @@ def understood_as_options(words: list[str]) -> None:
 
 
 def test_other_lines_of_bash_blocks_exist():
-    known = (source.ROOT / "setup.sh").read_text(encoding="utf-8")
+    text = (source.ROOT / "setup.sh").read_text(encoding="utf-8")
     for page in GUIDES:
         for command in re.findall(r"setup\.sh ([a-z]+)", page.read_text(encoding="utf-8")):
-            assert re.search(rf"^\s+[\w |]*\b{command}\b[\w |-]*\)", known, re.MULTILINE), (page.name, command)
+            assert re.search(rf"^\s+[\w |]*\b{command}\b[\w |-]*\)", text, re.MULTILINE), (page.name, command)
         for script in re.findall(
             r"accelerate launch (?:-\S+ \S+ )*(sd-scripts/\S+\.py)", page.read_text(encoding="utf-8")
         ):
@@ -216,16 +216,16 @@ def as_python(cell: str) -> str:
 
 def test_the_shells_page_names_every_script():
     text = (DOCS / "shell.md").read_text(encoding="utf-8")
-    assert [one.stem for one in (source.ROOT / "sd-scripts").glob("*.py") if f"`{one.stem}`" not in text] == []
+    assert [script.stem for script in (source.ROOT / "sd-scripts").glob("*.py") if f"`{script.stem}`" not in text] == []
 
 
 def test_messages_in_troubleshooting_are_those_of_the_program():
     """Each message of a table is one that a user can see, word by word, but for what stands for `...` and N."""
     said = [
         *load_catalogue("zh"),
-        *(one["advice"] for one in load_toml(source.ROOT / "library/runs/known_errors.toml")["known"]),
+        *(error["advice"] for error in load_toml(source.ROOT / "library/runs/known_errors.toml")["known"]),
     ]
-    known = [re.sub(r"\{[^}]*\}", "*", " ".join(text.split())) for text in said]
+    templates = [re.sub(r"\{[^}]*\}", "*", " ".join(text.split())) for text in said]
     rows = re.findall(r"^\| (\*.+?\*) \|", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
     messages = [message for row in rows for message in re.findall(r"\*([^*]+)\*", row)]
     assert len(messages) > 30
@@ -233,7 +233,7 @@ def test_messages_in_troubleshooting_are_those_of_the_program():
         parts = [
             part.strip() for part in re.split(r"\.\.\.|\bN\b", message.replace("N_name", "N-name")) if part.strip()
         ]
-        fits = [text.replace("N_name", "N-name") for text in known]
+        fits = [text.replace("N_name", "N-name") for text in templates]
         assert any(all(part in text for part in parts) for text in fits), message
 
 

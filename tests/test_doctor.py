@@ -48,10 +48,10 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch):
         raise OSError("no such device")
 
     monkeypatch.setattr(hardware, "check_torch_build", broken)
-    found = {finding.topic: finding for finding in doctor.examine_machine(quick=True)}
-    assert found["broken"].verdict == "bad"
-    assert "no such device" in str(found["broken"].text)
-    assert "disk" in found
+    findings = {finding.topic: finding for finding in doctor.examine_machine(quick=True)}
+    assert findings["broken"].verdict == "bad"
+    assert "no such device" in str(findings["broken"].text)
+    assert "disk" in findings
 
 
 def test_a_torch_that_cannot_be_loaded_is_a_finding(monkeypatch):
@@ -148,7 +148,7 @@ def test_proxies_and_certificates_that_cannot_be_used_are_named_without_their_va
     for name, value in wrong.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    found = doctor.network()
-    assert found.verdict == "hint" and all(name in str(found.text) for name in wrong)
-    assert "http_proxy" not in str(found.text) and "hidden-word" not in str(found.text)
+    findings = doctor.network()
+    assert findings.verdict == "hint" and all(name in str(findings.text) for name in wrong)
+    assert "http_proxy" not in str(findings.text) and "hidden-word" not in str(findings.text)
     assert all(os.environ[name] == value for name, value in wrong.items())

@@ -7,8 +7,8 @@ from benchmarks import figure
 
 
 def row(**other):
-    known = {"family": "flux", "method": "lora", "preset": None, "trainer": "here", "how": "compile", "batch": 1}
-    return known | {"s_it": 0.5, "gpu_gib": 20.0, "compile_s": None, "gpu_busy_s": None, "shown": True} | other
+    values = {"family": "flux", "method": "lora", "preset": None, "trainer": "here", "how": "compile", "batch": 1}
+    return values | {"s_it": 0.5, "gpu_gib": 20.0, "compile_s": None, "gpu_busy_s": None, "shown": True} | other
 
 
 MACHINE = {"gpu": "GPU X", "processor": "CPU Y", "cores": 8, "torch": "2.13.0", "note": "Read it with care."}
@@ -41,14 +41,17 @@ def test_the_overview_has_a_column_for_each_size_and_names_what_was_gained():
     assert [int(cell.split()[0]) for cell in head.strip("| ").split("|")] == sorted(
         {figure._gigabytes(path) for path in figure._presets()}
     )
-    known = {row.split("|")[1].strip(): row for row in rows}
-    assert re.search(r"\(\d+\.\d x; busy \d\.\d+ x\)", known["SDXL LoRA"])
-    assert not any("DreamBooth" in title for title in known)
+    rows_by_name = {row.split("|")[1].strip(): row for row in rows}
+    assert re.search(r"\(\d+\.\d x; busy \d\.\d+ x\)", rows_by_name["SDXL LoRA"])
+    assert not any("DreamBooth" in title for title in rows_by_name)
 
 
 def test_a_bar_shows_how_long_the_gpu_was_busy():
-    one = {"machine": MACHINE, "rows": [row(trainer="sd-scripts", s_it=1.0, gpu_busy_s=0.25), row(gpu_busy_s=0.5)]}
-    svg = figure.figure(one)
+    measurement = {
+        "machine": MACHINE,
+        "rows": [row(trainer="sd-scripts", s_it=1.0, gpu_busy_s=0.25), row(gpu_busy_s=0.5)],
+    }
+    svg = figure.figure(measurement)
     wide = [int(e.get("width")) for e in ElementTree.fromstring(svg).iter() if e.get("class") in ("theirs", "ours")]
     assert wide == [figure.PICTURE_WIDTH // 4, figure.PICTURE_WIDTH // 2]
     said = " ".join(text for _, text in texts(svg))
@@ -56,8 +59,8 @@ def test_a_bar_shows_how_long_the_gpu_was_busy():
 
 
 def test_what_was_not_measured_is_reported():
-    one = {"machine": MACHINE | {"processor": None}, "rows": [row(trainer="sd-scripts"), row()]}
-    said = " ".join(text for _, text in texts(figure.figure(one)))
+    measurement = {"machine": MACHINE | {"processor": None}, "rows": [row(trainer="sd-scripts"), row()]}
+    said = " ".join(text for _, text in texts(figure.figure(measurement)))
     assert "GPU X, 8 cores of a processor that was not recorded, torch 2.13.0" in said
     assert "Read it with care. The GPU's busy time was not measured." in said
 
@@ -77,17 +80,17 @@ def test_the_figure_can_be_read_aloud_and_on_a_phone():
 
 def test_a_preset_stands_beside_the_fastest_that_fits_into_its_memory():
     theirs = [row(trainer="sd-scripts", s_it=0.9, gpu_gib=11.0), row(trainer="sd-scripts", s_it=0.3, gpu_gib=70.0)]
-    one = {"machine": MACHINE, "rows": [*theirs, row(preset="flux/lora-12gb", gpu_gib=10.5, compile_s=20.4)]}
+    measurement = {"machine": MACHINE, "rows": [*theirs, row(preset="flux/lora-12gb", gpu_gib=10.5, compile_s=20.4)]}
     older = {"machine": MACHINE, "rows": [row(preset="flux/lora-12gb", s_it=9.0)]}
-    said = figure._result("flux/lora-12gb", 12, [one, older])
+    said = figure._result("flux/lora-12gb", 12, [measurement, older])
     assert said == "0.5 s per step (sd-scripts: 0.9 s), batch size 1, 10.5 GiB, 20 s of compiling, GPU X"
-    assert figure._result("flux/lora-8gb", 8, [one, older]) == ""
+    assert figure._result("flux/lora-8gb", 8, [measurement, older]) == ""
 
 
 def test_every_factor_is_one_of_wall_time_and_one_of_the_gpus_busy_time():
     theirs = row(trainer="sd-scripts", s_it=1.0, gpu_busy_s=0.4)
-    one = {"machine": MACHINE, "rows": [theirs, row(s_it=0.25, gpu_busy_s=0.2)]}
-    assert "4.0 x; busy 2.0 x" in [text for _, text in texts(figure.figure(one))]
+    measurement = {"machine": MACHINE, "rows": [theirs, row(s_it=0.25, gpu_busy_s=0.2)]}
+    assert "4.0 x; busy 2.0 x" in [text for _, text in texts(figure.figure(measurement))]
     assert figure.factors(theirs, row(s_it=0.8)) == "1.25 x; busy not measured"
 
 

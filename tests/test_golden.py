@@ -58,11 +58,11 @@ def test_what_differs_from_a_recording_is_named(tree, capsys):
     assert "text differs" in capsys.readouterr().out
 
     assert golden_run("compare", tree, loss=0.10000000000000002, weight=1.0000001, color="blue", latent=2.5) == 1
-    seen = capsys.readouterr().out
-    assert "0.1 -> 0.10000000000000002" in seen
-    assert "m.safetensors: tensors: a:" in seen and "tensors: b" not in seen and "metadata" not in seen
-    assert "m_000001_TIME_1.png: pixels" in seen and "0_flux.npz: latents" in seen
-    assert "0 of 1 cases equal" in seen
+    printed = capsys.readouterr().out
+    assert "0.1 -> 0.10000000000000002" in printed
+    assert "m.safetensors: tensors: a:" in printed and "tensors: b" not in printed and "metadata" not in printed
+    assert "m_000001_TIME_1.png: pixels" in printed and "0_flux.npz: latents" in printed
+    assert "0 of 1 cases equal" in printed
 
 
 def test_a_case_that_fails_differs(tree, capsys):

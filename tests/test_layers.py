@@ -19,7 +19,6 @@ BOTTOM = ("library.config", "library.files", "library.imports", "library.deferre
 PROTOCOL = (
     "library.families.base",
     "library.families.capabilities",
-    "library.families.caption_limit",
     "library.families.facts",
 )
 REGISTRY = "library.families"  # itself, and not what is in it
@@ -49,8 +48,8 @@ MAY_IMPORT = {
     "library.deferred": (),
     "library.packages": BOTTOM,
     "library.optim.names": (*BOTTOM, "library.packages"),
-    "library.optim": (*BOTTOM, "library.packages", "library.methods"),
-    **{f"{family}.variants": ("library.config.run_config", "library.families.variant") for family in FAMILIES},
+    "library.optim": (*BOTTOM, "library.packages", "library.methods", "library.compiler.torch_private"),
+    **{f"{family}.variants": ("library.config.run_config", "library.families.facts") for family in FAMILIES},
     **{
         f"{family}.options": ("library.config", "library.families.shared.network_args", f"{family}.variants")
         for family in FAMILIES
@@ -223,44 +222,46 @@ def forbidden(module: str, imported: str) -> str | None:
     if part in FAMILIES and any(within(imported, family) for family in FAMILIES):
         return f"{module} may not know another family ({imported})"
     if part == "kohya_gui" and within(imported, "library.families"):
-        known = imported in (REGISTRY, *LIGHT, *PROTOCOL)
-        return None if known else f"{module} may import the registry of families only, not {imported}"
+        is_allowed = imported in (REGISTRY, *LIGHT, *PROTOCOL)
+        return None if is_allowed else f"{module} may import the registry of families only, not {imported}"
     return None
 
 
 def every_import() -> Iterator[tuple[str, source.Import]]:
     for path in source.files():
-        for found in source.imports(path):
-            yield source.module(path), found
+        for imported in source.imports(path):
+            yield source.module(path), imported
 
 
 def test_arrows_point_one_way():
     wrong = [
-        f"{problem} (line {found.line})"
-        for module, found in every_import()
-        if found.name.split(".")[0] in source.OURS and (problem := forbidden(module, found.name))
+        f"{problem} (line {imported.line})"
+        for module, imported in every_import()
+        if imported.name.split(".")[0] in source.OURS and (problem := forbidden(module, imported.name))
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_page_and_the_options_never_touch_torch():
     wrong = []
-    for module, found in every_import():
-        if found.when == "never" or found.name.split(".")[0] not in HEAVY:
+    for module, imported in every_import():
+        if imported.when == "never" or imported.name.split(".")[0] not in HEAVY:
             continue
         late = any(module == part or (part not in ONLY_EXACT and within(module, part)) for part in LATE_HEAVY)
         if module != TENSORBOARD and (is_options(module) or any(within(module, part) for part in NEVER_HEAVY)):
-            wrong.append(f"{module} imports {found.name} (line {found.line})")
-        elif late and found.when == "load":
-            wrong.append(f"{module} imports {found.name} with itself; do it inside the function (line {found.line})")
+            wrong.append(f"{module} imports {imported.name} (line {imported.line})")
+        elif late and imported.when == "load":
+            wrong.append(
+                f"{module} imports {imported.name} with itself; do it inside the function (line {imported.line})"
+            )
     assert not wrong, "\n".join(wrong)
 
 
 def test_no_import_goes_round_in_circles():
     graph: dict[str, set[str]] = {}
-    for module, found in every_import():
-        if found.when == "load" and found.name.split(".")[0] in source.OURS:
-            graph.setdefault(module, set()).add(found.name)
+    for module, entry in every_import():
+        if entry.when == "load" and entry.name.split(".")[0] in source.OURS:
+            graph.setdefault(module, set()).add(entry.name)
     done: set[str] = set()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
@@ -277,7 +278,7 @@ def test_no_import_goes_round_in_circles():
 @cache
 def packages_of(module: str) -> frozenset[str]:
     """The packages of others that are loaded with a module of ours."""
-    modules, loaded, waiting, found = by_name(), set(), [module], set()
+    modules, loaded, waiting, packages = by_name(), set(), [module], set()
     while waiting:
         name = waiting.pop()
         while name not in modules and name:
@@ -289,8 +290,8 @@ def packages_of(module: str) -> frozenset[str]:
             if imported.when == "load" and imported.name.split(".")[0] in source.OURS:
                 waiting.append(imported.name)
             elif imported.when == "load":
-                found |= brought_by(imported.name)
-    return frozenset(found - sys.stdlib_module_names)
+                packages |= brought_by(imported.name)
+    return frozenset(packages - sys.stdlib_module_names)
 
 
 @cache
@@ -309,12 +310,14 @@ def brought_by(name: str) -> set[str]:
 def test_imports_inside_functions_load_a_package_that_their_module_does_not():
     """Else they are for nothing, or hide a circle."""
     wrong = []
-    for module, found in every_import():
-        if found.when != "call" or found.name == "resource":  # which Windows does not have
+    for module, imported in every_import():
+        if imported.when != "call" or imported.name == "resource":  # which Windows does not have
             continue
-        ours = found.name.split(".")[0] in source.OURS
-        if not (packages_of(found.name) if ours else brought_by(found.name)) - packages_of(module):
-            wrong.append(f"{module} imports {found.name} inside a function (line {found.line}); do it with the module")
+        ours = imported.name.split(".")[0] in source.OURS
+        if not (packages_of(imported.name) if ours else brought_by(imported.name)) - packages_of(module):
+            wrong.append(
+                f"{module} imports {imported.name} inside a function (line {imported.line}); do it with the module"
+            )
     assert not wrong, "\n".join(wrong)
 
 
@@ -350,14 +353,14 @@ def test_what_is_imported_is_declared():
     """Only what stands in pyproject.toml may be imported with a module; optional packages inside functions."""
     project = tomllib.loads((source.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split("[^A-Za-z0-9_-]", name)[0].lower().replace("_", "-") for name in project["dependencies"]}
-    known = {"triton": ["torch"], **packages_distributions()}  # PyTorch's builds for GPUs bring Triton along
+    distributions = {"triton": ["torch"], **packages_distributions()}  # PyTorch's builds for GPUs bring Triton along
     wrong = []
-    for module, found in every_import():
-        top = found.name.split(".")[0]
-        if found.when != "load" or top in sys.stdlib_module_names or top in source.OURS:
+    for module, imported in every_import():
+        top = imported.name.split(".")[0]
+        if imported.when != "load" or top in sys.stdlib_module_names or top in source.OURS:
             continue
-        if not declared & {name.lower().replace("_", "-") for name in known.get(top, [])}:
-            wrong.append(f"{module} imports {top} (line {found.line}), which pyproject.toml does not name")
+        if not declared & {name.lower().replace("_", "-") for name in distributions.get(top, [])}:
+            wrong.append(f"{module} imports {top} (line {imported.line}), which pyproject.toml does not name")
     assert not wrong, "\n".join(wrong)
 
 

@@ -97,7 +97,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if id(node) in left_out:
             continue
         if isinstance(node, ast.JoinedStr):
-            parts = [str(one.value) if isinstance(one, ast.Constant) else "{x}" for one in node.values]
+            parts = [str(part.value) if isinstance(part, ast.Constant) else "{x}" for part in node.values]
             yield node.lineno, "".join(parts)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
@@ -108,9 +108,9 @@ def test_nothing_is_counted_with_a_plural_that_stays():
     for folder in ROOTS:
         for path in sorted((root / folder).rglob("*.py")):
             for line, text in texts(source.tree(path)):
-                known = [start for start in SEVERAL if text.startswith(start)]
-                used.update(known)
-                if FIXED.search(text) and not known:
+                starts = [start for start in SEVERAL if text.startswith(start)]
+                used.update(starts)
+                if FIXED.search(text) and not starts:
                     wrong.append(f"{path.relative_to(root)}:{line}: {text}")
     assert not wrong, "write counted(count, noun): " + "\n".join(wrong)
     assert used >= SEVERAL.keys()

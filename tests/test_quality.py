@@ -43,14 +43,14 @@ def asked_for(tmp_path, *more):
 
 
 def test_the_table_has_every_setting():
-    known = {setting.name: setting for setting in quality.settings()}
+    settings = {setting.name: setting for setting in quality.settings()}
     for name, (option, value) in EXPECTED.items():
-        assert known[name].options[option] == value
-    assert known["two GPUs"].processes == 2
-    assert {setting.yardstick for setting in known.values()} <= known.keys()
+        assert settings[name].options[option] == value
+    assert settings["two GPUs"].processes == 2
+    assert {setting.yardstick for setting in settings.values()} <= settings.keys()
     assert (
-        known["fused backward"].options.items()
-        > {name: value for name, value in known["Adafactor"].options.items() if name != "mixed_precision"}.items()
+        settings["fused backward"].options.items()
+        > {name: value for name, value in settings["Adafactor"].options.items() if name != "mixed_precision"}.items()
     )
 
 
@@ -148,12 +148,12 @@ def test_a_run_that_fails_is_a_row_and_is_tried_again(tmp_path, monkeypatch):
     few = ["--seeds", "2", "--workers", "2", "--families", "flux", "--methods", "lora"]
     asked = asked_for(tmp_path, *few, "--settings", "float32", "fused backward")
     quality.run_all(asked)
-    found = {(one["setting"], one["seed"]): one for one in quality_report.read_rows(tmp_path / "out")}
-    assert found["float32", 1]["failed"] == "error: no such file" and "failed" not in found["float32", 2]
-    assert "no effect" in found["fused backward", 1]["left_out"] and len(found) == 3
+    rows_by_key = {(row["setting"], row["seed"]): row for row in quality_report.read_rows(tmp_path / "out")}
+    assert rows_by_key["float32", 1]["failed"] == "error: no such file" and "failed" not in rows_by_key["float32", 2]
+    assert "no effect" in rows_by_key["fused backward", 1]["left_out"] and len(rows_by_key) == 3
     monkeypatch.setattr(Ended, "__init__", lambda self, code: setattr(self, "exitcode", 0))
     quality.run_all(asked)
-    assert not any("failed" in one for one in quality_report.read_rows(tmp_path / "out"))
+    assert not any("failed" in row for row in quality_report.read_rows(tmp_path / "out"))
     assert len((tmp_path / "out" / "runs-flux.jsonl").read_text().splitlines()) == 5
     asked.steps = 96
     with pytest.raises(SystemExit, match="another folder"):

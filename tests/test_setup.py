@@ -60,9 +60,9 @@ def run(project: Path, *arguments: str, **environment: str) -> subprocess.Comple
 
 def function(call: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Call one function of setup.sh."""
-    given = {**os.environ, **environment}
+    inherited = {**os.environ, **environment}
     script = f"source '{source.ROOT / 'setup.sh'}'; {call}"
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=given, check=False)
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=inherited, check=False)
 
 
 @pytest.fixture
@@ -352,16 +352,16 @@ def test_a_rented_machine_always_asks_for_a_token(tmp_path, token):
     shutil.copy(source.ROOT / "docker/start.sh", place / "docker/start.sh")
     (place / "setup.sh").write_text('#!/bin/sh\nprintf "<%s>" "$@"; echo " $KOHYA_HOME"\n')
     (place / "setup.sh").chmod(0o755)
-    given = {**os.environ, "VOLUME": str(volume), "KOHYA_TOKEN": token, "ALLOWED_HOST": "*.proxy.example"}
-    given.pop("KOHYA_HOME", None)
+    environment = {**os.environ, "VOLUME": str(volume), "KOHYA_TOKEN": token, "ALLOWED_HOST": "*.proxy.example"}
+    environment.pop("KOHYA_HOME", None)
     line = ["bash", str(place / "docker/start.sh")]
-    done = subprocess.run(line, capture_output=True, text=True, env=given, check=True, cwd=tmp_path)
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, check=True, cwd=tmp_path)
     install, page = done.stdout.splitlines()
     assert install.startswith("<install>") and page.endswith(f" {volume}/.kohya")
     assert "<--host><0.0.0.0>" in page and "<--allowed-host><*.proxy.example>" in page
     assert (f"<--token-file><{volume}/.kohya/token>" in page) == (not token)
     assert "sixteen" not in page  # other users of the machine see command lines
-    done = subprocess.run(line, capture_output=True, text=True, env={**given, "VOLUME": "/nowhere"}, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, env={**environment, "VOLUME": "/nowhere"}, check=False)
     assert done.returncode == 1 and "Mount a volume" in done.stderr
 
 
@@ -379,20 +379,20 @@ def test_the_container_holds_no_secret_and_uses_the_lock():
 def test_the_notebook_calls_commands_that_exist():
     notebook = json.loads((source.ROOT / "docs/colab.ipynb").read_text(encoding="utf-8"))
     code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    known = (source.ROOT / "setup.sh").read_text(encoding="utf-8")
-    assert all(re.search(rf"\b{name}\b.*\)", known) for name in re.findall(r"setup\.sh (\w+)", code))
+    script = (source.ROOT / "setup.sh").read_text(encoding="utf-8")
+    assert all(re.search(rf"\b{name}\b.*\)", script) for name in re.findall(r"setup\.sh (\w+)", code))
     assert set(re.findall(r"bin/kohya (\w+)", code)) <= set(cli.COMMANDS)
     assert all(cell.get("outputs", []) == [] for cell in notebook["cells"])
 
 
 def test_windows_with_an_nvidia_gpu_gets_triton(asked, monkeypatch):
     monkeypatch.setattr(locked_packages, "WINDOWS", True)
-    found = []
+    urls = []
     for build in ("cu130", "cpu", ""):
         asked.clear()
         installer.install_packages(build, "user")
-        found.append(any("triton-windows.txt" in word for line, _ in asked for word in line))
-    assert found == [True, False, False]
+        urls.append(any("triton-windows.txt" in word for line, _ in asked for word in line))
+    assert urls == [True, False, False]
 
 
 def test_every_dependency_is_locked():
@@ -412,19 +412,19 @@ def test_the_locks_have_every_version_with_hashes_and_no_index():
     constraints = dict(
         line.split("==") for line in (source.ROOT / "constraints.txt").read_text().split() if "==" in line
     )
-    found = {}
+    locked = {}
     for name in installation.LOCKS:
         text = installation.lock_file(name).read_text(encoding="utf-8")
         blocks = locked_packages.split_lock(text)
         assert "://" not in text and all(block.count("--hash=sha256:") >= 1 for block in blocks)
         packages = [Requirement(block.partition(" \\")[0]) for block in blocks]
-        found[name] = {package.name: str(package.specifier).removeprefix("==") for package in packages}
-        assert len(found[name]) == len(blocks) == len(re.findall(r"^[^#\s]", text, re.M))
-    everywhere = {name: version for versions in found.values() for name, version in versions.items()}
+        locked[name] = {package.name: str(package.specifier).removeprefix("==") for package in packages}
+        assert len(locked[name]) == len(blocks) == len(re.findall(r"^[^#\s]", text, re.M))
+    everywhere = {name: version for versions in locked.values() for name, version in versions.items()}
     assert everywhere == {name: version for name, version in constraints.items() if name != "torch"}
-    assert found["user"].items() < found["dev"].items() and set(found["build"]) == {"pip", "setuptools", "uv"}
+    assert locked["user"].items() < locked["dev"].items() and set(locked["build"]) == {"pip", "setuptools", "uv"}
     project = tomllib.loads((source.ROOT / "pyproject.toml").read_text())["project"]
     needed = {"user": project["dependencies"], "dev": [*project["optional-dependencies"]["dev"]]}
     for kind, lines in needed.items():
         names = {Requirement(line).name.lower().replace("_", "-") for line in lines}
-        assert names - {"torch"} <= set(found[kind])
+        assert names - {"torch"} <= set(locked[kind])

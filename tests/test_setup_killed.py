@@ -107,10 +107,10 @@ def project(tmp_path):
 
 def started(project, *line, **more):
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "PYTHON"))}
-    given = {**outside, "PYTHON": str(project / "bin/python3.11"), "KOHYA_TORCH": "cpu"}
-    given |= {"PYTHONPATH": str(project / "instead"), **more}
+    environment = {**outside, "PYTHON": str(project / "bin/python3.11"), "KOHYA_TORCH": "cpu"}
+    environment |= {"PYTHONPATH": str(project / "instead"), **more}
     how = {"capture_output": True, "text": True, "check": False, "start_new_session": True}
-    return subprocess.run([str(word) for word in line], cwd=project, env=given, **how)
+    return subprocess.run([str(word) for word in line], cwd=project, env=environment, **how)
 
 
 def run(project, command="install", **more):

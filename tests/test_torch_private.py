@@ -42,7 +42,7 @@ def private_uses(code: str) -> list[str]:
 def test_private_parts_of_pytorch_are_used_in_one_file():
     files = [*source.files(), *sorted((source.ROOT / "benchmarks").glob("*.py"))]
     uses = {str(path): private_uses(path.read_text(encoding="utf-8")) for path in files if path != ALLOWED}
-    assert not {path: found for path, found in uses.items() if found}
+    assert not {path: names for path, names in uses.items() if names}
     assert private_uses(ALLOWED.read_text(encoding="utf-8"))
 
 

@@ -71,10 +71,10 @@ def inputs(tmp_path):
 
 
 def test_every_case_is_a_config_of_this_trainer_without_a_remark():
-    found = [case for tiny in (False, True) for case in versus_files.versus_cases(tiny, 60)]
+    cases = [case for tiny in (False, True) for case in versus_files.versus_cases(tiny, 60)]
     every = {"qwen_image_edit", *families.FAMILIES}
-    assert {(case.family, case.kind) for case in found} == {(f, k) for f in every for k in ("lora", "full")}
-    for case in found:
+    assert {(case.family, case.kind) for case in cases} == {(f, k) for f in every for k in ("lora", "full")}
+    for case in cases:
         notes: list[str] = []
         shown = {"control_directory": "images"} if case.shown else {}
         build_config(families.config_class(case.script), case.options | shown, notes=notes)
@@ -88,8 +88,8 @@ def test_programs_are_run_in_turn_and_a_failure_is_a_row(checkout, inputs, monke
     rivals = [f"--rival={path.name}={path}:{sys.executable}" for path in (bar, broken)]
     asked = ["--tiny", "--family", "sdxl", "--kind", "lora", "--steps", "6", "--work", str(inputs)]
     assert versus.main([*asked, "--cases", "checkpointing", "compiled", *rivals]) == 0
-    found = json.loads((inputs / "results.json").read_text())
-    rows = {(row["case"], row["program"]): row for row in found["rows"]}
+    results = json.loads((inputs / "results.json").read_text())
+    rows = {(row["case"], row["program"]): row for row in results["rows"]}
     mine, other = (rows["sdxl lora checkpointing", name] for name in (THIS_TRAINER, "bar"))
     for row in (mine, other):
         assert row["loss"] == 0.6 and row["caches"] == "made" and 0 < row["first_step_s"] <= row["wall_s"]
@@ -182,8 +182,8 @@ def test_a_model_of_one_block_of_each_kind_becomes_one_of_many(tmp_path):
 
 def test_a_training_that_takes_too_long_is_ended(tmp_path):
     command = [sys.executable, "-c", "import time; print('1/9 ', flush=True); time.sleep(60)"]
-    found = versus_measure.measure_training(command, 9, tmp_path / "log", {}, tmp_path, limit=3)
-    assert found["failed"] == "not done after 3 s" and found["wall_s"] < 30 and "s_it" not in found
+    result = versus_measure.measure_training(command, 9, tmp_path / "log", {}, tmp_path, limit=3)
+    assert result["failed"] == "not done after 3 s" and result["wall_s"] < 30 and "s_it" not in result
 
 
 LOGS = {

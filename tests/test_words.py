@@ -104,7 +104,7 @@ def _texts() -> Iterator[tuple[str, str]]:
         for path in sorted(source.ROOT.glob(pattern)):
             text = path.read_text(encoding="utf-8")
             if path.suffix == ".js":  # what is said stands in quotes; the rest is code and remarks
-                text = "\n".join(found[1] for found in re.findall(r"([\"'`])((?:(?!\1)[^\\\n]|\\.)* .*?)\1", text))
+                text = "\n".join(quoted[1] for quoted in re.findall(r"([\"'`])((?:(?!\1)[^\\\n]|\\.)* .*?)\1", text))
             yield path.relative_to(source.ROOT).as_posix(), text
     for path in sorted((source.ROOT / "kohya_gui" / "i18n" / "words").glob("*.po")):
         name = path.relative_to(source.ROOT).as_posix()

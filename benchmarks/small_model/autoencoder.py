@@ -31,8 +31,8 @@ def read_pictures(folder: Path) -> Tensor:
     """All pictures of a folder, uint8 [N, 3, H, W]."""
     paths = sorted(folder.glob("*.png"))
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda path: np.asarray(Image.open(path).convert("RGB")), paths))
-    return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).contiguous()
+        pictures = list(pool.map(lambda path: np.asarray(Image.open(path).convert("RGB")), paths))
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
 
 
 def loss_of(vae: Any, pixels: Tensor) -> Tensor:
@@ -91,7 +91,6 @@ def train_autoencoder(vae: Any, pictures: Tensor, kind: networks.LatentScale, se
 
 
 def crop(pictures: Tensor) -> Tensor:
-    """The same random square of all pictures."""
     top, left = (int(torch.randint(side - CROP + 1, ())) for side in pictures.shape[-2:])
     return pictures[..., top : top + CROP, left : left + CROP]
 

@@ -23,7 +23,6 @@ NEW_WORDS = (NAME,)  # that the tokenizers know and no picture shows
 
 
 def is_held_out(name: str) -> bool:
-    """Whether the pictures of this name are for validation alone; follows from the name."""
     return hashlib.sha256(name.encode()).digest()[0] % HELD_OUT == 0
 
 

@@ -24,9 +24,9 @@ def emoji_names() -> Iterator[tuple[str, str]]:
     """The characters of each emoji and its name in plain words."""
     import emoji
 
-    for characters, known in emoji.EMOJI_DATA.items():
-        if known["status"] <= emoji.STATUS["fully_qualified"]:
-            name = known["en"].strip(":").replace("_", " ").replace(":", "").replace("’", "'").lower()
+    for characters, facts in emoji.EMOJI_DATA.items():
+        if facts["status"] <= emoji.STATUS["fully_qualified"]:
+            name = facts["en"].strip(":").replace("_", " ").replace(":", "").replace("’", "'").lower()
             yield characters, f"flag of {name}" if ord(characters[0]) in REGIONAL else name
 
 
@@ -38,7 +38,6 @@ def draw(characters: str, font: ImageFont.FreeTypeFont) -> Image.Image:
 
 
 def opaque_pixels(image: Image.Image) -> int:
-    """How many pixels are not fully transparent."""
     return int((np.asarray(image)[..., 3] > 0).sum())
 
 

@@ -95,7 +95,6 @@ def write_sdxl(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> Non
 
 
 def split_for_clip(captions: list[str]) -> list[str]:
-    """Captions with blanks wherever CLIP's tokenizer cuts, each different word once."""
     return [" ".join(sorted({piece for caption in captions for piece in CLIP_PIECES.findall(caption.lower())}))]
 
 
@@ -124,7 +123,6 @@ def keep_words(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A .safetensors file of contiguous tensors."""
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     write_atomic(path, lambda temporary: save_file(contiguous, temporary, {"format": "pt"}))
 

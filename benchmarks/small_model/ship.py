@@ -9,12 +9,12 @@ from library.demo import small_model
 
 def ship(folder: Path, family: str) -> list[Path]:
     """Copy the files of a family from `folder`/<family>; those that were there before go."""
-    known = small_model.small_model_of(family)
-    assert known is not None
+    facts = small_model.small_model_of(family)
+    assert facts is not None
     place = small_model.SMALL_MODELS_FOLDER / family
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    for name in known.files.values():
+    for name in facts.files.values():
         shutil.copyfile(folder / family / name, place / name)
     for tokenizer in ("tokenizer", "tokenizer_2"):
         shutil.copytree(folder / family / tokenizer, place / tokenizer)

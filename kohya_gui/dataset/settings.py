@@ -82,7 +82,6 @@ def _decides(option: Option) -> bool:
 
 
 def settings_mark(config: RunConfig, world: int = 1) -> str:
-    """A mark that distinguishes scans of a folder with different settings, such as those of a second browser."""
     settings_text = repr((config, world)).encode("utf-8", "backslashreplace")
     return hashlib.blake2b(settings_text, digest_size=8).hexdigest()
 

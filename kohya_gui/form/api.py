@@ -12,7 +12,6 @@ from kohya_gui.form import (
     compile_summary,
     datasets,
     presets,
-    probe,
     prompts,
     recipes,
     start_preset,
@@ -22,25 +21,31 @@ from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import allowed_folders, named_paths, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
+from library.check.isolated import environment_for_check
 from library.config.building import draft, find_missing
+from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
-from library.config.json_types import JsonObject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, MessageLike, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
 from library.config.sections import AdapterRun
 from library.families.recognition import index_of, proposed_options, recognise_file
+from library.files import write_atomic
+from library.jobs import job as jobs
 from library.recipes import preset_files
 from library.runs import keys
 
 MODEL_OPTION = "pretrained_model_name_or_path"
+
+PROBE_KIND = "probe"
+BEGUN = {"state": "running", "doing": "Preparing", "tries": [], "best": None}
 
 
 class FormApi:
     """Handlers for the forms of all training tabs, by tab."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], kinds: Mapping[str, str], roots: Sequence[Path]) -> None:
-        """`kinds` is the kind of training of each tab."""
         self.forms, self.kinds, self.roots = forms, kinds, roots
         self.sizes = SizeProcess()
 
@@ -246,17 +251,16 @@ class FormApi:
         form, submission = self._parse(request)
         config, _ = form.ready(submission)
         paths.allow(config, self.roots)
-        return {"id": probe.start_probe(config, {**submission.launch})}
+        return {"id": start_probe(config, {**submission.launch})}
 
     def probing(self, request: ApiRequest) -> JsonObject:
         """The progress of a probe, with its proposal as values of fields."""
         form, submission = self._parse(request)
-        state = probe.probe_state(request.text("id"))
+        state = probe_state(request.text("id"))
         return {**state, "fix": form.shown(submission.family, state.get("best") or {})}
 
     def unprobe(self, request: ApiRequest) -> JsonObject:
-        """End a probe."""
-        probe.stop_probe(request.text("id"))
+        stop_probe(request.text("id"))
         return {}
 
     def prompts(self, request: ApiRequest) -> JsonObject:
@@ -288,7 +292,6 @@ class FormApi:
         return {"text": compile_summary.running()}
 
     def forget(self, request: ApiRequest) -> JsonObject:
-        """Delete a stored token."""
         keys.forget_key(request.text("name"))
         return {}
 
@@ -331,6 +334,30 @@ def _preset_lines(text: str) -> str:
 
 
 def secrets_of(config: RunConfig) -> dict[str, str | None]:
-    """The tokens and keys in a form."""
     options = options_of(type(config))
     return {name: getattr(getattr(config, options[name].section), name) for name in keys.ENVIRONMENT if name in options}
+
+
+def start_probe(config: RunConfig, launch: JsonMapping) -> str:
+    """Start a probe of a config, and return its id. Raises ConfigError while another one is running."""
+    if any(job.active for job in jobs.jobs_of_kinds(PROBE_KIND)):
+        raise ConfigError("A probe is at work already: wait until it has ended, or stop it.")
+    folder = jobs.new(PROBE_KIND)
+    toml = write_atomic(folder / "run.toml", to_toml(config))
+    cpu = ["--cpu"] if launch.get("cpu") in (True, "true") else []
+    words = [PROBE_KIND, str(toml), "--script", config.script, *cpu]
+    return jobs.start_job(PROBE_KIND, words, folder, environment_for_check(launch)).id
+
+
+def probe_state(probe_id: str) -> JsonObject:
+    """The progress of a probe, as library.bench.probe.Probe.as_json; `state` is "failed" when its process has ended."""
+    job = jobs.find_job(probe_id)
+    progress = {**BEGUN, **job.result}
+    if progress["state"] == "running" and not job.active:
+        last = "".join(job.log.strip().splitlines()[-1:]) if job.state == "interrupted" else ""
+        return {**progress, "state": "failed", "text": last or job.error or jobs.GONE}
+    return progress
+
+
+def stop_probe(probe_id: str) -> None:
+    jobs.stop_job(jobs.find_job(probe_id), at_once=True)

@@ -22,7 +22,6 @@ class TrainingTabs:
     distinguishes them from those of another server at the same address."""
 
     def __init__(self, tabs: Mapping[str, TrainingTab]) -> None:
-        """`tabs` by name, the first one shown first."""
         self.tabs, self.mark = tabs, secrets.token_hex(4)
         self.making = Lock()  # otherwise a second request would build the tab again, and slow down the first
 
@@ -41,7 +40,6 @@ class TrainingTabs:
         gr.HTML(container, js_on_load="window.kohya.mountTraining(element)", apply_default_css=False)
 
     def ahead(self) -> str:
-        """A line for the page's head that preloads the first tab."""
         query = urlencode({"tab": next(iter(self.tabs)), "of": self.mark})
         return f'<link rel="preload" as="fetch" crossorigin href="./own/form?{escape(query)}">'
 

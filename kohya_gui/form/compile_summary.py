@@ -33,7 +33,6 @@ def name(preset: preset_files.Preset) -> str:
 
 
 def compiling_sentence(preset: preset_files.Preset) -> str:
-    """The sentence after the title."""
     sentence = preset.sentence.partition(": ")[2]
     return sentence[:1].upper() + sentence[1:] if sentence.split(",")[0].split(" ")[0].isalpha() else sentence
 
@@ -94,6 +93,5 @@ def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, JsonObject]]:
 
 
 def rounded_duration(seconds: float) -> Message:
-    """Seconds in words: 25 s, 3 min."""
     short = seconds < 90
     return Message("{count} s" if short else "{count} min", count=f"{seconds if short else seconds / 60:.0f}")

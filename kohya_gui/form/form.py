@@ -107,7 +107,6 @@ class SettingsForm:
         return submission
 
     def collect(self, submission: Submission) -> tuple[Any, list[MessageLike]]:
-        """A form -> a checked config and notes about it. Raises ConfigError with every problem."""
         notes: list[MessageLike] = []
         return build_config(self.configs[submission.family], submission.values, notes=notes), notes
 
@@ -138,7 +137,6 @@ class SettingsForm:
         return draft(self.configs[submission.family], values)
 
     def wrong(self, submission: Submission) -> list[Problem]:
-        """All mistakes in filled-in fields; empty fields are no mistakes yet."""
         reading = read_layers(self.configs[submission.family], [Layer(submission.values)])
         return [*reading.problems, *gpu_slots.find_launch_problems(submission.launch)]
 
@@ -153,7 +151,6 @@ class SettingsForm:
         return json.dumps({**filled, "start": dict(start), "given": set_names} if start else filled, default=str)
 
     def shown(self, family: str, values: JsonMapping) -> dict[str, bool | str]:
-        """Values by option name, as fields hold them."""
         options = options_of(self.configs[family])
         return {name: shown_value(options[name], value) for name, value in values.items() if name in options}
 
@@ -161,7 +158,6 @@ class SettingsForm:
         return {name: shown_value(LAUNCH_FIELDS[name], value) for name, value in values.items()}
 
     def places(self, family: str) -> dict[str, tuple[str, str]]:
-        """The place of each option on the page: its label and its element's id."""
         placed = {f.option.name: (f.option.label, self._id(f)) for f in self.fields if family in f.families}
         return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH_FIELDS.items()}
 

@@ -207,7 +207,6 @@ def _problems_title(number: int) -> Message:
 
 
 def _field_marks_style(marks: list[str]) -> str:
-    """Mark the fields that a message is about, until they are edited."""
     chosen = ", ".join(f"{mark}:not(.mended)" for mark in marks)
     return f"<style>{chosen} {{ border-color: var(--bad) !important }}</style>" if marks else ""
 
@@ -244,7 +243,6 @@ def _copied(title: str, text: str) -> str:
 
 
 def _box(kind: str, title: MessageLike, body: str, sentences: Iterable[MessageLike] = (), alert: bool = False) -> str:
-    """A message; `sentences` are the texts in its body."""
     fold = f'<details open><summary><span class="title">{html.escape(str(title))}</span></summary>{body}</details>'
     return _message(kind, fold, [title, *sentences], alert)
 

@@ -91,7 +91,6 @@ def trains_same(path: Path, config: RunConfig) -> bool:
 
 
 def _open(config: RunConfig) -> JsonObject:
-    """The values of a config without its tokens."""
     options = options_of(type(config))
     return {name: value for name, value in option_values(config).items() if options[name].kind != "secret"}
 

@@ -59,7 +59,6 @@ def _models_for_purpose(model: RunConfig) -> Message | str:
 
 
 def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
-    """Label and value of the options that a recipe sets, except the steps, which the advice explains."""
     options, values = options_of(type(config)), option_values(config)
     return [[options[name].label, _short_value(values[name])] for name in recipe.options if name != STEPS]
 
@@ -86,7 +85,6 @@ def model_values(config: type[RunConfig], values: JsonMapping) -> JsonObject:
 
 
 def images_in_step(values: JsonMapping) -> int:
-    """The number of images per step, by a form's values including the launch settings."""
     numbers = [str(values.get(name) or "1") for name in BATCH_OPTIONS]
     return math.prod(map(int, numbers)) if all(n.isdecimal() and len(n) < 6 for n in numbers) else 1
 

@@ -178,7 +178,6 @@ def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str
 
 
 def value(kind: str, config: type, name: str) -> JsonObject:
-    """The initial value of an option by its name; nothing if the preset leaves it open."""
     start_values = starts(kind, {config.family: config}).get(config.family, {}).get("values", {})
     return {name: start_values[name]} if name in start_values else {}
 
@@ -189,7 +188,6 @@ def results(roots: Sequence[Path]) -> str:
 
 
 def bare(family: str) -> JsonObject:
-    """The defaults as a start: with a title like a preset, but setting nothing."""
     text = "Every option is as it is where nothing is given; most of them have to be set."
     return {"id": DEFAULTS, "title": defaults_title(family), "text": text, "why": "", "values": {}}
 

@@ -22,7 +22,6 @@ class Tab:
 
     @property
     def configs(self) -> dict[str, type]:
-        """The config class of each family in this tab."""
         config_classes = (config_class(script) for script in RUNS)
         return {config.family: config for config in config_classes if config.kind == self.kind}
 

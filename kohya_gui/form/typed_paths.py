@@ -52,7 +52,6 @@ def may_become_right(text: str, problem: Problem, roots: Sequence[Path]) -> bool
 
 
 def leads_to(text: str, roots: Sequence[Path]) -> bool:
-    """Whether a text is the beginning of the path of a root."""
     path = os.path.expanduser(text)
     return any(str(root).startswith(path) for root in roots)
 

@@ -57,7 +57,6 @@ def _text(name: str) -> str:
 
 
 def _listed(name: str) -> list[str]:
-    """The imports of a script, by the numbers that it uses for them."""
     listing = _LIST.search(_text(name))
     return [part.strip('"').removeprefix("./") for part in listing[1].split(",")] if listing else []
 

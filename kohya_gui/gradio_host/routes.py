@@ -84,7 +84,6 @@ class Routes:
 
 
 def is_visited(scope: Scope, path: str) -> bool:
-    """Whether a browser navigates to this address, rather than loading a part of the page."""
     wants = dict(scope["headers"]).get(b"accept", b"")
     return b"text/html" in wants and not path.startswith((API, "/own/", "/tensorboard/"))
 

@@ -15,6 +15,5 @@ def moment(at: float, clock: str = "%H:%M") -> Message:
 
 
 def date(at: float) -> Message:
-    """A day with its year: 23 Nov 2026."""
     then = time.localtime(at)
     return Message("{day} {month} {year}", day=then.tm_mday, month=Message(MONTHS[then.tm_mon - 1]), year=then.tm_year)

@@ -11,6 +11,5 @@ from library.config.stored_messages import how_made
 
 
 def data(*shown: Any) -> str:
-    """The attribute of an HTML element that shows these texts, or "" if they are plain templates."""
     messages = list(how_made(shown))
     return f' data-texts="{escape(json.dumps(messages))}"' if messages else ""

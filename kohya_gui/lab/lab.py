@@ -50,8 +50,6 @@ class LabTab:
     """The tab, and the handlers of its script's requests."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
-        """`forms` and their `titles` by tab; files that a form names are below `roots`. Create it inside
-        `gr.Blocks`."""
         self.forms, self.titles, self.roots = forms, titles, roots
         gr.HTML(self._markup(), js_on_load="window.kohya.mountLab(element)", apply_default_css=False)
 

@@ -106,7 +106,6 @@ def _is_wanted(run: reader.RecordedRun, other_runs: list[reader.RecordedRun]) ->
 
 
 def _can_be_tried(run: reader.RecordedRun) -> bool:
-    """Whether the result of a run can be sampled in the tab Try it."""
     script = str(run.facts.get("script"))
     return script in RUNS and config_class(script).kind in ("lora", "textual-inversion", "lllite")
 

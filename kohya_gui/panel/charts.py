@@ -144,7 +144,6 @@ class _Frame(NamedTuple):
 
 
 def _short(value: float) -> str:
-    """A number in six characters, which is the room beside an axis."""
     text = f"{value:.3g}"
     return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if "e" in text else text
 

@@ -87,7 +87,6 @@ def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLi
 
 
 def event_words(event: JsonObject) -> MessageLike:
-    """The text of an event, whatever key it is stored under."""
     words = next((event[key] for key in ("text", "message", "reason") if event.get(key)), "")
     return words if isinstance(words, str | Message) else str(words)
 

@@ -105,7 +105,6 @@ def other_run_html(run: RecordedRun, other_runs: Iterable[RecordedRun]) -> str:
 
 
 def numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
-    """The numbers of the last step, and where its time went."""
     inside = _step_numbers_html(run, progress, now) + time_bar(progress.last)
     return f'<div class="facts">{inside}</div>' if inside else ""
 
@@ -323,6 +322,5 @@ def duration_in_words(seconds: float) -> Message:
 
 
 def log(lines: str, run: RecordedRun | None = None) -> str:
-    """The end of the log and, if the run has failed, the cause on top."""
     cause = _failure(run) if run else ""
     return cause + (f"<pre>{html.escape(lines)}</pre>" if lines.strip() else "<p>Nothing has been written yet.</p>")

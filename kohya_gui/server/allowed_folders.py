@@ -184,7 +184,6 @@ def asked_folder(problem: Problem) -> str:
 
 
 def folder_to_allow(path: Path) -> Path:
-    """The folder that has to be allowed for a path: the path itself, or the folder of a file."""
     is_file = path.is_file() or (not path.exists() and FILE_ENDING.fullmatch(path.suffix) is not None)
     return path.parent if is_file else path
 
@@ -233,7 +232,6 @@ def _system() -> list[Path]:
 
 
 def _folder_contains(folder: Path, other: Path) -> bool:
-    """Whether a path is a folder or inside it, ignoring case, as some systems do."""
     folder_parts, other_parts = ([part.casefold() for part in path.parts] for path in (folder, other))
     return other_parts[: len(folder_parts)] == folder_parts
 

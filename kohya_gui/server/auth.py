@@ -130,7 +130,6 @@ class AuthGate:
         return False
 
     def _is_guess(self, scope: Scope, headers: dict[str, str]) -> bool:
-        """Whether a request carries something that may be meant as the token or the password."""
         cookie = any(part.strip().startswith(f"{self.cookie}=") for part in headers.get("cookie", "").split(";"))
         return cookie or "authorization" in headers or bool(offered_token(scope))
 
@@ -227,7 +226,6 @@ def offered_token(scope: Scope) -> str:
 
 
 def secrets_equal(first: str, second: str) -> bool:
-    """Whether two secrets are equal, compared in constant time."""
     # Digests have the same length, so the comparison does not reveal the secret's; and any text has one.
     digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (first, second)]
     return hmac.compare_digest(*digests)

@@ -33,12 +33,10 @@ class ApiRequest:
         self.fields: JsonObject = fields
 
     def text(self, name: str, default: str = "") -> str:
-        """A text; `default` if it was not sent."""
         value = self.fields.get(name, default)
         return value if isinstance(value, str) and _encodes(value) else self._wrong(name, "a text")
 
     def flag(self, name: str) -> bool:
-        """A boolean; false if it was not sent."""
         value = self.fields.get(name, False)
         return value if isinstance(value, bool) else self._wrong(name, "true or false")
 
@@ -97,7 +95,6 @@ class JsonApi:
         self.piece_handlers.update(pieces or {})
 
     def attach(self, app: FastAPI) -> None:
-        """Serve them under /own/NAME, before Gradio sees the request."""
         app.add_api_route(API_ADDRESS + "{name}", self._post, methods=["POST"], include_in_schema=False)
         app.add_api_route(API_ADDRESS + "{name}", self._get, methods=["GET"], include_in_schema=False)
 
@@ -133,7 +130,6 @@ class JsonApi:
 
 
 def refused(error: ConfigError) -> JsonObject:
-    """The response to a refused request: the problems, and which of them offer to allow a folder."""
     folders = {str(problem): problem.arguments["folder"] for problem in error.problems if problem.code == "allow"}
     return {"error": str(error), "texts": list(how_made(error.problems))} | ({"allow": folders} if folders else {})
 

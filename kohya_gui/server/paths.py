@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.server import allowed_code, named_paths
+from kohya_gui.server import allowed_folders, named_paths
 from kohya_gui.server.allowed_folders import outside_roots
-from library.config import dataset
+from library.config import code_names, dataset
 from library.config.building import Reading, draft
 from library.config.hub_names import about_address
-from library.config.problems import ConfigError, Problem, either
+from library.config.problems import ConfigError, Message, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
 from library.config.values import strip_pasted
@@ -37,6 +37,8 @@ PLACES = (
     "/Volumes",
     *(f"{letter}:\\" for letter in "DEFGHIJKLMNOPQRSTUVWXYZ"),
 )
+
+ALLOWED = allowed_folders.CODE
 
 
 def roots(start_folders: Sequence[str | Path] = ()) -> tuple[Path, ...]:
@@ -171,7 +173,7 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
         named_paths.visit_paths(config, may)
     except ConfigError as error:
         problems += error.problems
-    return [*problems, *allowed_code.code_problems(config, allowed)]
+    return [*problems, *code_problems(config, allowed)]
 
 
 def foreign_path_problem(text: str, what: str = "") -> Problem | None:
@@ -196,3 +198,35 @@ def web_address(text: str, what: str = "") -> Problem | None:
 def _is_network(text: str) -> bool:
     # Merely checking such a path would make Windows log in to another computer.
     return os.name == "nt" and text.replace("/", "\\").startswith("\\\\")
+
+
+def code_problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
+    """A problem for each option that names code which was not allowed, with the question whether it may run."""
+    asks = isinstance(roots, allowed_folders.Roots) and roots.asks
+    allowed_names = allowed_folders.remembered_code() if asks else ()
+    unlisted = {option: name for option, name in code_names.unlisted(config).items() if name not in allowed_names}
+    # For a missing package, the check reports that and starts nothing.
+    absent = {
+        option for option, name in unlisted.items() if option != code_names.BACKEND and code_names.is_absent(name)
+    }
+    return [_code_problem(option, name, asks) for option, name in unlisted.items() if option not in absent]
+
+
+def _code_problem(option: str, name: str, asks: bool) -> Problem:
+    if why := refuse_code(option, name):
+        return Problem(option, ": {why}", why=why)
+    if not asks:
+        template = ": {name} is code that this program does not list; it runs only in a training started in a shell"
+        return Problem(option, template, name=name)
+    template = ": {name} is code that this program does not list, and can do all that you can. Allow it to run?"
+    return Problem(option, template, name=name, folder=f"{ALLOWED}{name}", code="allow")
+
+
+def refuse_code(option: str, name: str) -> Message | str:
+    """Why code cannot be what an option expects, or ""; none of it is run."""
+    if option == code_names.BACKEND:
+        return ""
+    if option in code_names.MODULES:
+        return code_names.why_not_network(name)
+    module, _, class_name = name.rpartition(".")
+    return code_names.why_not_class(module, class_name, option)

@@ -128,7 +128,6 @@ def _with_bytes(where: Path, entry: JsonObject) -> JsonObject:
 
 
 def _order(entry: JsonObject) -> tuple[bool, list[tuple[int, str]]]:
-    """Sort key: folders first, numbers in names by their value."""
     parts = DIGITS.split(entry["name"].lower())
     return not entry["folder"], [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 

@@ -96,7 +96,6 @@ def build_server_parser() -> argparse.ArgumentParser:
 
 
 def root_prefix(root_path: str) -> str:
-    """The path in --root_path, which may be a whole address: "", or with a leading slash only."""
     path = urlsplit(root_path).path if "://" in root_path else root_path
     return f"/{path.strip('/')}" if path.strip("/") else ""
 
@@ -238,7 +237,6 @@ class PatientProtocol(H11Protocol):
     connections."""
 
     def connection_made(self, transport: Any) -> None:
-        """Start the timer of the first request."""
         super().connection_made(transport)
         self._wait()
 
@@ -249,12 +247,10 @@ class PatientProtocol(H11Protocol):
             self.limit.cancel()
 
     def on_response_complete(self) -> None:
-        """Start the timer of the next request."""
         super().on_response_complete()
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
         self.limit.cancel()
         super().connection_lost(exc)
 
@@ -297,7 +293,6 @@ def serve(app: Any, server_socket: socket.socket) -> None:
 
 
 def url(host: str, port: int, token: str) -> str:
-    """The address to open: a server that listens on all addresses is opened as localhost."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 

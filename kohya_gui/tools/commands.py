@@ -4,17 +4,22 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+import gradio as gr
+
 from kohya_gui.i18n import dates
+from kohya_gui.i18n.sentences import data
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler
+from library import families
 from library.captioning.forms import FORMS as CAPTION
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Message
 from library.downloads import model_folder
 from library.jobs import job as jobs
 from library.jobs.forms import CommandField, CommandForm, CommandForms
 from library.masking.files import usual_folder
 from library.masking.forms import FORMS as MASK
+from library.tools.forms import FORMS
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
@@ -193,4 +198,23 @@ def lora_row(element: str, name: str = "lora", label: str = "LoRA file") -> str:
         f'<div class="file"><input id="{element}-first" aria-label="{label}" spellcheck="false" autocomplete="off">'
         + picker.browse_button(name, label, "file")
         + '<input class="weight" aria-label="Weight" value="1" size="4"></div>'
+    )
+
+
+class ToolsTab:
+    """The tab. Create it inside `gr.Blocks`; commands.py and commands.js do all the work."""
+
+    def __init__(self) -> None:
+        gr.HTML(tools_tab_html(), js_on_load="window.kohya.mountCommands(element)", apply_default_css=False)
+
+
+def tools_tab_html() -> str:
+    """The tab as HTML."""
+    template = "For finished LoRA files of {families}. Results are new files: nothing is ever overwritten."
+    about = Message(template, families=families.titles())
+    return (
+        f'<div class="tools settings"><p class="lead"{data(about)}>{about}</p><div class="card">'
+        f'{forms_html(FORMS)}<div class="bar-of"><button '
+        'type="button" class="go" data-go>Run</button></div></div><div class="said-of" aria-live="polite"></div>'
+        '<div class="jobs"></div></div>'
     )

@@ -144,7 +144,6 @@ def cast_checked(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def exact(number: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a number in a dtype if that holds it exactly, else in float32."""
     # bfloat16 would turn an alpha of 261 into 260, and so change the strength.
     cast_to = number.detach().to("cpu", dtype)
     return cast_to if torch.equal(cast_to.double(), number.detach().cpu().double()) else number.detach().cpu().float()

@@ -46,7 +46,6 @@ class Findings:
     problems: list[MessageLike] = field(default_factory=list)
     warnings: list[MessageLike] = field(default_factory=list)
     modules: list[ModuleReport] = field(default_factory=list)
-    checked_against: str = ""
 
     @property
     def ok(self) -> bool:
@@ -59,7 +58,7 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
     Problems of the LoRA are returned. Raises ConfigError for an unreadable base model.
     """
     model = ModelFile(base) if base is not None else None
-    findings = Findings(str(lora), checked_against=str(base or ""))
+    findings = Findings(str(lora))
     try:
         stored, metadata = storage.open_stored(lora), storage.metadata_of(lora)
         groups, unknown = _group_by_module(stored)

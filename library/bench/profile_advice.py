@@ -55,7 +55,6 @@ def settings_for_advice(config: RunConfig) -> JsonObject:
 
 
 def judge(facts: JsonMapping) -> list[Advice]:
-    """Return what dominates, then what to change, the largest share of a step first."""
     findings = [finding for rule in RULES for finding in rule(facts, facts.get("set", {}))]
     return [_dominant(facts), *sorted(findings, key=lambda finding: -finding.share)]
 

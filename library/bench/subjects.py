@@ -21,7 +21,7 @@ from library.config.sections import EmbeddingRun
 from library.families.base import ModelComponents
 from library.families.shared import t5
 from library.memory.quantization import fp8_storage
-from library.methods.frozen_base import FrozenBaseMethod
+from library.methods.base import FrozenBaseMethod
 from library.objectives.base import NoisedBatch
 
 FACTOR = 8  # pixels per latent and side

@@ -183,12 +183,10 @@ def _recording_memory(config: RunConfig, model: ModelStats, trained: float, acti
 
 
 def _trained_bytes(config: RunConfig) -> int:
-    """Return the bytes of a trained number, and of its gradient."""
     return (trained_dtype(config) if config.adapters else fp8_storage.storage_type(config)).itemsize
 
 
 def _state_bytes(config: RunConfig, optimizer: str) -> float:
-    """Return the bytes of optimizer states per trained parameter."""
     half = _trained_bytes(config) == 2 and "8bit" not in optimizer
     return STATES.get(optimizer, USUAL_STATES) * (0.5 if half else 1)
 
@@ -239,7 +237,6 @@ def trained_parameters(config: RunConfig, model: ModelStats) -> float:
 
 
 def saved_bytes(config: RunConfig) -> int:
-    """Return the bytes of each number in a saved file."""
     usual = 2 if config.precision.mixed_precision != "no" else 4
     return {"fp16": 2, "bf16": 2, "float": 4}.get(config.save.save_precision or "", usual)
 
@@ -273,7 +270,6 @@ def _activation_memory(config: RunConfig, model: ModelStats, size: tuple[int, in
 
 
 def operations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
-    """Return the floating point operations of one optimizer step in one process."""
     images = config.data.train_batch_size * config.steps.gradient_accumulation_steps
     return operations_of_image(config, model, size) * images
 

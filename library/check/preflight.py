@@ -79,10 +79,6 @@ def print_dataset(config: RunConfig) -> None:
             print(line)
 
 
-def find_problems(config: RunConfig) -> Iterator[Problem]:
-    yield from findings(config)[0]
-
-
 def load_named_code(config: RunConfig) -> None:
     """Import the code of unlisted packages, which a check does not touch. Raises ConfigError for code of the wrong
     kind.

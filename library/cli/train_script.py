@@ -5,8 +5,11 @@ help.
 """
 
 import argparse
+import atexit
 import gc
+import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping
@@ -17,7 +20,6 @@ from typing import Any, NoReturn, TypeVar
 import psutil
 
 from library import families
-from library.cli import process_end
 from library.config import environment
 from library.config.building import Layer, Reading, draft, read_layers, read_section, understood
 from library.config.formats import to_toml
@@ -41,21 +43,10 @@ INTERRUPTED = 130  # the shells' exit code of Ctrl+C
 MAX_START_GAP = 5.0  # maximum seconds between the starts of processes launched together
 
 
-def config_from_argv(config: type[C], argv: list[str] | None = None) -> C:
-    """Return the config: defaults < --config_file < flags. On mistakes print one line each on stderr and
-    exit with 2.
-    """
-    reading = read_command_line(config, argv)
-    if reading.problems:
-        fail(ConfigError(*reading.problems))
-    _print_notes(reading.notes)
-    return reading.config
-
-
 def run(config: type) -> NoReturn:
     """Run a training script as this process, which ends as soon as all is written."""
     code = main(config)
-    process_end.end_at_once(code)
+    end_at_once(code)
     sys.exit(code)
 
 
@@ -125,7 +116,8 @@ def problems_beyond_reading(reading: Reading[Any]) -> list[Problem]:
 
 
 def read_command_line(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:
-    """Build a config from a command line and the file it names, with every problem of both at once.
+    """Build a config from a command line and the file it names, with every problem of both at once: flags win over the
+    file, and the file over defaults.
 
     --help and --output_config act and exit. `also` are flags of the command that were taken out before; an unknown flag
     may be a misspelling of one of them.
@@ -331,3 +323,31 @@ def fail(error: Exception | str, code: int = 2) -> NoReturn:
     else:  # a launcher kills all processes once one has failed, maybe before the printing one gets here
         time.sleep(MAX_START_GAP)
     raise SystemExit(code)
+
+
+def end_at_once(code: int) -> None:
+    """End this process with `code` once all threads have ended, all exit functions have run and all output is written.
+
+    Python would then clear every module, which takes seconds with torch loaded and frees nothing that the system does
+    not. Returns if a program, such as a profiler, has called the script, or if the output is closed, which Python
+    reports.
+    """
+    if not _called_by_script():
+        return
+    python: Any = threading  # nothing public does what Python does at its end
+    python._shutdown()  # joins threads, and tells pools of threads to end
+    atexit._run_exitfuncs()
+    try:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except (OSError, ValueError):
+        return
+    os._exit(code)
+
+
+def _called_by_script() -> bool:
+    """Return whether only this package is between here and the script that Python was started with."""
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None and frame.f_globals["__name__"].startswith("library."):
+        frame = caller
+    return caller is None and frame.f_globals["__name__"] == "__main__"

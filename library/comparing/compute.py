@@ -12,7 +12,6 @@ from PIL import Image
 from library import methods
 from library.comparing import encoder as encoders
 from library.comparing import losses, plan
-from library.comparing.copies import TrainingLooks
 from library.comparing.encoder import ImageEncoder
 from library.comparing.plan import SavedFile
 from library.comparing.proposal import FileScore, ProposedFile, proposed
@@ -20,6 +19,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Report, counted
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
+from library.curation.similar_images import NEAR, looks
 from library.data import finding
 from library.data.images import ImageSet
 from library.families.recognition import recognise_file
@@ -263,3 +263,28 @@ def _free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+class TrainingLooks:
+    """The hashes of training images."""
+
+    def __init__(self, paths: Sequence[str], report: Report) -> None:
+        """Skips unreadable images and images too plain to distinguish."""
+        self._known: list[tuple[str, tuple[int, int]]] = []
+        for number, path in enumerate(paths):
+            report(Message("reading the training pictures"), number, len(paths))
+            if (hashes := looks(path)) is not None:
+                self._known.append((path, hashes))
+
+    def nearest(self, picture: str) -> str:
+        """Return the training image that this image nearly copies, "" if none."""
+        picture_hashes = looks(picture)
+        if picture_hashes is None:
+            return ""
+        distances = [(_distance(picture_hashes, other), path) for path, other in self._known]
+        bits, path = min(distances, default=(NEAR + 1, ""))
+        return path if bits <= NEAR else ""
+
+
+def _distance(first: tuple[int, int], second: tuple[int, int]) -> int:
+    return sum((a ^ b).bit_count() for a, b in zip(first, second, strict=True))  # the number of different bits

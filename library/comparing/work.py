@@ -10,8 +10,7 @@ from library.comparing.compute import Comparison
 from library.config.problems import ConfigError, Report
 from library.families.shared import tokenizers
 from library.files import clear_errors
-from library.jobs.terminal import progress_line
-from library.jobs.work import JobRecord
+from library.jobs.work import JobRecord, progress_line
 from library.runs import reader
 from library.sampling import generate
 from library.sampling.plan import check_image_count

@@ -14,7 +14,6 @@ class Arguments(argparse.ArgumentParser):
     _argv: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyrefly: ignore[bad-override]
-        """Parse like argparse, and remember the words for `error`."""
         # argparse calls this for subcommands, too, with their part of the command line.
         self._argv = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)

@@ -47,7 +47,6 @@ def _derives(module: str, name: str, base: str, depth_left: int) -> Known:
 
 
 def _combine_answers(answers: Iterator[Known]) -> Known:
-    """Return True if any answer is, else None if any is unknown."""
     results = [*answers]
     return True if True in results else None if None in results else False
 

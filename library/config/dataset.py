@@ -75,7 +75,6 @@ class SubsetConfig:
 
     @property
     def control_directories(self) -> tuple[str, ...]:
-        """The folders of its first, second, ... reference images. With `control_suffix` they lie among the images."""
         first = self.control_directory or (self.image_dir if self.control_suffix else None)
         return (first, *self.more_control_directories) if first else ()
 
@@ -246,7 +245,6 @@ def _options_of_run(config: RunConfig) -> JsonObject:
 
 
 def _build_table(cls: type, *layers: JsonMapping) -> Any:
-    """Build a table from layers: the last layer with a value wins."""
     names = {f.name for f in fields(cls)}
     return cls(**{k: v for layer in layers for k, v in layer.items() if k in names and v is not None})
 
@@ -261,7 +259,6 @@ def _at_each_size(*layers: JsonMapping) -> list[DatasetConfig]:
 
 
 def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
-    """Return a problem of one key in a dataset file, or of the whole file for ""; `source` names the part."""
     place = f"in {source} " if source.endswith(":") else f"in {source}: "
     return Problem(key, template, place=place, topic="images", **facts)
 

@@ -28,7 +28,6 @@ def is_file_id(name: str) -> bool:
 
 
 def repository_of(address: str) -> str:
-    """Return the owner/name in an address on the hub, "" for any other text."""
     match = ON_THE_HUB.fullmatch(address)
     return match[1] if match else ""
 

@@ -12,25 +12,6 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 
-__all__ = [
-    "FLAG",
-    "ConfigError",
-    "MessageLike",
-    "Problem",
-    "Report",
-    "Message",
-    "counted",
-    "either",
-    "join_messages",
-    "message_of_json",
-    "ngettext",
-    "option_name",
-    "option_names",
-    "option_values",
-    "as_problems",
-    "problem_from_json",
-    "together",
-]
 FLAG = "--"  # the place of an option of a command line
 # Marks of option names; other names are also words (kohya_gui/i18n/labels.js).
 NAMED = re.compile(r"\w_\w|\b(?:fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)\b")
@@ -235,7 +216,6 @@ def option_names(names: Iterable[str]) -> Message:
 
 
 def option_values(values: Mapping[str, str]) -> Message:
-    """Return options with their values as a message: "a = 1, b = true"."""
     template = "{option} = {value}"
     return join_messages([Message(template, option=option_name(name), value=value) for name, value in values.items()])
 
@@ -260,7 +240,6 @@ def join_messages(texts: Sequence[MessageLike], between: str = ", ") -> Message:
 
 
 def either(names: Iterable[MessageLike]) -> MessageLike:
-    """Return names as a choice of one: "a", "a or b", "a, b or c"."""
     *first, last = [*names] or [""]
     return Message("{first} or {last}", first=join_messages(first), last=last) if first else last
 

@@ -49,7 +49,6 @@ def steps_or_share(value: Any) -> int | float:
 
 
 def resolution(value: Any) -> str:
-    """Return a resolution as text: 1024 or [1024, 1024] -> "1024" or "1024,1024"; several sizes -> "512;1024,768"."""
     parse_resolution(value)  # raises for invalid combinations
     return ";".join(",".join(map(str, _parse_sides(part, OF_RESOLUTION))) for part in _size_parts(value))
 
@@ -89,7 +88,6 @@ def _size_parts(value: Any) -> list[Any]:
 
 
 def positive_pair(value: Any) -> tuple[int, int]:
-    """Parse a resolution as (width, height); one number means a square."""
     sides = _parse_sides(value)
     return sides[0], sides[-1]
 
@@ -152,7 +150,6 @@ def separator(value: Any) -> str:
 
 
 def token_length(value: Any) -> int | None:
-    """Parse 75, 150 or 225 tokens; 75 is stored as "not set"."""
     result = to_int(value)
     return None if result == 75 else result
 

@@ -276,7 +276,6 @@ def strip_pasted(text: str) -> str:
 
 
 def expand_home(value: Any) -> Any:
-    """Expand a leading ~ to the home folder; other users' homes stay."""
     is_meant = isinstance(value, str) and (value == "~" or value[:2] in ("~/", "~\\"))
     return os.path.expanduser(value) if is_meant else value
 
@@ -299,7 +298,6 @@ CONVERT: dict[type, Callable[[Any], Any]] = {
 
 
 def quoted(value: Any) -> str:
-    """Return a value for a message: shortened, and in quotes if it is text."""
     text = repr(str(value)) if isinstance(value, str | Path) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -312,7 +310,6 @@ def closest(name: str, candidates: Any) -> str:
 
 
 def did_you_mean(name: str, candidates: Any, shown: Callable[[str], MessageLike] = str) -> MessageLike:
-    """Return " (did you mean ...?)" if a candidate is close, else ""; `shown` formats it."""
     close = closest(name, candidates)
     return Message(" (did you mean {name}?)", name=shown(close)) if close else ""
 

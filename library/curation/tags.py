@@ -107,7 +107,6 @@ def frequencies(captions: Iterable[str], separator: str = ",", prefix: str = "")
 
 
 def trigger(word: str) -> Callable[[str], bool]:
-    """Return a test whether a caption has the trigger word, as a whole word; case is ignored."""
     # \b would fail at a trigger word that begins or ends with a sign, such as <cat>.
     pattern = re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE)
     return lambda caption: pattern.search(caption) is not None

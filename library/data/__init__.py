@@ -2,15 +2,4 @@
 
 from library.data.finding import scan
 from library.data.images import Image, ImageSet, summarise_images
-from library.data.preflight import Check, check_data, data_warnings, find_data_problems
-
-__all__ = [
-    "Check",
-    "Image",
-    "ImageSet",
-    "check_data",
-    "find_data_problems",
-    "scan",
-    "summarise_images",
-    "data_warnings",
-]
+from library.data.preflight import Check, check_data

@@ -215,7 +215,6 @@ def _named_like(survey: "Survey", subset: SubsetConfig, folder: str, image: Imag
 
 
 def _like_the_images(survey: "Survey", directory: str, image: Image) -> Listing:
-    """List a folder of reference images, or its sub-folder named like the image's folder."""
     listing, name = survey.files(directory), os.path.basename(os.path.dirname(image.path))
     return survey.files(os.path.join(directory, name)) if name in listing.folders else listing
 

@@ -71,6 +71,5 @@ def refuse_other_references(images: Iterable["Image"]) -> None:
 
 
 def share(items: list, name: Callable[[Any], str], world: EncodingProcess) -> list:
-    """Return this process' share: every n-th file, with all its items."""
     order = {key: i for i, key in enumerate(dict.fromkeys(map(name, items)))}
     return [item for item in items if order[name(item)] % world.ranks == world.rank]

@@ -100,7 +100,6 @@ def _learned_as_regular(config: RunConfig, datasets: tuple[DatasetConfig, ...]) 
 
 
 def _with_valid_sizes(dataset: DatasetConfig) -> DatasetConfig:
-    """Replace invalid bucket sizes of a data set, so that its other mistakes can be found."""
     dataset = dataset if dataset.resolution else replace(dataset, resolution=PLACEHOLDER, enable_bucket=False)
     return replace(dataset, enable_bucket=False) if any(bucket_rules(dataset).problems()) else dataset
 

@@ -58,7 +58,6 @@ class Listing:
         return self.alike.get(_plain_form(name), "")
 
     def image_named(self, stem: str) -> str:
-        """Return the name of the image with this stem, in any readable format and any case of its extension, or ""."""
         suffixes = (*ALWAYS, *sorted(extensions().difference(ALWAYS)))
         return next((name for suffix in suffixes if (name := self.find(stem + suffix)) in self.images), "")
 
@@ -157,7 +156,6 @@ def concept(folder: Path) -> Concept | None:
 
 
 def concepts(parent: Path) -> list[Concept]:
-    """Return the folders named <repeats>_<words> directly inside `parent`, by name, without those of 0 repeats."""
     entries = (concept(parent / name) for name in looked_into(parent).folders)
     return [entry for entry in entries if entry is not None and entry.repeats > 0]
 
@@ -196,7 +194,6 @@ def some(names: Sequence[Any], max_names: int = 5) -> MessageLike:
 
 
 def about_images(template: str, **facts: Any) -> Problem:
-    """Return a problem of images or captions that belongs to no option."""
     details: dict[str, Any] = {"topic": "images", **facts}
     return Problem("", template, **details)
 

@@ -67,7 +67,6 @@ class Image:
 
     @property
     def bucket_key(self) -> tuple[Any, ...]:
-        """The key shared by all images of a batch: data set, bucket, and the sizes of reference images, if any."""
         references = tuple(control.fit.bucket for control in self.controls if not control.is_masked)
         return (self.dataset, self.fit.bucket, *([references] if references else []))
 

@@ -178,7 +178,6 @@ class Batches:
         return draws(self._buckets, self._sizes, self.seed, epoch, self.place)
 
     def _moment(self, draw: Draw) -> Moment:
-        """Return the optimizer step of a batch."""
         length, window = training_length(self.config.steps, len(self)), self.config.steps.gradient_accumulation_steps
         return Moment((draw.epoch - 1) * length.per_epoch + draw.index // window, draw.epoch, length.total)
 
@@ -273,7 +272,6 @@ class ImageChoices(NamedTuple):
 
     @property
     def controls(self) -> "Mapping[int, ControlImage]":
-        """Return the control and reference images to load by their index: all of them, or the drawn mask."""
         controls = self.image.controls
         return dict(enumerate(controls)) if self.mask is None else {self.mask: controls[self.mask]}
 
@@ -292,7 +290,6 @@ def latent_area(kind: Kind) -> int:
 
 
 def _latent_sides(key: tuple[Any, ...]) -> tuple[int, ...]:
-    """Height and width of the latents for an `Image.bucket_key`, then those of reference images."""
     sizes = (key[1], *(key[2] if len(key) > 2 else ()))
     return tuple(side // LATENT for width, height in sizes for side in (height, width))
 

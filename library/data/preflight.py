@@ -38,14 +38,6 @@ class Check(NamedTuple):
     masks: Message | None = None  # how many images have one, and how much of their area counts
 
 
-def find_data_problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
-    yield from check_data(config, grid, report).problems
-
-
-def data_warnings(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
-    yield from check_data(config, grid, report).warnings
-
-
 def check_data(config: RunConfig, grid: int, report: Report | None = None, quick: bool = False) -> Check:
     """Check all data once: folders, images, captions, buckets, options that exclude each other.
 

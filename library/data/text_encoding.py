@@ -20,8 +20,7 @@ from library.data.folders import some
 from library.data.not_finite import NotFiniteError
 from library.data.threads import spread
 from library.families.base import Family, ModelComponents, TextCache
-from library.families.capabilities import ReadsPictures
-from library.families.caption_limit import LimitsCaptions
+from library.families.capabilities import LimitsCaptions, ReadsPictures
 
 if TYPE_CHECKING:
     from library.data.images import ControlImage, Image, ImageSet

@@ -17,7 +17,7 @@ from library.config.command import quote_command
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.demo import picture, summary, zorb
+from library.demo import summary, zorb
 from library.demo.configs import toml_name
 from library.demo.files import Demo, prepare_demo
 from library.demo.small_model import small_model_of
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     pictures, lines = [], []
     for model in models:
         run, text = train_and_compare(demo, model, arguments.steps, compiled, model in trained)
-        pictures += picture.write_picture(run) if model in trained else []
+        pictures += summary.write_picture(run) if model in trained else []
         lines.append(text)
     print("\n".join(["", *pictures, "", *lines, *demo_closing_lines(demo, models[0])]))
     return 0

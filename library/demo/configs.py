@@ -69,23 +69,9 @@ def demo_toml(
             ("max_bucket_reso", 256, "real: 2048"),
             ("bucket_reso_steps", 64, ""),
         ],
-        "captions": [("caption_extension", ".txt", "")],
-        "cache": [
-            ("cache_latents", True, "real: cache_latents_to_disk"),
-            ("cache_text_encoder_outputs", True, ""),
-        ],
-        "steps": [("max_train_steps", 60, "real: 1000 or more"), ("seed", 42, "")],
-        "precision": [("mixed_precision", "no", "real, on a GPU: bf16")],
-        "compile": [("compile", True, "compiles the blocks of the denoiser before the first step")]
-        if compiled
-        else [("compile", False, "real, on a GPU: true")],
-        "save": [
-            ("output_dir", str(output), ""),
-            ("output_name", f"{model}-{RESULT_ENDINGS.get(config.kind, config.kind)}", ""),
-            ("save_model_as", "safetensors", ""),
-            ("save_precision", "fp16", ""),
-        ],
-        "log": [("logging_dir", str(output / "logs"), "for TensorBoard")],
+        **encoding_tables(),
+        **length_tables(60, compiled),
+        **output_tables(output, model, config.kind),
     }
     tables |= _learning(config.kind, next(iter(family.adapter_modules)))
     if config().control_images.guided:
@@ -106,6 +92,40 @@ def demo_toml(
     return rendered([title_comment, *usage(script, model)], merged(tables, family_tables))
 
 
+def encoding_tables() -> Tables:
+    """Return how captions are found, and what is encoded once."""
+    return {
+        "captions": [("caption_extension", ".txt", "")],
+        "cache": [
+            ("cache_latents", True, "real: cache_latents_to_disk"),
+            ("cache_text_encoder_outputs", True, ""),
+        ],
+    }
+
+
+def length_tables(steps: int, compiled: bool) -> Tables:
+    """Return the number of steps, their precision, and whether they are compiled."""
+    remark = "compiles the blocks of the denoiser before the first step" if compiled else "real, on a GPU: true"
+    return {
+        "steps": [("max_train_steps", steps, "real: 1000 or more"), ("seed", 42, "")],
+        "precision": [("mixed_precision", "no", "real, on a GPU: bf16")],
+        "compile": [("compile", compiled, remark)],
+    }
+
+
+def output_tables(output: Path, model: str, kind: str) -> Tables:
+    """Return the places of the result and of its logs."""
+    return {
+        "save": [
+            ("output_dir", str(output), ""),
+            ("output_name", f"{model}-{RESULT_ENDINGS.get(kind, kind)}", ""),
+            ("save_model_as", "safetensors", ""),
+            ("save_precision", "fp16", ""),
+        ],
+        "log": [("logging_dir", str(output / "logs"), "for TensorBoard")],
+    }
+
+
 def usage(script: str, model: str) -> list[str]:
     """Return the comment that says how to train with a TOML."""
     return [
@@ -115,13 +135,11 @@ def usage(script: str, model: str) -> list[str]:
 
 
 def merged(tables: Tables, added: Mapping[str, list[Line]]) -> Tables:
-    """Return the tables with the lines that a family adds; the model and the noise come first."""
     order = [name for name in ("model", "noise", *tables) if name in added or name in tables]
     return {name: [*tables.get(name, ()), *added.get(name, ())] for name in dict.fromkeys(order)}
 
 
 def rendered(head: Sequence[str], tables: Tables) -> str:
-    """Return the text of a TOML file: comments, and the tables with their remarks."""
     blocks = ["\n".join([f"[{table}]", *map(_toml_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
 

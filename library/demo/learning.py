@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from library import families
-from library.demo import zorb
-from library.demo.configs import RESULT_ENDINGS, Line, Tables, merged, rendered, title_of_training, toml_name, usage
+from library.demo import configs, zorb
+from library.demo.configs import Line, Tables, title_of_training, toml_name
 from library.demo.small_model import KNOWN_PICTURES, small_model_of
 from library.families.facts import SmallModel
 from library.files import write_atomic
@@ -21,7 +21,6 @@ DEMO_PROMPTS = (
 
 
 def scripts(family: str) -> list[str]:
-    """Return the scripts of a family that train its small model."""
     family_scripts = families.facts_of(family).scripts if small_model_of(family) else ()
     return [script for script in family_scripts if families.config_class(script).kind in KINDS]
 
@@ -66,38 +65,20 @@ def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], fol
             ("resolution", f"{zorb.SIDE},{zorb.SIDE}", 'real: "1024,1024"'),
             ("train_batch_size", 4, "real: 1 or 2"),
         ],
-        "captions": [("caption_extension", ".txt", "")],
-        "cache": [
-            ("cache_latents", True, "real: cache_latents_to_disk"),
-            ("cache_text_encoder_outputs", True, ""),
-        ],
+        **configs.encoding_tables(),
         **_learning(config.kind, small, next(iter(families.facts_of(family).adapter_modules))),
-        "steps": [("max_train_steps", small.steps, "real: 1000 or more"), ("seed", 42, "")],
-        "precision": [("mixed_precision", "no", "real, on a GPU: bf16")],
-        "compile": [_compile(compiled)],
+        **configs.length_tables(small.steps, compiled),
         "sample": [
             ("sample_prompts", str(folder / f"{family}-prompts.txt"), ""),
             ("sample_at_first", True, "images of the base model"),
             ("sample_every_n_steps", small.steps // 2, ""),
         ],
-        "save": [
-            ("output_dir", str(output), ""),
-            ("output_name", f"{family}-{RESULT_ENDINGS.get(config.kind, config.kind)}", ""),
-            ("save_model_as", "safetensors", ""),
-            ("save_precision", "fp16", ""),
-        ],
-        "log": [("logging_dir", str(output / "logs"), "for TensorBoard")],
+        **configs.output_tables(output, family, config.kind),
     }
     model_tables = {name: lines for name, lines in small.tables(files).items() if compiled or name != "compile"}
     title = title_of_training(script, family)
     title_comment = f"# {title}: a small trained model learns the {zorb.NAME}, a character that is new to it."
-    return rendered([title_comment, *usage(script, family)], merged(tables, model_tables))
-
-
-def _compile(compiled: bool) -> Line:
-    if compiled:
-        return ("compile", True, "compiles the blocks of the denoiser before the first step")
-    return ("compile", False, "real, on a GPU: true")
+    return configs.rendered([title_comment, *configs.usage(script, family)], configs.merged(tables, model_tables))
 
 
 def _learning(kind: str, small: SmallModel, module: str) -> Tables:

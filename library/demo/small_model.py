@@ -23,12 +23,6 @@ def small_model_of(family: str) -> SmallModel | None:
     return getattr(families.random_module(family), "SMALL_MODEL", None)
 
 
-def parts_in(folder: Path, family: str) -> dict[str, Path]:
-    """Return the files of a family's small model in a folder, by part."""
-    model = small_model_of(family)
-    return {part: folder / name for part, name in model.files.items()} if model else {}
-
-
 # Why: docs/decisions/2026-11-27-small-trained-models.md
 def copy_small_model(family: str, folder: Path) -> None:
     """Copy a family's small model with its tokenizers into a folder. Raises ConfigError for files that are missing or

@@ -1,15 +1,24 @@
 """A summary of the demo's trainings, from their public records."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from PIL import Image
+
+from library import families
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import counted
 from library.config.run_config import RunConfig
-from library.demo import configs, lora, measured
+from library.demo import configs
+from library.families.shared.diffusers_layers import ADAPTER_ENDINGS
+from library.files import write_atomic
 from library.runs import reader
+from library.runs.sample_sheet import arrange_samples, draw_sheet
+
+MEASURED_FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,7 @@ def verdict(family: str, eager: Outcome, fast: Outcome) -> list[str]:
             )
     if fast.device == "cpu":
         lines.append("On a processor compiling often does not pay: torch.compile is for GPUs, and this model is tiny.")
-        lines.append(measured.gain(family))
+        lines.append(gain(family))
     return lines
 
 
@@ -142,7 +151,100 @@ def format_number(value: float | None, form: str) -> str:
 
 def describe_diffusers_fit(file: Path, config: RunConfig) -> str:
     """Say whether diffusers can use a LoRA file."""
-    matched, wrong = lora.check_lora_layers(file, config)
+    matched, wrong = check_lora_layers(file, config)
     if wrong:
         return "\n    ".join([f"In diffusers {len(wrong)} of its keys fit nowhere:", *wrong[:5]])
     return f"Loads into diffusers: {counted(matched, 'layer')!s}, no key left over."
+
+
+# diffusers' own converters decide, as they are what users will load the file with.
+# Why: docs/decisions/2026-11-20-lora-checked-with-diffusers.md
+def check_lora_layers(file: Path, config: RunConfig) -> tuple[int, list[str]]:
+    """Return how many layers of diffusers' model the file's adapters fit, and what fits nowhere (key or size, a line
+    each).
+
+    `config` is the file's training config, which determines the model. Takes seconds, mostly for imports.
+    """
+    from safetensors.torch import load_file
+
+    tensors = load_file(file)
+    try:
+        converted, sizes = families.random_module(config.family).convert_for_diffusers(tensors, config)
+    except (ValueError, AssertionError, KeyError) as error:
+        return 0, [f"diffusers cannot convert the file: {error}"]
+    wrong = []
+    for name, tensor in converted.items():
+        layer, dimension = _layer_and_dimension(name)
+        if layer not in sizes:
+            wrong.append(f"{name}: diffusers has no such layer")
+        elif tensor.shape[dimension] != sizes[layer][dimension]:
+            wrong.append(f"{name}: {tensor.shape[dimension]} features, the layer has {sizes[layer][dimension]}")
+    return len({_layer_and_dimension(name)[0] for name in converted}) if not wrong else 0, wrong
+
+
+def _layer_and_dimension(name: str) -> tuple[str, int]:
+    """Return the layer's name, and the dimension that an adapter must match: 1 (input) for A, 0 (output) for B."""
+    for dimension, ending in ((1, ADAPTER_ENDINGS[0]), (0, ADAPTER_ENDINGS[1])):
+        if name.endswith(ending):
+            return name.removesuffix(ending), dimension
+    return name, 0
+
+
+def gain(family: str, folder: Path = MEASURED_FOLDER) -> str:
+    """Describe the newest figures of a LoRA step with checkpointing, eager and compiled, with their file.
+
+    Without any, refer to the documentation of figures.
+    """
+    title = families.facts_of(family).title
+    for path in sorted(folder.glob("*.json"), reverse=True):
+        measurements = json.loads(path.read_text(encoding="utf-8"))
+        eager = min(_step_rows(measurements, family, compiled=False), default=None)
+        fast = min(_step_rows(measurements, family, compiled=True), default=None)
+        if eager and fast:
+            note = measurements["machine"].get("note", "")
+            return (
+                f"On an {measurements['machine']['gpu']} a step of full-size {title} took {eager[1]:.3g} s eagerly "
+                f"({eager[2]}) and {fast[1]:.3g} s compiled ({fast[2]}): docs/measured/{path.name}."
+                + (f" {note}" if title in note else "")
+            )
+    return "docs/dev/performance.md says what compiling gives with full-size models on a GPU."
+
+
+def _step_rows(measurements: JsonObject, family: str, compiled: bool) -> Iterator[tuple[int, float, str]]:
+    """Return number of settings, seconds per step and settings of each row; the fewest settings show
+    compiling alone.
+    """
+    for row in measurements["rows"]:
+        settings = [word.strip() for word in row["how"].split(",")]
+        is_ours = (row["trainer"], row["family"], row["method"], row["batch"]) == ("here", family, "lora", 1)
+        if is_ours and "checkpointing" in settings and ("compile" in settings) == compiled:
+            yield len(settings), row["s_it"], row["how"]
+
+
+def write_picture(run: Path) -> list[str]:
+    """Write the picture of the run in this folder beside its LoRA. Return lines that say where it is, or why there is
+    none, and which samples failed."""
+    facts, (events, _) = reader.run_at(run).facts, reader.read_events(run)
+    samples = [event for event in events if event["kind"] == "sample"]
+    failed = list(dict.fromkeys(str(event.get("text")) for event in events if event["kind"] == "sample_failed"))
+    missing = [f"  Some samples could not be generated: {'; '.join(failed)}"] if failed else []
+    sheet = arrange_samples(samples)
+    if sheet is None:
+        return ["There is no picture of what was learned, as the training left no samples to compare.", *missing]
+
+    def opened(place: int) -> Image.Image | None:
+        path = Path(str(facts.get("folder") or "."), str(samples[place].get("file")))
+        try:
+            with Image.open(path) as image:
+                return image.convert("RGB")
+        except OSError:
+            return None
+
+    path = Path(str(facts["output_dir"]), f"{facts['output_name']}.png")
+    write_atomic(path, draw_sheet(sheet, opened).save)
+    columns = "the base model, the LoRA halfway, and at the end" if len(sheet.steps) > 2 else "before and after"
+    return [
+        f"What it has learned, as a picture: {path}",
+        f"  Each row is a prompt; the columns are {columns}.",
+        *missing,
+    ]

@@ -196,12 +196,10 @@ def _arm(pen: ImageDraw.ImageDraw, shoulder: Point, r: float, side: int, angle: 
 
 
 def _star(centre: Point, r: float, rays: int = 5) -> list[Point]:
-    """Return the corners of a star, one ray upwards."""
     turns = ((math.pi * number / rays, r if number % 2 == 0 else r * 0.5) for number in range(2 * rays))
     return [(centre[0] + math.sin(turn) * far, centre[1] - math.cos(turn) * far) for turn, far in turns]
 
 
 def _round(x: float, y: float, r: float, height: float | None = None) -> tuple[float, float, float, float]:
-    """Return the box of an ellipse around a point; without a height, of a circle."""
     down = r if height is None else height
     return (x - r, y - down, x + r, y + down)

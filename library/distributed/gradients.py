@@ -156,7 +156,6 @@ def group_tensors(tensors: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def shapes_of(tensors: Iterable[Tensor]) -> list[Shape]:
-    """Return shapes, and gapless strides that keep the tensors' order in memory."""
     return [(tensor.shape, torch.empty_like(tensor, device="meta").stride()) for tensor in tensors]
 
 

@@ -43,7 +43,6 @@ class ProcessWatch:
 
     @property
     def newest(self) -> dict[str, Path]:
-        """Return the last saved state according to the run's record, which the first process writes; empty if none."""
         state = resume.newest_state(reader.RecordedRun(self._run, layout.load_facts(self._run / layout.RUN)))
         return {"state": state} if state and state.is_dir() else {}
 

@@ -153,7 +153,6 @@ def installed_version(name: str) -> str | None:
 # Other trainers also install a package called `library`, which would shadow ours in a shared environment.
 # Why: docs/decisions/2026-11-20-one-environment-in-the-projects-folder.md
 def foreign_library() -> MachineFinding:
-    """Report another project's `library` package, which would be imported in place of ours, or ours in place of it."""
     clashes = list(installation.foreign())
     return bad("packages", join_messages(clashes, "; ")) if clashes else ok("packages", "")
 

@@ -191,7 +191,6 @@ def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
             report(Message("{file}", file=file.name), done, file.size)
 
         def update(self, more: float = 1) -> None:
-            """Add downloaded bytes; negative after a restart."""
             self.done += int(more)
             report(Message("{file}", file=file.name), self.done, file.size)
 

@@ -36,7 +36,6 @@ RUNS = {script: reference for family in all_families() for script, reference in 
 
 
 def owner(name: str) -> str:
-    """Return the family of a name, which may be that of a variant in the demo."""
     return next(family.name for family in all_families() if name in (family.name, *family.demo_variants))
 
 
@@ -84,7 +83,4 @@ def load_object(reference: str) -> Any:
 
 
 def random_module(family: str) -> Any:
-    """Return the module that builds a family's networks with random weights. It defines TINY and FULL sizes,
-    TINY_OPTIONS of configs, random, input_shapes, adopt, write.
-    """
     return importlib.import_module(f"library.families.{family}.random")

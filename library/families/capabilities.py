@@ -1,8 +1,9 @@
 """Protocols of optional capabilities of a `Family`, checked with isinstance. Needs no torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from library.families.base import ModelComponents
 
@@ -76,3 +77,29 @@ class HasBlockRates(Protocol):
 
     def learning_rate_block(self, path: str) -> int:
         """Return a parameter's index in `block_lrs`."""
+
+
+def count_caption_tokens(tokenizer: Any, caption: str) -> int:
+    return len(tokenizer(caption, add_special_tokens=False, truncation=False).input_ids)
+
+
+@dataclass(frozen=True)
+class CaptionLimit:
+    """The limit of the text encoder with the largest one."""
+
+    encoder: str  # short name of encoder and tokenizer
+    tokens: int  # of the caption alone
+    more: str = ""  # an option and value that raise the limit, "" if there is none
+    count: Callable[[Any, str], int] = count_caption_tokens  # by tokenizer and caption
+
+
+@runtime_checkable
+class LimitsCaptions(Protocol):
+    """A family that truncates long captions."""
+
+    @property
+    def caption_limit(self) -> CaptionLimit:
+        """The limit with the options of this run."""
+
+    def tokenizers_of_captions(self) -> Mapping[str, Any]:
+        """Return the tokenizers by encoder, without loading encoders. Raises ConfigError if one is unavailable."""

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
+
+from library.config.run_config import ControlUse
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -26,7 +28,6 @@ def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> st
 
 
 def recognise_nothing(_shapes: Shapes) -> str:
-    """Recognise no file: the default of `recognise_part`, for families without separate VAE and text encoder files."""
     return ""
 
 
@@ -141,3 +142,17 @@ class FamilyFacts:
     def lora_names(self) -> str:
         """module:object, a shared.lora_names.LoraNames."""
         return f"library.families.{self.name}.keys:LORA_NAMES"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Common properties of a variant; subclasses of families add others."""
+
+    title: str  # what people call it
+    control_images: ControlUse = ControlUse()  # control or reference images that it reads
+    base_model_version: str  # ss_base_model_version
+    architecture: str  # modelspec.architecture; "" where it is in the header
+
+    def __deepcopy__(self, memo: object) -> Self:
+        # Immutable, so copies of a family can share it.
+        return self

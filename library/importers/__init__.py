@@ -19,24 +19,3 @@ from library.importers.kohya_export import export
 from library.importers.kohya_launch import read_launch_settings
 from library.importers.kohya_ss import tab_title
 from library.importers.result import Imported, KeyOutcome
-
-__all__ = [
-    "FLAT",
-    "SUFFIXES",
-    "Configs",
-    "KeyOutcome",
-    "Imported",
-    "convert_foreign_dataset",
-    "compare_configs",
-    "export",
-    "is_foreign_dataset",
-    "read_launch_settings",
-    "import_file",
-    "script_in_name",
-    "of_others",
-    "parse_file",
-    "import_content",
-    "refuse_data",
-    "tab_title",
-    "with_header",
-]

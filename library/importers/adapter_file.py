@@ -55,7 +55,6 @@ def load_header(path: Path) -> JsonObject:
 
 
 def with_header(text: str) -> bytes:
-    """Return the beginning of a .safetensors file with this header; a browser sends only the header."""
     header = text.encode()
     return len(header).to_bytes(8, "little") + header
 

@@ -21,6 +21,7 @@ from library.importers.shared import (
     is_hub_name,
     load_tables,
     merged_from_hub,
+    other_model_error,
     own_name,
     precision,
     say_nearest,
@@ -121,12 +122,7 @@ def _aitoolkit_script(flat: JsonMapping) -> str:
     other = next((model for word, model in AITOOLKIT_TABLES["other_models"].items() if word in name.casefold()), "")
     if not family or (other and family == "flux"):
         model = other or arch or name or "Stable Diffusion 1.5"
-        raise ConfigError(
-            "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER,
-            model=model,
-            advice=ONLY,
-        )
+        raise other_model_error(TRAINER, model)
     return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
 
 

@@ -100,7 +100,6 @@ def _aitoolkit_dataset_file(tables: list[JsonMapping], whole: WholeTraining) -> 
 
 
 def _convert_resolution(value: JsonValue) -> JsonValue:
-    """Convert a list of sides: each is a square, and each image is trained at all of them, as here."""
     sides = [int(side) for side in map(to_number, value if isinstance(value, list) else [value]) if side and side > 0]
     return joined_sizes([(side, side) for side in sides]) if sides else value
 

@@ -73,7 +73,6 @@ class ImportBuilder:
             self.source, self.absent = {**self.source, key: value}, self.absent | {key}
 
     def ignore(self, key: str, reason: MessageLike) -> None:
-        """Record that the key has no equivalent; one that is off or empty is not reported."""
         is_off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
         self.outcomes[key] = KeyOutcome(key, "empty") if is_off else KeyOutcome(key, "ignored", reason)
 
@@ -238,7 +237,6 @@ def _read_value(config: type[RunConfig], name: str, value: Any, configs: Configs
 
 
 def _why_ineffective(config: type[RunConfig], name: str, value: Any) -> str:
-    """Return why an option has no effect in this kind of training; "" if it has one, or is not set."""
     is_set = value != options_of(config)[name].default
     return config.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name, "") if is_set else ""
 

@@ -9,7 +9,6 @@ from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
     BLOCK_COUNTS,
     NO_MODEL,
-    ONLY,
     PART_OPTIONS,
     chooses_chroma,
     chooses_edit,
@@ -19,6 +18,7 @@ from library.importers.shared import (
     ignore_rest,
     import_keys,
     load_tables,
+    other_model_error,
     own_name,
     precision,
     say_nearest,
@@ -66,12 +66,7 @@ def _pipe_script(settings: JsonMapping) -> str:
     family = PIPE_TABLES["families"].get(kind)
     if family is None:
         model = PIPE_TABLES["other_models"].get(kind, kind)
-        raise ConfigError(
-            "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER,
-            model=model,
-            advice=ONLY,
-        )
+        raise other_model_error(TRAINER, model)
     return f"{family}_train_network" if isinstance(settings.get("adapter"), Mapping) else f"{family}_train"
 
 

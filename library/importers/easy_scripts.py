@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 from library.config.dataset import SubsetConfig
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Message, counted
+from library.config.problems import Message, counted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on
 from library.importers.shared import (
-    ONLY,
     PREPARED,
     dataset_toml,
     describe,
@@ -16,6 +15,7 @@ from library.importers.shared import (
     equivalent_optimizer,
     load_tables,
     optimizer_args,
+    other_model_error,
     say_nearest,
     set_by,
     tables_of_list,
@@ -77,12 +77,7 @@ def _easy_script(settings: JsonMapping, flat: JsonMapping, is_word: bool) -> str
     if isinstance(settings.get("flux_args"), Mapping) and settings["flux_args"].get("args") and not is_word:
         return "flux_train_network"
     model = "Stable Diffusion 2" if is_on(flat.get("v2")) else "Stable Diffusion 1.5"
-    raise ConfigError(
-        "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-        trainer=TRAINER,
-        model=model,
-        advice=ONLY,
-    )
+    raise other_model_error(TRAINER, model)
 
 
 def _fill_placeholder(builder: ImportBuilder, value: JsonValue) -> JsonValue:

@@ -11,7 +11,7 @@ from library.config.run_config import RunConfig, configs_of_kind
 from library.config.schema import options_of
 from library.config.values import did_you_mean
 from library.importers.builder import Configs, ImportBuilder, is_empty, is_on
-from library.importers.shared import ONLY, load_tables, own_name
+from library.importers.shared import load_tables, other_model_error, own_name
 
 TRAINER = "sd-scripts"
 APPLIES_EXIF = False  # as sd-scripts
@@ -68,12 +68,7 @@ def _refuse_other_training(settings: JsonMapping, configs: Configs, script: str)
         or SD_SCRIPTS_TABLES["other_modules"].get(module_of(settings))
         or ("" if script else _older_model(settings))
     ):
-        raise ConfigError(
-            "this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER,
-            other=other,
-            advice=ONLY,
-        )
+        raise other_model_error(TRAINER, other)
     if not script:
         refuse_module(settings, configs)
     names = {name for config in configs.values() for name in (*options_of(config), *config.aliases, *config.foreign)}

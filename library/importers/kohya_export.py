@@ -11,7 +11,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.config.values import join_words, parse_finite
-from library.importers import kohya_adapters, kohya_flags, kohya_launch, kohya_ss
+from library.importers import kohya_adapters, kohya_launch, kohya_ss
 from library.importers.builder import Configs, settle_values
 from library.importers.result import Imported
 from library.importers.shared import load_tables
@@ -259,7 +259,7 @@ def _export_folders(config: RunConfig) -> Fields:
 def _write_typed_flags(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
     """Write the box for additional parameters: drop its flags that changed, and add those without a field."""
     options = options_of(type(config))
-    old_flags = kohya_flags.flags(str(fields.get("additional_parameters") or ""))
+    old_flags = kohya_ss.split_flags(str(fields.get("additional_parameters") or ""))
     unchanged = {name: items for name, items in old_flags.items() if name not in names}
     new_flags = {name: _flag_words(options[name], value) for name, value in typed.items() if name in names}
     if unchanged != old_flags or new_flags:

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name, option_values
-from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch, kohya_learning
+from library.config.values import split_words
+from library.importers import flat, kohya_adapters, kohya_launch, kohya_learning
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ONLY, chooses_chroma, describe, load_tables, say_nearest, set_by
+from library.importers.shared import chooses_chroma, describe, load_tables, other_model_error, say_nearest, set_by
 
 TRAINER = "kohya_ss"
 APPLIES_EXIF = False  # as sd-scripts
@@ -43,12 +44,7 @@ def tab_of(settings: JsonMapping) -> str:
     """
     for other in KOHYA_TABLES["other_tabs"]:
         if settings.keys() & set(other["keys"]):
-            raise ConfigError(
-                "this file of {trainer} is for {what}, which is not trained here: use {trainer}; {advice}",
-                trainer=TRAINER,
-                what=other["title"],
-                advice=ONLY,
-            )
+            raise other_model_error(TRAINER, other["title"])
     if settings.keys() & set(KOHYA_TABLES["only_textual_inversion"]):
         return "textual-inversion"
     if {"LoRA_type", "network_dim", "unet_lr"} & settings.keys():
@@ -111,7 +107,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         builder.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
         if builder.values.pop("clip_l", None):
             builder.ignore("clip_l", "there is no CLIP-L in Chroma")
-    kohya_flags.read_typed_flags(builder)
+    read_typed_flags(builder)
     return builder
 
 
@@ -295,3 +291,45 @@ def _why_meaningless(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
     prefixes = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
     owner = next((family for start, family in prefixes.items() if key.startswith(start)), builder.family)
     return "" if owner == builder.family else Message("it is for {title}", title=TITLED[owner])
+
+
+def read_typed_flags(builder: ImportBuilder) -> None:
+    """Read the flags in the box, which take precedence over all fields."""
+    text = builder.get("additional_parameters")
+    if not isinstance(text, str):
+        builder.empty("additional_parameters")
+        return
+    typed = split_flags(text)
+    stray_words = typed.pop("", [])
+    if "torch_compile" in typed:
+        typed.pop("torch_compile")
+        backend = builder.get("dynamo_backend")
+        typed["compile"] = []
+        if backend and str(backend).casefold() != "no":
+            typed.setdefault("compile_backend", [str(backend)])
+    values = {name: (items if len(items) > 1 else items[0]) if items else True for name, items in typed.items()}
+    if not values:
+        builder.ignore("additional_parameters", "there is no --flag in it")
+        return
+    if stray_words:
+        name = f"additional_parameters {' '.join(stray_words)}"
+        builder.source = {**builder.source, name: stray_words}
+        builder.ignore(name, "there is no --flag in it")
+    explanation = Message("its flags stand by themselves: {flags}", flags=", ".join(values))
+    builder.change("additional_parameters", explanation)
+    for name, value in values.items():
+        # Each flag has an outcome of its own, so that unknown ones are reported by name.
+        builder.source = {**builder.source, f"additional_parameters --{name}": value}
+        builder.rename(f"additional_parameters --{name}", name, value)
+
+
+def split_flags(text: str) -> dict[str, list[str]]:
+    """Split `--seed 5 --network_args a=1 b=2` into flags with their values; under "" what precedes the first flag."""
+    values_by_flag: dict[str, list[str]] = {}
+    for token in split_words(text):
+        if token.startswith("--"):
+            name, equals, value = token[2:].partition("=")
+            values_by_flag[name] = [value] if equals else []
+        else:
+            values_by_flag.setdefault(next(reversed(values_by_flag), ""), []).append(token)
+    return values_by_flag

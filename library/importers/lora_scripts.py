@@ -8,7 +8,15 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_toml
 from library.config.problems import ConfigError, Message, option_name
 from library.importers.builder import ImportBuilder, is_empty, is_on
-from library.importers.shared import NO_MODEL, ONLY, describe, describe_prompts, equal, load_tables, set_by
+from library.importers.shared import (
+    NO_MODEL,
+    describe,
+    describe_prompts,
+    equal,
+    load_tables,
+    other_model_error,
+    set_by,
+)
 
 TRAINER = "lora-scripts"
 APPLIES_EXIF = False  # as sd-scripts
@@ -70,12 +78,7 @@ def _lora_scripts_script(flat: JsonMapping) -> str:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_train_type")
     model = LORA_SCRIPTS_TABLES["other_models"].get(kind, kind)
     model = "Stable Diffusion 2" if kind.startswith("sd-") and is_on(flat.get("v2")) else model
-    raise ConfigError(
-        "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-        trainer=TRAINER,
-        model=model,
-        advice=ONLY,
-    )
+    raise other_model_error(TRAINER, model)
 
 
 def _import_scripts_network(builder: ImportBuilder) -> None:

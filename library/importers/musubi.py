@@ -9,12 +9,12 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
-    ONLY,
     dataset_toml,
     describe,
     equal,
     import_keys,
     load_tables,
+    other_model_error,
     say_nearest,
     set_by,
     table_in,
@@ -65,12 +65,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     other = "" if module == FLUX_1 else MUSUBI_TABLES["modules"].get(module) or ("" if is_known else module) or other
     other = "" if script or family != "flux" else other
     if other:
-        raise ConfigError(
-            "this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER,
-            other=other,
-            advice=ONLY,
-        )
+        raise other_model_error(TRAINER, other)
     lora = bool(module or settings.get("network_dim"))
     builder = ImportBuilder(settings, script or f"{family}_train{'_network' if lora else ''}", TRAINER)
     kind = "flux" if family == "flux" else "others"

@@ -57,6 +57,12 @@ def load_tables(program: str) -> JsonObject:
     return {**tables, "ignored": reasons}
 
 
+def other_model_error(trainer: str, model: str) -> ConfigError:
+    """Return the error for a file of a model that is not trained here."""
+    template = "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}"
+    return ConfigError(template, trainer=trainer, model=model, advice=ONLY)
+
+
 def flatten_tables(settings: JsonMapping, before: str = "") -> JsonObject:
     """Convert nested tables to dotted keys. Lists are unchanged."""
     flat: JsonObject = {}
@@ -77,7 +83,6 @@ def chooses_chroma(builder: ImportBuilder, key: str) -> None:
 
 
 def own_name(path: object) -> str:
-    """Return the name of a model from its path or id, in lower case, without its folders."""
     parts = [part for part in re.split(r"[/\\]", str(path or "").casefold()) if not NO_NAME.fullmatch(part)]
     return parts[-1] if parts else ""
 

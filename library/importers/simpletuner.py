@@ -22,6 +22,7 @@ from library.importers.shared import (
     is_hub_name,
     load_tables,
     merged_from_hub,
+    other_model_error,
     own_name,
     precision,
     say_nearest,
@@ -126,12 +127,7 @@ def _simpletuner_script(settings: JsonMapping) -> str:
     family = SIMPLETUNER_TABLES["families"].get(kind)
     if family is None:
         model = SIMPLETUNER_TABLES["other_models"].get(kind, kind)
-        raise ConfigError(
-            "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER,
-            model=model,
-            advice=ONLY,
-        )
+        raise other_model_error(TRAINER, model)
     return f"{family}_train_network" if str(settings.get("model_type")).casefold() == "lora" else f"{family}_train"
 
 

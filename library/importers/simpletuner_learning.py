@@ -108,7 +108,6 @@ def _import_simpletuner_optimizer(builder: ImportBuilder) -> None:
 
 
 def _parse_settings(text: object) -> list[tuple[str, str]]:
-    """Parse settings that are written as "a=1,b=2"."""
     pairs = (part.partition("=") for part in str(text or "").split(","))
     return [(name.strip(), value.strip()) for name, sign, value in pairs if sign]
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Report
 from library.jobs.job import JOB, JOB_FOLDER_VARIABLE, RESULT, STOP, new
-from library.jobs.terminal import progress_line
 from library.runs import layout, process
 
 EXIT_MISUSED = 2  # exit code of a command without arguments
@@ -110,7 +110,6 @@ def run_command(
 
 
 def begin_work(kind: str, folder: Path | None = None) -> JobRecord:
-    """Return the record of a command that keeps its result: in the given folder, its job's, or a new one."""
     record = join_work(kind)
     return JobRecord(kind, folder or record.folder or new(kind))
 
@@ -129,3 +128,26 @@ def _end_state(error: BaseException) -> JsonObject:
 
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def progress_line() -> Report:
+    """Return a report that writes to stderr, apart from the result: one line that is rewritten in a terminal, and one
+    line per phase in a file or a pipe, however many images it has."""
+    phase: list[MessageLike] = [""]
+    width = [0]  # of the line that is in the terminal now; 0: none is open
+
+    def report(message: Message, done: int, total: int) -> None:
+        if not sys.stderr.isatty():
+            if message != phase[0]:
+                print(f"{message} ({total})" if total > 1 else str(message), file=sys.stderr, flush=True)
+        else:
+            if width[0] and message != phase[0]:
+                print(file=sys.stderr)
+                width[0] = 0
+            line = f"{message} {done} / {total}" if total > 1 else str(message)
+            is_over = done >= total
+            print(f"\r{line.ljust(width[0])}", end="\n" if is_over else "", file=sys.stderr, flush=True)
+            width[0] = 0 if is_over else len(line)
+        phase[0] = message
+
+    return report

@@ -212,7 +212,6 @@ def format_changes(changes: JsonMapping) -> str:
 
 
 def other_modes(tuned: bool, recorded: bool) -> list[Overrides]:
-    """Changes of the usual mode of compiling: to one that tunes kernels, and to one that records CUDA graphs."""
     names = ["max-autotune"] * tuned + ["cuda-graphs"] * recorded
     return [{"compile_mode": NAMED[name].options["compile_mode"]} for name in names]
 

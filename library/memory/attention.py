@@ -135,13 +135,9 @@ class AttentionRecorder(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
     def others(self) -> list[str]:
-        """Return kernels to compare with the usual ones: those that would change the selection, and those that support
-        none of the calls, to report why.
-        """
         return [name for name in offered(self.device) if name in self.unable or self._changes(name)]
 
     def why_not(self, kernel: str | None) -> str:
-        """Return why a kernel cannot be used, "" if it can."""
         return "" if kernel in self.able else self.unable.get(kernel or "", "")
 
     def _changes(self, name: str) -> bool:
@@ -187,6 +183,5 @@ def _as_computed(x: Any) -> Any:
 
 
 def switches(options: Any) -> None:
-    """Apply `cuda_allow_tf32` and `cuda_cudnn_benchmark` to float32 matrix products and to convolutions."""
     torch.set_float32_matmul_precision("high" if options.cuda_allow_tf32 else "highest")
     torch.backends.cudnn.benchmark = options.cuda_cudnn_benchmark

@@ -76,7 +76,6 @@ _keeping_nothing.cache_hash = "nothing"  # type: ignore[attr-defined]
 
 
 def _keeps_function_outputs() -> bool:
-    """Return whether compiled checkpoints keep the outputs of autograd functions, such as 8-bit products."""
     # PyTorch 2.11 does, which took 15 GB of FLUX.1 per image; 2.13 consults the policy for every operation.
     return torch_version() < (2, 13)
 

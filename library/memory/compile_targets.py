@@ -25,7 +25,6 @@ def compiles_size_by_size(config: RunConfig, device: torch.device) -> bool:
 
 
 def blocks_by_class(denoiser: nn.Module, block_classes: tuple[str, ...]) -> list[list[nn.Module]]:
-    """Return the denoiser's blocks, one list for each class in `block_classes`, in the order of the module tree."""
     return [[m for m in denoiser.modules() if type(m).__name__ == region] for region in block_classes]
 
 
@@ -54,7 +53,6 @@ def compile_targets(  # noqa: PLR0913 - everything that the choice depends on
 
 
 def is_static(config: RunConfig, device: torch.device, sizes: Sizes) -> bool:
-    """Return whether each image size gets separate graphs: static sizes give the faster kernels."""
     dynamic, one_size = config.compile.dynamic, len({_sides(size) for size in sizes}) == 1
     return dynamic is False or (dynamic is None and one_size) or compiles_size_by_size(config, device)
 

@@ -150,5 +150,4 @@ def _offloading(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _is_stream(x: Any) -> bool:
-    """Return whether an input flows from block to block instead of being shared by all."""
     return isinstance(x, Tensor) and x.requires_grad

@@ -53,7 +53,6 @@ class _Preparation:
 
     @property
     def blocks(self) -> list[list[nn.Module]]:
-        """The denoiser's blocks by class; replaced classes keep their names."""
         return blocks_by_class(self.denoiser, self.family.block_classes)
 
 
@@ -197,12 +196,10 @@ def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, plan:
 
 
 def is_sharded(config: RunConfig) -> bool:
-    """Return whether each of several processes keeps a part of the denoiser."""
     return config.distributed.fsdp and several_processes()
 
 
 def several_processes() -> bool:
-    """Return whether this is one of several processes that train together."""
     is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
     return is_initialized and torch.distributed.get_world_size() > 1
 

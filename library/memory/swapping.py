@@ -181,7 +181,6 @@ class _Packed:
             offset += _padded(p.nbytes)
 
     def point_at(self, memory: Tensor | None) -> None:
-        """Make the parameters views of `memory` on the device, or of the host's copy."""
         for p, offset, view in self.parts:
             p.data = view if memory is None else _view(memory, offset, view)
 
@@ -262,7 +261,6 @@ class _Slots:
         return slot
 
     def write_back(self) -> None:
-        """Update the host's copies; the blocks stay."""
         for slot in self.slots:
             slot.flush()
 

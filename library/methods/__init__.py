@@ -13,16 +13,6 @@ from library.methods import embedding, full, lllite, lora, lora_files, lycoris
 from library.methods.base import TrainingMethod
 from library.methods.full import FullFinetune
 
-__all__ = [
-    "FullFinetune",
-    "TrainingMethod",
-    "attach_method",
-    "base_weights",
-    "method_notes",
-    "find_method_problems",
-    "reads_encoders",
-]
-
 
 def attach_method(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
     """Freeze the model, create the trained parameters, and return the method. Call it once, before dtypes, devices and
@@ -60,7 +50,6 @@ def reads_encoders(config: RunConfig) -> bool:
 
 
 def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
-    """Return LoRA files to merge into the base before training, each with its multiplier (default 1)."""
     files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()
     return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
 

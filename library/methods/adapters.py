@@ -80,14 +80,12 @@ class Adapter(nn.Module):
 
     @property
     def strength(self) -> float:
-        """The scale of the product of both factors at multiplier 1: alpha / rank."""
         return float(self.alpha) / self.spec.rank
 
     def factors(self) -> list[Tensor]:
         return [self.lora_down.weight, *(up.weight for up in self.ups)]
 
     def with_strength(self, factors: Sequence[Tensor]) -> list[tuple[Tensor, float | None]]:
-        """Pair each factor with the scale to fold into it, None for lora_down: lora_up gets all of it."""
         return [(factor, self.strength if n else None) for n, factor in enumerate(factors)]
 
     def delta(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
@@ -117,7 +115,6 @@ class Adapter(nn.Module):
         return [down.to(dtype), *((up * self.scale if scaled_in(dtype) else up).to(dtype) for up in ups)]
 
     def set_multiplier(self, multiplier: float) -> None:
-        """Set the adapter's multiplier; 0 switches it off."""
         # Only a tensor's value changes, so compiled code stays valid.
         self.multiplier = multiplier
         self.scale.fill_(self.strength * multiplier)
@@ -185,7 +182,6 @@ class Adapter(nn.Module):
         self.lora_up.weight.copy_(up.reshape(self.lora_up.weight.shape))
 
     def _rank_mask_shape(self, hidden: Tensor) -> tuple[int, ...]:
-        """Return the shape of a mask with one value for each image and rank, to broadcast over `hidden`."""
         raise NotImplementedError
 
     def _dropout(self, hidden: Tensor) -> Tensor:
@@ -216,7 +212,6 @@ class LoraLinear(Adapter, nn.Linear):
 
     @staticmethod
     def down_projections(x: Tensor, layers: Sequence["LoraLinear"]) -> Sequence[Tensor]:
-        """Compute down(x) of several layers by one product."""
         # x is then read once, and once more for their gradients.
         downs = torch.cat([(layer.cached_factors or layer._own_factors(x))[0] for layer in layers])
         return F.linear(x, cast_like(downs, x)).split([layer.rank for layer in layers], dim=-1)
@@ -324,7 +319,6 @@ def scaled_in(dtype: torch.dtype) -> bool:
 
 
 def keep_mask(like: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
-    """Return a mask with zeros at probability `p` and ones elsewhere, on the device and in the dtype of `like`."""
     return (torch.rand(shape, device=like.device) >= p).to(like.dtype)
 
 
@@ -338,7 +332,6 @@ def factors_fit(weight: Tensor, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def saved_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
-    """Return the alpha of a file's adapter; without one it equals the rank."""
     return float(tensors["alpha"]) if "alpha" in tensors else float(rank)
 
 

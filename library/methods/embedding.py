@@ -14,8 +14,7 @@ from library.config.problems import ConfigError, Problem, counted
 from library.config.sections import EmbeddingRun
 from library.families.base import Family, ModelComponents
 from library.families.shared import added_words
-from library.methods.base import trained_dtype
-from library.methods.frozen_base import FrozenBaseMethod
+from library.methods.base import FrozenBaseMethod, trained_dtype
 from library.methods.small_files import read_tensors
 
 log = logging.getLogger(__name__)

@@ -58,9 +58,6 @@ class FullFinetune(TrainingMethod):
         return tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
     def write_folder(self, place: Path, put: Callable[[Path, Mapping[str, Tensor]], None]) -> None:
-        """Write the whole model in diffusers' layout, if the family supports it; `put(path, tensors)`
-        writes weights.
-        """
         assert isinstance(self.family, WritesFolders)
         self.family.write_folder(self.components, place, put)
 
@@ -90,7 +87,6 @@ class FullFinetune(TrainingMethod):
 
 
 def unfreeze_model(components: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
-    """Unfreeze the trained parameters, in groups by learning rate. The model must be frozen already."""
     groups = [*_denoiser_groups(components, family, config), *_encoder_groups(components, config)]
     return FullFinetune(components, family, [g for g in groups if g["lr"] and g["params"]])
 

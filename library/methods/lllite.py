@@ -16,8 +16,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.sections import ControlRun
 from library.families.base import Family, ModelComponents
 from library.families.capabilities import HasControlledLayers
-from library.methods.base import trained_dtype
-from library.methods.frozen_base import FrozenBaseMethod
+from library.methods.base import FrozenBaseMethod, trained_dtype
 from library.methods.small_files import read_tensors
 
 TENSOR_GROUPS = ("conditioning1", "down", "mid", "up")  # parts of a name in a file

@@ -193,17 +193,14 @@ def merge_base_weights(
 
 
 def networks(components: ModelComponents) -> dict[str, nn.Module]:
-    """Return text encoders and denoiser by name, in the order in which sd-scripts creates and lists them."""
     return {**{n: e for n, e in components.encoders.items() if e is not None}, "denoiser": components.denoiser}
 
 
 def learned(adapter: Adapter) -> list[nn.Parameter]:
-    """Return the trained ones of the adapter's own parameters."""
     return [*adapter.lora_up.parameters()] if adapter.spec.frozen_down else own_parameters(adapter)
 
 
 def own_parameters(adapter: Adapter) -> list[nn.Parameter]:
-    """Return the adapter's parameters without the layer's."""
     return [*adapter.lora_down.parameters(), *adapter.lora_up.parameters()]
 
 

@@ -23,11 +23,9 @@ class FilteredDenoiser:
     """
 
     def __init__(self, root: nn.Module, left_out: Collection[str] = ()) -> None:
-        """`root` is the denoiser; `left_out` are paths of modules that are not trained."""
         self._root, self._left_out = root, left_out
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield paths and modules like nn.Module."""
         modules = ((path, m) for path, m in self._root.named_modules() if path.split(".")[0] not in OUTSIDE)
         return ((path, module) for path, module in modules if path not in self._left_out)
 
@@ -58,7 +56,6 @@ def _blocks_of_layers(denoiser: nn.Module, family: Family, groups: Iterable[Bloc
 
 
 def _attention_before_blocks(denoiser: nn.Module, blocks: Mapping[str, tuple[int, int]]) -> set[str]:
-    """Return paths of attention outside of blocks, such as in refiners: the package's preset finds it by class."""
     attention = {path for path, module in denoiser.named_modules() if type(module).__name__.endswith("Attention")}
     return {path for path in attention if not any(layer.startswith(f"{path}.") for layer in blocks)}
 

@@ -9,14 +9,12 @@ from torch import Tensor
 
 
 def block_sizes(network: Any) -> dict[str, int]:
-    """Return the number of ranks that DyLoRA trains together, by adapter."""
     # DyLoRA scales by alpha / blocks in use, other programs by alpha / rank: so a file's alpha, written for these, is
     # the network's alpha times the block size.
     return {adapter.lora_name: adapter.block_size for adapter in network.loras if hasattr(adapter, "up_list")}
 
 
 def takes_the_weight(adapter: Any) -> bool:
-    """Return whether an adapter holds the layer's weight itself, as algo=full does: the layer needs it to compute."""
     return getattr(adapter, "is_diff", None) is False
 
 

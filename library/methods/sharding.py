@@ -36,7 +36,6 @@ class Rows:
 
 
 def rows_of_parameter(p: Tensor) -> Rows | None:
-    """Return which rows of a weight a parameter holds; None for a whole one."""
     return vars(p).get("rows")
 
 
@@ -46,7 +45,6 @@ def whole_shape(p: Tensor) -> torch.Size:
 
 
 def own_part(whole: Tensor, p: Tensor) -> Tensor:
-    """Return this process' rows of a tensor that belongs to a parameter, such as an optimizer state."""
     rows = rows_of_parameter(p)
     return rows.own(whole) if rows else whole
 

@@ -27,7 +27,6 @@ class TargetLayer:
 
     @property
     def is_large_conv(self) -> bool:
-        """Whether it is a convolution with a kernel above 1x1; smaller ones count as linear layers."""
         return isinstance(self.layer, nn.Conv2d) and self.layer.kernel_size != (1, 1)
 
     @property

@@ -124,7 +124,6 @@ def from_table(u: Tensor, shift: float, low: float = 0.0, high: float = 1.0) -> 
 
 
 def unshifted(sigma: float, shift: float) -> float:
-    """Return the sigma that `shifted` maps to this one; 0 and 1 are fixed points."""
     return sigma / (shift - (shift - 1) * sigma) if 0 < sigma < 1 else sigma
 
 

@@ -98,7 +98,6 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
 
 
 def missing_package(module: str) -> MessageLike:
-    """Return what to install if the module's package is missing, "" if it is there."""
     package = module.split(".")[0]
     return "" if packages.is_installed(package) else packages.not_installed(package)
 
@@ -168,5 +167,4 @@ def unknown_arguments(function: Any, names: Iterable[str], option: str, title: s
 
 
 def package_class(cls: Any) -> Any:
-    """Return the package's class behind one of our subclasses (sorted_groups); any other class unchanged."""
     return cls.__mro__[1] if getattr(cls, "__module__", "") == "library.optim.sorted_groups" else cls

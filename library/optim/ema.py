@@ -40,7 +40,6 @@ class ExponentialMovingAverage:
     def wanted(
         cls, method: TrainingMethod, config: RunConfig, device: torch.device, main: bool
     ) -> "ExponentialMovingAverage | None":
-        """Return the average of a run with ema_decay, else None."""
         # Only the process that saves keeps it; with a sharded model each keeps the average of its rows.
         is_on = config.optim.ema_decay and (main or method.shards)
         return cls(method.parameters(), config, device, method.shards) if is_on else None

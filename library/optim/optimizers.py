@@ -32,19 +32,8 @@ from library.optim.classes import (
     unknown_arguments,
 )
 from library.optim.lr_schedule import find_schedule_problems as schedule_problems
-from library.optim.lr_schedule import load_problems, make_schedule, schedule_notes
+from library.optim.lr_schedule import load_problems, schedule_notes
 from library.optim.streams import step_on_default_stream
-
-__all__ = [
-    "averaged",
-    "describe_optimizer",
-    "eval_mode",
-    "optimizer_notes",
-    "make_optimizer",
-    "find_optimizer_problems",
-    "make_schedule",
-    "train_mode",
-]
 
 log = logging.getLogger(__name__)
 
@@ -351,7 +340,6 @@ def _unusable_package(spec: OptimizerSpec) -> MessageLike:
 
 
 def tried(spec: OptimizerSpec) -> str:
-    """Return the error of this optimizer when it stepped a small weight here, "" if none."""
     packages.remember(spec.package, error := trial.try_optimizer(spec))
     return error
 

@@ -12,17 +12,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def constant(optimizer: Optimizer, last_epoch: int = -1) -> LambdaLR:
-    """Return a schedule that keeps the learning rate."""
     return LambdaLR(optimizer, _same, last_epoch=last_epoch)
 
 
 def constant_with_warmup(optimizer: Optimizer, num_warmup_steps: int, last_epoch: int = -1) -> LambdaLR:
-    """Return a schedule that keeps the learning rate after a linear warm-up."""
     return _schedule(optimizer, _always, num_warmup_steps, num_warmup_steps + 1, last_epoch)
 
 
 def linear(optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, last_epoch: int = -1) -> LambdaLR:
-    """Return a schedule that falls in a line to 0 at the last step."""
     factor = functools.partial(_linear, warmup=num_warmup_steps, total=num_training_steps)
     return LambdaLR(optimizer, factor, last_epoch=last_epoch)
 
@@ -42,7 +39,6 @@ def cosine(
 def cosine_with_restarts(
     optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, num_cycles: int = 1, last_epoch: int = -1
 ) -> LambdaLR:
-    """Return a schedule that falls to 0 `num_cycles` times, and begins again at the full rate."""
     fall = functools.partial(_fall, cycles=num_cycles)
     return _schedule(optimizer, fall, num_warmup_steps, num_training_steps, last_epoch)
 

@@ -88,7 +88,6 @@ def changed_arguments(settings: JsonMapping, config: RunConfig) -> set[str]:
 
 
 def only_for_starts(settings: JsonMapping, config: RunConfig) -> list[str]:
-    """Return changed arguments that act only when an optimizer starts, so not in a resumed training."""
     return sorted(changed_arguments(settings, config) & {*ESTIMATE})
 
 
@@ -190,5 +189,4 @@ def _changed_names(
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value after a round trip through JSON; a tensor, which only training sets, becomes None."""
     return json.loads(json.dumps(value, default=lambda leaf: None if isinstance(leaf, Tensor) else str(leaf)))

@@ -92,7 +92,6 @@ class Hashes:
         self._thread.start()
 
     def result(self) -> dict[str, str]:
-        """{"sd_model_name": ..., "sd_model_hash": ..., "new_sd_model_hash": ...} and the same for the VAE."""
         self._thread.join()
         return self._found
 

@@ -33,13 +33,11 @@ class Preset:
 
     @property
     def kind(self) -> str:
-        """The `kind` of the configs that it is for, such as lora or finetune; "" for a profile."""
         match = NAMED.fullmatch(self.path.stem)
         return match[1] if match and not self.is_profile else ""
 
     @property
     def gigabytes(self) -> int:
-        """The memory in GB of the GPU that it is for, as cards are advertised; 0 if its name has none."""
         match = NAMED.fullmatch(self.path.stem)
         return int(match[2] or 0) if match and not self.is_profile else 0
 
@@ -78,8 +76,6 @@ def profiles() -> list[Preset]:
 
 
 def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
-    """Return the presets that a tab offers for these families, smallest memory first. A kind without presets of its own
-    uses another's (STANDS_IN)."""
     fitting = [preset for preset in presets_of_kind(STANDS_IN.get(kind, kind)) if not preset.is_profile]
     return [preset for family in families for preset in fitting if preset.family == family]
 
@@ -97,6 +93,5 @@ def current_preset_name(name: str) -> str:
 
 
 def path_today(path: Path) -> Path:
-    """Return the file that replaced a preset of an earlier version; else the path itself."""
     newer = path.with_name(current_preset_name(path.name))
     return newer if newer != path and not path.exists() and newer.exists() else path

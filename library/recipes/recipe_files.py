@@ -110,7 +110,6 @@ def _with_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
 
 
 def choose_recipe(config: RunConfig, purpose: str = "") -> Recipe | None:
-    """Return the recipe for a purpose, or the first that fits if it does not fit the model."""
     recipes = fitting_recipes(config)
     return next((recipe for recipe in recipes if recipe.purpose == purpose), recipes[0] if recipes else None)
 

@@ -83,7 +83,6 @@ def load_facts(path: Path) -> JsonObject:
 
 
 def facts_section(facts: JsonMapping, name: str) -> JsonObject:
-    """Return the non-default options of a section in a run's facts; {} without any."""
     section = (facts.get("config") or {}).get(name)
     return section if isinstance(section, dict) else {}
 
@@ -136,7 +135,6 @@ def parse_facts(text: str | bytes) -> JsonObject:
 
 
 def dump(values: JsonMapping, indent: int | None = None) -> str:
-    """Return strict JSON: NaN and infinity become null, and unknown types a number or text."""
     texts = [*stored_messages.locate_texts(values)]
     return json_text(_finite_number({**values, TEXTS: texts} if texts else values), indent=indent)
 

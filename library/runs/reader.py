@@ -5,19 +5,65 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Self
 
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, MessageLike
 from library.runs import explain, layout, lineage, process, registry
-from library.runs.curve import Curve
 
 SILENCE = 60.0  # a run on another machine counts as ended after this many seconds without a heartbeat
 FRESH = 6.0  # a heartbeat this recent (seconds) outweighs a differing start time of the process
 LAUNCH_TIMEOUT = 30.0  # seconds until a prepared run's launcher must be on record
 MAX_EVENTS_PER_KIND = 5000  # maximum events per kind
+
+POINTS = 1500  # maximum points; a longer curve is thinned, as no screen can show more
+
+
+class Curve:
+    """Loss and learning rates by step.
+
+    `before` is the curve of the resumed run, and `at` the step of its state, if known. The first own step settles it.
+    """
+
+    def __init__(self, before: Self | None = None, at: int | None = None) -> None:
+        self.points: list[tuple[int, float, float]] = []  # step, loss, smoothed loss
+        self.rates: list[tuple[int, dict[str, float]]] = []  # step, rates by name
+        self.resumed: list[int] = []  # steps after which it was resumed
+        self._smooth, self._stride, self._seen = 0.0, 1, 0
+        self._before = before
+        if at is not None:
+            self._follow(at)
+
+    def add(self, step: int, loss: float, rates: Any) -> None:
+        """Add a step."""
+        if self._before is not None:
+            self._follow(step - 1)
+            self._before = None
+        # The window of the running mean grows with the run, up to some hundred steps, so that short runs are not
+        # flattened.
+        self._smooth += (loss - self._smooth) * max(0.02, 8 / (self._seen + 8))
+        if self._seen % self._stride == 0:
+            self.points.append((step, loss, self._smooth))
+            self.rates.append((step, rates_by_name(rates)))
+        self._seen += 1
+        if len(self.points) > POINTS:
+            self.points, self.rates, self._stride = self.points[::2], self.rates[::2], self._stride * 2
+
+    def _follow(self, at: int) -> None:
+        """Prepend the points of the preceding run up to this step."""
+        if self._before is None:
+            return
+        self.points = [point for point in self._before.points if point[0] <= at]
+        self.rates = [row for row in self._before.rates if row[0] <= at]
+        self.resumed = [step for step in self._before.resumed if step < at]
+        if self.points:
+            self.resumed.append(at)
+            # The smoothing continues as after this many steps.
+            self._smooth, self._stride, self._seen = self.points[-1][2], self._before._stride, at
 
 
 @dataclass(frozen=True)
@@ -125,15 +171,10 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")[-lines:])
 
 
-def read_progress(run_id: str, since: int = 0) -> tuple[list[JsonObject], int]:
-    """Return the events after byte `since` of progress.jsonl, and the byte to continue from. KeyError for an unknown
-    run.
-    """
-    return read_events(registry.folder_of_run(run_id), since)
-
-
 def read_events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
-    """Like `read_progress`, for a folder. An incomplete line waits for the next call; a broken one is skipped."""
+    """Return the events after byte `since` of a run's progress.jsonl, and the byte to continue from. An incomplete line
+    waits for the next call; a broken one is skipped.
+    """
     try:
         with (folder / layout.PROGRESS).open("rb") as progress:
             progress.seek(0, 2)
@@ -203,3 +244,12 @@ def progress(folder: Path) -> RunProgress:
         return RunProgress(folder)
     parent_folder, at = parent
     return RunProgress(folder, Curve(progress(parent_folder).update().line, at))
+
+
+def rates_by_name(rates: Any) -> dict[str, float]:
+    """Return learning rates by name, from one number or several."""
+    if isinstance(rates, int | float):
+        return {"": float(rates)}
+    if not isinstance(rates, Mapping):
+        return {}
+    return {str(name): float(rate) for name, rate in rates.items() if isinstance(rate, int | float)}

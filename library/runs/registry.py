@@ -36,7 +36,6 @@ UNLISTED = (
 
 
 def data_folder() -> Path:
-    """Return this program's data folder of the user: KOHYA_HOME, or the system's place for such data."""
     home = os.environ.get("KOHYA_HOME")
     return Path(home).expanduser() if home else Path(platformdirs.user_data_dir("kohya", appauthor=False))
 

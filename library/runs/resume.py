@@ -38,7 +38,6 @@ def run_settings(run: reader.RecordedRun) -> JsonObject:
 
 
 def is_wanted(run: reader.RecordedRun, other_runs: Iterable[reader.RecordedRun]) -> bool:
-    """Return whether a run has work left that no other run has taken over."""
     is_unfinished = run.state in ("interrupted", "stopped", "failed") and not run.active
     return is_unfinished and not any(other.facts.get("resumes") == run.id for other in other_runs)
 

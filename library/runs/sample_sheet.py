@@ -36,7 +36,6 @@ class SampleSheet:
 
     @property
     def labels(self) -> dict[int, list[str]]:
-        """Return the lines above each row, by the number of its prompt."""
         letters = (self.width - 2 * MARGIN) // LETTER_WIDTH
         return {number: _wrapped(_drawable(number, prompt), letters) for number, prompt in self.prompts.items()}
 
@@ -100,7 +99,6 @@ def _title(step: int) -> str:
 
 
 def _drawable(number: int, prompt: str) -> str:
-    """Return the prompt, or its number if the font, which has only Latin letters, would draw question marks for it."""
     plain = prompt.encode("latin-1", "ignore").decode("latin-1")
     return plain if plain.strip() and 2 * len(plain) > len(prompt) else f"prompt {number + 1}"
 

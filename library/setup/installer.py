@@ -32,7 +32,6 @@ MAX_SAFE_PATH = 60  # with a longer path of this folder, packages exceed Windows
 
 
 def step(number: int, text: str) -> None:
-    """Start a step, and record it in case the installation does not finish."""
     say(f"\n[{number}/4] {text}")
     BEGUN.write_text(text + "\n", encoding="utf-8")
 
@@ -194,7 +193,6 @@ def check_installation(build: str, uv: str) -> None:
 
 
 def start_program(*command: str) -> subprocess.Popen[str]:
-    """Start a program in the project's folder, in parallel with others; read its output by `communicate`."""
     pipe, joined = subprocess.PIPE, subprocess.STDOUT
     return subprocess.Popen(command, cwd=PROJECT_ROOT, stdout=pipe, stderr=joined, text=True, errors="replace")
 

@@ -225,6 +225,5 @@ def by_pip(plan: PackagePlan) -> None:
 
 
 def _write_requirements(plan: PackagePlan, reinstall: list[str]) -> list[tuple[str, list[str]]]:
-    """Return the lock files in order, with the options `reinstall` for that of damaged packages."""
     files = [(str(installation.lock_file(name)), list[str]()) for name in plan.locks]
     return [*files, (str(plan.again), reinstall)] if plan.again else files

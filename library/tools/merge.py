@@ -219,7 +219,6 @@ def _fitting(model: ModelFile, module: Module, sizes: tuple[int, int] | None, pa
 
 
 def _adaptable(model: ModelFile) -> set[str]:
-    """Return adaptable tensors: attention, MLP and convolutions, not norms, embeddings or VAE."""
     places = (model.place(module) for module in model.modules(True))
     return {place.key for place in places if place}
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Message, counted
-from library.jobs.terminal import progress_line
-from library.jobs.work import join_work
+from library.jobs.work import join_work, progress_line
 
 EXIT_DONE, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
 DTYPES = ("float", "fp16", "bf16")

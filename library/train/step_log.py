@@ -66,7 +66,6 @@ class StepLog:
         self._read(self.meter.lines() if self._world.ranks == 1 else self.meter.lines_until(step - 1))
 
     def settle(self) -> None:
-        """Read the numbers of all steps so far, before other work; raise if one is NaN."""
         self.meter.pause()
         self._read(self.meter.lines(wait=True))
 

@@ -117,7 +117,6 @@ class ControlRequests:
         self._has_stepped = True
 
     def state_saved(self) -> None:
-        """Restart the backup timer after a saved state, and drop a backup that was due."""
         self._agreed.discard("backup")
         self._next_state = time.monotonic() + self._every
 

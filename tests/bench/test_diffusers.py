@@ -121,8 +121,8 @@ def made(name, config, **inputs):
     ],
 )
 def test_what_a_class_is_called_with_is_found(name, config, layout, kinds):
-    found = made(name, config, frames=3)
-    assert found.inputs.layout == layout and len(found.block_classes) == kinds
+    inputs = made(name, config, frames=3)
+    assert inputs.inputs.layout == layout and len(inputs.block_classes) == kinds
 
 
 def test_a_model_that_asks_for_numbers_is_counted_by_running_it():
@@ -159,7 +159,7 @@ def test_a_model_that_asks_for_numbers_is_counted_by_running_it():
 )
 def test_what_cannot_be_measured_is_told_once_and_in_a_sentence(name, config, more, words, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    given = ["bench", "--diffusers", name, "--config", str(tmp_path / "config.json"), "--device", "cpu", *more]
-    assert main.main([*given, "--out", str(tmp_path / "out")]) == 1
+    arguments = ["bench", "--diffusers", name, "--config", str(tmp_path / "config.json"), "--device", "cpu", *more]
+    assert main.main([*arguments, "--out", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().err
     assert words in told and "Traceback" not in told and len(told.strip().splitlines()) == 1

@@ -77,21 +77,21 @@ def test_presets_that_are_advised_exist():
 
 def test_advice_follows_from_the_findings():
     gpu = {"name": "GPU", "memory_gb": 23.6, "capability": "8.9", "bf16": True}
-    found = [
+    findings = [
         report.ok("gpu", "one", devices=[gpu]),
         report.ok("compile", "works", device="cuda", works=True),
         report.hint("compile", "does not", device="cpu", works=False),
         report.ok("fp8", "yes", works=True),
     ]
-    said = report.suggest_settings(found)
+    said = report.suggest_settings(findings)
     assert said.data["options"]["compile"] is True and said.data["presets"]["flux"] == "flux/lora-24gb"
     assert "fp8 works" in str(said.text)
-    assert report.suggest_settings(found[2:3]).data["options"] == {"compile": False, "mixed_precision": "no"}
+    assert report.suggest_settings(findings[2:3]).data["options"] == {"compile": False, "mixed_precision": "no"}
 
 
 def test_attention_is_really_tried():
-    found = kernels.time_attention("cpu")
-    assert "math" in found and all(ms > 0 for ms in found.values())
+    kernel_times = kernels.time_attention("cpu")
+    assert "math" in kernel_times and all(ms > 0 for ms in kernel_times.values())
 
 
 def test_the_doctor_for_the_page(home, monkeypatch, capsys):

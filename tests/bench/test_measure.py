@@ -53,8 +53,8 @@ def quick(home, monkeypatch):
 
 
 def bench(subject, names, parts, compile_all=False):
-    known = vars(subject.config({}).compile.__class__).get("__dataclass_fields__", {})
-    chosen = candidates.choose_candidates(names, False, "cpu", [*known, *candidates.BASELINE_CHANGES])
+    defaults = vars(subject.config({}).compile.__class__).get("__dataclass_fields__", {})
+    chosen = candidates.choose_candidates(names, False, "cpu", [*defaults, *candidates.BASELINE_CHANGES])
     return measure.BenchRun(subject, CPU, chosen, parts, (64,), QUICK, compile_all, say=lambda _: None)
 
 
@@ -65,8 +65,8 @@ def flux():
 
 def test_every_part_of_a_model_is_measured(flux, home):
     with begin_work("bench") as work:
-        found = bench(flux, ["eager,compiled"], report.STEP_PARTS).run(work)
-    rows = {(r["part"], r["candidate"]): r for r in found["results"]}
+        measurements = bench(flux, ["eager,compiled"], report.STEP_PARTS).run(work)
+    rows = {(r["part"], r["candidate"]): r for r in measurements["results"]}
     assert set(rows) >= {
         ("text encoder clip_l", "eager"),
         ("text encoder t5xxl", "eager"),
@@ -79,17 +79,17 @@ def test_every_part_of_a_model_is_measured(flux, home):
     }
     assert all(r["status"] == "ok" and r["flops"] and r["ms"]["p50"] > 0 for r in rows.values())
     assert rows["step", "compiled"]["compile"]["num_graphs"] == 2 and "compile" not in rows["step", "eager"]
-    assert found["best"]["candidate"] in ("eager", "compiled") and found["finished"]
+    assert measurements["best"]["candidate"] in ("eager", "compiled") and measurements["finished"]
     job = jobs.jobs_of_kinds("bench")[0]
-    assert job.state == "finished" and json.dumps(job.result, default=str) == json.dumps(found, default=str)
+    assert job.state == "finished" and json.dumps(job.result, default=str) == json.dumps(measurements, default=str)
 
 
 def test_flops_are_those_that_are_really_done(flux):
     config = flux.config(candidates.BASELINE_CHANGES)
-    made = flux.make(config, CPU)
-    counted = prepared_model.count_step(flux, made, config, 64)
+    trainable = flux.make(config, CPU)
+    counted = prepared_model.count_step(flux, trainable, config, 64)
     assert set(counted.blocks) == {"DoubleStreamBlock", "SingleStreamBlock"}
-    with prepared_model.open_prepared(flux, config, CPU, 64, made) as ready, sdpa_kernel(SDPBackend.MATH):
+    with prepared_model.open_prepared(flux, config, CPU, 64, trainable) as ready, sdpa_kernel(SDPBackend.MATH):
         ready.step()
         with FlopCounterMode(display=False) as counter:
             ready.step()
@@ -99,9 +99,9 @@ def test_flops_are_those_that_are_really_done(flux):
 def test_a_step_of_the_other_family(monkeypatch):
     sizes = sdxl_random.TINY
     monkeypatch.setattr(sdxl_random, "TINY", replace(sizes, **{name: FEWER[name] for name in ("unet", "depth")}))
-    found = subjects.FamilySubject("sdxl_train_network", {}, "tiny")
+    subject = subjects.FamilySubject("sdxl_train_network", {}, "tiny")
     with begin_work("bench") as work:
-        (row,) = bench(found, ["eager"], ["step"]).run(work)["results"]
+        (row,) = bench(subject, ["eager"], ["step"]).run(work)["results"]
     assert row["status"] == "ok" and row["mfu"] > 0
 
 
@@ -163,15 +163,15 @@ def test_what_was_measured_before_an_interruption_is_kept(flux, monkeypatch, unc
 def test_a_profile_of_the_processor(flux):
     eager = candidates.NAMED["eager"]
     with begin_work("profile") as work:
-        found = profiling.profile_training(flux, eager, CPU, 64, 1, work)
-    assert found["kinds"]["matrix products"] > 0.02 and found["launches"] == 0 and found["idle"] is None
-    assert found["verdict"][0]["rule"] == "dominant"
+        summary = profiling.profile_training(flux, eager, CPU, 64, 1, work)
+    assert summary["kinds"]["matrix products"] > 0.02 and summary["launches"] == 0 and summary["idle"] is None
+    assert summary["verdict"][0]["rule"] == "dominant"
     assert json.loads((work.folder / profiling.TRACE).read_text(encoding="utf-8"))["traceEvents"]
 
 
 def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys, uncounted):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "QwenImageTransformer2DModel", **QWEN}))
-    given = [
+    arguments = [
         "bench",
         "--config",
         str(tmp_path / "config.json"),
@@ -191,7 +191,7 @@ def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys, uncounted)
         "--device",
         "cpu",
     ]
-    assert main.main(given) == 0
+    assert main.main(arguments) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["subject"]["class"] == "QwenImageTransformer2DModel" and shown["results"][0]["status"] == "ok"
     assert {"job.json", "picture.svg", "result.json", "table.txt"} <= {p.name for p in (tmp_path / "out").iterdir()}
@@ -237,8 +237,8 @@ def test_a_class_that_is_none_and_a_config_of_another():
 
 def test_a_model_without_room_is_told_and_nothing_measured_is_a_failure(monkeypatch, capsys):
     monkeypatch.setattr(machine, "free_bytes", lambda device: 1000)
-    given = ["bench", "--family", "flux", "--part", "step", "--candidate", "eager", "--resolution", "64"]
-    assert main.main([*given, "--size", "tiny", "--device", "cpu"]) == 1
+    arguments = ["bench", "--family", "flux", "--part", "step", "--candidate", "eager", "--resolution", "64"]
+    assert main.main([*arguments, "--size", "tiny", "--device", "cpu"]) == 1
     assert "0 GB are free on cpu: measure --size tiny here" in capsys.readouterr().out
 
 

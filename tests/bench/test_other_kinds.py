@@ -13,10 +13,10 @@ def test_a_step_is_one_of_its_kind(script):
     subject = subjects.FamilySubject(script, {"learning_rate": 1e-2}, "tiny")
     config = subject.config({})
     with prepared_model.open_prepared(subject, config, CPU, 64) as ready:
-        made = ready.trainable
-        before = [p.detach().clone() for p in made.method.parameters()]
+        trainable = ready.trainable
+        before = [p.detach().clone() for p in trainable.method.parameters()]
         assert float(ready.step()) > 0
-        now = made.method.parameters()
+        now = trainable.method.parameters()
         assert any(not torch.equal(p, old) for p, old in zip(now, before, strict=True))
         own = {id(p) for p in now}
-        assert not [p for p in made.components.denoiser.parameters() if p.requires_grad and id(p) not in own]
+        assert not [p for p in trainable.components.denoiser.parameters() if p.requires_grad and id(p) not in own]

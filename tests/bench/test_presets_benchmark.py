@@ -9,19 +9,19 @@ from library.config.building import build_config
 
 @pytest.mark.parametrize("family", presets.LEAST)
 def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
-    found = presets.preset_cases(family, None, "full")
-    held = {f"{case.name}.toml": case for case in found if case.cap}
+    cases = presets.preset_cases(family, None, "full")
+    held = {f"{case.name}.toml": case for case in cases if case.cap}
     assert held and all(f"-{case.cap:.0f}gb" in name for name, case in held.items())
-    for case in found:
+    for case in cases:
         notes: list[str] = []
         build_config(families.config_class(case.script), case.values, notes=notes)
         assert notes == [], case.title
-    ways = [case for case in found if not case.cap]
+    ways = [case for case in cases if not case.cap]
     profiles = [way for way in ways if " by " in way.name]
     if family in presets.PROFILED:
         assert {way.name.split(" by ")[1] for way in profiles} == {"debug", "fast_start", "low_vram", "max_speed"}
-    known = [way for kind, ways in presets.COMPARED_WAYS.items() if kind.split()[0] == family for way in ways]
-    assert known and len(ways) == len(profiles) + len(known)
+    ways_of_family = [way for kind, ways in presets.TABLES["ways"].items() if kind.split()[0] == family for way in ways]
+    assert ways_of_family and len(ways) == len(profiles) + len(ways_of_family)
     assert all(way.values not in [case.values for case in held.values()] for way in ways if way not in profiles)
 
 

@@ -10,10 +10,10 @@ PLAIN = "void at::native::vectorized_elementwise_kernel<4, add>"
 
 
 def facts(rows, step_ms=10.0, device="cuda", steps=2, **now):
-    found = profile_summary.summary(rows, steps, step_ms, device)
-    kept = {name: now.pop(name) for name in ("peak_gb", "memory_gb") if name in now}
-    kept["machine"] = {"capability": now.pop("capability", None)}
-    return {**found, **kept, "set": {"mixed_precision": "bf16", "compile_mode": "default", **now}}
+    summary = profile_summary.summary(rows, steps, step_ms, device)
+    memory_figures = {name: now.pop(name) for name in ("peak_gb", "memory_gb") if name in now}
+    memory_figures["machine"] = {"capability": now.pop("capability", None)}
+    return {**summary, **memory_figures, "set": {"mixed_precision": "bf16", "compile_mode": "default", **now}}
 
 
 def rules(given):
@@ -82,11 +82,11 @@ def test_a_table_is_added_up_per_step():
         Row("aten::_to_copy", 60, 10.0),
         Row("ProfilerStep#1", 2, 99999.0, True),
     ]
-    found = profile_summary.summary(rows, 2, 10.0, "cuda")
-    assert found["busy_ms"] == pytest.approx(8.0) and found["idle"] == pytest.approx(0.2)
-    assert found["kinds"] == {"matrix products": 0.75, "elementwise": 0.25}
-    assert (found["launches"], found["reads"], found["syncs"], found["casts"]) == (250, 2, 3, 30)
-    assert found["operations"][0] == {"name": GEMM, "kind": "matrix products", "calls": 100, "ms": 6.0, "share": 0.75}
+    summary = profile_summary.summary(rows, 2, 10.0, "cuda")
+    assert summary["busy_ms"] == pytest.approx(8.0) and summary["idle"] == pytest.approx(0.2)
+    assert summary["kinds"] == {"matrix products": 0.75, "elementwise": 0.25}
+    assert (summary["launches"], summary["reads"], summary["syncs"], summary["casts"]) == (250, 2, 3, 30)
+    assert summary["operations"][0] == {"name": GEMM, "kind": "matrix products", "calls": 100, "ms": 6.0, "share": 0.75}
     on_cpu = profile_summary.summary([Row("aten::mm", 4, 3000.0), Row("aten::add", 4, 1000.0)], 2, 10.0, "cpu")
     assert on_cpu["idle"] is None and on_cpu["kinds"]["matrix products"] == 0.75
 
@@ -151,10 +151,10 @@ def test_a_gpu_that_waits_is_told_to_compile_then_to_record_then_to_take_more():
     ],
 )
 def test_each_rule_sees_its_case_and_says_what_to_change(times, now, rule, options):
-    found = {finding.rule: finding for finding in profile_advice.judge(facts(kernels(**times), **now))}
-    assert rule in found
-    assert dict(found[rule].options) == options
-    assert str(found[rule].text).endswith(".")
+    findings = {finding.rule: finding for finding in profile_advice.judge(facts(kernels(**times), **now))}
+    assert rule in findings
+    assert dict(findings[rule].options) == options
+    assert str(findings[rule].text).endswith(".")
 
 
 def test_a_step_that_is_as_it_should_be_gets_no_advice():
@@ -185,9 +185,9 @@ def test_a_host_that_waits_too_often_is_named_before_anything_else():
 
 
 def test_a_profiler_that_may_not_see_the_gpu_calls_nothing_idle():
-    found = facts([Row("aten::mm", 4, 9000.0), Row("cudaLaunchKernel", 4000, 1000.0)])
-    assert found["blind"] and found["idle"] is None
-    first, *others = profile_advice.judge(found)
+    summary = facts([Row("aten::mm", 4, 9000.0), Row("cudaLaunchKernel", 4000, 1000.0)])
+    assert summary["blind"] and summary["idle"] is None
+    first, *others = profile_advice.judge(summary)
     assert "may not look at this GPU" in str(first.text) and "90% of it goes into matrix products" in str(first.text)
     assert [finding.rule for finding in others] == ["products"]
 
@@ -198,13 +198,13 @@ def test_casts_outside_of_compiled_blocks_are_told():
 
 
 def test_the_text_has_the_verdict_and_the_changes():
-    given = facts([*kernels(gemm=3.0, plain=2.0), Row("cudaLaunchKernel", 5000, 1.0)])
-    given |= {"way": {"name": "eager", "options": {}}, "resolution": 1024, "matmul": None}
-    given |= {
+    run_facts = facts([*kernels(gemm=3.0, plain=2.0), Row("cudaLaunchKernel", 5000, 1.0)])
+    run_facts |= {"way": {"name": "eager", "options": {}}, "resolution": 1024, "matmul": None}
+    run_facts |= {
         "subject": {"title": "SDXL, full size", "batch": 4},
         "machine": {"name": "GPU", "device": "cuda", "torch": "2.13"},
     }
-    given |= {"verdict": [vars(finding) for finding in profile_advice.judge(given)]}
-    text = profile_advice.profile_text(given)
+    run_facts |= {"verdict": [vars(finding) for finding in profile_advice.judge(run_facts)]}
+    text = profile_advice.profile_text(run_facts)
     assert "SDXL, full size, batch 4, eager at 1024" in text and "2,500 kernel launches" in text
     assert "1. Waiting dominates" in text and "(compile = true)" in text

@@ -42,13 +42,13 @@ def test_uneven_times_are_told(result):
 
 
 def test_the_chart_has_a_bar_for_each_measurement(result):
-    found = ElementTree.fromstring(chart.svg(result))
+    chart_svg = ElementTree.fromstring(chart.svg(result))
     space = "{http://www.w3.org/2000/svg}"
-    bars = [r for r in found.iter(f"{space}rect") if r.get("class") in ("bar", "best")]
+    bars = [r for r in chart_svg.iter(f"{space}rect") if r.get("class") in ("bar", "best")]
     assert len(bars) == len(report.measured_rows(result))
     widths = {r.get("class"): float(r.get("width")) for r in bars[:4]}
     assert widths["best"] < widths["bar"]
-    words = "".join(found.itertext())
+    words = "".join(chart_svg.itertext())
     assert "GPU <1>" in words and words.index("Training step at 512") < words.index("Block DoubleStreamBlock at 512")
 
 

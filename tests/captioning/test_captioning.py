@@ -43,10 +43,10 @@ def tagger_at(folder, batch=None, first=False):
         helper.make_node("ReduceMean", ["x"], ["mean"], axes=[2, 3] if first else [1, 2], keepdims=0),
         helper.make_node("MatMul", ["mean", "w"], ["y"]),
     ]
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    value_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     answer = helper.make_tensor_value_info("y", TensorProto.FLOAT, [shape[0], len(TAGS)])
     weights = helper.make_tensor("w", TensorProto.FLOAT, WEIGHTS.shape, (WEIGHTS / 255).flatten())
-    graph = helper.make_graph(nodes, "tiny", [given], [answer], [weights])
+    graph = helper.make_graph(nodes, "tiny", [value_info], [answer], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, folder / "model.onnx")
     rows = [f"{at},{name},{kind},1" for at, (name, kind) in enumerate(TAGS)]
@@ -71,12 +71,12 @@ def images(tmp_path):
 
 @pytest.mark.parametrize(("batch", "first"), [(None, False), (1, False), (4, True)])
 def test_tags_are_the_models(tmp_path, batch, first):
-    made = Tagger(tagger_at(tmp_path / "t", batch, first), Limits(), device="cpu")
+    tagger = Tagger(tagger_at(tmp_path / "t", batch, first), Limits(), device="cpu")
     red, blue = plain("red", (8, 8)), plain("blue", (8, 8))
-    assert made.batch_size == (batch or 4)
-    assert [made([red])[0], made([blue])[0]] == ["some body, red dress", "blue sky"]
+    assert tagger.batch_size == (batch or 4)
+    assert [tagger([red])[0], tagger([blue])[0]] == ["some body, red dress", "blue sky"]
     if batch != 1:
-        assert made([red, blue, red]) == ["some body, red dress", "blue sky", "some body, red dress"]
+        assert tagger([red, blue, red]) == ["some body, red dress", "blue sky", "some body, red dress"]
 
 
 def test_limits_and_wishes(tagger):
@@ -94,9 +94,9 @@ def test_limits_and_wishes(tagger):
 
 
 def test_pictures_are_put_on_a_white_square_in_bgr():
-    made = wd14.prepare_picture(plain("red", (8, 4)), 8)
-    assert made.shape == (8, 8, 3) and made.dtype == np.float32
-    assert made[0, 0].tolist() == [255, 255, 255] and made[4, 4].tolist() == [0, 0, 255]
+    picture = wd14.prepare_picture(plain("red", (8, 4)), 8)
+    assert picture.shape == (8, 8, 3) and picture.dtype == np.float32
+    assert picture[0, 0].tolist() == [255, 255, 255] and picture[4, 4].tolist() == [0, 0, 255]
 
 
 def test_words_are_kept_unless_asked_otherwise_and_come_back(tagger, images, capsys):
@@ -161,7 +161,7 @@ def test_what_is_added_goes_to_the_line_that_is_trained(old, made, is_tags, expe
 def test_a_stop_keeps_what_is_written_as_one_change(tagger, images):
     start = tree(images)
 
-    def report(what, done, total):
+    def report(message, done, total):
         if done:
             raise KeyboardInterrupt
 
@@ -177,14 +177,14 @@ def words(folder):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "blue", "cat", "hat", "on", "the", "of"]
-    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate(known)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "blue", "cat", "hat", "on", "the", "of"]
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         pad_token="[PAD]",
         unk_token="[UNK]",
         cls_token="[CLS]",
@@ -247,32 +247,32 @@ def llava(folder):
 
     torch.manual_seed(0)
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    known = words(folder)
-    known.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    text = LlamaConfig(**small, vocab_size=len(known), bos_token_id=2, eos_token_id=3, pad_token_id=0)
+    vocabulary = words(folder)
+    vocabulary.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    text = LlamaConfig(**small, vocab_size=len(vocabulary), bos_token_id=2, eos_token_id=3, pad_token_id=0)
     vision = CLIPVisionConfig(**small, image_size=16, patch_size=8, projection_dim=16)
-    image = known.convert_tokens_to_ids("<image>")
+    image = vocabulary.convert_tokens_to_ids("<image>")
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=image, image_seq_length=4)
     Llava(config).save_pretrained(folder)
     pictures = CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
     how = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    LlavaProcessor(pictures, known, chat_template=CHAT, image_token="<image>", **how).save_pretrained(folder)
+    LlavaProcessor(pictures, vocabulary, chat_template=CHAT, image_token="<image>", **how).save_pretrained(folder)
 
 
 @pytest.mark.slow
 def test_a_model_that_one_talks_to_gives_its_answer_without_the_question(tmp_path):
     llava(tmp_path / "llava")
-    made = describer.Describer(
+    model = describer.Describer(
         tmp_path / "llava", "cat on hat of red", describer.Generation(max_tokens=5), batch_size=2, device="cpu"
     )
     pictures = [plain("red"), plain("blue")]
-    seen = []
-    real = made.model.generate
-    made.model.generate = lambda **given: seen.append(given) or real(**given)
-    said = made(pictures)
-    assert len(said) == 2 and all(len(one.split()) <= 5 for one in said) and any(said)
-    asked = made.tokenizer.decode(seen[0]["input_ids"][0], skip_special_tokens=True)
-    assert "cat on hat of red" in asked and seen[0]["pixel_values"].shape[0] == 2
+    calls = []
+    real = model.model.generate
+    model.model.generate = lambda **given: calls.append(given) or real(**given)
+    said = model(pictures)
+    assert len(said) == 2 and all(len(line.split()) <= 5 for line in said) and any(said)
+    asked = model.tokenizer.decode(calls[0]["input_ids"][0], skip_special_tokens=True)
+    assert "cat on hat of red" in asked and calls[0]["pixel_values"].shape[0] == 2
 
 
 @pytest.mark.parametrize("make", [vit_gpt2, blip])
@@ -281,23 +281,23 @@ def test_a_local_captioner_says_its_own_words(make, tmp_path, images):
 
     folder = tmp_path / "captioner"
     make(folder)
-    made = describer.Describer(folder, "", describer.Generation(max_tokens=6), batch_size=2, device="cpu")
+    model = describer.Describer(folder, "", describer.Generation(max_tokens=6), batch_size=2, device="cpu")
     red, blue = plain("red"), plain("blue")
-    said = made([red, blue])
+    said = model([red, blue])
     with torch.no_grad():
-        direct = made.model.generate(
-            **made.processor(images=[red, blue], return_tensors="pt"), max_new_tokens=6, num_beams=1, do_sample=False
+        direct = model.model.generate(
+            **model.processor(images=[red, blue], return_tensors="pt"), max_new_tokens=6, num_beams=1, do_sample=False
         )
-    assert said == [" ".join(s.split()) for s in made.tokenizer.batch_decode(direct, skip_special_tokens=True)]
-    assert any(said) and made([red]) == said[:1]
+    assert said == [" ".join(s.split()) for s in model.tokenizer.batch_decode(direct, skip_special_tokens=True)]
+    assert any(said) and model([red]) == said[:1]
     assert shell.main(["hf", str(images), "--model", str(folder), "--max_tokens", "6", "--prefix", "zorb"]) == 0
     assert (images / "10_x" / "0.txt").read_text().startswith("zorb")
 
 
 def test_a_prompt_is_what_blip_begins_with(tmp_path):
     blip(tmp_path / "blip")
-    made = describer.Describer(tmp_path / "blip", "a red", describer.Generation(max_tokens=4), device="cpu")
-    assert made([plain("red")])[0].startswith("a red")
+    model = describer.Describer(tmp_path / "blip", "a red", describer.Generation(max_tokens=4), device="cpu")
+    assert model([plain("red")])[0].startswith("a red")
     asked = describer.Describer(tmp_path / "blip", "Detailed", describer.Generation(max_tokens=4), device="cpu")
     assert asked([plain("red")]) and "input_ids" not in asked._inputs([plain("red")])  # it cannot be asked
 

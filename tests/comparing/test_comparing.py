@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from library import data, families
 from library.cli.main import main
-from library.comparing import compute, copies, encoder, losses, plan, proposal
+from library.comparing import compute, encoder, losses, plan, proposal
 from library.comparing.proposal import FileScore
 from library.config.problems import ConfigError, Message
 from library.config.schema import changed
@@ -22,7 +22,7 @@ PROMPT = "a cat --w 64 --h 64 --s 1 --d 3"
 LORAS = [families.lora_script(name) for name in families.FAMILIES]
 
 
-def quiet(what, done, total):
+def quiet(message, done, total):
     """A report that nobody reads."""
 
 
@@ -84,16 +84,20 @@ def copying(path, title):
 def test_the_middle_file_is_proposed_as_its_held_out_loss_is_the_lowest(trained, monkeypatch, capsys):
     learned = data.scan(plan.config_of_run(reader.run_at(trained.folder))).items[0].path
     monkeypatch.setattr(compute, "ColumnSampler", copying(learned, "step 3"))
-    found = compared(trained.folder, "--prompt", PROMPT)
+    comparison = compared(trained.folder, "--prompt", PROMPT)
     validated = {event["step"]: event["loss"] for event in trained.events("validation")}
-    assert found["columns"] == ["step 1", "step 2", "step 3"] and found["held_out"] and found["rows"] == ["a cat"]
-    assert found["losses"][1] == pytest.approx(validated[2], rel=1e-4)
-    assert found["losses"][1] < min(found["losses"][0], found["losses"][2])
-    assert found["copies"] == [["", "", learned]]
+    assert (
+        comparison["columns"] == ["step 1", "step 2", "step 3"]
+        and comparison["held_out"]
+        and comparison["rows"] == ["a cat"]
+    )
+    assert comparison["losses"][1] == pytest.approx(validated[2], rel=1e-4)
+    assert comparison["losses"][1] < min(comparison["losses"][0], comparison["losses"][2])
+    assert comparison["copies"] == [["", "", learned]]
     reason = "step 2: lowest held-out loss; later files copy 1 training picture"
-    assert found["proposal"] == {"column": 1, "reason": reason} and reason in capsys.readouterr().out
-    assert found["likeness"] == [None] * 3 and any("--encoder dinov2" in note for note in found["notes"])
-    assert all(Path(name).is_file() for name in (*found["files"][0], found["grid"]))
+    assert comparison["proposal"] == {"column": 1, "reason": reason} and reason in capsys.readouterr().out
+    assert comparison["likeness"] == [None] * 3 and any("--encoder dinov2" in note for note in comparison["notes"])
+    assert all(Path(name).is_file() for name in (*comparison["files"][0], comparison["grid"]))
     stored = layout.load_facts(next(trained.folder.glob("compare-*")) / compute.COMPARISON)
     assert isinstance(stored["proposal"]["reason"], Message)  # the page can translate it
 
@@ -122,7 +126,7 @@ def test_an_encoder_in_a_folder_measures_likeness(images, tmp_path):
 
 def test_copies_are_found_by_their_looks(images, tmp_path):
     paths = sorted(map(str, images.rglob("*.png")))
-    looks = copies.TrainingLooks(paths, quiet)
+    looks = compute.TrainingLooks(paths, quiet)
     Image.open(paths[2]).resize((80, 80)).save(tmp_path / "near.jpg")
     pictures(tmp_path / "others", ((64, 64),), seed=9)
     other = next((tmp_path / "others").rglob("*.png"))
@@ -142,9 +146,9 @@ def test_copies_are_found_by_their_looks(images, tmp_path):
     ],
 )
 def test_a_proposal_says_why(scores, held_out, column, said):
-    measured = [FileScore(Message("step {step}", step=at), *one) for at, one in enumerate(scores)]
-    found = proposal.proposed(measured, held_out)
-    assert found.column == column and said in str(found.reason)
+    measured = [FileScore(Message("step {step}", step=at), *score) for at, score in enumerate(scores)]
+    proposed = proposal.proposed(measured, held_out)
+    assert proposed.column == column and said in str(proposed.reason)
 
 
 def recorded(folder, config, *saved, **more):
@@ -163,7 +167,7 @@ def recorded(folder, config, *saved, **more):
     }
     layout.store(folder / layout.RUN, facts)
     lines = [{"kind": "saved", "file": str(path), "step": step} for step, path in enumerate(saved, 1)]
-    (folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
+    (folder / layout.PROGRESS).write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     registry.add_pointer(folder)
     return reader.run_at(folder)
 
@@ -174,12 +178,12 @@ def test_every_family_is_compared_with_prompts_of_its_captions(shallow, images, 
     family = families.family_for(config)
     file = lora_file(tmp_path / "a.safetensors", adapter_names(family, family.load(torch.float32, torch.float32)))
     run = recorded(tmp_path / "run-1", config, file)
-    found = compared(run.folder)
-    assert len(found["rows"]) <= compute.PROMPTS_FROM_CAPTIONS and all(
-        row.startswith("zorb toy") for row in found["rows"]
+    comparison = compared(run.folder)
+    assert len(comparison["rows"]) <= compute.PROMPTS_FROM_CAPTIONS and all(
+        row.startswith("zorb toy") for row in comparison["rows"]
     )
-    assert found["losses"][0] > 0 and not found["held_out"] and found["proposal"]["column"] == 0
-    assert any("held no images out" in str(note) for note in found["notes"])
+    assert comparison["losses"][0] > 0 and not comparison["held_out"] and comparison["proposal"]["column"] == 0
+    assert any("held no images out" in str(note) for note in comparison["notes"])
 
 
 def test_whole_models_are_columns(shallow, images, tmp_path):  # noqa: F811
@@ -194,9 +198,9 @@ def test_whole_models_are_columns(shallow, images, tmp_path):  # noqa: F811
         learning_rate=0.05,
     )
     outcome = train(config)
-    found = compared(outcome.folder, "--prompt", PROMPT)
-    assert found["columns"] == ["step 1", "step 2"] and found["losses"][0] != found["losses"][1]
-    assert len({Path(name).read_bytes() for name in found["files"][0]}) == 2
+    comparison = compared(outcome.folder, "--prompt", PROMPT)
+    assert comparison["columns"] == ["step 1", "step 2"] and comparison["losses"][0] != comparison["losses"][1]
+    assert len({Path(name).read_bytes() for name in comparison["files"][0]}) == 2
 
 
 def test_runs_without_files_and_damaged_files_are_sentences(shallow, images, tmp_path):  # noqa: F811
@@ -220,10 +224,10 @@ def test_runs_without_files_and_damaged_files_are_sentences(shallow, images, tmp
     files, _ = plan.saved_files_of_run(run)
     with pytest.raises(ConfigError, match="bad.safetensors is not a file of tensors"):
         compute.readable_files(files[:1], config)
-    kept, notes = compute.readable_files(files, config)
-    assert [one.path.name for one in kept] == ["good.safetensors"] and "is left out" in str(notes[0])
+    readable, notes = compute.readable_files(files, config)
+    assert [file.path.name for file in readable] == ["good.safetensors"] and "is left out" in str(notes[0])
     many = recorded(tmp_path / "many-1", config, *[tmp_path / "good.safetensors"] * 3)
-    assert [one.step for one in plan.saved_files_of_run(many)[0]] == [3]
+    assert [file.step for file in plan.saved_files_of_run(many)[0]] == [3]
     cases = (
         ({"script": "gone_train"}, "this version does not have"),
         ({"config": {"steps": {}}}, "which model"),
@@ -244,9 +248,9 @@ def test_a_resumed_run_has_the_files_of_the_run_before(shallow, tmp_path):  # no
     recorded(tmp_path / "first-1", config, *names[:3])
     later = recorded(tmp_path / "later-1", config, started=2.0, resumes="first-1")
     steps = [{"kind": "step", "step": 3, "loss": 1.0}, {"kind": "saved", "file": str(names[3]), "step": 4}]
-    (later.folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in steps), "utf-8")
+    (later.folder / layout.PROGRESS).write_text("".join(json.dumps(step) + "\n" for step in steps), "utf-8")
     files, _ = plan.saved_files_of_run(later)
-    assert [(one.step, one.path.name[0]) for one in files] == [
+    assert [(file.step, file.path.name[0]) for file in files] == [
         (1, "0"),
         (2, "1"),
         (4, "3"),
@@ -263,7 +267,7 @@ def test_a_resumed_run_has_the_files_of_the_run_before(shallow, tmp_path):  # no
 )
 def test_the_loss_is_that_of_the_runs_own_validation(shallow, images, tmp_path, script, values):  # noqa: F811
     """Also of LyCORIS, of text encoders that learned, and of whole models, whose data set file holds images out."""
-    given = {
+    options = {
         "train_data_dir": images,
         "validation_split": 0.25,
         "validate_every_n_steps": 1,
@@ -276,25 +280,29 @@ def test_the_loss_is_that_of_the_runs_own_validation(shallow, images, tmp_path, 
             "[[datasets]]\nresolution = 64\nbatch_size = 2\nvalidation_split = 0.25\n"
             f"[[datasets.subsets]]\nimage_dir = '{place}'\ncaption_extension = '.txt'\n"
         )
-        given = {"train_data_dir": None, "dataset_config": tmp_path / "data.toml", "max_train_steps": 3}
-    given = {"max_train_steps": 1, "mixed_precision": "no", "seed": 4} | given
-    config = config_of(shallow, script, output_dir=tmp_path, **given)
+        options = {"train_data_dir": None, "dataset_config": tmp_path / "data.toml", "max_train_steps": 3}
+    options = {"max_train_steps": 1, "mixed_precision": "no", "seed": 4} | options
+    config = config_of(shallow, script, output_dir=tmp_path, **options)
     outcome = train(config)
-    found = compared(outcome.folder, "--prompt", PROMPT)
+    comparison = compared(outcome.folder, "--prompt", PROMPT)
     measured = outcome.events("validation")[-1]["loss"]
-    assert found["held_out"] and found["losses"] == [pytest.approx(measured, rel=1e-4)]
+    assert comparison["held_out"] and comparison["losses"] == [pytest.approx(measured, rel=1e-4)]
 
 
 def test_an_encoder_adds_likeness_and_marks_copies(trained, images, tmp_path, monkeypatch):
     learned = data.scan(plan.config_of_run(reader.run_at(trained.folder))).items[0].path
     monkeypatch.setattr(compute, "ColumnSampler", copying(learned, "step 3"))
     monkeypatch.setattr(compute.TrainingLooks, "nearest", lambda self, path: "")  # the encoder alone
-    found = compared(
+    comparison = compared(
         trained.folder, "--prompt", PROMPT, "--files", "1", "--encoder", str(tiny_encoder(tmp_path / "eye"))
     )
-    assert found["columns"] == ["step 3"] and found["copies"] == [[learned]] and -1 <= found["likeness"][0] <= 1
-    assert not any("--encoder" in note for note in found["notes"])
-    assert any("1 of 3 files" in note for note in found["notes"])
+    assert (
+        comparison["columns"] == ["step 3"]
+        and comparison["copies"] == [[learned]]
+        and -1 <= comparison["likeness"][0] <= 1
+    )
+    assert not any("--encoder" in note for note in comparison["notes"])
+    assert any("1 of 3 files" in note for note in comparison["notes"])
 
 
 def test_of_many_files_some_are_compared_with_the_last(shallow, tmp_path):  # noqa: F811
@@ -303,8 +311,8 @@ def test_of_many_files_some_are_compared_with_the_last(shallow, tmp_path):  # no
         path.write_text("x")
     run = recorded(tmp_path / "run-1", config_of(shallow, LORAS[0], output_dir=tmp_path), *paths)
     files, notes = plan.saved_files_of_run(run, 4)
-    assert [one.step for one in files] == [1, 4, 7, 10] and "4 of 10 files" in str(notes[0])
-    assert [one.step for one in plan.saved_files_of_run(run, 1)[0]] == [10]
+    assert [file.step for file in files] == [1, 4, 7, 10] and "4 of 10 files" in str(notes[0])
+    assert [file.step for file in plan.saved_files_of_run(run, 1)[0]] == [10]
 
 
 def test_a_data_set_that_is_gone_leaves_out_the_loss_alone(shallow, tmp_path):  # noqa: F811

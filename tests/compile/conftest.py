@@ -76,7 +76,7 @@ def forget() -> Any:
 
 
 @pytest.fixture
-def made(demo: Any, tmp_path: Path, forget: Any) -> Any:
+def model_of(demo: Any, tmp_path: Path, forget: Any) -> Any:
     """A function: script and options -> a model that is ready to train; aot_eager compiles it if `compile` is on."""
 
     def make(script: str, sizes: tuple[tuple[int, ...], ...] = SIZES, **values: Any) -> Model:

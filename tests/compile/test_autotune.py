@@ -54,36 +54,36 @@ def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(autotune, "MAX_TIMED_SIZES", 1)
 
     def start(**values):
-        given = {"resolution": "96", "max_train_steps": 3, "output_dir": tmp_path / f"run{next(count)}"}
-        return train(config_of(demo, "flux_train_network", train_data_dir=shapes, **given | ASKED | values))
+        options = {"resolution": "96", "max_train_steps": 3, "output_dir": tmp_path / f"run{next(count)}"}
+        return train(config_of(demo, "flux_train_network", train_data_dir=shapes, **options | ASKED | values))
 
     return start, seen
 
 
 def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     start, seen = tuned
-    found = start(compile_autotune=True)
-    (told,) = found.events("tuned")
+    outcome = start(compile_autotune=True)
+    (told,) = outcome.events("tuned")
     winner = {"compile": True, "attention_kernel": "math", "checkpoint_keep_attention": True, "blocks_to_swap": 1}
     assert told["chosen"] == winner and not told["remembered"]
     assert seen[:2] == [{"compile": False}, {"compile": True}]
     assert {"compile": True, "attention_kernel": "math", "compile_dynamic": "false"} in seen
     assert {"compile": True, "attention_kernel": "flash"} not in seen  # that is what answers anyway
     plain = start(**winner, max_train_steps=4, save_every_n_steps=3)  # a step more, for what is resumed below
-    assert found.losses == plain.losses[:3]
+    assert outcome.losses == plain.losses[:3]
     tensors = load_file(plain.file.with_stem(f"{plain.file.stem}-step00000003"))
-    assert all(torch.equal(a, b) for a, b in zip(found.tensors().values(), tensors.values(), strict=True))
-    assert found.facts["compile"]["graphs"] == plain.facts["compile"]["graphs"]
-    assert {event["step"] for event in found.events("compile")} == {0}
-    log = (found.folder / "log.txt").read_text(encoding="utf-8")
+    assert all(torch.equal(a, b) for a, b in zip(outcome.tensors().values(), tensors.values(), strict=True))
+    assert outcome.facts["compile"]["graphs"] == plain.facts["compile"]["graphs"]
+    assert {event["step"] for event in outcome.events("compile")} == {0}
+    log = (outcome.folder / "log.txt").read_text(encoding="utf-8")
     assert "the fastest is compile = true, attention_kernel = math" in log and "with the next best, compiled" in log
     assert all(f"  {format_changes(way)}: " in log for way in seen)
-    assert found.facts["compile"]["attention"] == "MATH"
+    assert outcome.facts["compile"]["attention"] == "MATH"
 
     assert set().union(*seen) <= set(TUNED_OPTIONS)
     number = len(seen)
     again = start(compile_autotune=True, save_state_on_train_end=True, output_dir=tmp_path / "again")
-    assert len(seen) == number and again.losses == found.losses
+    assert len(seen) == number and again.losses == outcome.losses
     assert again.events("tuned")[0]["remembered"] and again.events("tuned")[0]["chosen"] == winner
     (file,) = (tmp_path / "tuning").iterdir()
     assert len(json.loads(file.read_text(encoding="utf-8"))["results"]) == number
@@ -144,11 +144,11 @@ def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
 
 def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_results, "results_folder", lambda: tmp_path)
-    found = [{"changes": {"compile": True}, "seconds": 1.0}]
-    autotune_cache.store_results("a", found, passes=100, complete=False)
-    assert autotune_cache.read_results("a", 100) == found and autotune_cache.read_results("a", 101) == []
-    autotune_cache.store_results("a", found, passes=100, complete=True)
-    assert autotune_cache.read_results("a", 10**6) == found
+    stored_runs = [{"changes": {"compile": True}, "seconds": 1.0}]
+    autotune_cache.store_results("a", stored_runs, passes=100, complete=False)
+    assert autotune_cache.read_results("a", 100) == stored_runs and autotune_cache.read_results("a", 101) == []
+    autotune_cache.store_results("a", stored_runs, passes=100, complete=True)
+    assert autotune_cache.read_results("a", 10**6) == stored_runs
 
 
 def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(demo, shapes, monkeypatch):  # noqa: F811
@@ -156,7 +156,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
     denoiser = torch.nn.Linear(4, 4)
 
     def name(kinds=None, ranks=1, model=denoiser, **values):
-        known = SimpleNamespace(
+        named_family = SimpleNamespace(
             family=SimpleNamespace(name="flux"),
             components=SimpleNamespace(denoiser=model, encoders={}),
             method=SimpleNamespace(trained_parts={}),
@@ -164,7 +164,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
         return autotune_cache.fingerprint_training(
             SimpleNamespace(
                 config=replace_options(config, **values),
-                compute_loss=known,
+                compute_loss=named_family,
                 world=SimpleNamespace(device=torch.device("cpu"), ranks=ranks),
                 batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),
             )
@@ -197,7 +197,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
         {"compile_cache_dir": "x"},
         {"gradient_accumulation_steps": 2},
     ]
-    assert usual not in [name(**given) for given in other] and {name(**given) for given in same} == {usual}
+    assert usual not in [name(**changes) for changes in other] and {name(**changes) for changes in same} == {usual}
     monkeypatch.setattr(autotune_cache, "_installed_version", lambda package: "9")
     assert name() != usual
 
@@ -212,6 +212,6 @@ def test_that_compiling_failed_is_not_remembered(tuned, monkeypatch, tmp_path):
         real(tuner, compute_loss, result)
 
     monkeypatch.setattr(Tuner, "time_candidate", fails)
-    found = start(compile_autotune=True, max_train_steps=1).events("tuned")[0]
-    assert found["chosen"] == {"compile": False} and "no C++ compiler" in found["results"][1]["why"]
+    event = start(compile_autotune=True, max_train_steps=1).events("tuned")[0]
+    assert event["chosen"] == {"compile": False} and "no C++ compiler" in event["results"][1]["why"]
     assert not (tmp_path / "tuning").exists()

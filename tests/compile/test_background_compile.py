@@ -61,8 +61,8 @@ def from_step_on(monkeypatch):
 
 def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares, tmp_path, monkeypatch):
     (tmp_path / "as_important.py").write_text(AS_IMPORTANT, encoding="utf-8")
-    given = {**PLAIN_CODE, "PYTHONPATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    for name, value in given.items():
+    environment = {**PLAIN_CODE, "PYTHONPATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(compile_process, "WORKER", "as_important")
     monkeypatch.setattr(prewarm, "_compile_small_graph", lambda kind: None)  # code for nothing but a quicker start
@@ -110,23 +110,26 @@ def test_a_run_resumed_after_the_takeover_is_equal_bit_for_bit(demo, squares, tm
     assert resumed.losses == first.losses[switched:] and not resumed.events("takeover")
     assert {event["step"] for event in resumed.events("compile")} == {switched}
     pairs = zip(resumed.tensors().values(), first.tensors().values(), strict=True)
-    assert all(torch.equal(one, same) for one, same in pairs)
+    assert all(torch.equal(left, same) for left, same in pairs)
 
 
 def test_where_nothing_is_compiled_in_time_the_run_is_an_eager_one(demo, squares, tmp_path, monkeypatch, capsys):
     (tmp_path / "waits_for_input.py").write_text("import sys\nsys.stdin.read()\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(compile_process, "WORKER", "waits_for_input")  # which the end of the training is
-    monkeypatch.setattr(BackgroundCompiler, "due", property(lambda self: bool(kept.append(self._process))))
-    kept, given = [], {"train_data_dir": squares, "compile_backend": "aot_eager", **GIVEN, "max_train_steps": 2}
-    done = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "one", **given))
-    eager = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "two", **given | {"compile": False}))
+    monkeypatch.setattr(BackgroundCompiler, "due", property(lambda self: bool(journal_entries.append(self._process))))
+    journal_entries, options = (
+        [],
+        {"train_data_dir": squares, "compile_backend": "aot_eager", **GIVEN, "max_train_steps": 2},
+    )
+    done = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "one", **options))
+    eager = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "two", **options | {"compile": False}))
     assert done.losses == eager.losses and not done.events("takeover") and not done.events("compile")
-    assert not kept[0].running
+    assert not journal_entries[0].running
     closing = "ended before its blocks were compiled beside it (0 of 2 graphs ready), so they ran eagerly"
     assert sum(closing in line for line in capsys.readouterr().out.splitlines()) == 1
     if sys.platform != "win32":
-        assert "its process was killed (signal 9)" in kept[0].failure
+        assert "its process was killed (signal 9)" in journal_entries[0].failure
 
 
 def test_the_process_is_less_important_to_the_system_than_the_training(monkeypatch, tmp_path):
@@ -162,9 +165,9 @@ def compiler(steps=1000, ranks=1, kind="cpu", **values):
     plan = CompilePlan()
     plan.log.expect("Linear", "wide")
     plan.begin([torch.nn.Linear(1, 1)], lambda block: None, {}, 0)
-    made = BackgroundCompiler(config, world, journal, plan, clock, Choices())
-    made.said = said
-    return made
+    background = BackgroundCompiler(config, world, journal, plan, clock, Choices())
+    background.said = said
+    return background
 
 
 def passes_of(device):
@@ -196,8 +199,8 @@ def beside(run, calls=()):
 )
 def test_where_it_cannot_be_blocks_compile_before_the_first_step(values, why):
     asked = compiler(**values)
-    found = asked.why_not(torch.nn.Linear(1, 1))
-    assert why in str(found) if why else not found
+    problems = asked.why_not(torch.nn.Linear(1, 1))
+    assert why in str(problems) if why else not problems
     told = [note for note in config_notes(asked._config) if note.option == "compile_warmup"]
     assert bool(told) == (values.get("compile_warmup") == "beside" and bool(why))
     assert all(str(note).startswith("compile_warmup has no effect here: ") and why in str(note) for note in told)
@@ -250,9 +253,9 @@ def test_a_resumed_run_whose_blocks_stay_eager_says_so_and_how_to_compile_them()
 
 def test_where_memory_is_tight_there_is_no_second_process(monkeypatch):
     block = torch.nn.Sequential(torch.nn.Linear(1024, 1024))
-    given = block_calls.encode_argument([[torch.zeros(1, 4096, 1024)], {}])
+    argument = block_calls.encode_argument([[torch.zeros(1, 4096, 1024)], {}])
     tried = compiler(kind="cuda")
-    tried._calls = [BlockCall("0", "Linear", given, "", True)]
+    tried._calls = [BlockCall("0", "Linear", argument, "", True)]
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     told = {}
     for free in (4, 2):
@@ -336,8 +339,8 @@ def test_where_recordings_find_no_room_the_process_ends_and_they_are_tried_again
 
 
 def test_what_is_no_tensor_and_no_plain_value_is_not_described():
-    given = [(torch.zeros(2, 3), None, 1.5), {"deep": [True, "x"]}]
-    (first, second) = block_calls.decode_argument(block_calls.encode_argument(given), torch.device("cpu"))
+    unencodable = [(torch.zeros(2, 3), None, 1.5), {"deep": [True, "x"]}]
+    (first, second) = block_calls.decode_argument(block_calls.encode_argument(unencodable), torch.device("cpu"))
     assert first[0].shape == (2, 3) and first[1:] == (None, 1.5) and second == {"deep": [True, "x"]}
     with pytest.raises(NotDescribed):
         block_calls.encode_argument(object())

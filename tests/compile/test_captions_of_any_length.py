@@ -25,13 +25,13 @@ def written(folder, sides):
         (folder / f"{number:02}.txt").write_text("red " * WORDS[number % len(WORDS)], encoding="utf-8")
 
 
-def losses_and_graphs(demo, script, folder, given, backend):
+def losses_and_graphs(demo, script, folder, options, backend):
     """The losses of a training without compiling and with it, and what the second says of its graphs."""
-    given = {"network_args": ONE_ADAPTER, **given}
-    eager = train(config_of(demo, script, output_dir=folder / "eager", **given))
-    made = {"compile": True, "compile_backend": backend, "compile_fullgraph": True}
-    compiled = train(config_of(demo, script, output_dir=folder / "compiled", **given, **made))
-    assert len(set(eager.losses)) == given["max_train_steps"]
+    options = {"network_args": ONE_ADAPTER, **options}
+    eager = train(config_of(demo, script, output_dir=folder / "eager", **options))
+    changes = {"compile": True, "compile_backend": backend, "compile_fullgraph": True}
+    compiled = train(config_of(demo, script, output_dir=folder / "compiled", **options, **changes))
+    assert len(set(eager.losses)) == options["max_train_steps"]
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)
     return compiled.facts["compile"]
 
@@ -48,11 +48,11 @@ def losses_and_graphs(demo, script, folder, given, backend):
 def test_sizes_and_lengths_are_one_graph_for_each_kind_of_block(demo, tmp_path, script, cached, graphs):
     """The backward pass is traced of the last kind, of which the model has the most blocks."""
     written(tmp_path / "set" / "1_zorb toy", SIDES)
-    given = {"train_data_dir": tmp_path / "set", "max_train_steps": len(SIDES), "train_batch_size": 1, **BUCKETS}
-    given |= {"cache_text_encoder_outputs": cached, "enable_bucket": True}
+    options = {"train_data_dir": tmp_path / "set", "max_train_steps": len(SIDES), "train_batch_size": 1, **BUCKETS}
+    options |= {"cache_text_encoder_outputs": cached, "enable_bucket": True}
     *others, last = families.config_class(script)().compile.kinds
     blocks = ",".join([*(f"{kind}:all=eager" for kind in others), f"{last}:all"])
-    told = losses_and_graphs(demo, script, tmp_path, given | {"compile_blocks": blocks}, "aot_eager")
+    told = losses_and_graphs(demo, script, tmp_path, options | {"compile_blocks": blocks}, "aot_eager")
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
     assert told["num_graphs"] == graphs
 
@@ -65,16 +65,16 @@ def test_relatives_need_their_familys_graphs_for_five_sizes_and_lengths(tmp_path
     """
     demo = files.prepare_demo(tmp_path / "demo", (relative,), compiled=True)
     written(tmp_path / "set" / "1_zorb toy", [(64, 64), (64, 128), (128, 64), (64, 192), (192, 64)])
-    given = {"train_data_dir": tmp_path / "set", "max_train_steps": 5, "train_batch_size": 1, "enable_bucket": True}
+    options = {"train_data_dir": tmp_path / "set", "max_train_steps": 5, "train_batch_size": 1, "enable_bucket": True}
     family = families.owner(relative)
     script = f"{relative}_{families.lora_script(family)}"
     *_, last = families.config_class(families.lora_script(family))().compile.kinds
-    given |= {**GRID, "cache_text_encoder_outputs": True, "compile_blocks": f"{last}:all"}
+    options |= {**GRID, "cache_text_encoder_outputs": True, "compile_blocks": f"{last}:all"}
     if "t5xxl_max_token_length" in options_of(families.config_class(families.lora_script(family))):
-        given["t5xxl_max_token_length"] = 192
+        options["t5xxl_max_token_length"] = 192
     shown = config_of(demo, script).control_images
-    given |= {"control_directory": references(tmp_path / "set", tmp_path)} if shown.least else {}
-    given |= {"random_masks": 2} if shown.inpaints else {}
-    told = losses_and_graphs(demo, script, tmp_path, given, "eager")
+    options |= {"control_directory": references(tmp_path / "set", tmp_path)} if shown.least else {}
+    options |= {"random_masks": 2} if shown.inpaints else {}
+    told = losses_and_graphs(demo, script, tmp_path, options, "eager")
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
     assert told["num_graphs"] == 1

@@ -40,66 +40,68 @@ def kept(model):
 
 
 @pytest.fixture(scope="module")
-def known():
+def computed():
     """What tests of this file have computed for a script: without compiling, and compiled with nothing left out."""
     return {}
 
 
 @pytest.fixture
-def plain(made, known):
+def plain(model_of, computed):
     """A function: script -> losses and gradients without compiling; bytes kept when compiled with all kept."""
 
     def find(script):
-        if script not in known:
-            expected = made(script, SIZES, **LEARNS[script]).gradients(SIZES)
-            known[script] = *expected, compiled_keeps(made, script, expected)
-        return known[script]
+        if script not in computed:
+            expected = model_of(script, SIZES, **LEARNS[script]).gradients(SIZES)
+            computed[script] = *expected, compiled_keeps(model_of, script, expected)
+        return computed[script]
 
     return find
 
 
-def compiled_keeps(made, script, expected, **how):
+def compiled_keeps(model_of, script, expected, **how):
     """Bytes kept when compiled like this, which gives the expected losses and gradients."""
     torch._dynamo.reset()
-    model = made(script, SIZES, **QUICK, **ONLY[script], **LEARNS[script], **how)
-    for found, value in zip(model.gradients(SIZES), expected, strict=True):
-        torch.testing.assert_close(found, value)
+    model = model_of(script, SIZES, **QUICK, **ONLY[script], **LEARNS[script], **how)
+    for actual, value in zip(model.gradients(SIZES), expected, strict=True):
+        torch.testing.assert_close(actual, value)
     return kept(model)
 
 
 @pytest.mark.parametrize("script", LORA)
-def test_attention_is_kept_at_a_small_price_and_gradients_stay(made, plain, script):
+def test_attention_is_kept_at_a_small_price_and_gradients_stay(model_of, plain, script):
     *expected, everything = plain(script)
     how = {"gradient_checkpointing": True}
     keeps = how | {"checkpoint_keep_attention": True}
-    torch.testing.assert_close(made(script, SIZES, **LEARNS[script], **keeps).gradients(SIZES)[1], expected[1])
-    attention = compiled_keeps(made, script, expected, **keeps)
+    torch.testing.assert_close(model_of(script, SIZES, **LEARNS[script], **keeps).gradients(SIZES)[1], expected[1])
+    attention = compiled_keeps(model_of, script, expected, **keeps)
     assert attention < everything
     if script == "flux_train_network":  # what nothing but the inputs takes is the same elsewhere, and takes long
-        assert compiled_keeps(made, script, expected, **how) < attention
+        assert compiled_keeps(model_of, script, expected, **how) < attention
 
 
-def test_a_budget_keeps_its_share_and_gradients_stay(made, plain):
+def test_a_budget_keeps_its_share_and_gradients_stay(model_of, plain):
     """PyTorch divides a graph, of whichever family."""
     script = "flux_train_network"
     *expected, everything = plain(script)  # which is a budget of 1
-    half, nothing = (compiled_keeps(made, script, expected, compile_activation_budget=share) for share in (0.5, 0.0))
+    half, nothing = (
+        compiled_keeps(model_of, script, expected, compile_activation_budget=share) for share in (0.5, 0.0)
+    )
     assert nothing < half < everything
 
 
-def test_every_thread_compiles_with_the_same_settings(made):
+def test_every_thread_compiles_with_the_same_settings(model_of):
     """A value that is set holds in its own thread only since torch 2.12; backward passes run in others."""
     import torch._functorch.config as functorch
     from torch.fx.experimental import _config as shapes
 
-    seen = []
+    settings = []
 
     def backend(graph, inputs):
-        seen.append((functorch.activation_memory_budget, shapes.use_duck_shape))
+        settings.append((functorch.activation_memory_budget, shapes.use_duck_shape))
         return graph.forward
 
-    given = {"compile": True, "compile_activation_budget": 0.25, "compile_blocks": "double:all"}
-    model = made("flux_train_network", ((8, 8),), **given)
+    options = {"compile": True, "compile_activation_budget": 0.25, "compile_blocks": "double:all"}
+    model = model_of("flux_train_network", ((8, 8),), **options)
     for block in model.components.denoiser.double_blocks:
         block.compile(backend=backend)
 
@@ -115,7 +117,7 @@ def test_every_thread_compiles_with_the_same_settings(made):
         thread.join()
     finally:
         threading.excepthook = before
-    assert not failed and seen and set(seen) == {(0.25, False)}
+    assert not failed and settings and set(settings) == {(0.25, False)}
 
 
 @pytest.mark.parametrize("script", LORA)

@@ -63,10 +63,10 @@ def test_a_key_does_not_tell_which_module_has_imported_torch_first(monkeypatch):
     cache.use_cache(None, torch.device("cpu"))
     graph, fake = torch.fx.symbolic_trace(nn.Identity()), torch_private.FakeTensorMode()
     tensor = fake.from_tensor(torch.zeros(1, 2, 3, 4).to(memory_format=torch.channels_last))
-    before, known = FxGraphCachePickler(graph).dumps(tensor), dict(sys.modules)
+    before, loaded_modules = FxGraphCachePickler(graph).dumps(tensor), dict(sys.modules)
     first = types.ModuleType("imported_first")
     first.torch = torch
-    monkeypatch.setattr(sys, "modules", {"imported_first": first, **known})
+    monkeypatch.setattr(sys, "modules", {"imported_first": first, **loaded_modules})
     assert FxGraphCachePickler(graph).dumps(tensor) == before
     monkeypatch.undo()
     assert pickle.loads(pickle.dumps(torch.channels_last)) is torch.channels_last
@@ -132,18 +132,18 @@ def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
 
 def test_in_the_folder_in_use_single_graphs_go_and_nothing_that_is_not_pytorchs(tmp_path):
     mine = [tmp_path / "notes.txt", tmp_path / "my" / "own", tmp_path / "ab" / "short"]
-    kept = [
+    entries = [
         *(tmp_path / kind / "ab" / "f" / "code" for kind in pruning.CACHE_FOLDERS),
         tmp_path / "cd" / f"{'c' * 52}.so",
     ]
-    for age, file in enumerate([*mine, *kept]):
+    for age, file in enumerate([*mine, *entries]):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x" * 100)
         os.utime(file, (1000 + age, 1000 + age))
     cache.prune_cache(tmp_path, keep=tmp_path, max_bytes=250)  # of what is PyTorch's
-    assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 2 + [True] * 2
+    assert [file.exists() for file in (*mine, *entries)] == [True] * 3 + [False] * 2 + [True] * 2
     cache.prune_cache(tmp_path, keep=tmp_path, max_bytes=0)
-    assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 4
+    assert [file.exists() for file in (*mine, *entries)] == [True] * 3 + [False] * 4
 
 
 def test_code_that_is_damaged_is_made_anew(tmp_path, monkeypatch, forget):
@@ -212,11 +212,11 @@ def test_checkpoints_that_are_asked_of_every_operation_are_found_again(how, tmp_
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(checkpointing, "_keeps_function_outputs", lambda: True)
     counted = torch._dynamo.utils.counters["aot_autograd"]
-    for found in ({"autograd_cache_miss": 1, "autograd_cache_saved": 1}, {"autograd_cache_hit": 1}):
+    for counters_case in ({"autograd_cache_miss": 1, "autograd_cache_saved": 1}, {"autograd_cache_hit": 1}):
         torch._dynamo.reset()
         counted.clear()
         block = Attends()
         checkpointing.checkpoint_blocks([[block]], **how)
         block.compile(fullgraph=True)
         block(torch.randn(1, 1, 2, 8, requires_grad=True)).sum().backward()
-        assert {name: number for name, number in counted.items() if "cache" in name and number} == found
+        assert {name: number for name, number in counted.items() if "cache" in name and number} == counters_case

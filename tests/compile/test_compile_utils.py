@@ -72,7 +72,7 @@ def fresh():
     torch._dynamo.reset()
 
 
-def made(checkpoint=False, swap=0, compiled=True, offload=False, log=None, **changed):
+def model_of(checkpoint=False, swap=0, compiled=True, offload=False, log=None, **changed):
     torch.manual_seed(0)
     model = Denoiser()
     ring = swapping.Swap(swapping.choose_blocks(model, {"Block": swap} if swap else {}), CPU)
@@ -100,9 +100,9 @@ def gradients(model, lengths=(6, 9, 12, 7)):
 def test_one_graph_per_class_and_eager_numbers(checkpoint, swap):
     if swap and not checkpoint:
         pytest.skip("swapping recomputes; the config asks for checkpointing")
-    expected = gradients(made(compiled=False))
+    expected = gradients(model_of(compiled=False))
     log = CompileLog()
-    loss, grad = gradients(made(checkpoint, swap, log=log))
+    loss, grad = gradients(model_of(checkpoint, swap, log=log))
     log.drain()
     assert log.summary()["graphs"] == {"Block": 1, "Other": 1}
     assert log.summary()["recompiles"] == 0
@@ -112,8 +112,8 @@ def test_one_graph_per_class_and_eager_numbers(checkpoint, swap):
 
 
 def test_offloaded_checkpoints_give_the_same_numbers():
-    expected = gradients(made(compiled=False))
-    loss, grad = gradients(made(checkpoint=True, offload=True))
+    expected = gradients(model_of(compiled=False))
+    loss, grad = gradients(model_of(checkpoint=True, offload=True))
     torch.testing.assert_close(loss, expected[0])
     torch.testing.assert_close(grad, expected[1])
 
@@ -129,8 +129,8 @@ def test_without_known_inputs_the_first_block_costs_a_second_graph():
 
 
 def test_names_stay_as_they_are():
-    assert list(made().state_dict()) == list(Denoiser().state_dict())
-    assert [type(m).__name__ for m in made(checkpoint=True, swap=2).blocks] == ["Block"] * 5
+    assert list(model_of().state_dict()) == list(Denoiser().state_dict())
+    assert [type(m).__name__ for m in model_of(checkpoint=True, swap=2).blocks] == ["Block"] * 5
 
 
 def test_wrapped_names_are_cleaned_and_clashes_refused():
@@ -198,9 +198,9 @@ def test_disabled_linears_still_compute():
 def test_the_flags_have_the_trainers_names_and_meaning():
     parser = argparse.ArgumentParser()
     blocks.add_compile_arguments(parser)
-    given = parser.parse_args(["--compile", "--compile_dynamic", "TRUE", "--compile_cache_size_limit", "32"])
-    assert blocks.torch_compile_options(given)["dynamic"] is True
-    assert blocks.torch_compile_options(given)["recompile_limit"] == 32
+    arguments = parser.parse_args(["--compile", "--compile_dynamic", "TRUE", "--compile_cache_size_limit", "32"])
+    assert blocks.torch_compile_options(arguments)["dynamic"] is True
+    assert blocks.torch_compile_options(arguments)["recompile_limit"] == 32
 
 
 def test_compile_errors_are_told_from_the_models_own():
@@ -226,9 +226,9 @@ def test_a_blank_in_the_path_is_told():
 
 def test_a_run_starts_anew_after_a_process_compiled_something_else():
     with CompileLog() as earlier:
-        gradients(made(log=earlier))
+        gradients(model_of(log=earlier))
         assert earlier.drain()
     log = CompileLog()
-    gradients(made(log=log))
+    gradients(model_of(log=log))
     assert [event.graph for event in log.drain()] == [event.graph for event in earlier.events] and not log.unproven()
     assert not earlier.drain() and log.summary()["recompiles"] == 0

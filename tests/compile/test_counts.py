@@ -43,7 +43,7 @@ def varying():
 
     @torch._dynamo.register_backend(name="shown")
     def shown(graph, inputs):
-        found.append(any(isinstance(given, torch.SymInt) for given in inputs))
+        found.append(any(isinstance(model_inputs, torch.SymInt) for model_inputs in inputs))
         return graph.forward
 
     yield found
@@ -53,9 +53,9 @@ def varying():
 
 @several_blocks
 @pytest.mark.parametrize("case", CASES)
-def test_graphs_are_as_many_as_predicted(made, varying, case):
+def test_graphs_are_as_many_as_predicted(model_of, varying, case):
     script, sizes, values, graphs = CASES[case]
-    model = made(script, sizes, compile=True, compile_backend="shown", **values)
+    model = model_of(script, sizes, compile=True, compile_backend="shown", **values)
     assert model.log.predicted() == graphs
     model.gradients((*sizes, *sizes))
     model.log.drain()
@@ -64,14 +64,14 @@ def test_graphs_are_as_many_as_predicted(made, varying, case):
     assert set(varying) == {case not in ("one size", "each size")}
 
 
-def test_no_norm_on_a_cpu_ends_the_process_where_what_is_in_front_of_it_does_not_learn(made):
+def test_no_norm_on_a_cpu_ends_the_process_where_what_is_in_front_of_it_does_not_learn(model_of):
     """PyTorch's own GroupNorm does, with channels last, where it is asked for the gradients of its weights alone."""
     values = {
         "compile_backend": "eager",
         "compile_blocks": "resnet:0",
         "block_lr": ",".join(["0"] * 11 + ["1e-4"] * 12),
     }
-    model = made("sdxl_train", ONE, compile=True, **values)
+    model = model_of("sdxl_train", ONE, compile=True, **values)
     wrong = model.loss(ONE[0])
     assert not any(type(module) is torch.nn.GroupNorm for module in model.components.denoiser.modules())
     few = [p for p in model.method.parameters() if p.dim() < 2]

@@ -31,7 +31,7 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
     data = request.getfixturevalue(images)
 
     def run(name, **values):
-        given = {
+        options = {
             "train_data_dir": data,
             "max_train_steps": 5,
             "network_dropout": 0.2,
@@ -42,7 +42,7 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
             "output_dir": tmp_path / name,
             **quick,
         }
-        return train(config_of(shallow, "flux_train_network", **given | values))
+        return train(config_of(shallow, "flux_train_network", **options | values))
 
     first = run("first", save_state=True, save_every_n_steps=1)
     steps = {int(step) for step in begins.replace(",", ":").replace(" ", "").split(":") if step.isdigit()}
@@ -58,7 +58,7 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
         resumed = run(f"from{step}", resume=state)
         assert resumed.losses == first.losses[step:]
         pairs = zip(resumed.tensors().values(), first.tensors().values(), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
+        assert all(torch.equal(left, other) for left, other in pairs)
         late = {s for s in steps if s > step + 1}
         assert {event["step"] for event in resumed.events("compile")} == late | ({step} if late != steps else set())
 
@@ -84,8 +84,8 @@ def test_what_says_no_step_is_told(values, told):
 
 def test_transformer_means_all_kinds_of_transformer_blocks():
     values = {"compile": True, "compile_from_step": "transformer:4"}
-    found = build_config(families.config_class("flux_train_network"), values, notes=[]).compile.first_steps()
-    assert found == {"DoubleStreamBlock": 4, "SingleStreamBlock": 4}
+    chosen = build_config(families.config_class("flux_train_network"), values, notes=[]).compile.first_steps()
+    assert chosen == {"DoubleStreamBlock": 4, "SingleStreamBlock": 4}
 
 
 @pytest.mark.parametrize("given", ["40, 50", "transformer:20, resnet:30, transformer:30"])
@@ -114,9 +114,9 @@ def test_two_steps_for_the_same_blocks_are_refused(given):
 def test_a_step_after_the_end_of_the_training_is_told(begins, told):
     values = {"compile": True, "max_train_steps": 100, "compile_from_step": begins}
     config = build_config(families.config_class("sdxl_train_network"), values, notes=[])
-    found = [note for note in config_notes(config) if note.option == "compile_from_step"]
+    notes = [note for note in config_notes(config) if note.option == "compile_from_step"]
     assert "compile_from_step" not in ineffective_options(config)  # no field of a form is grey for it
-    assert re.search(told, *map(str, found)) if told else not found
+    assert re.search(told, *map(str, notes)) if told else not notes
     by_epochs = building.replace_options(config, max_train_epochs=3)
     assert not any(
         note.option == "compile_from_step" for note in config_notes(by_epochs)
@@ -129,7 +129,7 @@ def test_a_step_after_the_end_of_the_training_is_told(begins, told):
 def test_a_step_for_blocks_that_are_not_compiled_is_told(begins, told):
     values = {"compile": True, "compile_blocks": "single:all", "compile_from_step": begins}
     config = build_config(families.config_class("flux_train_network"), values, notes=[])
-    found = [note for note in config_notes(config) if note.option == "compile_from_step"]
-    assert [str(note).partition(" has no effect here, as compile_blocks")[0] for note in found] == [
+    notes = [note for note in config_notes(config) if note.option == "compile_from_step"]
+    assert [str(note).partition(" has no effect here, as compile_blocks")[0] for note in notes] == [
         f"compile_from_step: {word}" for word in told
     ]

@@ -81,8 +81,8 @@ def test_recorded_graphs_and_moving_memory_exclude_each_other(script, mode, movi
 
 @pytest.mark.parametrize("outside", [{"compile_scope": "inner"}, {"compile_blocks": "double:all"}])
 def test_recorded_graphs_may_have_checkpoints_outside_of_compiled_blocks(outside):
-    found = config(compile=True, compile_mode="reduce-overhead", gradient_checkpointing=True, **outside)
-    assert found.compile.records_graphs and not found.compile.why_not_recorded(found)
+    run_config = config(compile=True, compile_mode="reduce-overhead", gradient_checkpointing=True, **outside)
+    assert run_config.compile.records_graphs and not run_config.compile.why_not_recorded(run_config)
 
 
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train_network", "flux_train", "sdxl_train"])
@@ -100,13 +100,13 @@ def test_recorded_graphs_may_have_checkpoints_outside_of_compiled_blocks(outside
     ],
 )
 def test_what_is_recorded_and_why_not(script, values, why):
-    found = config(script, **values)
-    assert found.compile.why_not_recorded(found) == why
+    run_config = config(script, **values)
+    assert run_config.compile.why_not_recorded(run_config) == why
 
 
 def test_swapped_blocks_are_not_recorded():
-    found = config(blocks_to_swap=2, gradient_checkpointing=True)
-    assert found.compile.why_not_recorded(found) == "blocks_to_swap moves weights"
+    swapped_problems = config(blocks_to_swap=2, gradient_checkpointing=True)
+    assert swapped_problems.compile.why_not_recorded(swapped_problems) == "blocks_to_swap moves weights"
     with pytest.raises(ConfigError, match="cuda_graphs = true needs weights that stay .*use auto"):
         config(blocks_to_swap=2, cuda_graphs="true")
 
@@ -197,15 +197,15 @@ def test_a_kernel_is_chosen_watched_and_refused_by_name(kernels):
     assert [attention.prefer(kernels, name) for name in ("math", "auto")] == ["MATH", ""]
     with pytest.raises(ConfigError, match=r"no cudnn on this machine; choose one of auto, flash, math"):
         attention.prefer(kernels, "cudnn")
-    given = torch.randn(1, 2, 16, 32, requires_grad=True)
+    inputs = torch.randn(1, 2, 16, 32, requires_grad=True)
     for answers, others in (("flash", ["math"]), ("math", ["flash"])):
         attention.prefer(kernels, answers)
         with attention.AttentionRecorder(kernels) as watch, torch.autocast("cpu", torch.bfloat16):
-            assert attention_of(given, given.bfloat16()).grad_fn is not None
+            assert attention_of(inputs, inputs.bfloat16()).grad_fn is not None
         assert watch.others() == others and watch.why_not(others[0]) == ""
     attention.prefer(kernels)
     with attention.AttentionRecorder(kernels) as watch:
-        attention_of(given, given, dropout_p=0.1)
+        attention_of(inputs, inputs, dropout_p=0.1)
     assert (
         watch.others() == ["flash"] and watch.why_not("flash") == "Both fused kernels do not support non-zero dropout."
     )
@@ -218,12 +218,12 @@ def attention_of(query, value, **values):
 @pytest.mark.slow
 def test_compiled_code_of_one_kernel_is_not_taken_for_that_of_another(kernels, tmp_path, monkeypatch, forget):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    given, counted, hits = torch.randn(1, 1, 1, 8), torch._dynamo.utils.counters, []
+    inputs, counted, hits = torch.randn(1, 1, 1, 8), torch._dynamo.utils.counters, []
     for name in ("flash", "math", "flash"):
         torch._dynamo.reset()
         attention.prefer(kernels, name)
         THREAD_SETTINGS.want(wanted_settings(config().compile, kernels))
         counted.clear()
-        torch.compile(attention_of, fullgraph=True)(given, given)
+        torch.compile(attention_of, fullgraph=True)(inputs, inputs)
         hits.append(counted["aot_autograd"]["autograd_cache_hit"])
     assert hits == [0, 0, 1]

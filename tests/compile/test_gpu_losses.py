@@ -61,12 +61,12 @@ def test_losses_are_those_that_were_kept(script, way, demo, shapes, tmp_path):  
     values |= (WAYS | FROZEN)[way]
     losses = train(config_of(demo, script, train_data_dir=shapes, output_dir=tmp_path, **values)).losses
     assert len(losses) == SAME["max_train_steps"] and min(losses) > 0
-    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"machine": "", "losses": {}}
+    recorded = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"machine": "", "losses": {}}
     machine, name = f"{torch.cuda.get_device_name()}, torch {torch.__version__}", f"{script}: {way}"
     if os.environ.get("KOHYA_RECORD_GPU_LOSSES"):
-        kept = {"machine": machine, "losses": kept["losses"] | {name: [round(one, 6) for one in losses]}}
-        write_atomic(KEPT, json.dumps(kept, indent=1) + "\n")
-    assert name in kept["losses"], "set KOHYA_RECORD_GPU_LOSSES=1 once, on a GPU"
-    apart = max(abs(a - b) / abs(b) for a, b in zip(losses, kept["losses"][name], strict=True))
-    print(f"{name}: apart by {apart:.1e}, made on {kept['machine']}")
-    assert apart < tolerance(way, machine, kept["machine"])
+        recorded = {"machine": machine, "losses": recorded["losses"] | {name: [round(loss, 6) for loss in losses]}}
+        write_atomic(KEPT, json.dumps(recorded, indent=1) + "\n")
+    assert name in recorded["losses"], "set KOHYA_RECORD_GPU_LOSSES=1 once, on a GPU"
+    apart = max(abs(a - b) / abs(b) for a, b in zip(losses, recorded["losses"][name], strict=True))
+    print(f"{name}: apart by {apart:.1e}, made on {recorded['machine']}")
+    assert apart < tolerance(way, machine, recorded["machine"])

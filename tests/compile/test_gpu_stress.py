@@ -57,14 +57,14 @@ def many_sizes(tmp_path_factory):
 @pytest.fixture(scope="module")
 def eager(demo, many_sizes, tmp_path_factory):  # noqa: F811
     """What the same training learns eagerly, made once for each script and optimizer."""
-    made = {}
+    losses = {}
 
     def trained(script, way):
         values = SAME | EAGER | LEARNING.get(way, {})
-        if (name := (script, way if way in LEARNING else "")) not in made:
+        if (name := (script, way if way in LEARNING else "")) not in losses:
             folder = tmp_path_factory.mktemp("eager")
-            made[name] = train(config_of(demo, script, train_data_dir=many_sizes, output_dir=folder, **values))
-        return made[name]
+            losses[name] = train(config_of(demo, script, train_data_dir=many_sizes, output_dir=folder, **values))
+        return losses[name]
 
     return trained
 
@@ -74,10 +74,10 @@ def eager(demo, many_sizes, tmp_path_factory):  # noqa: F811
 def test_a_thousand_steps_of_any_sizes_are_those_of_eager_blocks(script, way, demo, many_sizes, eager, tmp_path):  # noqa: F811
     plain = eager(script, way)
     values = WAYS[way] if way in WAYS else LEARNING[way] | EAGER | {"gradient_checkpointing": True, "blocks_to_swap": 4}
-    found = train(config_of(demo, script, train_data_dir=many_sizes, output_dir=tmp_path, **SAME | values))
-    assert len(found.losses) == len(plain.losses) == STEPS
-    apart = [abs(a - b) / abs(b) for a, b in zip(found.losses, plain.losses, strict=True)]
-    pairs = zip(found.tensors().values(), plain.tensors().values(), strict=True)
+    losses_by_step = train(config_of(demo, script, train_data_dir=many_sizes, output_dir=tmp_path, **SAME | values))
+    assert len(losses_by_step.losses) == len(plain.losses) == STEPS
+    apart = [abs(a - b) / abs(b) for a, b in zip(losses_by_step.losses, plain.losses, strict=True)]
+    pairs = zip(losses_by_step.tensors().values(), plain.tensors().values(), strict=True)
     weights = max((a.float() - b.float()).norm().item() / a.numel() ** 0.5 for a, b in pairs)
     print(f"{script}, {way}: losses differ by {max(apart):.1e}, weights by {weights:.1e}")
     assert max(apart) < 1e-3  # another image, another size's buffer or a block's older weights change it by far more

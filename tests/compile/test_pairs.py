@@ -60,77 +60,77 @@ def values(script, features):
     return found
 
 
-def agree(made, script, features, sizes, always=None, **compiled):
+def agree(model_of, script, features, sizes, always=None, **compiled):
     if "lycoris" in features:
         pytest.importorskip("lycoris")
     how = values(script, features) | (always or {})
     only = {name: how.pop(name) for name in ("compile_blocks", "compile_activation_budget") if name in how}
-    losses, expected = made(script, sizes, **how).gradients(sizes)
+    losses, expected = model_of(script, sizes, **how).gradients(sizes)
     torch._dynamo.reset()
-    model = made(script, sizes, compile=True, **how, **only | compiled)
-    found = model.gradients(sizes)
+    model = model_of(script, sizes, compile=True, **how, **only | compiled)
+    actual = model.gradients(sizes)
     model.log.drain()
     told = model.log.summary()
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0, [e.reason for e in model.log.events]
     half = how.get("mixed_precision") == "bf16"
     close = {"rtol": 0.02, "atol": 1e-3} if half else {"rtol": 1e-4, "atol": 1e-6}
-    torch.testing.assert_close(found[0], losses, **close)
-    assert found[1].shape == expected.shape and expected.norm() > 0
+    torch.testing.assert_close(actual[0], losses, **close)
+    assert actual[1].shape == expected.shape and expected.norm() > 0
     # In bf16 eager gradients of these models are 5 % away from those of float32 themselves, compiled ones as much.
-    assert (found[1] - expected).norm() < (0.06 if half else 1e-4) * expected.norm()
+    assert (actual[1] - expected).norm() < (0.06 if half else 1e-4) * expected.norm()
 
 
 @pytest.mark.parametrize("features", LORA, ids="+".join)
-def test_adapters_of_flux(made, features):
-    agree(made, "flux_train_network", features, LORA[features])
+def test_adapters_of_flux(model_of, features):
+    agree(model_of, "flux_train_network", features, LORA[features])
 
 
-def test_what_is_computed_again_eagerly_draws_the_same_dropout(made):
+def test_what_is_computed_again_eagerly_draws_the_same_dropout(model_of):
     how = {"network_args": ("single_dim=0",), "network_dropout": 0.3}
     only = {"compile_backend": "eager", "compile_blocks": "double:all"}
-    agree(made, "flux_train_network", ("checkpointing",), ONE, how, **only)
+    agree(model_of, "flux_train_network", ("checkpointing",), ONE, how, **only)
 
 
 @pytest.mark.parametrize("features", SDXL, ids="+".join)
-def test_adapters_of_sdxl(made, features):
-    agree(made, "sdxl_train_network", features, SDXL[features])
+def test_adapters_of_sdxl(model_of, features):
+    agree(model_of, "sdxl_train_network", features, SDXL[features])
 
 
 @pytest.mark.parametrize("features", WHOLE, ids="+".join)
-def test_a_whole_flux(made, features):
-    agree(made, "flux_train", features, WHOLE[features])
+def test_a_whole_flux(model_of, features):
+    agree(model_of, "flux_train", features, WHOLE[features])
 
 
-def test_a_whole_sdxl(made):
-    agree(made, "sdxl_train", ("attention", "some"), ONE)
+def test_a_whole_sdxl(model_of):
+    agree(model_of, "sdxl_train", ("attention", "some"), ONE)
 
 
-def test_generated_code_agrees_too(made, monkeypatch):
+def test_generated_code_agrees_too(model_of, monkeypatch):
     for name, value in PLAIN_CODE.items():
         monkeypatch.setenv(name, value)
     only = {"compile_backend": "inductor", "compile_blocks": "single:all"}
     fewer = {"network_args": ("single_dim=0",)}  # an adapter less is several pieces of code less
-    agree(made, "flux_train_network", ("attention", "swap"), ONE, fewer, **only)
+    agree(model_of, "flux_train_network", ("attention", "swap"), ONE, fewer, **only)
 
 
 @pytest.mark.parametrize("name", ["fp8_base", "fp8_base_unet"])
 def test_lycoris_goes_around_weights_in_8_bits(name):
     """In its usual mode it multiplies in the type of the weights, for which 8 bits have no kernel."""
-    given = {name: True, "mixed_precision": "bf16", **FEATURES["lycoris"]}
+    options = {name: True, "mixed_precision": "bf16", **FEATURES["lycoris"]}
     with pytest.raises(ConfigError, match=f"{name} cannot be used with .*bypass_mode=True"):
-        build_config(families.config_class("sdxl_train_network"), given)
+        build_config(families.config_class("sdxl_train_network"), options)
     with pytest.raises(ConfigError, match=f"{name} cannot be used with algo=full, .*: write algo=lokr"):
         build_config(
-            families.config_class("sdxl_train_network"), given | {"network_args": ("algo=full", "bypass_mode=True")}
+            families.config_class("sdxl_train_network"), options | {"network_args": ("algo=full", "bypass_mode=True")}
         )
 
 
 @pytest.mark.parametrize("few", [{"int8_base": True}, {"fp8_base": True, "fp8_compute": True}], ids=str)
-def test_lycoris_asks_its_layers_as_they_are_kept(made, monkeypatch, few):
+def test_lycoris_asks_its_layers_as_they_are_kept(model_of, monkeypatch, few):
     pytest.importorskip("lycoris")
     monkeypatch.setattr(fp8_matmul, "supports_fp8", lambda _: True)
     how = values("flux_train_network", ("lycoris", "fp8")) | {"fp8_base": False}
-    exact, kept = (made("flux_train_network", **how | more).loss((8, 8)).item() for more in ({}, few))
+    exact, kept = (model_of("flux_train_network", **how | more).loss((8, 8)).item() for more in ({}, few))
     assert kept == pytest.approx(exact, rel=0.01)
 
 
@@ -148,8 +148,8 @@ def test_every_pair_is_tried_or_refused_with_a_sentence():
     assert left == {same}
 
 
-def test_norms_learn_in_front_of_everything_else_that_learns(made):
+def test_norms_learn_in_front_of_everything_else_that_learns(model_of):
     """The first of SDXL's norms is called with images that need no gradient, which PyTorch cannot do on a CPU."""
     pytest.importorskip("lycoris")
     how = {"network_module": "lycoris.kohya", "network_args": ("algo=lora", "train_norm=True")}
-    assert made("sdxl_train_network", **how).gradients(((8, 8),))[1].norm() > 0
+    assert model_of("sdxl_train_network", **how).gradients(((8, 8),))[1].norm() > 0

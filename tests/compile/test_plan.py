@@ -169,7 +169,7 @@ WALKS: dict[str, tuple[Any, str, PlanState]] = {
     "failing before anything is proven": (lambda _: Training().fail(), "COMPILE FAIL", PlanState.GIVEN_UP),
     "failing in a later step": (lambda _: Training().prepare().fail(), "COMPILE PROVE FAIL", PlanState.GIVEN_UP),
     "failing though no block is compiled": (
-        lambda given: too_few_steps_left(given).fail(),
+        lambda step_plan: too_few_steps_left(step_plan).fail(),
         "COMPILE POSTPONE STAY_EAGER FAIL",
         PlanState.GIVEN_UP,
     ),
@@ -203,20 +203,20 @@ def test_a_training_goes_from_state_to_state_as_the_table_says(walk, walked, mon
     assert walked == events.split() and plan.state is state is states_after(events)[-1]
     compiled = {block._compiled_call_impl is not None for block in plan._blocks}
     if state is PlanState.COMPILED:
-        made = {event.block for event in plan.log.events}
-        assert compiled == {True} and made == {"Block", "Other"} and not plan.log.later and not plan.log.unproven()
+        blocks = {event.block for event in plan.log.events}
+        assert compiled == {True} and blocks == {"Block", "Other"} and not plan.log.later and not plan.log.unproven()
     elif state is PlanState.STAYS_EAGER:
         assert compiled == {False} and plan.log.later == {"Block", "Other"}
     assert bool(plan.log.fallback) is (state is PlanState.GIVEN_UP)
 
 
 def test_every_transition_of_the_table_is_walked_and_so_every_state_is_reached():
-    made = {
+    walked_transitions = {
         (state, PlanEvent[event])
         for _, events, _ in WALKS.values()
         for state, event in zip(states_after(events), events.split(), strict=False)
     }
-    assert made == set(TRANSITIONS)
+    assert walked_transitions == set(TRANSITIONS)
     assert {state for _, events, _ in WALKS.values() for state in states_after(events)} == set(PlanState)
     assert {event for _, event in TRANSITIONS} == set(PlanEvent)
 

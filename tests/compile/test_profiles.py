@@ -52,10 +52,10 @@ def test_one_profile_after_another_leaves_only_the_last(script):
     for profile in (*PROFILES, PROFILES[0]):
         config = presets.apply(profile, config_class, now)
         now = option_values(config)
-        kept = {"learning_rate": 3e-4, "resolution": "768", "compile_cache_dir": "/c", "output_dir": "/o"}
+        options = {"learning_rate": 3e-4, "resolution": "768", "compile_cache_dir": "/c", "output_dir": "/o"}
         if profile.path.stem == "low_vram" or now["gradient_checkpointing"]:  # what saves memory stays
-            kept["gradient_checkpointing"] = True
-        assert flatten_sections(changed(config)) == kept | read_toml(profile.path)
+            options["gradient_checkpointing"] = True
+        assert flatten_sections(changed(config)) == options | read_toml(profile.path)
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=NAMES)
@@ -70,9 +70,9 @@ def test_a_profile_over_any_preset_keeps_what_saves_memory_and_says_what_it_leav
         after = option_values(presets.apply(profile, config_class, before, notes))
         for name in saving:
             assert after.get(name) == before.get(name) or profile.path.stem == "low_vram", (preset.id, name)
-        given = read_toml(profile.path)
+        options = read_toml(profile.path)
         left_out = {str(note).partition(" is left out: ")[0] for note in notes}
-        assert {name for name in given if after[name] != given[name]} <= left_out
+        assert {name for name in options if after[name] != options[name]} <= left_out
 
 
 def test_little_memory_over_swapped_blocks_kept_attention_and_mistakes():
@@ -80,8 +80,8 @@ def test_little_memory_over_swapped_blocks_kept_attention_and_mistakes():
     config_class, notes = families.config_class("flux_train_network"), []
     swapped = presets.apply(low, config_class, {"blocks_to_swap": 20, "gradient_checkpointing": True}, notes)
     assert swapped.memory.blocks_to_swap == 20 and swapped.memory.cpu_offload_checkpointing and not notes
-    kept = {"gradient_checkpointing": True, "checkpoint_keep_attention": True}
-    offloaded = presets.apply(low, config_class, kept).memory
+    options = {"gradient_checkpointing": True, "checkpoint_keep_attention": True}
+    offloaded = presets.apply(low, config_class, options).memory
     assert offloaded.cpu_offload_checkpointing and not offloaded.checkpoint_keep_attention
-    mistaken = presets.apply(low, config_class, kept | {"resolution": "128", "enable_bucket": True}).memory
+    mistaken = presets.apply(low, config_class, options | {"resolution": "128", "enable_bucket": True}).memory
     assert mistaken == offloaded  # that 128 is below min_bucket_reso is for the check to say

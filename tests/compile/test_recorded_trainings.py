@@ -73,7 +73,7 @@ def test_losses_are_those_of_the_same_training_without(way, demo, shapes, tmp_pa
     script, values = WAYS[way]
     (tmp_path / "prompts.txt").write_text("a zorb toy --w 64 --h 64 --s 2", encoding="utf-8")
     values = {name: tmp_path / value if value == "prompts.txt" else value for name, value in values.items()}
-    found, ends, recorded = {}, {}, {}
+    losses, ends, recorded = {}, {}, {}
     with caplog.at_level(logging.INFO):
         for graphs in ("false", "true"):
             caplog.clear()
@@ -81,12 +81,12 @@ def test_losses_are_those_of_the_same_training_without(way, demo, shapes, tmp_pa
                 demo, script, train_data_dir=shapes, output_dir=tmp_path / graphs, cuda_graphs=graphs, **EXACT | values
             )
             outcome = train(config)
-            found[graphs], ends[graphs], recorded[graphs] = outcome.losses, outcome.tensors(), caplog.text
+            losses[graphs], ends[graphs], recorded[graphs] = outcome.losses, outcome.tensors(), caplog.text
     # Compiled blocks of FLUX.1 see a number of tokens, which is the same for an image and for the same one turned.
     sizes = 2 if script.startswith("flux_train") and values.get("compile") else 3
     assert recorded["true"].count("Recorded CUDA graphs") >= sizes and "Recorded" not in recorded["false"]
     assert "not recorded" not in recorded["true"]
-    worst = max(abs(a - b) / abs(a) for a, b in zip(*found.values(), strict=True))
+    worst = max(abs(a - b) / abs(a) for a, b in zip(*losses.values(), strict=True))
     pairs = [(weight, ends["true"][name]) for name, weight in ends["false"].items()]
     apart = max((a.float() - b.float()).abs().max().item() for a, b in pairs)
     print(f"{way}: losses differ by {worst:.1e}, weights by {apart:.1e}")
@@ -144,11 +144,11 @@ def test_what_waits_for_the_gpu_is_not_recorded_and_leaves_nothing_behind(caplog
         expected(x).sum().backward()
     torch.testing.assert_close(model.weight.grad, expected.weight.grad)
     assert "could not record them" in caplog.text
-    kept = torch.cuda.memory_reserved()
+    reserved = torch.cuda.memory_reserved()
     large = torch.empty(2**28, device="cuda")
     del large
     torch.cuda.empty_cache()  # which does nothing where PyTorch believes that a graph is being captured
-    assert torch.cuda.memory_reserved() <= kept
+    assert torch.cuda.memory_reserved() <= reserved
     torch.randn(3, device="cuda")
 
 

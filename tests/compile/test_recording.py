@@ -92,7 +92,7 @@ def recorder(monkeypatch):
     model = Small()
 
     def make(capture, reserve=None):
-        made = cudagraph.GraphedModel(model, CompilePlan(), reserve)
+        recorder_model = cudagraph.GraphedModel(model, CompilePlan(), reserve)
 
         class Pretended:
             addresses, before, seconds = [p.data_ptr() for p in model.parameters() if p.requires_grad], 1.0, 0.0
@@ -102,14 +102,14 @@ def recorder(monkeypatch):
                 torch.rand(3)
 
             def capture(self, learn, gradients, memory):
-                return capture(len(made.made)) or ""
+                return capture(len(recorder_model.made)) or ""
 
             def time(self):
                 self.seconds = 0.5
                 return self.seconds
 
         monkeypatch.setattr(cudagraph, "Recording", Pretended)
-        return made, lambda rows: made.record(model, Call.of(given(rows), {}))
+        return recorder_model, lambda rows: recorder_model.record(model, Call.of(given(rows), {}))
 
     return make
 
@@ -120,9 +120,13 @@ def out_of_memory(*_):
 
 def test_sizes_that_no_longer_fit_leave_room_for_steps_without_recording(recorder, caplog):
     """Five sizes where four fit, then two of them: the other three run without."""
-    made, record = recorder(lambda number: out_of_memory() if number >= 4 else "")
+    recorder_model, record = recorder(lambda number: out_of_memory() if number >= 4 else "")
     assert [record(rows) is None for rows in range(1, 6)] == [False] * 4 + [True]
-    assert not made.made and "inputs of 5 x 8 do not fit" in caplog.text and "2 sizes are recorded" in caplog.text
+    assert (
+        not recorder_model.made
+        and "inputs of 5 x 8 do not fit" in caplog.text
+        and "2 sizes are recorded" in caplog.text
+    )
     assert [record(rows) is None for rows in range(1, 6)] == [False] * 2 + [True] * 3
 
 
@@ -136,28 +140,28 @@ def test_sizes_that_no_longer_fit_leave_room_for_steps_without_recording(recorde
 )
 def test_a_gpu_or_a_model_that_cannot_record_goes_on_without(capture, reserve, told, recorder, caplog):
     caplog.set_level("INFO")
-    made, record = recorder(capture, reserve)
-    assert record(3) is None and not made.made and told in made.why_not
+    recorder_model, record = recorder(capture, reserve)
+    assert record(3) is None and not recorder_model.made and told in recorder_model.why_not
     assert caplog.text.count("CUDA graphs are not recorded from now on") == 1 and told in caplog.text
 
 
 def test_steps_that_need_less_memory_are_tried_anew(recorder):
     full = [True]
-    made, record = recorder(lambda _: out_of_memory() if full.pop() else "")
-    assert record(3) is None and made.lacks_memory
+    recorder_model, record = recorder(lambda _: out_of_memory() if full.pop() else "")
+    assert record(3) is None and recorder_model.lacks_memory
     full.append(False)
-    made.begin_again()
-    assert not made.why_not and record(3) and not made.lacks_memory
+    recorder_model.begin_again()
+    assert not recorder_model.why_not and record(3) and not recorder_model.lacks_memory
 
 
 def test_room_is_left_for_the_optimizer_until_it_has_taken_its_own(recorder, monkeypatch):
-    made, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE_BYTES)
+    recorder_model, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE_BYTES)
     assert record(1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * cudagraph.SPARE_BYTES, 0))  # after its first step
-    made.optimizer_is_there()
-    assert record(2) and len(made.made) == 2
-    made, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE_BYTES)
-    assert record(1) is None and "too little" in made.why_not and made.lacks_memory
+    recorder_model.optimizer_is_there()
+    assert record(2) and len(recorder_model.made) == 2
+    recorder_model, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE_BYTES)
+    assert record(1) is None and "too little" in recorder_model.why_not and recorder_model.lacks_memory
 
 
 def test_too_little_memory_is_seen_behind_the_error_of_a_recording_that_could_not_be_ended():
@@ -179,10 +183,10 @@ def test_too_little_memory_is_seen_behind_the_error_of_a_recording_that_could_no
 
 def test_what_is_no_faster_is_not_recorded_unless_it_is_requested(recorder, monkeypatch):
     monkeypatch.setattr(cudagraph, "MAX_REPLAY_SHARE", 0.4)
-    made, record = recorder(lambda _: "", reserve=0)
-    assert record(3) is None and "0.500 s with them" in made.why_not
-    made, record = recorder(lambda _: "")
-    assert record(3) and not made.why_not
+    recorder_model, record = recorder(lambda _: "", reserve=0)
+    assert record(3) is None and "0.500 s with them" in recorder_model.why_not
+    recorder_model, record = recorder(lambda _: "")
+    assert record(3) and not recorder_model.why_not
 
 
 def test_recording_draws_no_random_number(recorder):
@@ -199,27 +203,27 @@ def test_recording_draws_no_random_number(recorder):
 
 
 def test_what_does_not_fit_beside_recordings_is_tried_again_without_them(recorder):
-    made, record = recorder(lambda _: "")
-    model = made.denoiser()
-    model._recorder = made
+    recorder_model, record = recorder(lambda _: "")
+    model = recorder_model.denoiser()
+    model._recorder = recorder_model
     record(3)
     answers = iter([out_of_memory, lambda: "drawn"])
-    assert cudagraph.with_room(model, lambda: next(answers)()) == "drawn" and not made.made
+    assert cudagraph.with_room(model, lambda: next(answers)()) == "drawn" and not recorder_model.made
     assert record(3)  # and recorded again
-    made.make_room()
+    recorder_model.make_room()
     with pytest.raises(torch.OutOfMemoryError):
         cudagraph.with_room(model, out_of_memory)
 
 
 def gradients(model, device, steps):
     """Answers and gradients of a few batches that are added up, of two sizes that take turns."""
-    found = []
+    step_gradients = []
     for rows in steps:
         x, more = given(rows, device, learns=True)
         answer = model(x, more)[0]
         answer.square().sum().backward()
-        found += [answer.detach(), more["text"].grad]
-    return [*found, *(p.grad for p in model.parameters() if p.grad is not None)]
+        step_gradients += [answer.detach(), more["text"].grad]
+    return [*step_gradients, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
 @pytest.mark.gpu
@@ -230,10 +234,10 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
     recorded = copy.deepcopy(model)
     cudagraph.record_denoiser_calls(recorded, CompilePlan())
     for _ in range(3):
-        expected, found = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)
-        assert len(expected) == len(found)
-        for one, other in zip(expected, found, strict=True):
-            torch.testing.assert_close(one, other)
+        expected, actual = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)
+        assert len(expected) == len(actual)
+        for first, other in zip(expected, actual, strict=True):
+            torch.testing.assert_close(first, other)
         for network in (model, recorded):
             torch.optim.SGD(network.parameters(), 0.1).step()
             network.zero_grad(set_to_none=True)
@@ -268,12 +272,12 @@ def test_random_numbers_are_drawn_anew_each_time():
     model = Noisy().cuda()
     cudagraph.record_denoiser_calls(model, CompilePlan())
     x = given(16, "cuda")[0]
-    found = []
+    draws_of_steps = []
     for _ in range(4):
         answer = model(x)
         answer.sum().backward()
-        found.append(answer.detach())
-    assert all(not torch.equal(found[0], other) for other in found[1:])
+        draws_of_steps.append(answer.detach())
+    assert all(not torch.equal(draws_of_steps[0], other) for other in draws_of_steps[1:])
 
 
 @pytest.mark.gpu
@@ -284,8 +288,8 @@ def test_weights_that_moved_are_noticed(caplog):
     gradients(model, "cuda", (3,))
     gradients(plain, "cuda", (3,))
     model.learns.weight.data = model.learns.weight.data.clone()
-    for one, other in zip(gradients(model, "cuda", (3,)), gradients(plain, "cuda", (3,)), strict=True):
-        torch.testing.assert_close(one, other)
+    for first, other in zip(gradients(model, "cuda", (3,)), gradients(plain, "cuda", (3,)), strict=True):
+        torch.testing.assert_close(first, other)
     assert "weights have moved" in caplog.text and not model._recorder.made
 
 
@@ -300,11 +304,11 @@ def test_a_size_that_does_not_fit_runs_without_recording():
     model = Large().cuda()
     recorded = copy.deepcopy(model)
     cudagraph.record_denoiser_calls(recorded, CompilePlan())
-    for made in (0, 1, 1):  # of three sizes two fitted, so one is recorded again
-        steps = (3, 5, 7, 3, 5, 7) if made else (3, 5, 7)
-        expected, found = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)
-        for one, other in zip(expected, found, strict=True):
-            torch.testing.assert_close(one, other)
-        assert len(recorded._recorder.made) == made
+    for capacity in (0, 1, 1):  # of three sizes two fitted, so one is recorded again
+        steps = (3, 5, 7, 3, 5, 7) if capacity else (3, 5, 7)
+        expected, actual = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)
+        for first, other in zip(expected, actual, strict=True):
+            torch.testing.assert_close(first, other)
+        assert len(recorded._recorder.made) == capacity
         for network in (model, recorded):
             network.zero_grad(set_to_none=True)

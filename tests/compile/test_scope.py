@@ -36,19 +36,19 @@ INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
     indirect=["demo"],
     ids=("model", "model by size", "inner", "backends", "one learns"),
 )
-def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(made, values, sizes, graphs):
+def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(model_of, values, sizes, graphs):
     chosen = {name: value for name, value in values.items() if name == "network_args"}
-    losses, expected = made(FLUX, sizes, **chosen).gradients(sizes)
+    losses, expected = model_of(FLUX, sizes, **chosen).gradients(sizes)
     torch._dynamo.reset()
-    model = made(FLUX, sizes, compile=True, compile_fullgraph=True, **values)
-    found = model.gradients(sizes)
+    model = model_of(FLUX, sizes, compile=True, compile_fullgraph=True, **values)
+    actual = model.gradients(sizes)
     model.log.drain()
     told = model.log.summary()
     assert told["graphs"] == told["predicted"] == graphs and not told["recompiles"], [
         e.reason for e in model.log.events
     ]
-    torch.testing.assert_close(found[0], losses)
-    torch.testing.assert_close(found[1], expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(actual[0], losses)
+    torch.testing.assert_close(actual[1], expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_what_cannot_be_compiled_together_is_one_sentence(values, words):
 def test_each_block_has_the_backend_named_last_and_unknown_ones_are_told():
     values = {"compile": True, "compile_blocks": "double:all=eager,double:1-2=aot_eager,single:3"}
     options = build_config(families.config_class(FLUX), values, notes=[]).compile
-    found = [options.backend_of("DoubleStreamBlock", n) for n in range(4)]
-    assert found == ["eager", "aot_eager", "aot_eager", "eager"]
+    backends = [options.backend_of("DoubleStreamBlock", n) for n in range(4)]
+    assert backends == ["eager", "aot_eager", "aot_eager", "eager"]
     assert options.backend_of("SingleStreamBlock", 3) == "inductor"
     assert options.ranges() == {"DoubleStreamBlock": None, "SingleStreamBlock": ((3, 3),)}
     wrong = build_config(

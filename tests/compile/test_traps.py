@@ -78,14 +78,14 @@ def test_no_number_of_tokens_is_a_guard_on_cuda():
 def test_no_block_is_given_one_tensor_twice(family):
     """It would be a guard of its graph, which would be made again whenever it is two, as while a pass is recorded."""
     subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
-    made = subject.make(subject.config({}), torch.device("cpu"))
-    given = []
-    for module in made.components.denoiser.modules():
-        if type(module).__name__ in made.family.block_classes:
-            module.register_forward_pre_hook(lambda *call: given.append(call[1:]), with_kwargs=True)
+    trainable = subject.make(subject.config({}), torch.device("cpu"))
+    inputs = []
+    for module in trainable.components.denoiser.modules():
+        if type(module).__name__ in trainable.family.block_classes:
+            module.register_forward_pre_hook(lambda *call: inputs.append(call[1:]), with_kwargs=True)
     with torch.no_grad():
-        subject.predict(made, 64, torch.device("cpu"))(made.components.denoiser)
-    tensors = [[id(leaf) for leaf in tree_leaves(call) if isinstance(leaf, torch.Tensor)] for call in given]
+        subject.predict(trainable, 64, torch.device("cpu"))(trainable.components.denoiser)
+    tensors = [[id(leaf) for leaf in tree_leaves(call) if isinstance(leaf, torch.Tensor)] for call in inputs]
     assert tensors and all(len(set(call)) == len(call) for call in tensors)
 
 
@@ -119,12 +119,12 @@ def test_dropout_has_one_mask_for_forward_and_backward(forget, checkpoint):
 
 def test_a_block_that_is_computed_again_finds_the_graph_of_its_forward_pass(forget):
     """A graph for one size and one for all sizes both do; the one used last would be asked first (pytorch#166926)."""
-    ran, made = [], []
+    ran, graphs = [], []
 
     def backend(graph, _):
-        made.append(graph)
-        number = len(made)
-        return lambda *given: ran.append(number) or graph.forward(*given)
+        graphs.append(graph)
+        number = len(graphs)
+        return lambda *inputs: ran.append(number) or graph.forward(*inputs)
 
     torch._C._dynamo.eval_frame._set_lru_cache(True)
     checkpointing.checkpoint_blocks([[nn.Identity()]], around=True)

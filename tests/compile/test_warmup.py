@@ -123,9 +123,11 @@ def test_more_steps_to_compare_with_than_there_are_is_told_before_the_first():
 def test_a_limit_below_the_graphs_of_a_block_is_told_in_the_check(demo, shapes, tmp_path, script, blocks, needed):
     def told(limit, whole, dynamic="false"):
         values = {"compile_cache_size_limit": limit, "compile_fullgraph": whole, "compile_dynamic": dynamic}
-        given = {"train_data_dir": shapes, "resolution": "96", "output_dir": tmp_path, "compile_blocks": blocks}
-        found = preflight.findings(config_of(demo, script, **given, **COMPILED, **values))
-        return [[text for text in texts if str(text).startswith("compile_cache_size_limit = ")] for texts in found]
+        options = {"train_data_dir": shapes, "resolution": "96", "output_dir": tmp_path, "compile_blocks": blocks}
+        check_findings = preflight.findings(config_of(demo, script, **options, **COMPILED, **values))
+        return [
+            [text for text in texts if str(text).startswith("compile_cache_size_limit = ")] for texts in check_findings
+        ]
 
     too_few = f"compile_cache_size_limit = {needed - 1}: blocks need {needed} graphs for the sizes of this data set, "
     (stops, (remark,)), ((stop,), remarks) = told(needed - 1, whole=False), told(needed - 1, whole=True)

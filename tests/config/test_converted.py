@@ -23,8 +23,8 @@ from library.config.problems import ConfigError
 )
 def test_old_options_of_swapping_are_converted_with_a_note(script, old, expected, words):
     notes: list[str] = []
-    made = building.build_config(families.config_class(script), old, notes=notes)
-    assert made.memory.blocks_to_swap == expected
+    config = building.build_config(families.config_class(script), old, notes=notes)
+    assert config.memory.blocks_to_swap == expected
     assert [note for note in notes if "blocks_to_swap" in str(note) and words in str(note)] if words else not notes
 
 
@@ -32,13 +32,11 @@ def test_flags_of_swapping_are_converted_over_those_of_a_file(tmp_path):
     file = tmp_path / "old.toml"
     file.write_text("split_mode = true\n", encoding="utf-8")
     lora = families.config_class("flux_train_network")
-    assert train_script.config_from_argv(lora, ["--config_file", str(file)]).memory.blocks_to_swap == 18
-    assert (
-        train_script.config_from_argv(lora, ["--config_file", str(file), "--blocks_to_swap", "2"]).memory.blocks_to_swap
-        == 2
-    )
+    assert train_script.read_command_line(lora, ["--config_file", str(file)]).config.memory.blocks_to_swap == 18
+    flags_too = train_script.read_command_line(lora, ["--config_file", str(file), "--blocks_to_swap", "2"])
+    assert flags_too.config.memory.blocks_to_swap == 2
     full = families.config_class("flux_train")
-    assert train_script.config_from_argv(full, ["--double_blocks_to_swap", "3"]).memory.blocks_to_swap == 3
+    assert train_script.read_command_line(full, ["--double_blocks_to_swap", "3"]).config.memory.blocks_to_swap == 3
 
 
 @pytest.mark.parametrize(

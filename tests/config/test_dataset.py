@@ -44,8 +44,8 @@ enable_bucket = true
 """
 
 
-def config(script="flux_train_network", **given):
-    return build_config(families.config_class(script), given, notes=[])
+def config(script="flux_train_network", **options):
+    return build_config(families.config_class(script), options, notes=[])
 
 
 def written(tmp_path, text, name="data.toml"):
@@ -54,9 +54,9 @@ def written(tmp_path, text, name="data.toml"):
     return str(path)
 
 
-def problems(tmp_path, text, script="flux_train_network", name="data.toml", **given):
+def problems(tmp_path, text, script="flux_train_network", name="data.toml", **options):
     with pytest.raises(ConfigError) as e:
-        dataset.load_datasets(config(script, dataset_config=written(tmp_path, text, name), **given))
+        dataset.load_datasets(config(script, dataset_config=written(tmp_path, text, name), **options))
     return str(e.value).splitlines()
 
 
@@ -82,37 +82,35 @@ def test_lookup_goes_from_the_subset_outwards(tmp_path):
 
 def test_a_no_in_a_subset_beats_a_yes_of_the_run(tmp_path):
     text = SUBSET.replace("64\n", "64\nenable_bucket = false\n") + "flip_aug = false\n"
-    (found,) = dataset.load_datasets(config(dataset_config=written(tmp_path, text), flip_aug=True, enable_bucket=True))
-    assert not found.enable_bucket
-    assert not found.subsets[0].flip_aug
+    (sub,) = dataset.load_datasets(config(dataset_config=written(tmp_path, text), flip_aug=True, enable_bucket=True))
+    assert not sub.enable_bucket
+    assert not sub.subsets[0].flip_aug
 
 
 def test_json_says_the_same(tmp_path):
     tables = {"general": {"flip_aug": True}, "datasets": [{"resolution": 256, "subsets": [{"image_dir": "a"}]}]}
-    (found,) = dataset.load_datasets(config(dataset_config=written(tmp_path, json.dumps(tables), "data.json")))
-    assert found.resolution == (256, 256)
-    assert found.subsets[0].flip_aug
+    (sub,) = dataset.load_datasets(config(dataset_config=written(tmp_path, json.dumps(tables), "data.json")))
+    assert sub.resolution == (256, 256)
+    assert sub.subsets[0].flip_aug
 
 
 def test_folders_of_the_run_are_one_dataset_with_a_template():
     folders = {"train_data_dir": "img", "reg_data_dir": "reg", "resolution": "512,768"}
     more = {"train_batch_size": 3, "validation_split": 0.1, "face_crop_aug_range": "2,4"}
     run = config(caption_extension="txt", alpha_mask=True, **folders, **more)
-    (found,) = dataset.load_datasets(run)
-    assert found.subsets == ()
-    assert (found.train_data_dir, found.reg_data_dir, found.resolution) == ("img", "reg", (512, 768))
-    assert (found.batch_size, found.validation_split) == (3, 0.1)
-    assert (found.template.caption_extension, found.template.alpha_mask) == (".txt", True)
-    assert found.template.face_crop_aug_range == (2.0, 4.0)
+    (sub,) = dataset.load_datasets(run)
+    assert sub.subsets == ()
+    assert (sub.train_data_dir, sub.reg_data_dir, sub.resolution) == ("img", "reg", (512, 768))
+    assert (sub.batch_size, sub.validation_split) == (3, 0.1)
+    assert (sub.template.caption_extension, sub.template.alpha_mask) == (".txt", True)
+    assert sub.template.face_crop_aug_range == (2.0, 4.0)
 
 
 def test_metadata_file_of_the_run_is_one_subset():
-    (found,) = dataset.load_datasets(
-        config(train_data_dir="img", in_json="meta.json", dataset_repeats=5, resolution=64)
-    )
-    (subset,) = found.subsets
+    (sub,) = dataset.load_datasets(config(train_data_dir="img", in_json="meta.json", dataset_repeats=5, resolution=64))
+    (subset,) = sub.subsets
     assert (subset.image_dir, subset.metadata_file, subset.num_repeats) == ("img", "meta.json", 5)
-    assert found.train_data_dir is None
+    assert sub.train_data_dir is None
 
 
 def test_all_mistakes_at_once_and_where_they_are(tmp_path):
@@ -144,7 +142,7 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "sentence"),
+    ("text", "options", "sentence"),
     [
         ("", {}, "there is no [[datasets]] table"),
         ("[[datasets]]\nresolution = 64\n", {}, "it has no [[datasets.subsets]] table with images"),
@@ -186,16 +184,16 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
         ),
     ],
 )
-def test_mistake_is_one_sentence(tmp_path, text, given, sentence):
-    (found,) = problems(tmp_path, text, **given)
-    assert found.startswith("in data.toml")
-    assert found.endswith(sentence)
+def test_mistake_is_one_sentence(tmp_path, text, options, sentence):
+    (mistake,) = problems(tmp_path, text, **options)
+    assert mistake.startswith("in data.toml")
+    assert mistake.endswith(sentence)
 
 
 def test_masks_belong_to_masked_loss(tmp_path):
     path = written(tmp_path, SUBSET + "conditioning_data_dir = 'm'\n")
-    (found,) = dataset.load_datasets(config(dataset_config=path, masked_loss=True))
-    assert found.subsets[0].kind == "masked"
+    (sub,) = dataset.load_datasets(config(dataset_config=path, masked_loss=True))
+    assert sub.subsets[0].kind == "masked"
 
 
 @pytest.mark.parametrize(
@@ -208,8 +206,8 @@ def test_masks_belong_to_masked_loss(tmp_path):
     ],
 )
 def test_broken_file_is_one_sentence(tmp_path, name, text, words):
-    (found,) = problems(tmp_path, text, name=name)
-    assert words in found
+    (mistake,) = problems(tmp_path, text, name=name)
+    assert words in mistake
 
 
 def test_missing_file_is_one_sentence(tmp_path):

@@ -56,8 +56,8 @@ def sample(row):
     return "1024,1024" if "resolution" in row["key"] else "a/b" if kind == "path" else "2"
 
 
-def outcome(made, key):
-    return next(f for f in made.outcomes if f.key == key)
+def outcome(imported, key):
+    return next(f for f in imported.outcomes if f.key == key)
 
 
 @pytest.mark.parametrize("tab", TABS)
@@ -67,12 +67,12 @@ def test_every_key_has_a_fate_and_says_why_it_is_ignored(tab):
             continue
         key = row["key"]
         try:
-            made = imported(tab, family, **{key: sample(row)})
+            converted = imported(tab, family, **{key: sample(row)})
         except ConfigError as refused:  # a switch or a LoRA_type of a model that is not trained here
             assert key.endswith("checkbox") or key in ("sdxl", "model_type"), (key, refused)
             continue
-        found = outcome(made, key)
-        assert found.kind == "kept" or found.kind == "empty" or len(str(found.text)) > 3, (key, found)
+        fate = outcome(converted, key)
+        assert fate.kind == "kept" or fate.kind == "empty" or len(str(fate.text)) > 3, (key, fate)
 
 
 def test_a_key_whose_flag_is_an_option_reaches_that_option():
@@ -85,17 +85,17 @@ def test_a_key_whose_flag_is_an_option_reaches_that_option():
         if not applies or flag not in options_of(CONFIGS[script]) or "no --" in row["notes"]:
             continue
         try:
-            made = imported(tab, family, **{key: sample(row)})
+            converted = imported(tab, family, **{key: sample(row)})
         except ConfigError:
             continue
         said = sample(row)
         is_default = said in (False, str(options_of(CONFIGS[script])[flag].default))  # nothing to see in the config
         if (
-            flag not in flatten_sections(changed(made.config, secrets=True))
-            and outcome(made, key).kind != "ignored"
+            flag not in flatten_sections(changed(converted.config, secrets=True))
+            and outcome(converted, key).kind != "ignored"
             and not is_default
         ):
-            lost.append((tab, family, key, outcome(made, key)))
+            lost.append((tab, family, key, outcome(converted, key)))
     # These set another option, or need a second setting beside them; each has a test of its own below.
     allowed = {"lr_warmup", "lr_warmup_steps", "xformers", "sample_prompts", "multires_noise_discount"}
     allowed |= {"save_model_as", "use_latent_files"}
@@ -103,13 +103,13 @@ def test_a_key_whose_flag_is_an_option_reaches_that_option():
 
 
 def test_the_report_names_every_key_once():
-    found = json.loads(json.dumps({row["key"]: sample(row) for row in ROWS if "checkbox" not in row["key"]}))
-    found |= {"LoRA_type": "Standard", "sdxl": True, "v2": False, "model_type": "flux"}
-    made = importers.import_content(found, CONFIGS)
-    assert {f.key for f in made.outcomes} == found.keys() | {f.key for f in made.outcomes if "--" in f.key}
-    assert len(made.outcomes) == len({f.key for f in made.outcomes})
-    assert "ignored" in made.report() and all(
-        str(f.text) in " ".join(map(str, made.lines())) for f in made.of("ignored")
+    keys = json.loads(json.dumps({row["key"]: sample(row) for row in ROWS if "checkbox" not in row["key"]}))
+    keys |= {"LoRA_type": "Standard", "sdxl": True, "v2": False, "model_type": "flux"}
+    imported = importers.import_content(keys, CONFIGS)
+    assert {f.key for f in imported.outcomes} == keys.keys() | {f.key for f in imported.outcomes if "--" in f.key}
+    assert len(imported.outcomes) == len({f.key for f in imported.outcomes})
+    assert "ignored" in imported.report() and all(
+        str(f.text) in " ".join(map(str, imported.lines())) for f in imported.of("ignored")
     )
 
 
@@ -125,28 +125,32 @@ def test_numbers_as_text_and_nothing():
 
 
 def test_a_wrong_value_is_named_and_the_default_used():
-    made = imported("lora", "sdxl", train_batch_size="many", learning_rate=-1)
-    assert made.config.data.train_batch_size == 1 and "whole number" in str(outcome(made, "train_batch_size").text)
-    assert outcome(made, "learning_rate").kind == "ignored"
+    converted = imported("lora", "sdxl", train_batch_size="many", learning_rate=-1)
+    assert converted.config.data.train_batch_size == 1 and "whole number" in str(
+        outcome(converted, "train_batch_size").text
+    )
+    assert outcome(converted, "learning_rate").kind == "ignored"
 
 
 @pytest.mark.parametrize("key", ["max_grad_norm", "prior_loss_weight", "huber_c", "lr_scheduler_power"])
 def test_a_zero_that_kohya_ss_drops_is_kept(key):
-    made = imported("lora", "sdxl", **{key: 0})
-    assert flatten_sections(changed(made.config))[key] == 0 and "drops it" in outcome(made, key).text
+    converted = imported("lora", "sdxl", **{key: 0})
+    assert flatten_sections(changed(converted.config))[key] == 0 and "drops it" in outcome(converted, key).text
 
 
 def test_a_zero_that_means_nothing_sets_nothing():
-    made = imported("lora", "sdxl", seed=0, min_snr_gamma=0, noise_offset=0, adaptive_noise_scale=0, clip_skip=0)
-    assert made.config.steps.seed is None and made.config.noise.noise_offset is None and not made.problems
+    converted = imported("lora", "sdxl", seed=0, min_snr_gamma=0, noise_offset=0, adaptive_noise_scale=0, clip_skip=0)
+    assert (
+        converted.config.steps.seed is None and converted.config.noise.noise_offset is None and not converted.problems
+    )
 
 
 @pytest.mark.parametrize("steps", [0, "", "0"])
 def test_zero_steps_are_epochs(steps):
-    made = imported("lora", "sdxl", max_train_steps=steps, epoch="3")
-    assert made.config.steps.max_train_epochs == 3
-    made = imported("lora", "sdxl", max_train_steps=steps, epoch=3, dataset_config="d.toml")
-    assert made.config.steps.max_train_epochs == 3 and "1600" in str(outcome(made, "epoch").text)
+    converted = imported("lora", "sdxl", max_train_steps=steps, epoch="3")
+    assert converted.config.steps.max_train_epochs == 3
+    converted = imported("lora", "sdxl", max_train_steps=steps, epoch=3, dataset_config="d.toml")
+    assert converted.config.steps.max_train_epochs == 3 and "1600" in str(outcome(converted, "epoch").text)
     assert imported("lora", "sdxl", max_train_steps=7, epoch=3).config.steps.max_train_epochs is None
 
 
@@ -163,8 +167,8 @@ def test_zero_steps_are_epochs(steps):
     ],
 )
 def test_warmup_in_percent_and_in_steps(keys, warmup):
-    made = imported("lora", "sdxl", **keys)
-    assert made.config.optim.lr_warmup_steps == warmup and not made.problems
+    converted = imported("lora", "sdxl", **keys)
+    assert converted.config.optim.lr_warmup_steps == warmup and not converted.problems
 
 
 def test_rates_of_the_parts_of_adapters():
@@ -249,20 +253,25 @@ def test_old_options_of_swapping_become_one(tab, keys, expected):
 def test_flux_files_have_other_names_in_other_tabs():
     config = imported("lora", "flux", clip_l="c", t5xxl="t", ae="a").config
     assert (config.model.clip_l, config.model.t5xxl, config.model.ae) == ("c", "t", "a")
-    made = imported("dreambooth", "flux", clip_l="sd3", flux1_clip_l="c", flux1_t5xxl="t")
-    assert made.config.model.clip_l == "c" and "SD3" in outcome(made, "clip_l").text
+    converted = imported("dreambooth", "flux", clip_l="sd3", flux1_clip_l="c", flux1_t5xxl="t")
+    assert converted.config.model.clip_l == "c" and "SD3" in outcome(converted, "clip_l").text
 
 
 def test_a_finetune_calls_its_folders_otherwise():
-    made = imported("finetune", "sdxl", train_dir="C:\\d", use_latent_files="No", caption_metadata_filename="m.json")
-    assert made.config.data.train_data_dir == "/i" and made.config.data.in_json == "C:\\d\\m.json"
-    assert made.config.data.enable_bucket
+    converted = imported(
+        "finetune", "sdxl", train_dir="C:\\d", use_latent_files="No", caption_metadata_filename="m.json"
+    )
+    assert converted.config.data.train_data_dir == "/i" and converted.config.data.in_json == "C:\\d\\m.json"
+    assert converted.config.data.enable_bucket
 
 
 def test_optimizer_schedule_and_attention():
-    made = imported("lora", "sdxl", optimizer="Prodigy", optimizer_args='a=1 "b=2"', xformers=True)
-    assert made.config.optim.optimizer_type == "Prodigy" and made.config.optim.optimizer_args == ("a=1", "b=2")
-    assert made.config.memory.sdpa and not made.config.memory.xformers
+    converted = imported("lora", "sdxl", optimizer="Prodigy", optimizer_args='a=1 "b=2"', xformers=True)
+    assert converted.config.optim.optimizer_type == "Prodigy" and converted.config.optim.optimizer_args == (
+        "a=1",
+        "b=2",
+    )
+    assert converted.config.memory.sdpa and not converted.config.memory.xformers
     assert imported("lora", "sdxl", use_8bit_adam=True).config.optim.optimizer == "AdamW8bit"
     assert imported("lora", "sdxl", use_8bit_adam=True, optimizer="Lion").config.optim.optimizer == "Lion"
 
@@ -277,12 +286,12 @@ def test_the_kind_of_noise_chooses_its_settings():
 
 def test_flags_that_were_typed_win_over_fields():
     text = "w --caption_prefix 'a cat,' --zero_terminal_snr --seed=5 --network_args conv_dim=4 conv_alpha=1 --bogus 1"
-    made = imported("lora", "sdxl", seed=1, additional_parameters=text)
-    assert made.config.captions.caption_prefix == "a cat," and made.config.steps.seed == 5
-    assert made.config.network.network_args == ("conv_dim=4", "conv_alpha=1")
-    assert outcome(made, "additional_parameters --bogus").kind == "ignored"
-    assert outcome(made, "additional_parameters w").kind == "ignored"
-    told = next(note for note in made.lines() if "--bogus" in str(note))
+    converted = imported("lora", "sdxl", seed=1, additional_parameters=text)
+    assert converted.config.captions.caption_prefix == "a cat," and converted.config.steps.seed == 5
+    assert converted.config.network.network_args == ("conv_dim=4", "conv_alpha=1")
+    assert outcome(converted, "additional_parameters --bogus").kind == "ignored"
+    assert outcome(converted, "additional_parameters w").kind == "ignored"
+    told = next(note for note in converted.lines() if "--bogus" in str(note))
     assert told.arguments["reason"].arguments["text"].template == NOT_HERE  # so a page translates it
 
 
@@ -296,22 +305,27 @@ def test_compile_keys_and_the_dynamo_panel():
 
 
 def test_prompts_are_text_there_and_a_file_here():
-    made = imported("lora", "sdxl", sample_prompts="a cat --w 512\na dog")
-    assert made.texts == {"sample_prompts": "a cat --w 512\na dog\n"} and made.config.sample.sample_prompts is None
+    converted = imported("lora", "sdxl", sample_prompts="a cat --w 512\na dog")
+    assert (
+        converted.texts == {"sample_prompts": "a cat --w 512\na dog\n"}
+        and converted.config.sample.sample_prompts is None
+    )
     assert imported("lora", "sdxl", sample_prompts="C:\\p.txt").config.sample.sample_prompts == "C:\\p.txt"
 
 
 @pytest.mark.parametrize("where", ["wandb_api_key", "huggingface_token", "additional_parameters"])
 def test_secrets_reach_neither_the_config_nor_the_report(where):
     value = "--wandb_api_key canary" if where == "additional_parameters" else "canary"
-    made = imported("lora", "sdxl", **{where: value})
-    assert "canary" not in made.report() + to_toml(made.config, secrets=True) + " ".join(map(str, made.lines()))
+    converted = imported("lora", "sdxl", **{where: value})
+    assert "canary" not in converted.report() + to_toml(converted.config, secrets=True) + " ".join(
+        map(str, converted.lines())
+    )
 
 
 def test_settings_that_do_not_go_together_are_named():
-    made = imported("lora", "sdxl", full_bf16=True, mixed_precision="fp16")
-    assert any("full_bf16 needs" in str(problem) for problem in made.problems)
-    assert made.config.precision.full_bf16
+    converted = imported("lora", "sdxl", full_bf16=True, mixed_precision="fp16")
+    assert any("full_bf16 needs" in str(problem) for problem in converted.problems)
+    assert converted.config.precision.full_bf16
 
 
 WEIRD = [
@@ -354,10 +368,14 @@ def test_no_value_whatever_breaks_the_import(tab, family):
 
     def refused(keys):
         try:
-            made = imported(tab, family, **keys)
+            converted = imported(tab, family, **keys)
         except ConfigError:
             return True
-        assert keys.keys() <= {f.key for f in made.outcomes} and made.report() and to_toml(made.config) is not None
+        assert (
+            keys.keys() <= {f.key for f in converted.outcomes}
+            and converted.report()
+            and to_toml(converted.config) is not None
+        )
         return False
 
     for keys in strange(tab, family):
@@ -369,11 +387,13 @@ def test_no_value_whatever_breaks_the_import(tab, family):
 
 
 def test_an_imported_config_is_the_same_when_it_is_read_again(tmp_path):
-    made = imported("lora", "flux", learning_rate="1e-4", network_dim=16, optimizer="AdamW8bit", train_data_dir="C:\\x")
+    converted = imported(
+        "lora", "flux", learning_rate="1e-4", network_dim=16, optimizer="AdamW8bit", train_data_dir="C:\\x"
+    )
     path = tmp_path / "a.toml"
-    path.write_text(to_toml(made.config), encoding="utf-8")
-    assert build_config(type(made.config), read_toml(path), notes=[]) == made.config
-    assert importers.import_file(path, CONFIGS, "flux_train_network").config == made.config
+    path.write_text(to_toml(converted.config), encoding="utf-8")
+    assert build_config(type(converted.config), read_toml(path), notes=[]) == converted.config
+    assert importers.import_file(path, CONFIGS, "flux_train_network").config == converted.config
 
 
 # What kohya_ss' tab for textual inversion writes besides what its other tabs have, all of them.
@@ -410,15 +430,16 @@ def test_a_file_for_a_word_arrives_whole():
     rows = {row["key"]: row for row in ROWS}
     for key in OF_WORDS:
         value = sample(rows[key]) if key in rows else "x"
-        made = importers.import_content({**WORD, key: value}, CONFIGS)
-        found = outcome(made, key)
-        assert found.kind in ("kept", "empty", "renamed", "changed") or len(str(found.text)) > 3, (key, found)
-        assert "supported by this trainer" not in str(found.text) and "it is for" not in str(found.text), (key, found)
-    made = importers.import_content({**WORD, "template": "object template", "caption_dropout_rate": 0.5}, CONFIGS)
-    words = made.config.embedding
+        imported = importers.import_content({**WORD, key: value}, CONFIGS)
+        keys = outcome(imported, key)
+        assert keys.kind in ("kept", "empty", "renamed", "changed") or len(str(keys.text)) > 3, (key, keys)
+        assert "supported by this trainer" not in str(keys.text) and "it is for" not in str(keys.text), (key, keys)
+    imported = importers.import_content({**WORD, "template": "object template", "caption_dropout_rate": 0.5}, CONFIGS)
+    words = imported.config.embedding
     assert (words.token_string, words.init_word, words.num_vectors_per_token) == ("zorb", "*", 8)
     assert words.use_object_template and not words.use_style_template and words.weights == "w.safetensors"
     assert (
-        made.config.captions.caption_dropout_rate == 0 and "never passes" in outcome(made, "caption_dropout_rate").text
+        imported.config.captions.caption_dropout_rate == 0
+        and "never passes" in outcome(imported, "caption_dropout_rate").text
     )
     assert importers.import_content({"sdxl": True, "token_string": "zorb"}, CONFIGS).config.embedding.init_word == "*"

@@ -134,16 +134,16 @@ AITOOLKIT = [
 
 
 def test_ai_toolkits_defaults_hold_where_a_file_says_nothing():
-    made = importers.import_content(of_aitoolkit(FLUX_AI), CONFIGS)
-    assert not differing(option_values(made.config), AITOOLKIT_DEFAULTS) and not made.problems
-    assert {"network.linear", "train.steps"} <= {outcome.key for outcome in made.of("default")} | {"train.steps"}
+    imported = importers.import_content(of_aitoolkit(FLUX_AI), CONFIGS)
+    assert not differing(option_values(imported.config), AITOOLKIT_DEFAULTS) and not imported.problems
+    assert {"network.linear", "train.steps"} <= {outcome.key for outcome in imported.of("default")} | {"train.steps"}
 
 
 @pytest.mark.parametrize(("base", "keys", "expected"), AITOOLKIT, ids=lambda v: ",".join(v) if v else "-")
 def test_a_key_of_ai_toolkit_arrives(base, keys, expected):
-    made = importers.import_content(of_aitoolkit({**base, **keys}), CONFIGS)
-    assert not differing(option_values(made.config), expected)
-    assert keys.keys() <= {outcome.key for outcome in made.outcomes}
+    imported = importers.import_content(of_aitoolkit({**base, **keys}), CONFIGS)
+    assert not differing(option_values(imported.config), expected)
+    assert keys.keys() <= {outcome.key for outcome in imported.outcomes}
 
 
 def test_videos_of_ai_toolkit_are_not_trained_in_silence():
@@ -170,14 +170,14 @@ def test_data_sets_of_ai_toolkit_key_by_key(tmp_path):
         "cache_latents": True,
         "bucket_tolerance": 32,
     }
-    found = of_aitoolkit(FLUX_AI)
-    found["config"]["process"][0]["datasets"] = [table]
-    made = importers.import_content(found, CONFIGS)
-    (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
+    settings = of_aitoolkit(FLUX_AI)
+    settings["config"]["process"][0]["datasets"] = [table]
+    imported = importers.import_content(settings, CONFIGS)
+    (tmp_path / "data.toml").write_text(imported.texts["dataset_config"], encoding="utf-8")
     sets = sets_of(tmp_path / "data.toml")
     subset = sets[0].subsets[0]
     assert [d.resolution for d in sets] == [(768, 768), (512, 512)] and sets[0].bucket_reso_steps == 32
     assert (subset.conditioning_data_dir, subset.class_tokens, subset.num_repeats) == ("/m", "a cat", 3)
     assert (subset.caption_dropout_rate, subset.caption_tag_dropout_rate, subset.keep_tokens) == (0.1, 0.2, 2)
-    assert subset.shuffle_caption and subset.flip_aug and subset.is_reg and made.config.data.masked_loss
-    assert made.config.cache.cache_latents and not made.config.cache.cache_latents_to_disk
+    assert subset.shuffle_caption and subset.flip_aug and subset.is_reg and imported.config.data.masked_loss
+    assert imported.config.cache.cache_latents and not imported.config.cache.cache_latents_to_disk

@@ -50,13 +50,13 @@ ONETRAINER = {
 }
 
 
-@pytest.mark.parametrize("found", [SD_SCRIPTS, KOHYA_SS, AITOOLKIT, ONETRAINER])
-def test_every_key_has_a_fate_and_the_options_mean_the_same(found):
-    made = importers.import_content(found, CONFIGS)
-    values = flatten_sections(changed(made.config))
-    assert made.config.script == "anima_train_network" and values["network_train_unet_only"]
-    assert not [outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)]
-    if found in (SD_SCRIPTS, KOHYA_SS):
-        assert found.keys() <= {outcome.key for outcome in made.outcomes}
+@pytest.mark.parametrize("settings", [SD_SCRIPTS, KOHYA_SS, AITOOLKIT, ONETRAINER])
+def test_every_key_has_a_fate_and_the_options_mean_the_same(settings):
+    imported = importers.import_content(settings, CONFIGS)
+    values = flatten_sections(changed(imported.config))
+    assert imported.config.script == "anima_train_network" and values["network_train_unet_only"]
+    assert not [outcome for outcome in imported.outcomes if "supported by this trainer" in str(outcome.text)]
+    if settings in (SD_SCRIPTS, KOHYA_SS):
+        assert settings.keys() <= {outcome.key for outcome in imported.outcomes}
         assert (values["qwen3"], values["vae"]) == ("qwen.safetensors", "vae.safetensors")
-        assert values["cpu_offload_checkpointing"] and made.config.network.module == "networks.lora_anima"
+        assert values["cpu_offload_checkpointing"] and imported.config.network.module == "networks.lora_anima"

@@ -82,11 +82,11 @@ def test_a_named_script_makes_no_settings_of_a_list_of_images(tmp_path, capsys):
 
 
 def test_a_script_may_be_called_as_in_musubi_tuner(tmp_path, capsys):
-    file, made = tmp_path / "a.toml", tmp_path / "new run.toml"
+    file, out = tmp_path / "a.toml", tmp_path / "new run.toml"
     file.write_text('dit = "m.safetensors"\nnetwork_module = "networks.lora_flux"\n', encoding="utf-8")
-    main.main(["import", str(file), "--script", "flux_kontext_train_network.py", "-o", str(made)])
-    assert 'model_type = "kontext"' in made.read_text(encoding="utf-8")
-    assert quote_command(["kohya", "check", str(made)]) in capsys.readouterr().out
+    main.main(["import", str(file), "--script", "flux_kontext_train_network.py", "-o", str(out)])
+    assert 'model_type = "kontext"' in out.read_text(encoding="utf-8")
+    assert quote_command(["kohya", "check", str(out)]) in capsys.readouterr().out
 
 
 def test_where_nothing_can_be_written_is_reported_in_a_sentence(lora, tmp_path, capsys):
@@ -130,9 +130,9 @@ def test_a_flat_toml_of_sd_scripts(tmp_path, capsys):
 
 
 def test_a_data_set_that_is_converted_is_not_still_to_fill_in(tmp_path, capsys):
-    found = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 1, "data_backend_config": "data.json"}
+    settings = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 1, "data_backend_config": "data.json"}
     data = [{"id": "cats", "type": "local", "instance_data_dir": "/cats"}]
-    for name, content in (("config.json", found), ("data.json", data)):
+    for name, content in (("config.json", settings), ("data.json", data)):
         (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
     assert main.main(["import", str(tmp_path / "config.json")]) == 0
     said = capsys.readouterr().err

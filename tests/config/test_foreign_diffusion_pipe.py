@@ -34,20 +34,24 @@ ar_buckets = [1.0]
 SMALL = {"pipeline_stages": 1, "epochs": 1, "optimizer": {"type": "adamw", "lr": 1e-4}}
 
 
-def flattened(found):
+def flattened(settings):
     return {
         f"{key}.{name}" if name else key
-        for key, value in found.items()
+        for key, value in settings.items()
         for name in (value if isinstance(value, dict) else [""])
     }
 
 
 def test_every_key_is_accounted_for():
-    made = importers.import_file(SOURCE, CONFIGS)
-    assert made.trainer == "diffusion-pipe" and made.config.script == "flux_train_network"
-    assert {one.key for one in made.outcomes} >= flattened(WHOLE) and not made.problems and not made.of("unknown")
-    assert all(one.kind in ("kept", "empty") or len(str(one.text)) > 2 for one in made.outcomes)
-    assert "canary" not in made.report() + " ".join(map(str, made.lines()))
+    imported = importers.import_file(SOURCE, CONFIGS)
+    assert imported.trainer == "diffusion-pipe" and imported.config.script == "flux_train_network"
+    assert (
+        {outcome.key for outcome in imported.outcomes} >= flattened(WHOLE)
+        and not imported.problems
+        and not imported.of("unknown")
+    )
+    assert all(outcome.kind in ("kept", "empty") or len(str(outcome.text)) > 2 for outcome in imported.outcomes)
+    assert "canary" not in imported.report() + " ".join(map(str, imported.lines()))
 
 
 def test_the_settings_arrive():
@@ -98,16 +102,18 @@ def test_the_settings_arrive():
 def test_its_data_sets_become_a_dataset_file(tmp_path):
     (tmp_path / "run.toml").write_text(SOURCE.read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "dataset.toml").write_text(DATA, encoding="utf-8")
-    made = importers.import_file(tmp_path / "run.toml", CONFIGS)
-    (tmp_path / "ours.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
+    imported = importers.import_file(tmp_path / "run.toml", CONFIGS)
+    (tmp_path / "ours.toml").write_text(imported.texts["dataset_config"], encoding="utf-8")
     small, wide, dogs = sets_of(tmp_path / "ours.toml", "flux_train_network", model_type="kontext")
     assert (small.resolution, wide.resolution, dogs.resolution) == ((512, 512), (1280, 720), (1024, 1024))
     assert (small.batch_size, wide.batch_size, dogs.batch_size) == (4, 1, 1)
     assert small.enable_bucket and small.min_bucket_reso == 256 and small.max_bucket_reso == 768
     assert not dogs.enable_bucket and small.subsets[0].num_repeats == 2 and dogs.subsets[0].shuffle_caption
     assert (small.subsets[0].conditioning_data_dir, dogs.subsets[0].control_directory) == ("/masks", "/refs")
-    assert option_values(made.config)["masked_loss"] and option_values(made.config)["cached_caption_variants"] == 2
-    notes = "\n".join(map(str, made.notes))
+    assert (
+        option_values(imported.config)["masked_loss"] and option_values(imported.config)["cached_caption_variants"] == 2
+    )
+    notes = "\n".join(map(str, imported.notes))
     assert "datasets of /dogs: ar_buckets is ignored" in notes and "frame_buckets" in notes
 
 
@@ -178,9 +184,10 @@ def test_a_file_of_data_sets_alone_is_converted_and_is_no_training(tmp_path):
     ],
 )
 def test_each_model(model, script, expected):
-    made = importers.import_content({**SMALL, "model": model, "adapter": {"type": "lora", "rank": 8}}, CONFIGS)
+    imported = importers.import_content({**SMALL, "model": model, "adapter": {"type": "lora", "rank": 8}}, CONFIGS)
     assert (
-        made.config.script == script and differing(option_values(made.config), {"network_alpha": 8, **expected}) == {}
+        imported.config.script == script
+        and differing(option_values(imported.config), {"network_alpha": 8, **expected}) == {}
     )
     whole = importers.import_content({**SMALL, "model": {**model, "dtype": "bfloat16"}}, CONFIGS).config
     assert whole.script == script.removesuffix("_network") and whole.precision.full_bf16

@@ -105,18 +105,18 @@ BASES = {
 
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 def test_what_is_not_changed_comes_back_as_it_was(base):
-    made = importers.import_content(base, CONFIGS)
-    fields, _ = importers.export(made.config, CONFIGS, base, made.texts.get("sample_prompts", ""))
+    imported = importers.import_content(base, CONFIGS)
+    fields, _ = importers.export(imported.config, CONFIGS, base, imported.texts.get("sample_prompts", ""))
     assert fields == base and list(fields) == sorted(fields)
 
 
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 def test_without_a_base_the_meaning_comes_back(base):
-    made = importers.import_content(base, CONFIGS)
-    fields, lost = importers.export(made.config, CONFIGS, None, made.texts.get("sample_prompts", ""))
+    imported = importers.import_content(base, CONFIGS)
+    fields, lost = importers.export(imported.config, CONFIGS, None, imported.texts.get("sample_prompts", ""))
     again = importers.import_content(fields, CONFIGS)
-    assert lost == [] and again.config.script == made.config.script
-    differing = {name for name, _, _ in importers.compare_configs(made.config, again.config)}
+    assert lost == [] and again.config.script == imported.config.script
+    differing = {name for name, _, _ in importers.compare_configs(imported.config, again.config)}
     # What the page always says, where nothing said here means the same.
     assert differing <= {"network_module", "text_encoder_lr", "save_precision", "optimizer_type", "sdpa", "resolution"}
 
@@ -154,9 +154,9 @@ def test_a_base_of_another_tab_is_refused():
 
 
 def test_every_field_is_one_of_the_page_and_every_flag_one_of_the_scripts():
-    known = {name for config in CONFIGS.values() for name in options_of(config)}
+    option_names = {name for config in CONFIGS.values() for name in options_of(config)}
     assert kohya_export.SAME_NAMED_FIELDS <= PAGE_KEYS and kohya_export.TYPED <= FLAGS
-    assert known >= kohya_export.SAME_NAMED_FIELDS | kohya_export.TYPED
+    assert option_names >= kohya_export.SAME_NAMED_FIELDS | kohya_export.TYPED
     assert kohya_ss.SWITCHES.keys() <= PAGE_KEYS
     for script, config in CONFIGS.items():
         if config.family not in kohya_ss.FAMILY_SWITCHES.values():
@@ -199,18 +199,22 @@ LAUNCH = {
 
 
 def test_how_a_training_is_started_is_read_and_written_back():
-    found = BASES["sdxl lora"] | LAUNCH
-    made, read = importers.import_content(found, CONFIGS), importers.read_launch_settings(found)
+    settings = BASES["sdxl lora"] | LAUNCH
+    imported, read = importers.import_content(settings, CONFIGS), importers.read_launch_settings(settings)
     assert (read["num_processes"], read["gpu_ids"]) == (2, "0,1")
     assert read["main_process_port"] is None and read["num_cpu_threads_per_process"] is None
-    told = {outcome.key: outcome.kind for outcome in made.outcomes}
+    told = {outcome.key: outcome.kind for outcome in imported.outcomes}
     assert [told[key] for key in LAUNCH] == ["changed", "changed", "changed", "empty", "empty", "empty", "empty"]
     for same in (read, {**read, "num_processes": "2"}, None):  # as the form holds them, too, and from the shell
-        fields, _ = importers.export(made.config, CONFIGS, found, launch=same)
+        fields, _ = importers.export(imported.config, CONFIGS, settings, launch=same)
         assert {key: fields[key] for key in LAUNCH} == LAUNCH
-    fields, _ = importers.export(made.config, CONFIGS, found, launch={**read, "gpu_ids": "", "num_processes": "1"})
+    fields, _ = importers.export(
+        imported.config, CONFIGS, settings, launch={**read, "gpu_ids": "", "num_processes": "1"}
+    )
     assert (fields["gpu_ids"], fields["num_processes"], fields["multi_gpu"]) == ("", 1, False)
-    fields, _ = importers.export(made.config, CONFIGS, launch={"gpu_ids": "3", "extra_accelerate_launch_args": "--cpu"})
+    fields, _ = importers.export(
+        imported.config, CONFIGS, launch={"gpu_ids": "3", "extra_accelerate_launch_args": "--cpu"}
+    )
     assert (
         fields["gpu_ids"] == "3" and fields["extra_accelerate_launch_args"] == "--cpu" and "num_processes" not in fields
     )
@@ -226,7 +230,7 @@ def test_how_a_training_is_started_is_read_and_written_back():
     ],
 )
 def test_what_the_launcher_would_refuse_is_not_taken_over(key, value):
-    found = BASES["sdxl lora"] | {key: value}
-    assert importers.read_launch_settings(found)[key] in (1, None, ())
-    outcome = next(outcome for outcome in importers.import_content(found, CONFIGS).outcomes if outcome.key == key)
+    settings = BASES["sdxl lora"] | {key: value}
+    assert importers.read_launch_settings(settings)[key] in (1, None, ())
+    outcome = next(outcome for outcome in importers.import_content(settings, CONFIGS).outcomes if outcome.key == key)
     assert outcome.kind in ("ignored", "empty")

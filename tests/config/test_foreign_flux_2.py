@@ -92,23 +92,23 @@ ONETRAINER = {
 
 @pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
 def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
-    found = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
-    made = importers.import_content(found, CONFIGS)
-    values = flatten_sections(changed(made.config))
-    assert made.config.script == "flux_2_train_network" and "network_args" not in values
-    assert made.outcomes and not [
-        outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)
+    settings = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
+    imported = importers.import_content(settings, CONFIGS)
+    values = flatten_sections(changed(imported.config))
+    assert imported.config.script == "flux_2_train_network" and "network_args" not in values
+    assert imported.outcomes and not [
+        outcome for outcome in imported.outcomes if "supported by this trainer" in str(outcome.text)
     ]
     if name == "musubi":
-        assert set(found) <= {outcome.key for outcome in made.outcomes}
-        assert values["pretrained_model_name_or_path"] == found["dit"] and values["vae"] == found["vae"]
-        assert values["text_encoder"] == found["text_encoder"] and values["model_version"] == "klein-base-9b"
+        assert set(settings) <= {outcome.key for outcome in imported.outcomes}
+        assert values["pretrained_model_name_or_path"] == settings["dit"] and values["vae"] == settings["vae"]
+        assert values["text_encoder"] == settings["text_encoder"] and values["model_version"] == "klein-base-9b"
         assert "timestep_sampling" not in values and values["vae_dtype"] == "bfloat16"  # the former is ours, too
         assert values["fp8_base"] and values["cache_latents_to_disk"] and values["blocks_to_swap"] == 16
     elif name == "aitoolkit":
         assert values["model_version"] == "klein-base-4b" and values["blocks_to_swap"] == 19 and values["fp8_base"]
-        assert "timestep_sampling" not in values and "--ci cat.png" in made.texts["sample_prompts"]
-        assert 'control_directory = "before"' in made.texts["dataset_config"]
+        assert "timestep_sampling" not in values and "--ci cat.png" in imported.texts["sample_prompts"]
+        assert 'control_directory = "before"' in imported.texts["dataset_config"]
     else:
         assert values["model_version"] == "klein-base-9b" and values["int8_base"] and values["blocks_to_swap"] == 10
         assert "timestep_sampling" not in values and "vae_dtype" not in values
@@ -116,8 +116,8 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
 
 def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     short = {"network_module": "networks.lora_flux_2", "dit": "a.safetensors", "network_dim": 8}
-    made = importers.import_content(short, CONFIGS)
-    assert made.config.model.model_version == "dev" and made.config.noise.timestep_sampling == "sigma"
+    imported = importers.import_content(short, CONFIGS)
+    assert imported.config.model.model_version == "dev" and imported.config.noise.timestep_sampling == "sigma"
     both = {"dit": "a.safetensors", "text_encoder": "b.safetensors"}
     for own in ({"fp8_text_encoder": True}, {"model_version": "klein-4b"}):
         assert importers.import_content(both | own, CONFIGS).config.script == "flux_2_train"
@@ -133,16 +133,16 @@ def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     ],
 )
 def test_which_model_is_meant_is_known_by_its_name(model, version):
-    made = importers.import_content({**ONETRAINER, "base_model_name": f"black-forest-labs/{model}"}, CONFIGS)
-    assert made.config.model.model_version == version
+    imported = importers.import_content({**ONETRAINER, "base_model_name": f"black-forest-labs/{model}"}, CONFIGS)
+    assert imported.config.model.model_version == version
 
 
 def test_the_scale_of_dev_is_the_guidance_that_it_reads():
     process = AITOOLKIT["config"]["process"][0]
     dev = process | {"model": {"name_or_path": "black-forest-labs/FLUX.2-dev", "arch": "flux2"}}
-    made = importers.import_content({"config": {"name": "d", "process": [dev]}}, CONFIGS)
-    assert "--g 4" in made.texts["sample_prompts"] and "--l" not in made.texts["sample_prompts"]
+    imported = importers.import_content({"config": {"name": "d", "process": [dev]}}, CONFIGS)
+    assert "--g 4" in imported.texts["sample_prompts"] and "--l" not in imported.texts["sample_prompts"]
     samples = {"samples": [{"prompt": "a cat", "cfg_scale": 4.0}]}
     for model, flag in {"dev": "--g 4.0", "klein-base-4B": "--l 4.0"}.items():
-        found = {**ONETRAINER, "base_model_name": f"black-forest-labs/FLUX.2-{model}", **samples}
-        assert flag in importers.import_content(found, CONFIGS).texts["sample_prompts"]
+        settings = {**ONETRAINER, "base_model_name": f"black-forest-labs/FLUX.2-{model}", **samples}
+        assert flag in importers.import_content(settings, CONFIGS).texts["sample_prompts"]

@@ -13,15 +13,15 @@ SIMPLE = {"model_family": "z_image", "model_type": "lora", "data_backend_config"
 KOHYA = {"LoRA_type": "Standard", "sdxl": True, "max_train_steps": 10}
 
 
-def outcome(made, key):
-    return next(one for one in made.outcomes if one.key == key)
+def outcome(imported, key):
+    return next(key_outcome for key_outcome in imported.outcomes if key_outcome.key == key)
 
 
 SCHNELL = {"network.type": "lora", "model.is_flux": True, "model.name_or_path": "black-forest-labs/FLUX.1-schnell"}
 
 
 @pytest.mark.parametrize(
-    ("found", "file"),
+    ("settings", "file"),
     [
         (of_aitoolkit({**TURBO, "model.assistant_lora_path": ADAPTER}), ADAPTER),
         (SIMPLE, ADAPTER.replace("_v2", "_v1")),
@@ -32,17 +32,19 @@ SCHNELL = {"network.type": "lora", "model.is_flux": True, "model.name_or_path": 
         ),
     ],
 )
-def test_an_adapter_of_the_hub_that_a_training_needs_merged_is_named(found, file):
-    made = importers.import_content(found, CONFIGS)
-    assert made.config.network.base_weights == (file,) and not made.problems
+def test_an_adapter_of_the_hub_that_a_training_needs_merged_is_named(settings, file):
+    imported = importers.import_content(settings, CONFIGS)
+    assert imported.config.network.base_weights == (file,) and not imported.problems
     assert not importers.import_content({**SIMPLE, "disable_assistant_lora": True}, CONFIGS).config.network.base_weights
 
 
 def test_an_adapter_that_cannot_be_named_has_to_be_fixed():
-    made = importers.import_content(
+    imported = importers.import_content(
         of_aitoolkit({**TURBO, "model.assistant_lora_path": "somewhere/else/adapter.pt"}), CONFIGS
     )
-    assert [one.option for one in made.problems] == ["base_weights"] and "somewhere" in str(made.problems[0])
+    assert [problem.option for problem in imported.problems] == ["base_weights"] and "somewhere" in str(
+        imported.problems[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,12 +58,12 @@ def test_an_adapter_that_cannot_be_named_has_to_be_fixed():
 )
 def test_repeats_of_concepts_keep_their_ratio(tmp_path, balancing, epochs, repeats, here):
     concepts = [{"path": f"/{at}", "balancing": value} for at, value in enumerate(balancing)]
-    made = importers.import_content({**SDXL_LORA, "concepts": concepts, "epochs": epochs}, CONFIGS)
-    (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
+    imported = importers.import_content({**SDXL_LORA, "concepts": concepts, "epochs": epochs}, CONFIGS)
+    (tmp_path / "data.toml").write_text(imported.texts["dataset_config"], encoding="utf-8")
     (data,) = sets_of(tmp_path / "data.toml")
-    assert tuple(one.num_repeats for one in data.subsets) == repeats and not made.problems
-    assert made.config.steps.max_train_epochs == here
-    assert (here == epochs) == (not any("multiplied" in str(note) for note in made.notes))
+    assert tuple(subset.num_repeats for subset in data.subsets) == repeats and not imported.problems
+    assert imported.config.steps.max_train_epochs == here
+    assert (here == epochs) == (not any("multiplied" in str(note) for note in imported.notes))
 
 
 @pytest.mark.parametrize(
@@ -69,24 +71,26 @@ def test_repeats_of_concepts_keep_their_ratio(tmp_path, balancing, epochs, repea
 )
 def test_repeats_whose_ratio_cannot_be_kept_have_to_be_fixed(balancing, epochs):
     concepts = [{"path": f"/{at}", "balancing": value} for at, value in enumerate(balancing)]
-    made = importers.import_content({**SDXL_LORA, "concepts": concepts, "epochs": epochs}, CONFIGS)
-    (problem,) = made.problems
+    imported = importers.import_content({**SDXL_LORA, "concepts": concepts, "epochs": epochs}, CONFIGS)
+    (problem,) = imported.problems
     assert problem.option == "dataset_config" and f"/1: {balancing[1]}" in str(problem)
 
 
 def test_masks_of_onetrainer_are_used_as_they_lie():
-    made = importers.import_content({**SDXL_LORA, "masked_training": True}, CONFIGS)
-    assert option_values(made.config)["masked_loss"] and "masklabel" in str(outcome(made, "masked_training").text)
-    assert "rename" not in str(outcome(made, "masked_training").text)
+    imported = importers.import_content({**SDXL_LORA, "masked_training": True}, CONFIGS)
+    assert option_values(imported.config)["masked_loss"] and "masklabel" in str(
+        outcome(imported, "masked_training").text
+    )
+    assert "rename" not in str(outcome(imported, "masked_training").text)
 
 
 @pytest.mark.parametrize(("masks", "area"), [(True, True), (True, False), (False, True)])
 def test_onetrainer_divides_by_the_area_of_masks_where_it_reads_masks(masks, area):
-    made = importers.import_content(
+    imported = importers.import_content(
         {**SDXL_LORA, "masked_training": masks, "normalize_masked_area_loss": area}, CONFIGS
     )
-    assert made.config.loss.normalize_masked_area_loss == (masks and area)
-    said = outcome(made, "normalize_masked_area_loss")
+    assert imported.config.loss.normalize_masked_area_loss == (masks and area)
+    said = outcome(imported, "normalize_masked_area_loss")
     assert said.kind == ("empty" if not area else "kept" if masks else "ignored")
     assert said.kind != "ignored" or "masked_training" in str(said.text)
 
@@ -106,10 +110,10 @@ def test_the_module_of_musubi_tuner_decides_which_model_a_file_is_for(keys, word
 
 def test_strengths_without_base_weights_are_left_out():
     """As pages write them always; in files of any program."""
-    for found in ({**KOHYA, "base_weights_multiplier": 1}, {"network_dim": 8, "base_weights_multiplier": 1}):
-        made = importers.import_content(found, CONFIGS)
-        assert not made.problems and "base_weights" in str(outcome(made, "base_weights_multiplier").text)
-        assert not made.config.network.base_weights_multiplier
+    for settings in ({**KOHYA, "base_weights_multiplier": 1}, {"network_dim": 8, "base_weights_multiplier": 1}):
+        imported = importers.import_content(settings, CONFIGS)
+        assert not imported.problems and "base_weights" in str(outcome(imported, "base_weights_multiplier").text)
+        assert not imported.config.network.base_weights_multiplier
     both = {**KOHYA, "base_weights": "/a.safetensors", "base_weights_multiplier": 0.5}
     assert importers.import_content(both, CONFIGS).config.network.base_weights_multiplier == (0.5,)
 
@@ -132,28 +136,28 @@ def test_keys_of_other_tabs_tell_a_file_of_kohya_ss():
     ],
 )
 def test_a_loss_of_ai_toolkit_that_is_not_here_has_to_be_decided(switch, key):
-    found = {**TURBO, f"train.{switch}": True, f"train.{key}": 2}
-    made = importers.import_content(of_aitoolkit(found), CONFIGS)
-    assert [f"train.{switch}" in str(one) for one in made.problems] == [True]
-    assert str(outcome(made, f"train.{key}").text) == f"train.{switch} is not offered here"
-    off = importers.import_content(of_aitoolkit({**found, f"train.{switch}": False}), CONFIGS)
+    settings = {**TURBO, f"train.{switch}": True, f"train.{key}": 2}
+    imported = importers.import_content(of_aitoolkit(settings), CONFIGS)
+    assert [f"train.{switch}" in str(problem) for problem in imported.problems] == [True]
+    assert str(outcome(imported, f"train.{key}").text) == f"train.{switch} is not offered here"
+    off = importers.import_content(of_aitoolkit({**settings, f"train.{switch}": False}), CONFIGS)
     assert not off.problems
 
 
 def test_what_acts_once_the_data_sets_are_written_is_not_called_idle():
     """The weight of regularisation images, which are in the file of data sets that is written beside the config."""
     data = [{"folder_path": "/cats"}, {"folder_path": "/reg", "is_reg": True}]
-    made = importers.import_content(of_aitoolkit({**TURBO, "train.reg_weight": 0.5, "datasets": data}), CONFIGS)
-    assert outcome(made, "train.reg_weight").kind == "renamed" and made.config.data.prior_loss_weight == 0.5
+    imported = importers.import_content(of_aitoolkit({**TURBO, "train.reg_weight": 0.5, "datasets": data}), CONFIGS)
+    assert outcome(imported, "train.reg_weight").kind == "renamed" and imported.config.data.prior_loss_weight == 0.5
     alone = importers.import_content(of_aitoolkit({**TURBO, "train.reg_weight": 0.5}), CONFIGS)
     assert outcome(alone, "train.reg_weight").kind == "ineffective"
 
 
 def test_where_the_average_is_saved_is_reported():
-    found = of_aitoolkit({**TURBO, "train.ema_config.use_ema": True, "train.ema_config.ema_decay": 0.99})
-    made = importers.import_content(found, CONFIGS)
-    said = str(outcome(made, "train.ema_config.use_ema").text)
-    assert made.config.optim.ema_decay == 0.99 and "-ema, not in its place" in said
+    settings = of_aitoolkit({**TURBO, "train.ema_config.use_ema": True, "train.ema_config.ema_decay": 0.99})
+    imported = importers.import_content(settings, CONFIGS)
+    said = str(outcome(imported, "train.ema_config.use_ema").text)
+    assert imported.config.optim.ema_decay == 0.99 and "-ema, not in its place" in said
 
 
 @pytest.mark.parametrize(
@@ -161,8 +165,8 @@ def test_where_the_average_is_saved_is_reported():
     [({}, 0.5, True), ({"logit_std": 2.0}, 1.0, True), ({"logit_mean": 1.0, "logit_std": 3.0}, 1.5, False)],
 )
 def test_logsnr_of_musubi_tuner_is_a_sigmoid(keys, scale, is_same):
-    found = {"network_module": "networks.lora_qwen_image", "dit": "d", "timestep_sampling": "logsnr", **keys}
-    made = importers.import_content(found, CONFIGS)
+    settings = {"network_module": "networks.lora_qwen_image", "dit": "d", "timestep_sampling": "logsnr", **keys}
+    imported = importers.import_content(settings, CONFIGS)
     expected = {"timestep_sampling": "sigmoid", "sigmoid_scale": scale, "logit_mean": 0, "logit_std": 1}
-    assert differing(option_values(made.config), expected) == {}
-    assert ("nearest" not in str(outcome(made, "timestep_sampling").text)) == is_same
+    assert differing(option_values(imported.config), expected) == {}
+    assert ("nearest" not in str(outcome(imported, "timestep_sampling").text)) == is_same

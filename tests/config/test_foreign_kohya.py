@@ -30,12 +30,12 @@ KOHYA_STARTS = {
 
 
 def test_the_page_of_kohya_ss_starts_where_a_file_says_nothing():
-    made = importers.import_content(KOHYA_LORA, CONFIGS)
-    assert not differing(option_values(made.config), KOHYA_STARTS)
+    imported = importers.import_content(KOHYA_LORA, CONFIGS)
+    assert not differing(option_values(imported.config), KOHYA_STARTS)
     assert not differing(
         arrived({**KOHYA_LORA, "network_dim": None, "learning_rate": 5e-5}), {"network_dim": 8, "learning_rate": 5e-5}
     )
-    assert "defaults of kohya_ss" in made.report()
+    assert "defaults of kohya_ss" in imported.report()
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_the_page_of_kohya_ss_starts_where_a_file_says_nothing():
     ],
 )
 def test_epochs_stay_epochs(keys, steps, epochs):
-    made = importers.import_content({**KOHYA_LORA, **keys}, CONFIGS)
-    assert (made.config.steps.max_train_steps, made.config.steps.max_train_epochs) == (steps, epochs)
+    imported = importers.import_content({**KOHYA_LORA, **keys}, CONFIGS)
+    assert (imported.config.steps.max_train_steps, imported.config.steps.max_train_epochs) == (steps, epochs)
     if "max_train_steps" not in keys:
-        assert "max_train_steps is set" not in made.report()
+        assert "max_train_steps is set" not in imported.report()
 
 
 FINETUNE = {
@@ -78,7 +78,7 @@ FINETUNE = {
 
 @pytest.mark.parametrize("kept", [set(FINETUNE), {"sdxl_checkbox", "dataset_repeats"}, {"sdxl_checkbox", "block_lr"}])
 def test_a_finetune_without_its_folders_is_a_finetune(kept):
-    made = importers.import_content(
+    imported = importers.import_content(
         {
             **{k: FINETUNE[k] for k in kept & FINETUNE.keys()},
             "sdxl_checkbox": True,
@@ -86,7 +86,7 @@ def test_a_finetune_without_its_folders_is_a_finetune(kept):
         },
         CONFIGS,
     )
-    assert made.trainer == "kohya_ss (Finetune)" and made.config.data.enable_bucket
+    assert imported.trainer == "kohya_ss (Finetune)" and imported.config.data.enable_bucket
     if kept == set(FINETUNE):
         expected = {
             "max_train_epochs": 30,
@@ -97,13 +97,13 @@ def test_a_finetune_without_its_folders_is_a_finetune(kept):
             "train_text_encoder": False,
             "lr_scheduler": "constant",
         }
-        assert not differing(option_values(made.config), expected)
+        assert not differing(option_values(imported.config), expected)
 
 
 def test_no_two_notes_of_an_import_contradict_each_other():
     """An option is spoken of as on or off, set or not, once: no note takes back what another says."""
-    for found in (FINETUNE, {"sdxl_checkbox": True, "image_folder": "/i"}, {**KOHYA_LORA, "epoch": 3}):
-        lines = importers.import_content(found, CONFIGS).lines()
+    for settings in (FINETUNE, {"sdxl_checkbox": True, "image_folder": "/i"}, {**KOHYA_LORA, "epoch": 3}):
+        lines = importers.import_content(settings, CONFIGS).lines()
         assert sum("enable_bucket" in str(line) for line in lines) <= 1, lines
         assert not any("our defaults hold" in str(line) for line in lines)
         assert sum("noise_offset_type" in str(line) for line in lines) <= 1

@@ -99,14 +99,14 @@ LISTS = {  # a file of each program -> the words that say what is left out
 
 @pytest.mark.parametrize("name", LISTS)
 def test_what_is_no_table_in_a_list_of_tables_is_reported(name):
-    found, start, words = LISTS[name]
-    said = [str(note) for note in importers.import_content(found, CONFIGS).notes]
+    settings, start, words = LISTS[name]
+    said = [str(note) for note in importers.import_content(settings, CONFIGS).notes]
     assert any(start in note and words in note for note in said), said
 
 
 def test_many_entries_are_one_sentence():
-    made = importers.import_content({**SDXL_LORA, "concepts": [*range(1000), {"path": "/a"}]}, CONFIGS)
-    (said,) = (str(note) for note in made.notes if str(note).startswith("concepts"))
+    imported = importers.import_content({**SDXL_LORA, "concepts": [*range(1000), {"path": "/a"}]}, CONFIGS)
+    (said,) = (str(note) for note in imported.notes if str(note).startswith("concepts"))
     assert said.endswith("1 (0), 2 (1), 3 (2), 4 (3), 5 (4), ...")
 
 
@@ -128,11 +128,11 @@ TURNING = {  # what each program does, found in its source
 
 @pytest.mark.parametrize("reader", files.IMPORTERS, ids=lambda reader: reader.TRAINER)
 def test_images_are_turned_where_the_program_turns_them(reader):
-    found, turns = TURNING[reader.TRAINER]
-    assert reader.recognises(found) and turns == reader.APPLIES_EXIF
-    made = importers.import_content(found, CONFIGS)
-    assert option_values(made.config)["exif_rotation"] is turns
-    assert [str(one.text) for one in made.of("default") if one.key == "exif_rotation"] == [
+    settings, turns = TURNING[reader.TRAINER]
+    assert reader.recognises(settings) and turns == reader.APPLIES_EXIF
+    imported = importers.import_content(settings, CONFIGS)
+    assert option_values(imported.config)["exif_rotation"] is turns
+    assert [str(outcome.text) for outcome in imported.of("default") if outcome.key == "exif_rotation"] == [
         "exif_rotation = true"
     ] * turns
 

@@ -75,8 +75,10 @@ def saved(path, metadata, names=("lora_unet_a.lora_down.weight",)):
 
 
 def test_every_key_is_accounted_for_and_arrives(tmp_path):
-    made = importers.import_file(saved(tmp_path / "cat.safetensors", SDXL, ("lora_te1_a.alpha",)), CONFIGS)
-    assert made.config.script == "sdxl_train_network" and {one.key for one in made.outcomes} >= SDXL.keys()
+    imported = importers.import_file(saved(tmp_path / "cat.safetensors", SDXL, ("lora_te1_a.alpha",)), CONFIGS)
+    assert (
+        imported.config.script == "sdxl_train_network" and {outcome.key for outcome in imported.outcomes} >= SDXL.keys()
+    )
     expected = {
         "resolution": (1024, 768),
         "max_train_steps": 900,
@@ -99,16 +101,16 @@ def test_every_key_is_accounted_for_and_arrives(tmp_path):
         "network_train_unet_only": False,
         "metadata_title": "cat",
     }
-    found = option_values(made.config) | {
-        "resolution": tuple(map(int, re.findall(r"\d+", made.config.data.resolution)))
+    actual = option_values(imported.config) | {
+        "resolution": tuple(map(int, re.findall(r"\d+", imported.config.data.resolution)))
     }
-    assert differing(found, expected) == {} and not made.problems
-    said = {one.key: str(one.text) for one in made.outcomes}
+    assert differing(actual, expected) == {} and not imported.problems
+    said = {outcome.key: str(outcome.text) for outcome in imported.outcomes}
     assert "sd_xl_base_1.0" in said["ss_sd_model_name"] and "4_cat" in said["ss_dataset_dirs"]
 
 
 def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
-    made = importers.import_file(saved(tmp_path / "a.safetensors", ZIMAGE), CONFIGS)
+    imported = importers.import_file(saved(tmp_path / "a.safetensors", ZIMAGE), CONFIGS)
     expected = {
         "pretrained_model_name_or_path": "Tongyi-MAI/Z-Image",
         "network_train_unet_only": True,
@@ -116,20 +118,22 @@ def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
         "enable_bucket": True,
         "network_dim": 8,
     }
-    assert made.config.script == "zimage_train_network" and differing(option_values(made.config), expected) == {}
-    assert any("first of 2 data sets" in str(note) for note in made.notes)
+    assert (
+        imported.config.script == "zimage_train_network" and differing(option_values(imported.config), expected) == {}
+    )
+    assert any("first of 2 data sets" in str(note) for note in imported.notes)
     (first, _) = json.loads(ZIMAGE["ss_datasets"])
     several = [first, first | {"resolution": [512, 512]}]
-    made = importers.import_file(
+    imported = importers.import_file(
         saved(tmp_path / "b.safetensors", ZIMAGE | {"ss_datasets": json.dumps(several)}), CONFIGS
     )
-    assert made.config.data.sizes == ((768, 768), (512, 512)) and not made.notes
+    assert imported.config.data.sizes == ((768, 768), (512, 512)) and not imported.notes
     for strange in ([{}], {"a": 1}, [[1]], None, "512;", [512, 512]):
         several = [first, first | {"resolution": strange}, first]
-        made = importers.import_file(
+        imported = importers.import_file(
             saved(tmp_path / "c.safetensors", ZIMAGE | {"ss_datasets": json.dumps(several)}), CONFIGS
         )
-        assert any("first of 3 data sets" in str(note) for note in made.notes)
+        assert any("first of 3 data sets" in str(note) for note in imported.notes)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +150,8 @@ def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
 )
 def test_model_is_recognised_by_its_version(tmp_path, version, script, expected):
     path = saved(tmp_path / "a.safetensors", {"ss_base_model_version": version, "ss_network_dim": "8"})
-    made = importers.import_file(path, CONFIGS)
-    assert made.config.script == script and differing(option_values(made.config), expected) == {}
+    imported = importers.import_file(path, CONFIGS)
+    assert imported.config.script == script and differing(option_values(imported.config), expected) == {}
 
 
 @pytest.mark.parametrize(
@@ -186,17 +190,17 @@ def test_a_damaged_file_is_a_sentence(tmp_path, data):
 def test_the_shell_writes_it_and_the_page_loads_it(tmp_path):
     path = saved(tmp_path / "cat.safetensors", SDXL)
     assert main.main(["import", str(path), "-o", str(tmp_path / "run.toml")]) == 0
-    made = presets.import_fitting(path, {"sdxl": CONFIGS["sdxl_train_network"]}, "sdxl", [])
-    assert made.config == importers.import_file(path, CONFIGS).config
-    assert any("LoRA metadata" in str(note) for note in presets.import_notes(made))
+    loaded = presets.import_fitting(path, {"sdxl": CONFIGS["sdxl_train_network"]}, "sdxl", [])
+    assert loaded.config == importers.import_file(path, CONFIGS).config
+    assert any("LoRA metadata" in str(note) for note in presets.import_notes(loaded))
 
 
 def test_the_page_is_sent_the_header_alone(tmp_path):
     """What the browser cuts out of a file that it uploads; a file that is named may be as large as a LoRA is."""
     header = json.dumps({"__metadata__": SDXL, "lora_te1_a.alpha": {}})
     (tmp_path / "sent.safetensors").write_bytes(importers.with_header(header))
-    made = importers.import_file(tmp_path / "sent.safetensors", CONFIGS)
-    assert made.trainer == "LoRA metadata" and not made.config.network.network_train_unet_only
+    imported = importers.import_file(tmp_path / "sent.safetensors", CONFIGS)
+    assert imported.trainer == "LoRA metadata" and not imported.config.network.network_train_unet_only
     path = saved(tmp_path / "cat.safetensors", SDXL)
     with path.open("ab") as file:
         file.truncate(paths.MAX_CONFIG_BYTES + 10_000)

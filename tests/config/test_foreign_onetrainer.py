@@ -238,22 +238,24 @@ ONETRAINER = [
 
 
 def test_onetrainers_defaults_hold_where_a_preset_says_nothing():
-    made = importers.import_content({**SDXL_LORA, **ENCODERS_OFF}, CONFIGS)
-    config = option_values(made.config)
+    imported = importers.import_content({**SDXL_LORA, **ENCODERS_OFF}, CONFIGS)
+    config = option_values(imported.config)
     assert not differing(config, {k: v for k, v in ONETRAINER_DEFAULTS.items() if k in config})
     assert config["network_train_unet_only"] and config["cache_text_encoder_outputs"]
-    told = {outcome.key: str(outcome.text) for outcome in made.of("default")}
-    assert told["lora_rank"] == "network_dim = 16" and "epochs" in told and not made.problems
-    assert any("not in the file, so OneTrainer has" in str(line) and "lora_rank" in str(line) for line in made.lines())
+    told = {outcome.key: str(outcome.text) for outcome in imported.of("default")}
+    assert told["lora_rank"] == "network_dim = 16" and "epochs" in told and not imported.problems
+    assert any(
+        "not in the file, so OneTrainer has" in str(line) and "lora_rank" in str(line) for line in imported.lines()
+    )
 
 
 @pytest.mark.parametrize(("base", "keys", "expected"), ONETRAINER, ids=lambda v: ",".join(v) if v else "-")
 def test_a_key_of_onetrainer_arrives(base, keys, expected):
-    made = importers.import_content({**base, **nested(keys)}, CONFIGS)
-    config = option_values(made.config)
+    imported = importers.import_content({**base, **nested(keys)}, CONFIGS)
+    config = option_values(imported.config)
     assert not differing(config, {name: value for name, value in expected.items() if name in config})
     assert expected.keys() <= config.keys() | {"save_state_every_n_minutes"}
-    named = {outcome.key for outcome in made.outcomes}
+    named = {outcome.key for outcome in imported.outcomes}
     assert keys.keys() <= named, keys.keys() - named
 
 
@@ -271,7 +273,7 @@ def test_concepts_and_samples_of_onetrainer(tmp_path):
     samples = [{"prompt": "a cat", "width": 832, "height": 1216, "seed": 7, "cfg_scale": 5, "diffusion_steps": 12}]
     (tmp_path / "concepts.json").write_text(json.dumps(concepts), encoding="utf-8")
     (tmp_path / "samples.json").write_text(json.dumps(samples), encoding="utf-8")
-    found = {
+    settings = {
         **SDXL_LORA,
         **ENCODERS_OFF,
         "resolution": "768,1024",
@@ -280,7 +282,7 @@ def test_concepts_and_samples_of_onetrainer(tmp_path):
         "sample_after": 2,
         "sample_after_unit": "EPOCH",
     }
-    (tmp_path / "a.json").write_text(json.dumps(found), encoding="utf-8")
+    (tmp_path / "a.json").write_text(json.dumps(settings), encoding="utf-8")
     assert main.main(["import", str(tmp_path / "a.json"), "-o", str(tmp_path / "run.toml")]) == 0
     run = read_toml(tmp_path / "run.toml")
     sets = sets_of(run["dataset_config"])

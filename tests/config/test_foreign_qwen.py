@@ -96,21 +96,21 @@ ONETRAINER = {
 }
 
 
-def read(found):
-    made = importers.import_content(found, CONFIGS)
-    assert made.config.script == "qwen_image_train_network"
-    return made, flatten_sections(changed(made.config))
+def read(settings):
+    imported = importers.import_content(settings, CONFIGS)
+    assert imported.config.script == "qwen_image_train_network"
+    return imported, flatten_sections(changed(imported.config))
 
 
 @pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
 def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
-    found = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
-    made, values = read(found)
-    assert made.outcomes and not [
-        outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)
+    settings = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
+    imported, values = read(settings)
+    assert imported.outcomes and not [
+        outcome for outcome in imported.outcomes if "supported by this trainer" in str(outcome.text)
     ]
     if name == "musubi":
-        assert set(found) <= {outcome.key for outcome in made.outcomes}
+        assert set(settings) <= {outcome.key for outcome in imported.outcomes}
         assert values["pretrained_model_name_or_path"] == "qwen_image_bf16.safetensors"
         assert values["text_encoder"].endswith("7b.safetensors") and values["vae"] == "qwen_image_vae.safetensors"
         assert values["timestep_sampling"] == "shift" and "discrete_flow_shift" not in values  # 2.2 is ours, too
@@ -119,16 +119,16 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     elif name == "aitoolkit":
         assert values["pretrained_model_name_or_path"] == "Qwen/Qwen-Image" and values["network_dim"] == 16
         assert values["fp8_base"] and values["blocks_to_swap"] == 59
-        assert "--l 4" in made.texts["sample_prompts"] and made.config.noise.model_prediction_type == "raw"
+        assert "--l 4" in imported.texts["sample_prompts"] and imported.config.noise.model_prediction_type == "raw"
     else:
-        assert values["blocks_to_swap"] == 30 and made.config.noise.timestep_sampling == "qwen_shift"
+        assert values["blocks_to_swap"] == 30 and imported.config.noise.timestep_sampling == "qwen_shift"
         assert values["network_dim"] == 16 and "network_args" not in values
 
 
 def test_the_defaults_of_musubi_tuner_are_set_where_its_file_is_silent():
     short = {"network_module": "networks.lora_qwen_image", "dit": "a.safetensors", "network_dim": 8}
-    made, _ = read(short)
-    assert made.config.noise.discrete_flow_shift == 1.0 and made.config.noise.timestep_sampling == "sigma"
+    imported, _ = read(short)
+    assert imported.config.noise.discrete_flow_shift == 1.0 and imported.config.noise.timestep_sampling == "sigma"
     full = importers.import_content({"dit": "a.safetensors", "model_version": "original"}, CONFIGS)
     assert full.config.script == "qwen_image_train"
 
@@ -140,16 +140,18 @@ def test_timesteps_and_weights_of_musubi_mean_what_they_mean_there():
         "max_timestep": 700,
         "preserve_distribution_shape": True,
     }
-    made = importers.import_content(base, CONFIGS)
-    kept = {outcome.key for outcome in made.of("kept")}
-    assert {"weighting_scheme", "min_timestep", "max_timestep", "preserve_distribution_shape"} <= kept
-    noise = made.config.noise
+    imported = importers.import_content(base, CONFIGS)
+    kept_keys = {outcome.key for outcome in imported.of("kept")}
+    assert {"weighting_scheme", "min_timestep", "max_timestep", "preserve_distribution_shape"} <= kept_keys
+    noise = imported.config.noise
     assert noise.timestep_range == (0.1, 0.7) and noise.redraws_timesteps and noise.discrete_flow_shift == 2.2
-    made = importers.import_content(
+    imported = importers.import_content(
         base | {"timestep_sampling": "sigma"}, CONFIGS
     )  # its table is counted from the noisiest step
-    assert made.config.noise.timestep_range == (0.3, 0.9) and made.config.noise.discrete_flow_shift == 1.0
-    assert {"min_timestep", "max_timestep", "discrete_flow_shift"} <= {outcome.key for outcome in made.of("changed")}
+    assert imported.config.noise.timestep_range == (0.3, 0.9) and imported.config.noise.discrete_flow_shift == 1.0
+    assert {"min_timestep", "max_timestep", "discrete_flow_shift"} <= {
+        outcome.key for outcome in imported.of("changed")
+    }
     whole = importers.import_content(
         base | {"timestep_sampling": "sigma", "min_timestep": 0, "max_timestep": 1000}, CONFIGS
     )
@@ -157,7 +159,7 @@ def test_timesteps_and_weights_of_musubi_mean_what_they_mean_there():
 
 
 def test_weights_that_flux_1_does_not_apply_are_reported_to_be_left_out():
-    found = {
+    settings = {
         "dit": "k.safetensors",
         "text_encoder1": "t5.safetensors",
         "network_module": "networks.lora_flux",
@@ -165,14 +167,14 @@ def test_weights_that_flux_1_does_not_apply_are_reported_to_be_left_out():
         "timestep_sampling": "shift",
         "weighting_scheme": "cosmap",
     }
-    made = importers.import_content(found, CONFIGS)
-    (said,) = [str(outcome.text) for outcome in made.of("ignored") if outcome.key == "weighting_scheme"]
-    assert "sigma_scaled" in said and made.config.noise.weighting_scheme != "cosmap"
+    imported = importers.import_content(settings, CONFIGS)
+    (said,) = [str(outcome.text) for outcome in imported.of("ignored") if outcome.key == "weighting_scheme"]
+    assert "sigma_scaled" in said and imported.config.noise.weighting_scheme != "cosmap"
 
 
 def test_the_range_of_ai_toolkit_is_counted_from_the_noisiest_timestep():
     def imported(kind):
-        found = {
+        settings = {
             "job": "extension",
             "config": {
                 "name": "q",
@@ -182,11 +184,11 @@ def test_the_range_of_ai_toolkit_is_counted_from_the_noisiest_timestep():
                 ],
             },
         }
-        return importers.import_content(found, CONFIGS)
+        return importers.import_content(settings, CONFIGS)
 
-    made = imported("linear")
-    assert made.config.noise.timestep_range == (0.1, 0.8)
-    made = imported("sigmoid")
-    ignored = {outcome.key for outcome in made.of("ignored")}
+    converted = imported("linear")
+    assert converted.config.noise.timestep_range == (0.1, 0.8)
+    converted = imported("sigmoid")
+    ignored = {outcome.key for outcome in converted.of("ignored")}
     assert {"train.min_denoising_steps", "train.max_denoising_steps"} <= ignored
-    assert made.config.noise.timestep_range == (0.0, 1.0)
+    assert converted.config.noise.timestep_range == (0.0, 1.0)

@@ -9,7 +9,7 @@ from library.importers.musubi import convert_dataset
 
 
 def test_musubi_tuner_trains_kontext_with_its_data_sets():
-    found = {
+    settings = {
         "dit": "k.safetensors",
         "vae": "ae.safetensors",
         "text_encoder1": "t5",
@@ -20,24 +20,24 @@ def test_musubi_tuner_trains_kontext_with_its_data_sets():
         "learning_rate": 1e-4,
         "timestep_sampling": "flux_shift",
     }
-    builder = musubi.read_config(found)
+    builder = musubi.read_config(settings)
     assert builder.script == "flux_train_network" and builder.values["model_type"] == "kontext"
     assert builder.values["guidance_scale"] == 1.0 and not builder.left()
     # 228 layers: those of the modulation are left out there, unless the file has patterns of its own.
     assert builder.values["network_args"] == ["exclude_patterns=['.*(img_mod|txt_mod|modulation).*']"]
     own = ["exclude_patterns=['.*single.*']", "include_patterns=['.*single_blocks.0.*']"]
-    assert tuple(musubi.read_config(found | {"network_args": own}).values["network_args"]) == tuple(own)
+    assert tuple(musubi.read_config(settings | {"network_args": own}).values["network_args"]) == tuple(own)
 
     general = {"resolution": [1024, 1024], "flux_kontext_no_resize_control": True}
     folder = {"image_directory": "/i", "control_directory": "/c", "cache_directory": "/x"}
     listed = {"image_jsonl_file": "/m.jsonl", "control_resolution": [768, 768]}
     text, notes = convert_dataset({"general": general, "datasets": [folder, listed]})
-    made = tomllib.loads(text)
-    assert made["general"]["no_resize_control"] is True
-    (first,), (second,) = (one["subsets"] for one in made["datasets"])
+    table = tomllib.loads(text)
+    assert table["general"]["no_resize_control"] is True
+    (first,), (second,) = (dataset_table["subsets"] for dataset_table in table["datasets"])
     assert first == {"image_dir": "/i", "num_repeats": 1, "control_directory": "/c"}
     assert second == {"metadata_file": "/m.jsonl", "num_repeats": 1}
-    assert made["datasets"][1]["control_resolution"] == [768, 768]
+    assert table["datasets"][1]["control_resolution"] == [768, 768]
     assert len(notes) == 1 and "cache_directory is ignored" in str(notes[0])
 
 
@@ -55,8 +55,8 @@ def test_ai_toolkit_trains_kontext_with_its_control_folders(model):
     sample = {"samples": [{"prompt": "a cat", "ctrl_img": "/r.png"}], "sample_every": 10}
     builder = aitoolkit.read_config(of_aitoolkit(model, datasets=[data], sample=sample))
     assert builder.script == "flux_train_network" and builder.values["model_type"] == "kontext"
-    made = tomllib.loads(builder.texts["dataset_config"])
-    (subset,) = made["datasets"][0]["subsets"]
+    tables = tomllib.loads(builder.texts["dataset_config"])
+    (subset,) = tables["datasets"][0]["subsets"]
     assert subset["control_directory"] == "/c" and subset["more_control_directories"] == ["/d"]
     assert builder.texts["sample_prompts"].strip().endswith("--ci /r.png")
 
@@ -87,9 +87,9 @@ def test_what_the_page_of_ai_toolkit_writes_for_models_with_references_can_be_tr
     model = {"arch": arch, "name_or_path": name, "model_kwargs": {"match_target_res": False}}
     builder = aitoolkit.read_config(of_aitoolkit(model, datasets=[data]))
     assert builder.values.items() >= own.items()
-    (made,) = tomllib.loads(builder.texts["dataset_config"])["datasets"]
-    assert made["resolution"] == "512;768" and made["bucket_reso_steps"] == (16 if "flux" in arch else 32)
-    (subset,) = made["subsets"]
+    (table,) = tomllib.loads(builder.texts["dataset_config"])["datasets"]
+    assert table["resolution"] == "512;768" and table["bucket_reso_steps"] == (16 if "flux" in arch else 32)
+    (subset,) = table["subsets"]
     assert subset == {
         "image_dir": "/i",
         "control_directory": "/c",

@@ -14,7 +14,7 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("settings", "words"),
     [
         ({**SDXL_LORA, "training_method": "EMBEDDING"}, "embedding"),
         ({**SDXL_LORA, "training_method": "FINE_TUNE_VAE"}, "VAE"),
@@ -40,9 +40,9 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
         ({"network_module": "networks.lora_wan", "learning_rate": 1}, "Wan"),
     ],
 )
-def test_trainers_that_are_not_here_are_named_and_refused(found, words):
+def test_trainers_that_are_not_here_are_named_and_refused(settings, words):
     with pytest.raises(ConfigError, match=words) as refused:
-        importers.import_content(found, CONFIGS)
+        importers.import_content(settings, CONFIGS)
     said = str(refused.value)
     assert "\n" not in said and "not " in said and "use " in said or "train it there" in said
     assert not said.endswith("name the script")
@@ -77,17 +77,17 @@ def test_a_data_set_file_is_no_training(tmp_path, capsys, name, text, words):
 
 
 def test_data_sets_of_ai_toolkit_alone_become_a_dataset_file(tmp_path):
-    path, made = tmp_path / "d.yaml", tmp_path / "data.toml"
+    path, written_file = tmp_path / "d.yaml", tmp_path / "data.toml"
     path.write_text("datasets:\n  - folder_path: /i\n    resolution: [512, 768]\n", encoding="utf-8")
-    assert main.main(["import", str(path), "-o", str(made)]) == 0
-    assert [(d.resolution, d.table) for d in sets_of(made)] == [((768, 768), 0), ((512, 512), 0)]
+    assert main.main(["import", str(path), "-o", str(written_file)]) == 0
+    assert [(d.resolution, d.table) for d in sets_of(written_file)] == [((768, 768), 0), ((512, 512), 0)]
 
 
 # ---- for programs
 
 
 @pytest.mark.parametrize(
-    ("found", "code", "key"),
+    ("settings", "code", "key"),
     [
         (KOHYA_LORA, 0, "settings"),
         ({**KOHYA_LORA, "full_bf16": True, "mixed_precision": "fp16"}, 1, "problems"),
@@ -96,9 +96,9 @@ def test_data_sets_of_ai_toolkit_alone_become_a_dataset_file(tmp_path):
     ],
 )
 @pytest.mark.parametrize("written", [False, True])
-def test_json_prints_one_object_and_nothing_else(tmp_path, capsys, found, code, key, written):
+def test_json_prints_one_object_and_nothing_else(tmp_path, capsys, settings, code, key, written):
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(found), encoding="utf-8")
+    path.write_text(json.dumps(settings), encoding="utf-8")
     more = ["-o", str(tmp_path / "run.toml")] if written else []
     assert main.main(["import", str(path), "--json", *more]) == code
     printed = capsys.readouterr()

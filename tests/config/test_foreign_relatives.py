@@ -21,12 +21,14 @@ ONETRAINER = json.loads((FILES_OF / "onetrainer_chroma.json").read_text(encoding
 
 
 def of_musubi(qwen=False):
-    found = dict(MUSUBI)
+    copy_of_settings = dict(MUSUBI)
     if qwen:
-        found = {
-            name: value for name, value in found.items() if name not in ("text_encoder1", "text_encoder2", "fp8_t5")
+        copy_of_settings = {
+            name: value
+            for name, value in copy_of_settings.items()
+            if name not in ("text_encoder1", "text_encoder2", "fp8_t5")
         }
-        found |= {
+        copy_of_settings |= {
             "network_module": "networks.lora_qwen_image",
             "text_encoder": "te.safetensors",
             "fp8_vl": True,
@@ -35,13 +37,13 @@ def of_musubi(qwen=False):
             "timestep_sampling": "qinglong_qwen",
             "vae_enable_tiling": True,
         }
-    return found
+    return copy_of_settings
 
 
 def of_aitoolkit(arch, name):
-    found = copy.deepcopy(AITOOLKIT)
-    found["config"]["process"][0]["model"] |= {"arch": arch, "name_or_path": name}
-    return found
+    chosen = copy.deepcopy(AITOOLKIT)
+    chosen["config"]["process"][0]["model"] |= {"arch": arch, "name_or_path": name}
+    return chosen
 
 
 def of_onetrainer(kind, **more):
@@ -73,20 +75,20 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
-    found, expected = FILES[name]
-    made = importers.import_content(found, CONFIGS)
-    values = flatten_sections(changed(made.config))
-    assert made.config.script.startswith("qwen_image" if "Qwen" in name else "flux") and not made.problems
+    settings, expected = FILES[name]
+    imported = importers.import_content(settings, CONFIGS)
+    values = flatten_sections(changed(imported.config))
+    assert imported.config.script.startswith("qwen_image" if "Qwen" in name else "flux") and not imported.problems
     assert {key: values.get(key) for key in expected} == expected
     assert [
-        outcome.key for outcome in made.outcomes if str(outcome.text).endswith("not supported by this trainer")
+        outcome.key for outcome in imported.outcomes if str(outcome.text).endswith("not supported by this trainer")
     ] == []
     assert "conv_dim" not in str(values.get("network_args"))
     if "ai-toolkit" in name:
-        assert 'control_directory = "/ctrl"' in made.texts["dataset_config"]
+        assert 'control_directory = "/ctrl"' in imported.texts["dataset_config"]
     if name == "musubi-tuner Qwen-Image":
-        assert made.config.noise.timestep_sampling == "qwen_shift"
-        assert str({outcome.key: outcome.text for outcome in made.outcomes}["timestep_sampling"]).startswith(
+        assert imported.config.noise.timestep_sampling == "qwen_shift"
+        assert str({outcome.key: outcome.text for outcome in imported.outcomes}["timestep_sampling"]).startswith(
             "qinglong_qwen is not offered"
         )
 
@@ -94,51 +96,51 @@ def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
 @pytest.mark.parametrize("module", ["networks.lora_qwen_image", "networks.lokr", "networks.lora_flux"])
 def test_arguments_of_musubi_tuner_may_be_one_text(module):
     listed, text = (
-        of_musubi(qwen=module != "networks.lora_flux") | {"network_module": module, "network_args": given}
-        for given in (["rank_dropout=0.1", "loraplus_lr_ratio=4"], "rank_dropout=0.1 loraplus_lr_ratio=4")
+        of_musubi(qwen=module != "networks.lora_flux") | {"network_module": module, "network_args": arguments}
+        for arguments in (["rank_dropout=0.1", "loraplus_lr_ratio=4"], "rank_dropout=0.1 loraplus_lr_ratio=4")
     )
-    made = [importers.import_content(found, CONFIGS).config.network.network_args for found in (listed, text)]
-    assert made[0] == made[1] and "loraplus_lr_ratio=4" in made[0]
+    imported = [importers.import_content(settings, CONFIGS).config.network.network_args for settings in (listed, text)]
+    assert imported[0] == imported[1] and "loraplus_lr_ratio=4" in imported[0]
 
 
 def test_the_module_decides_whatever_other_keys_say():
-    made = importers.import_content(
+    imported = importers.import_content(
         of_musubi(False) | {"network_module": "networks.lora_flux", "text_encoder": "t"}, CONFIGS
     )
-    assert made.config.script == "flux_train_network"
+    assert imported.config.script == "flux_train_network"
     for module in ("networks.lokr", "lycoris.kohya"):
         with pytest.raises(ConfigError, match="does not say for which"):
             importers.import_content({"dit": "d", "network_module": module, "text_encoder": "t"}, CONFIGS)
 
 
 def test_what_only_adapters_have_is_reported_to_be_of_the_familys_own_adapters():
-    found = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
-    made = importers.import_content(found, CONFIGS)
-    assert made.config.script == "qwen_image_train"
-    assert {outcome.key: str(outcome.text) for outcome in made.outcomes}[
+    settings = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
+    imported = importers.import_content(settings, CONFIGS)
+    assert imported.config.script == "qwen_image_train"
+    assert {outcome.key: str(outcome.text) for outcome in imported.outcomes}[
         "network_alpha"
     ] == "it is for Qwen-Image LoRA only"
 
 
 def test_captions_that_ai_toolkit_encodes_once_are_not_shuffled_and_prompts_keep_what_they_say():
-    found = of_aitoolkit("qwen_image", QWEN)
-    process = found["config"]["process"][0]
+    settings = of_aitoolkit("qwen_image", QWEN)
+    process = settings["config"]["process"][0]
     process["datasets"][0] |= {"caption_dropout_rate": 0.05, "shuffle_tokens": True, "flip_y": True}
     process["train"] |= {"cache_text_embeddings": True, "prompt_dropout_prob": 0.1}
-    made = importers.import_content(found, CONFIGS)
-    assert not made.problems and made.config.captions.caption_dropout_rate == 0.1
-    assert "caption_dropout_rate = 0.05" in made.texts["dataset_config"]
-    notes = " ".join(map(str, made.notes))
+    imported = importers.import_content(settings, CONFIGS)
+    assert not imported.problems and imported.config.captions.caption_dropout_rate == 0.1
+    assert "caption_dropout_rate = 0.05" in imported.texts["dataset_config"]
+    notes = " ".join(map(str, imported.notes))
     assert notes.count("captions are encoded once") == 1 and "flip_y is ignored" in notes
-    assert "shuffle" not in made.texts["dataset_config"] and "shuffle_tokens" in notes
-    assert made.config.data.resolution is None  # the dataset file has it, so that nothing is set in vain
+    assert "shuffle" not in imported.texts["dataset_config"] and "shuffle_tokens" in notes
+    assert imported.config.data.resolution is None  # the dataset file has it, so that nothing is set in vain
 
     shared = {"width": 64, "height": 64, "guidance_scale": 4, "seed": 1, "sample_steps": 2, "neg": "", "samples": None}
     prompts = ["a cat  --ctrl_img /a.png --w 512", "a dog --m 2"]
     for arch, name, scale in (("flux_kontext", KONTEXT, "--g 4"), ("chroma", "lodestones/Chroma1-HD", "--l 4")):
-        found = of_aitoolkit(arch, name)
-        found["config"]["process"][0]["sample"] |= shared | {"prompts": prompts}
-        assert importers.import_content(found, CONFIGS).texts["sample_prompts"].splitlines() == [
+        settings = of_aitoolkit(arch, name)
+        settings["config"]["process"][0]["sample"] |= shared | {"prompts": prompts}
+        assert importers.import_content(settings, CONFIGS).texts["sample_prompts"].splitlines() == [
             f"a cat --w 512 --h 64 --d 1 --s 2 {scale} --ci /a.png",
             f"a dog --m 2 --w 64 --h 64 --d 1 --s 2 {scale}",
         ]
@@ -148,25 +150,25 @@ def test_advice_for_files_of_ai_toolkit_names_what_the_model_has():
     told = {}
     for arch, name in (("chroma", "/m/chroma.safetensors"), ("qwen_image", QWEN)):
         for kind in ("lora", "lokr"):
-            found = of_aitoolkit(arch, name)
-            process = found["config"]["process"][0]
+            settings = of_aitoolkit(arch, name)
+            process = settings["config"]["process"][0]
             process["network"] |= {"type": kind, "network_kwargs": {"only_if_contains": ["attn"]}}
             process["train"]["content_or_style"] = "style"
             process["model"]["extras_name_or_path"] = "org/whole"
-            made = importers.import_content(found, CONFIGS)
-            texts = {outcome.key: outcome.text for outcome in made.outcomes}
+            imported = importers.import_content(settings, CONFIGS)
+            texts = {outcome.key: outcome.text for outcome in imported.outcomes}
             told[kind] = texts["network.network_kwargs.only_if_contains"]
             assert "timestep_sampling" in str(texts["train.content_or_style"])
             assert (
                 str(texts["model.extras_name_or_path"]).rpartition(": ")[2]
                 == {"chroma": "t5xxl, ae", "qwen_image": "text_encoder, vae"}[arch]
             )
-            assert not getattr(made.config.model, "clip_l", None)
+            assert not getattr(imported.config.model, "clip_l", None)
         assert "exclude_patterns, include_patterns" in str(told["lora"]) and "(preset)" in str(told["lokr"])
 
 
 def test_presets_of_onetrainer_name_an_optimizer_and_mean_what_it_keeps_for_it():
-    kept = {"ADAFACTOR": {"fused_back_pass": True, "clip_threshold": 0.5}, "ADAMW": {"beta1": 0.1}}
+    preset_optimizers = {"ADAFACTOR": {"fused_back_pass": True, "clip_threshold": 0.5}, "ADAMW": {"beta1": 0.1}}
     preset = {
         "model_type": "CHROMA_1",
         "base_model_name": "chroma",
@@ -174,12 +176,12 @@ def test_presets_of_onetrainer_name_an_optimizer_and_mean_what_it_keeps_for_it()
         "text_encoder": {"train": False},
         "samples": [{"prompt": "a cat", "cfg_scale": 4.0, "random_seed": True}],
     }
-    tuned = preset | {"training_method": "FINE_TUNE", "optimizer_defaults": kept}
+    tuned = preset | {"training_method": "FINE_TUNE", "optimizer_defaults": preset_optimizers}
     for own, threshold in (({}, 0.5), ({"clip_threshold": 2.0}, 2.0)):
-        made = importers.import_content(tuned | {"optimizer": {"optimizer": "ADAFACTOR", **own}}, CONFIGS)
-        assert made.config.optim.fused_backward_pass
-        assert f"clip_threshold={threshold}" in made.config.optim.optimizer_args
-        assert not any("text encoders" in str(note) for note in made.notes) and not made.problems
-        assert made.texts["sample_prompts"] == "a cat --l 4.0\n"
+        imported = importers.import_content(tuned | {"optimizer": {"optimizer": "ADAFACTOR", **own}}, CONFIGS)
+        assert imported.config.optim.fused_backward_pass
+        assert f"clip_threshold={threshold}" in imported.config.optim.optimizer_args
+        assert not any("text encoders" in str(note) for note in imported.notes) and not imported.problems
+        assert imported.texts["sample_prompts"] == "a cat --l 4.0\n"
     adapted = importers.import_content(preset | {"training_method": "LORA"}, CONFIGS).config
     assert adapted.network.network_train_unet_only and adapted.cache.cache_text_encoder_outputs

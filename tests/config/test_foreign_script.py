@@ -40,7 +40,7 @@ def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
 
 
 @pytest.mark.parametrize(
-    "found",
+    "settings",
     [
         {"flux1_checkbox": True, "LoRA_type": "Flux1", "model_type": "chroma", "clip_l": "c", "guidance_scale": 3.5},
         of_aitoolkit({"network.type": "lora", "model.arch": "chroma", "model.name_or_path": "lodestones/Chroma1-HD"}),
@@ -56,12 +56,12 @@ def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
         },
     ],
 )
-def test_chroma_arrives_with_all_that_it_needs(found):
-    made = importers.import_content(found, CONFIGS)
-    model = made.config.model
-    assert (type(made.config).script, model.model_type) == ("flux_train_network", "chroma")
+def test_chroma_arrives_with_all_that_it_needs(settings):
+    imported = importers.import_content(settings, CONFIGS)
+    model = imported.config.model
+    assert (type(imported.config).script, model.model_type) == ("flux_train_network", "chroma")
     assert (model.apply_t5_attn_mask, model.guidance_scale, model.clip_l) == (True, 0.0, None)
-    assert not made.problems and not made.config.network.network_args
+    assert not imported.problems and not imported.config.network.network_args
     assert model.t5xxl_max_token_length in (None, 256)
 
 
@@ -73,8 +73,8 @@ def test_krea_and_flex_arrive_as_flux():
         "base_model_name": "black-forest-labs/FLUX.1-Krea-dev",
     }
     flex = {"network.type": "lora", "model.arch": "flex1", "model.name_or_path": "ostris/Flex.1-alpha"}
-    for found in (krea, of_aitoolkit(flex)):
-        assert importers.import_content(found, CONFIGS).config.model.model_type == "flux"
+    for settings in (krea, of_aitoolkit(flex)):
+        assert importers.import_content(settings, CONFIGS).config.model.model_type == "flux"
 
 
 def test_a_script_that_is_named_wins():

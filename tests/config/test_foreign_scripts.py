@@ -81,15 +81,15 @@ EASY = {
 }
 
 
-def keys_of(found):
+def keys_of(settings):
     """The leaves of a file of LoRA_Easy_Training_Scripts."""
-    tables = [inner for table in found.values() if isinstance(table, dict) for inner in table.values()]
+    tables = [inner for table in settings.values() if isinstance(table, dict) for inner in table.values()]
     return {"subsets", "train_mode", *(key for inner in tables if isinstance(inner, dict) for key in inner)}
 
 
 def test_every_key_of_lora_scripts_is_accounted_for_and_arrives():
-    made = importers.import_content(LORA_SCRIPTS, CONFIGS)
-    assert made.trainer == "lora-scripts" and {one.key for one in made.outcomes} >= LORA_SCRIPTS.keys()
+    imported = importers.import_content(LORA_SCRIPTS, CONFIGS)
+    assert imported.trainer == "lora-scripts" and {outcome.key for outcome in imported.outcomes} >= LORA_SCRIPTS.keys()
     expected = {
         "network_module": "lycoris.kohya",
         "network_args": ("algo=lokr", "conv_dim=4", "conv_alpha=1", "factor=8"),
@@ -104,21 +104,29 @@ def test_every_key_of_lora_scripts_is_accounted_for_and_arrives():
         "base_weights": ("/a.safetensors", "/b.safetensors"),
         "base_weights_multiplier": (0.5, 1.0),
     }
-    assert differing(option_values(made.config), expected) == {}
-    assert made.texts["sample_prompts"] == "1girl --w 768 --h 512 --l 7 --s 24 --d 2333 --n bad\n"
-    assert [one.option for one in made.unknown()] == ["bogus_key"] and not made.problems and not made.guess
+    assert differing(option_values(imported.config), expected) == {}
+    assert imported.texts["sample_prompts"] == "1girl --w 768 --h 512 --l 7 --s 24 --d 2333 --n bad\n"
+    assert (
+        [outcome.option for outcome in imported.unknown()] == ["bogus_key"]
+        and not imported.problems
+        and not imported.guess
+    )
 
 
 def test_prompts_and_weights_that_are_switched_off_there_are_off_here():
     off = {"enable_preview": False, "enable_base_weight": False}
-    made = importers.import_content({**LORA_SCRIPTS, **off}, CONFIGS)
-    assert not made.texts and not made.config.network.base_weights and made.config.sample.sample_every_n_epochs is None
+    imported = importers.import_content({**LORA_SCRIPTS, **off}, CONFIGS)
+    assert (
+        not imported.texts
+        and not imported.config.network.base_weights
+        and imported.config.sample.sample_every_n_epochs is None
+    )
     on = {"enable_block_weights": True, "network_module": "networks.lora"}
     assert "down_lr_weight=1,1" in importers.import_content({**LORA_SCRIPTS, **on}, CONFIGS).config.network.network_args
 
 
 @pytest.mark.parametrize(
-    ("found", "script"),
+    ("settings", "script"),
     [
         ({"model_train_type": "flux-lora", "network_module": "networks.lora_flux"}, "flux_train_network"),
         ({"model_train_type": "sdxl-finetune", "learning_rate": 1e-5}, "sdxl_train"),
@@ -128,8 +136,8 @@ def test_prompts_and_weights_that_are_switched_off_there_are_off_here():
         ),
     ],
 )
-def test_the_train_type_of_lora_scripts_chooses_the_script(found, script):
-    assert importers.import_content(found, CONFIGS).config.script == script
+def test_the_train_type_of_lora_scripts_chooses_the_script(settings, script):
+    assert importers.import_content(settings, CONFIGS).config.script == script
 
 
 @pytest.mark.parametrize(
@@ -142,8 +150,10 @@ def test_other_train_types_are_refused_by_name(kind, words):
 
 
 def test_every_key_of_easy_scripts_is_accounted_for_and_arrives(tmp_path):
-    made = importers.import_content(EASY, CONFIGS)
-    assert made.config.script == "sdxl_train_network" and {one.key for one in made.outcomes} >= keys_of(EASY)
+    imported = importers.import_content(EASY, CONFIGS)
+    assert imported.config.script == "sdxl_train_network" and {outcome.key for outcome in imported.outcomes} >= keys_of(
+        EASY
+    )
     expected = {
         "network_module": "lycoris.kohya",
         "network_args": ("conv_dim=8", "algo=lokr"),
@@ -159,17 +169,24 @@ def test_every_key_of_easy_scripts_is_accounted_for_and_arrives(tmp_path):
         "seed": 23,
         "v_parameterization": True,
     }
-    assert differing(option_values(made.config), expected) == {} and not made.of("unknown") and not made.problems
-    (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
+    assert (
+        differing(option_values(imported.config), expected) == {}
+        and not imported.of("unknown")
+        and not imported.problems
+    )
+    (tmp_path / "data.toml").write_text(imported.texts["dataset_config"], encoding="utf-8")
     (cats,) = sets_of(tmp_path / "data.toml")
     assert (cats.resolution, cats.batch_size, cats.subsets[0].num_repeats) == ((896, 896), 2, 4)
-    assert any("newer is ignored" in str(note) for note in made.notes)
+    assert any("newer is ignored" in str(note) for note in imported.notes)
 
 
 def test_models_of_easy_scripts():
     flux = {"flux_args": {"args": {"clip_l": "c", "t5xxl": "t", "ae": "a"}}, "general_args": {"args": {"seed": 1}}}
-    made = importers.import_content(flux, CONFIGS)
-    assert made.config.script == "flux_train_network" and made.config.network.network_module == "networks.lora_flux"
+    imported = importers.import_content(flux, CONFIGS)
+    assert (
+        imported.config.script == "flux_train_network"
+        and imported.config.network.network_module == "networks.lora_flux"
+    )
     for v2, words in ((False, r"Stable Diffusion 1\.5"), (True, "Stable Diffusion 2")):
         with pytest.raises(ConfigError, match=words):
             importers.import_content({"general_args": {"args": {"v2": v2, "seed": 1}}}, CONFIGS)
@@ -178,5 +195,5 @@ def test_models_of_easy_scripts():
         "general_args": {"args": {"sdxl": True}},
         "textual_inversion_args": {"args": {"token_string": "zorb", "init_word": "cat"}},
     }
-    made = importers.import_content(word, CONFIGS)
-    assert made.config.script == "sdxl_train_textual_inversion" and made.config.embedding.token_string == "zorb"
+    imported = importers.import_content(word, CONFIGS)
+    assert imported.config.script == "sdxl_train_textual_inversion" and imported.config.embedding.token_string == "zorb"

@@ -50,19 +50,21 @@ DATA = [
 ]
 
 
-def outcome(made, key):
-    return next(one for one in made.outcomes if one.key == key)
+def outcome(imported, key):
+    return next(key_outcome for key_outcome in imported.outcomes if key_outcome.key == key)
 
 
 def test_every_key_is_accounted_for_under_its_name_in_the_file():
-    made = importers.import_file(SOURCE, CONFIGS)
-    assert made.trainer == "SimpleTuner" and {one.key for one in made.outcomes} >= WHOLE.keys()
-    assert all(one.kind in ("kept", "empty") or len(str(one.text)) > 2 for one in made.outcomes)
-    assert not made.problems and not made.of("unknown") and outcome(made, "tread_config").kind == "ignored"
+    imported = importers.import_file(SOURCE, CONFIGS)
+    assert imported.trainer == "SimpleTuner" and {key_outcome.key for key_outcome in imported.outcomes} >= WHOLE.keys()
+    assert all(
+        key_outcome.kind in ("kept", "empty") or len(str(key_outcome.text)) > 2 for key_outcome in imported.outcomes
+    )
+    assert not imported.problems and not imported.of("unknown") and outcome(imported, "tread_config").kind == "ignored"
 
 
 def test_the_settings_arrive():
-    made = importers.import_file(SOURCE, CONFIGS)
+    imported = importers.import_file(SOURCE, CONFIGS)
     expected = {
         "pretrained_model_name_or_path": "black-forest-labs/FLUX.2-klein-base-9B",
         "model_version": "klein-base-9b",
@@ -98,16 +100,16 @@ def test_the_settings_arrive():
         "logging_dir": "logs",
         "noise_offset": None,
     }
-    assert differing(option_values(made.config), expected) == {}
-    assert made.texts["sample_prompts"] == "a cat --w 1024 --h 768 --s 20 --l 4.0 --d 7 --n blurry\n"
+    assert differing(option_values(imported.config), expected) == {}
+    assert imported.texts["sample_prompts"] == "a cat --w 1024 --h 768 --s 20 --l 4.0 --d 7 --n blurry\n"
     for key in ("noise_offset", "snr_gamma", "offset_noise"):
-        assert "flow matching" in str(outcome(made, key).text)
-    assert outcome(made, "checkpointing_steps").kind == "changed" and outcome(made, "lr_end").kind == "ignored"
+        assert "flow matching" in str(outcome(imported, key).text)
+    assert outcome(imported, "checkpointing_steps").kind == "changed" and outcome(imported, "lr_end").kind == "ignored"
 
 
 def test_what_the_file_leaves_out_is_the_default_of_simpletuner():
-    made = importers.import_content(LORA, CONFIGS)
-    found = option_values(made.config)
+    imported = importers.import_content(LORA, CONFIGS)
+    actual = option_values(imported.config)
     expected = {
         "network_dim": 16,
         "learning_rate": 4e-7,
@@ -117,7 +119,9 @@ def test_what_the_file_leaves_out_is_the_default_of_simpletuner():
         "guidance_scale": 1.0,
         "model_prediction_type": "raw",
     }
-    assert differing(found, expected) == {} and {one.key for one in made.of("default")} >= {"learning_rate"}
+    assert differing(actual, expected) == {} and {outcome.key for outcome in imported.of("default")} >= {
+        "learning_rate"
+    }
 
 
 def folder_with(tmp_path, **files):
@@ -129,15 +133,15 @@ def folder_with(tmp_path, **files):
 
 
 def test_its_data_sets_become_a_dataset_file(tmp_path):
-    made = importers.import_file(folder_with(tmp_path, multidatabackend=DATA), CONFIGS)
+    imported = importers.import_file(folder_with(tmp_path, multidatabackend=DATA), CONFIGS)
     path = tmp_path / "data.toml"
-    path.write_text(made.texts["dataset_config"], encoding="utf-8")
+    path.write_text(imported.texts["dataset_config"], encoding="utf-8")
     cats, dogs = sets_of(path, "flux_2_train_network", model_version="klein-base-9b")
     assert (cats.resolution, cats.enable_bucket, cats.subsets[0].num_repeats) == ((512, 512), True, 4)
     assert (cats.subsets[0].conditioning_data_dir, cats.subsets[0].control_directory) == ("/masks", "/refs")
     assert (dogs.resolution, dogs.enable_bucket, dogs.batch_size) == ((1024, 1024), False, 4)
-    assert dogs.subsets[0].class_tokens == "a dog" and option_values(made.config)["masked_loss"]
-    notes = "\n".join(map(str, made.notes))
+    assert dogs.subsets[0].class_tokens == "a dog" and option_values(imported.config)["masked_loss"]
+    notes = "\n".join(map(str, imported.notes))
     assert "data set far is left out" in notes and "minimum_image_size is ignored" in notes and "/off" not in notes
 
 
@@ -145,9 +149,9 @@ def test_prompts_and_lycoris_settings_are_read_from_their_files(tmp_path):
     settings = {"algo": "lokr", "linear_dim": 10000, "linear_alpha": 1, "factor": 12, "apply_preset": {"x": []}}
     path = folder_with(tmp_path, prompts={"one": "a dog", "two": ""}, lycoris=settings)
     path.write_text(json.dumps({**WHOLE, "lora_type": "lycoris"}), encoding="utf-8")
-    made = importers.import_file(path, CONFIGS)
-    assert [line.partition(" --")[0] for line in made.texts["sample_prompts"].splitlines()] == ["a cat", "a dog"]
-    network = made.config.network
+    imported = importers.import_file(path, CONFIGS)
+    assert [line.partition(" --")[0] for line in imported.texts["sample_prompts"].splitlines()] == ["a cat", "a dog"]
+    network = imported.config.network
     assert network.network_module == "lycoris.kohya" and network.network_dim == 1
     assert set(network.network_args) == {"algo=lokr", "full_matrix=True", "factor=12", "bypass_mode=True"}
 
@@ -161,8 +165,8 @@ def test_a_size_below_zero_is_none():
 
 
 def test_a_whole_model_may_have_the_rank_of_a_lora_in_its_file():
-    made = importers.import_content({**LORA, "model_type": "full", "lora_rank": 16}, CONFIGS)
-    assert made.config.kind == "finetune" and "lora_rank" in {one.key for one in made.of("ignored")}
+    imported = importers.import_content({**LORA, "model_type": "full", "lora_rank": 16}, CONFIGS)
+    assert imported.config.kind == "finetune" and "lora_rank" in {outcome.key for outcome in imported.of("ignored")}
 
 
 @pytest.mark.parametrize(
@@ -215,8 +219,8 @@ def test_other_models_methods_and_videos_are_refused_by_name(keys, words):
     ],
 )
 def test_models_and_timesteps(keys, script, expected):
-    made = importers.import_content({**LORA, **keys}, CONFIGS)
-    assert made.config.script == script and differing(option_values(made.config), expected) == {}
+    imported = importers.import_content({**LORA, **keys}, CONFIGS)
+    assert imported.config.script == script and differing(option_values(imported.config), expected) == {}
 
 
 def test_a_list_of_data_sets_that_is_there_is_not_called_missing(tmp_path):
@@ -227,6 +231,6 @@ def test_a_list_of_data_sets_that_is_there_is_not_called_missing(tmp_path):
         text = data if isinstance(data, str) else json.dumps(data)
         (folder / "x.json").write_text(text, encoding="utf-8")
         (folder / "config.json").write_text(json.dumps(LORA), encoding="utf-8")
-        made = importers.import_file(folder / "config.json", CONFIGS)
-        (outcome,) = (one for one in made.outcomes if one.key == "data_backend_config")
+        imported = importers.import_file(folder / "config.json", CONFIGS)
+        (outcome,) = (key_outcome for key_outcome in imported.outcomes if key_outcome.key == "data_backend_config")
         assert words in str(outcome.text), outcome

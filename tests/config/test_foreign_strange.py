@@ -26,27 +26,27 @@ FILES = {
 WEIRD = [None, "", "nan", float("inf"), -1, 0, 1e30, "x", True, [], [1, "a"], [[]], [{}], {}, {"a": [1]}]
 
 
-def changed(found, value, inside=False):
+def changed(settings, value, inside=False):
     """Copies of a file, each with one value replaced, also within its tables."""
-    for key, old in found.items():
-        yield {**found, key: value}
+    for key, old in settings.items():
+        yield {**settings, key: value}
         if isinstance(old, dict) and not inside:
-            yield from ({**found, key: new} for new in changed(old, value, inside=True))
+            yield from ({**settings, key: new} for new in changed(old, value, inside=True))
 
 
 @pytest.mark.parametrize("program", FILES)
 def test_no_value_whatever_breaks_the_import(program):
     """Each key with a few strange values, others for every key, so that all are tried with most."""
-    found = FILES[program]
+    settings = FILES[program]
     for number, value in enumerate(WEIRD):
-        for place, one in enumerate(changed(found, value)):
+        for place, one in enumerate(changed(settings, value)):
             if (place + number) % 4:
                 continue
             try:
-                made = importers.import_content(one, CONFIGS)
+                imported = importers.import_content(one, CONFIGS)
             except ConfigError:
                 continue
-            assert made.report() and to_toml(made.config) is not None and made.account()
+            assert imported.report() and to_toml(imported.config) is not None and imported.account()
 
 
 def test_a_value_of_its_page_that_is_gone_is_none():
@@ -57,13 +57,13 @@ def test_a_value_of_its_page_that_is_gone_is_none():
 @pytest.mark.parametrize("program", FILES)
 def test_kept_and_renamed_keys_act_in_the_training(program):
     """What the option table says of the config, with the files beside it; a key without effect is called that."""
-    made = importers.import_content(FILES[program], CONFIGS)
-    config = made.with_files(dict.fromkeys(made.texts, "beside")).config
-    idle, known = ineffective_options(config), options_of(type(config))
-    set_here = {name for name, value in option_values(config).items() if value != known[name].default}
-    for one in made.outcomes:
-        option = {"kept": one.key, "renamed": str(one.text)}.get(one.kind, "")
-        assert option not in idle or option not in set_here, one
+    imported = importers.import_content(FILES[program], CONFIGS)
+    config = imported.with_files(dict.fromkeys(imported.texts, "beside")).config
+    idle, options = ineffective_options(config), options_of(type(config))
+    set_here = {name for name, value in option_values(config).items() if value != options[name].default}
+    for outcome in imported.outcomes:
+        option = {"kept": outcome.key, "renamed": str(outcome.text)}.get(outcome.kind, "")
+        assert option not in idle or option not in set_here, outcome
 
 
 def test_every_importer_is_among_these_or_has_tests_of_its_own():

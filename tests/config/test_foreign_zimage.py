@@ -91,15 +91,15 @@ ONETRAINER = {
 
 @pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
 def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
-    found = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
-    made = importers.import_content(found, CONFIGS)
-    values = flatten_sections(changed(made.config))
-    assert made.config.script == "zimage_train_network"
-    assert made.outcomes and not [
-        outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)
+    settings = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
+    imported = importers.import_content(settings, CONFIGS)
+    values = flatten_sections(changed(imported.config))
+    assert imported.config.script == "zimage_train_network"
+    assert imported.outcomes and not [
+        outcome for outcome in imported.outcomes if "supported by this trainer" in str(outcome.text)
     ]
     if name == "musubi":
-        assert set(found) <= {outcome.key for outcome in made.outcomes}
+        assert set(settings) <= {outcome.key for outcome in imported.outcomes}
         assert (
             values["pretrained_model_name_or_path"] == "z_image_bf16.safetensors" and values["vae"] == "ae.safetensors"
         )
@@ -110,28 +110,30 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     elif name == "aitoolkit":
         assert values["model_version"] == "turbo" and values["network_dim"] == 32 and values["blocks_to_swap"] == 29
         assert values["base_weights"] == ("zimage_turbo_training_adapter_v2.safetensors",)
-        assert "--l 0" in made.texts["sample_prompts"] and values["fp8_base"]
+        assert "--l 0" in imported.texts["sample_prompts"] and values["fp8_base"]
     else:
         assert values["model_version"] == "base" and values["int8_base"] and values["blocks_to_swap"] == 15
-        assert made.config.noise.timestep_sampling == "sigmoid" and "network_args" not in values
+        assert imported.config.noise.timestep_sampling == "sigmoid" and "network_args" not in values
 
 
 def test_scales_in_prompts_are_counted_as_the_models_own_pipeline_does():
     """There 1 is without a negative prompt, here 0."""
     process = AITOOLKIT["config"]["process"][0]
     sample = process["sample"] | {"prompts": ["a cat --l 4.5", "a dog"], "guidance_scale": 1}
-    made = importers.import_content({"config": {"name": "z", "process": [process | {"sample": sample}]}}, CONFIGS)
-    assert [line.split("--l ")[1] for line in made.texts["sample_prompts"].splitlines()] == ["3.5", "0"]
-    assert any(one.key == "sample.guidance_scale" and "less 1" in str(one.text) for one in made.outcomes)
+    imported = importers.import_content({"config": {"name": "z", "process": [process | {"sample": sample}]}}, CONFIGS)
+    assert [line.split("--l ")[1] for line in imported.texts["sample_prompts"].splitlines()] == ["3.5", "0"]
+    assert any(
+        outcome.key == "sample.guidance_scale" and "less 1" in str(outcome.text) for outcome in imported.outcomes
+    )
     samples = [{"prompt": "a cat", "cfg_scale": 5.0, "enabled": True}, {"prompt": "a dog", "cfg_scale": 0.5}]
-    made = importers.import_content({**ONETRAINER, "samples": samples}, CONFIGS)
-    assert [line.split("--l ")[1].split()[0] for line in made.texts["sample_prompts"].splitlines()] == ["4", "0"]
+    imported = importers.import_content({**ONETRAINER, "samples": samples}, CONFIGS)
+    assert [line.split("--l ")[1].split()[0] for line in imported.texts["sample_prompts"].splitlines()] == ["4", "0"]
 
 
 def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     short = {"network_module": "networks.lora_zimage", "dit": "a.safetensors", "network_dim": 8}
-    made = importers.import_content(short, CONFIGS)
-    assert made.config.noise.discrete_flow_shift == 1.0 and made.config.noise.timestep_sampling == "sigma"
+    imported = importers.import_content(short, CONFIGS)
+    assert imported.config.noise.discrete_flow_shift == 1.0 and imported.config.noise.timestep_sampling == "sigma"
     both = {"dit": "a.safetensors", "text_encoder": "b.safetensors"}
     assert importers.import_content(both | {"fp8_llm": True}, CONFIGS).config.script == "zimage_train"
     assert importers.import_content(both, CONFIGS, "zimage_train").config.script == "zimage_train"
@@ -144,16 +146,16 @@ def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     [("Tongyi-MAI/Z-Image", "base"), ("Tongyi-MAI/Z-Image-Turbo", "turbo"), ("ostris/Z-Image-De-Turbo", "base")],
 )
 def test_turbo_is_known_by_its_name_where_a_file_is_imported(model, version):
-    made = importers.import_content({**ONETRAINER, "base_model_name": model}, CONFIGS)
-    assert made.config.model.model_version == version
+    imported = importers.import_content({**ONETRAINER, "base_model_name": model}, CONFIGS)
+    assert imported.config.model.model_version == version
 
 
 @pytest.mark.parametrize(("module", "algo"), [("networks.loha", "loha"), ("networks.lokr", "lokr")])
 def test_other_kinds_of_adapters_of_musubi_are_those_of_lycoris(module, algo):
-    found = tomllib.loads(MUSUBI) | {"network_module": module, "network_args": ["rank_dropout=0.1", "factor=8"]}
-    made = importers.import_content(found, CONFIGS)
-    network = made.config.network.module, made.config.network.network_args
-    assert isinstance(made.config, CONFIGS["zimage_train_network"]) and not made.problems
+    settings = tomllib.loads(MUSUBI) | {"network_module": module, "network_args": ["rank_dropout=0.1", "factor=8"]}
+    imported = importers.import_content(settings, CONFIGS)
+    network = imported.config.network.module, imported.config.network.network_args
+    assert isinstance(imported.config, CONFIGS["zimage_train_network"]) and not imported.problems
     assert network == ("lycoris.kohya", (f"algo={algo}", "rank_dropout=0.1", "factor=8", "bypass_mode=True"))
     kontext = {"dit": "k.safetensors", "text_encoder1": "t5.safetensors", "network_module": module, "network_dim": 8}
     assert importers.import_content(kontext, CONFIGS).config.network.network_args == (f"algo={algo}",)
@@ -163,7 +165,7 @@ def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
     """As OneTrainer's preset for De-Turbo has it; offload_fraction is accounted for, too."""
     file = "https://huggingface.co/ostris/Z-Image-De-Turbo/blob/main/z_image_de_turbo_v1_bf16.safetensors"
     part = {"train": True, "weight_dtype": "INT_8", "model_name": file, "offload_fraction": 0.6}
-    made = importers.import_content(
+    imported = importers.import_content(
         ONETRAINER
         | {
             "base_model_name": "Tongyi-MAI/Z-Image-Turbo",
@@ -173,12 +175,12 @@ def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
         },
         CONFIGS,
     )
-    model = made.config.model
+    model = imported.config.model
     assert model.pretrained_model_name_or_path == "ostris/Z-Image-De-Turbo" and model.model_version == "base"
     assert model.text_encoder == model.vae == "Tongyi-MAI/Z-Image-Turbo"
     assert (
-        not [outcome for outcome in made.outcomes if "support" in str(outcome.text)]
-        and made.config.memory.blocks_to_swap == 18
+        not [outcome for outcome in imported.outcomes if "support" in str(outcome.text)]
+        and imported.config.memory.blocks_to_swap == 18
     )
     flux = {
         "training_method": "LORA",
@@ -194,7 +196,7 @@ def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
 
 def test_a_preset_of_onetrainer_has_the_arguments_that_it_keeps_for_the_optimizer():
     """Its presets name the optimizer alone; its page takes the arguments from those that are kept for each."""
-    kept = {
+    preset_optimizers = {
         "fused_back_pass": True,
         "beta1": None,
         "eps": 1e-30,
@@ -204,22 +206,24 @@ def test_a_preset_of_onetrainer_has_the_arguments_that_it_keeps_for_the_optimize
         "warmup_init": False,
         "stochastic_rounding": True,
     }
-    found = {
+    settings = {
         "training_method": "FINE_TUNE",
         "model_type": "Z_IMAGE",
         "optimizer": {"optimizer": "ADAFACTOR"},
-        "optimizer_defaults": {"ADAFACTOR": kept, "ADAMW": {"beta1": 0.5}},
+        "optimizer_defaults": {"ADAFACTOR": preset_optimizers, "ADAMW": {"beta1": 0.5}},
         "resolution": "128",
         "text_encoder": {"train": False},
         "train_dtype": "BFLOAT_16",
         "weight_dtype": "BFLOAT_16",
     }
-    made = importers.import_content(found, CONFIGS)
-    assert made.config.optim.fused_backward_pass and not made.notes and not made.problems
+    imported = importers.import_content(settings, CONFIGS)
+    assert imported.config.optim.fused_backward_pass and not imported.notes and not imported.problems
     arguments = ("eps=1e-30,0.001", "scale_parameter=False", "relative_step=False", "warmup_init=False")
-    assert set(arguments) <= set(made.config.optim.optimizer_args)
-    keys = {outcome.key for outcome in made.outcomes}
-    assert {f"optimizer_defaults.ADAFACTOR.{name}" for name in kept} | {"optimizer_defaults.ADAMW.beta1"} <= keys
+    assert set(arguments) <= set(imported.config.optim.optimizer_args)
+    keys = {outcome.key for outcome in imported.outcomes}
+    assert {f"optimizer_defaults.ADAFACTOR.{name}" for name in preset_optimizers} | {
+        "optimizer_defaults.ADAMW.beta1"
+    } <= keys
 
 
 def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
@@ -229,8 +233,8 @@ def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
         "extras_name_or_path": "Tongyi-MAI/Z-Image-Turbo",
     }
     process = {"type": "diffusion_trainer", "network": {"type": "lora"}, "model": model}
-    found = {"job": "extension", "config": {"name": "z", "process": [process]}}
-    chosen = importers.import_content(found, CONFIGS).config.model
+    settings = {"job": "extension", "config": {"name": "z", "process": [process]}}
+    chosen = importers.import_content(settings, CONFIGS).config.model
     assert chosen.text_encoder == chosen.vae == "Tongyi-MAI/Z-Image-Turbo" and chosen.model_version == "base"
     adapter = "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors"
     process["model"] = {
@@ -238,7 +242,7 @@ def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
         "name_or_path": "Tongyi-MAI/Z-Image-Turbo",
         "assistant_lora_path": adapter,
     }
-    made = importers.import_content(found, CONFIGS)
-    assert made.config.model.model_version == "turbo" and made.config.network.base_weights == (adapter,)
-    (said,) = [outcome.text for outcome in made.outcomes if outcome.key == "model.assistant_lora_path"]
+    imported = importers.import_content(settings, CONFIGS)
+    assert imported.config.model.model_version == "turbo" and imported.config.network.base_weights == (adapter,)
+    (said,) = [outcome.text for outcome in imported.outcomes if outcome.key == "model.assistant_lora_path"]
     assert adapter in str(said) and "base_weights" in str(said)

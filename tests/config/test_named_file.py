@@ -40,8 +40,8 @@ def test_check_and_train_take_a_script_and_a_file(file, monkeypatch):
 
 def test_probe_takes_a_script_and_a_file(file, monkeypatch):
     asked = []
-    found = SimpleNamespace(sentence=lambda: "fits", best=None)
-    monkeypatch.setattr(probe, "run_probe", lambda config, how, work: asked.append(config) or found)
+    result = SimpleNamespace(sentence=lambda: "fits", best=None)
+    monkeypatch.setattr(probe, "run_probe", lambda config, how, work: asked.append(config) or result)
     for argv in ([SCRIPT, str(file)], ["--script", SCRIPT, str(file)]):
         assert probe.main(argv, lambda path: "flux_train_network") == 1
     assert asked[0] == asked[1] and asked[0].script == SCRIPT

@@ -250,8 +250,8 @@ def problems(script, text, tmp_path):
 @pytest.mark.parametrize(("kind", "script", "text", "word"), ROWS, ids=[f"{row[0]}: {row[2]}" for row in ROWS])
 def test_a_mistake_in_a_config_is_named(kind, script, text, word, tmp_path):
     said = problems(script, text, tmp_path)
-    assert any(word in one for one in said), said
-    assert all("Traceback" not in one and len(one) < 1000 for one in said)
+    assert any(word in problem for problem in said), said
+    assert all("Traceback" not in problem and len(problem) < 1000 for problem in said)
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -259,10 +259,10 @@ def test_a_mistake_in_a_data_set_file_is_named(name, tmp_path):
     text, word = DATASETS[name]
     path = tmp_path / "data.toml"
     path.write_text(text.replace("IMAGES", str(tmp_path)), encoding="utf-8")
-    made = building.draft(config_class(SDXL), {"dataset_config": str(path)})
-    _, said = dataset.drafted(made)
-    assert any(word in str(one) for one in said), [str(one) for one in said]
-    assert all("data.toml" in str(one) for one in said)
+    config = building.draft(config_class(SDXL), {"dataset_config": str(path)})
+    _, said = dataset.drafted(config)
+    assert any(word in str(problem) for problem in said), [str(problem) for problem in said]
+    assert all("data.toml" in str(problem) for problem in said)
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -271,8 +271,8 @@ def test_a_mistake_in_a_prompt_file_is_named(name, tmp_path):
     (tmp_path / file).write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
         prompts.read_prompts(tmp_path / file)
-    assert any(word in str(one) for one in refused.value.problems), str(refused.value)
-    assert all(one.option == "sample_prompts" for one in refused.value.problems)
+    assert any(word in str(problem) for problem in refused.value.problems), str(refused.value)
+    assert all(problem.option == "sample_prompts" for problem in refused.value.problems)
 
 
 BROKEN = [b"\xff\xfe\x00", b"\x00\x01\x02" * 50, b"[a\n", b"a = \n", b"= 1\n", b"a = 1 b = 2\n", b"a = 'x\n"]
@@ -283,7 +283,7 @@ def test_a_file_that_is_no_config_is_named(content, tmp_path):
     path = tmp_path / "run.toml"
     path.write_bytes(content)
     reading = read_command_line(config_class(SDXL), ["--config_file", str(path)])
-    assert not reading.known and any(str(path) in str(one) for one in reading.problems)
+    assert not reading.known and any(str(path) in str(problem) for problem in reading.problems)
 
 
 def test_all_mistakes_of_a_file_are_named_at_once(tmp_path):
@@ -296,7 +296,7 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path):
     chosen = dict(reversed([(text.partition(" ")[0], (text, word)) for text, word in rows]))
     said = problems(SDXL, "\n".join(text for text, _ in chosen.values()), tmp_path)
     for text, word in chosen.values():
-        assert any(word in one for one in said), (text, word)
+        assert any(word in problem for problem in said), (text, word)
 
 
 def test_there_are_more_than_a_hundred_and_twenty():

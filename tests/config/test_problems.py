@@ -18,7 +18,7 @@ SDXL = config_class("sdxl_train_network")
 
 def test_a_problem_is_its_sentence_and_all_that_it_was_made_of():
     limits = Message("at least {low}", low=1)
-    made = Problem(
+    message = Problem(
         "seed",
         "must be {limits}, got {value}",
         limits=limits,
@@ -27,21 +27,25 @@ def test_a_problem_is_its_sentence_and_all_that_it_was_made_of():
         also="resume",
         fix={"seed": 1},
     )
-    assert str(made) == "in {x}.toml: seed must be at least 1, got '{'"
-    assert str(made.about) == "must be at least 1, got '{'"
-    for copy in (problem_from_json(made.as_json()), pickle.loads(pickle.dumps(made))):
-        assert copy == made and copy.as_json() == made.as_json() and copy.options == {"seed", "resume"}
+    assert str(message) == "in {x}.toml: seed must be at least 1, got '{'"
+    assert str(message.about) == "must be at least 1, got '{'"
+    for copy in (problem_from_json(message.as_json()), pickle.loads(pickle.dumps(message))):
+        assert copy == message and copy.as_json() == message.as_json() and copy.options == {"seed", "resume"}
         assert copy.arguments["limits"].template == "at least {low}" and copy.fix == {"seed": 1}
-    assert str(made.replaced(option="resume", place="--")) == "--resume must be at least 1, got '{'"
+    assert str(message.replaced(option="resume", place="--")) == "--resume must be at least 1, got '{'"
     assert str(Problem("ae", ": {path} does not exist", path="a").about) == "a does not exist"
-    for rest in ("and seed exclude each other", "= 3 needs seed", "(3) must be below seed"):  # no sentences
-        below = Problem("resume", rest, place="--").about.capitalized()
-        assert str(below) == f"resume {rest}" and problem_from_json(below.as_json()) == below
+    for ending in ("and seed exclude each other", "= 3 needs seed", "(3) must be below seed"):  # no sentences
+        below = Problem("resume", ending, place="--").about.capitalized()
+        assert str(below) == f"resume {ending}" and problem_from_json(below.as_json()) == below
 
 
 def test_an_error_holds_problems_and_says_them_in_lines():
     error = ConfigError(Problem("seed", "is wrong"), "plain\nlines")
-    assert str(error) == "seed is wrong\nplain\nlines" and [one.option for one in error.problems] == ["seed", "", ""]
+    assert str(error) == "seed is wrong\nplain\nlines" and [problem.option for problem in error.problems] == [
+        "seed",
+        "",
+        "",
+    ]
     assert ConfigError("{path} does not exist", path="{}").problems[0].template == "{path} does not exist"
 
 
@@ -88,7 +92,7 @@ def joined(tree):
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in MAKERS - {"ConfigError"}:
             template = call.args[1 if call.func.id == "Problem" else 0 :][:1]
-            if any(isinstance(one, ast.JoinedStr) for one in template):
+            if any(isinstance(character, ast.JoinedStr) for character in template):
                 yield call.lineno
 
 
@@ -107,5 +111,5 @@ def cuts(handler):
 
 
 def test_a_fix_in_words_names_a_value_or_says_what_to_leave_out():
-    found = Finding("config", "bad", "network_module x is not offered", {"network_module": None, "network_dim": 1})
-    assert found.advice == "; fix: leave network_module out; fix: network_dim = 1"
+    finding = Finding("config", "bad", "network_module x is not offered", {"network_module": None, "network_dim": 1})
+    assert finding.advice == "; fix: leave network_module out; fix: network_dim = 1"

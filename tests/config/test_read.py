@@ -48,12 +48,12 @@ def names_in(node):
 
 def read_by_code():
     """Names that the trainer's own modules read."""
-    found = set()
+    read_names = set()
     for path in (ROOT / "library").rglob("*.py"):
         place = path.relative_to(ROOT).as_posix()
         if path not in DECLARED and not place.startswith(BESIDE):
-            found |= set(names_in(ast.parse(path.read_text(encoding="utf-8"))))
-    return found | set(names_in(ast.parse((ROOT / "library/config/dataset.py").read_text(encoding="utf-8"))))
+            read_names |= set(names_in(ast.parse(path.read_text(encoding="utf-8"))))
+    return read_names | set(names_in(ast.parse((ROOT / "library/config/dataset.py").read_text(encoding="utf-8"))))
 
 
 def properties():
@@ -68,16 +68,19 @@ def properties():
 
 
 def test_every_option_is_read_somewhere_or_said_to_be_idle():
-    known = read_by_code()
+    read_names = read_by_code()
     derived = list(properties())
     for _ in range(3):  # a property may read another
-        known |= set(itertools.chain(*(names for name, names in derived if name in known)))
-    patterns = [re.compile(name) for name in known if "\\" in name]
+        read_names |= set(itertools.chain(*(names for name, names in derived if name in read_names)))
+    patterns = [re.compile(name) for name in read_names if "\\" in name]
     assert any(pattern.fullmatch("metadata_author") for pattern in patterns)
     for script in families.RUNS:
         cls = families.config_class(script)
         unread = (
-            set(options_of(cls)) - known - {*cls.ineffective, *INEFFECTIVE_EVERYWHERE, *cls.pending} - WISHES_GRANTED
+            set(options_of(cls))
+            - read_names
+            - {*cls.ineffective, *INEFFECTIVE_EVERYWHERE, *cls.pending}
+            - WISHES_GRANTED
         )
         unread = {name for name in unread if not any(pattern.fullmatch(name) for pattern in patterns)}
         assert not unread, f"{script} declares options that nothing reads: {', '.join(sorted(unread))}"

@@ -59,17 +59,17 @@ def test_defaults_build_and_differ_in_nothing(script):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_option_changed_survives_toml_and_text(script):
-    known = options_of(config_class(script))
-    given = {name: other(option) for name, option in known.items()}
+    option_defaults = options_of(config_class(script))
+    changed_options = {name: other(option) for name, option in option_defaults.items()}
     parts = {}
     for field in dataclasses.fields(config_class(script)):
-        mine = {name: given[name] for name, o in known.items() if o.section == field.name}
+        mine = {name: changed_options[name] for name, o in option_defaults.items() if o.section == field.name}
         parts[field.name] = field.default_factory(**mine)
     config = config_class(script)(**parts)  # not built: the rules would forbid many of these together
-    assert {name for part in changed(config, secrets=True).values() for name in part} == set(known)
+    assert {name for part in changed(config, secrets=True).values() for name in part} == set(option_defaults)
     back = flatten_sections(tomllib.loads(to_toml(config, secrets=True)))
-    assert {name: known[name].read(value) for name, value in back.items()} == given
-    assert {name: o.read(o.text(given[name])) for name, o in known.items()} == given
+    assert {name: option_defaults[name].read(value) for name, value in back.items()} == changed_options
+    assert {name: o.read(o.text(changed_options[name])) for name, o in option_defaults.items()} == changed_options
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -92,15 +92,15 @@ def test_a_form_can_be_made_of_it(script):
     assert max(visible.values()) <= 15, visible
 
 
-def problems(script, **given):
+def problems(script, **options):
     with pytest.raises(ConfigError) as e:
-        build_config(config_class(script), given, notes=[])
+        build_config(config_class(script), options, notes=[])
     return str(e.value)
 
 
-def noted(script, **given):
+def noted(script, **options):
     notes = []
-    build_config(config_class(script), given, notes=notes)
+    build_config(config_class(script), options, notes=notes)
     return notes
 
 
@@ -169,13 +169,13 @@ def noted(script, **given):
     ],
 )
 def test_rule(script, given, words):
-    found = problems(script, **given)
-    assert words in found
-    assert all(line.strip() for line in found.splitlines())
+    options = problems(script, **given)
+    assert words in options
+    assert all(line.strip() for line in options.splitlines())
 
 
 @pytest.mark.parametrize(
-    ("script", "given", "words"),
+    ("script", "options", "words"),
     [
         (FLUX, {"min_snr_gamma": 5}, "min_snr_gamma has no effect here"),
         (FLUX, {"noise_offset": 0.05}, "noise_offset has no effect here"),
@@ -194,8 +194,8 @@ def test_rule(script, given, words):
         (SDXL, {"dataset_config": "d.toml", "train_data_dir": "x"}, "train_data_dir is not used"),
     ],
 )
-def test_what_does_nothing_is_reported(script, given, words):
-    assert any(words in str(note) for note in noted(script, **given))
+def test_what_does_nothing_is_reported(script, options, words):
+    assert any(words in str(note) for note in noted(script, **options))
 
 
 # What the page of kohya_ss writes for a FLUX LoRA: flat, with keys of its own, counts as switches, and so on.
@@ -366,17 +366,17 @@ def test_everything_that_a_start_needs_is_reported_at_once(script):
     asked = " ".join(map(str, find_missing(build_config(config_class(script), {}))))
     for name in ("pretrained_model_name_or_path", "train_data_dir", "resolution", "output_dir"):
         assert name in asked
-    given = dict(pretrained_model_name_or_path="m", train_data_dir="d", resolution=512, output_dir="o")
+    options = dict(pretrained_model_name_or_path="m", train_data_dir="d", resolution=512, output_dir="o")
     own = {"token_string": "sks", "conditioning_data_dir": "c", "cond_emb_dim": 32, "network_dim": 64}
-    given |= {name: value for name, value in own.items() if name in asked}
-    assert find_missing(build_config(config_class(script), given)) == []
+    options |= {name: value for name, value in own.items() if name in asked}
+    assert find_missing(build_config(config_class(script), options)) == []
 
 
 def test_idle_and_pending_name_real_options():
     for script in SCRIPTS:
-        known = options_of(config_class(script))
-        assert set(config_class(script).ineffective) <= set(known)
-        assert {key.split("=")[0] for key in config_class(script).pending} <= set(known)
+        options = options_of(config_class(script))
+        assert set(config_class(script).ineffective) <= set(options)
+        assert {key.split("=")[0] for key in config_class(script).pending} <= set(options)
 
 
 def test_an_unknown_script_is_one_sentence():

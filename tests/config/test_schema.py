@@ -67,13 +67,13 @@ class Config:
             yield Problem("flag", "does nothing")
 
 
-def value(name, given):
-    config = build_config(Config, {name: given}, notes=[])
+def value(name, raw):
+    config = build_config(Config, {name: raw}, notes=[])
     return option_values(config)[name]
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "expected"),
+    ("name", "raw", "expected"),
     [
         ("flag", True, True),
         ("flag", 1, True),
@@ -119,14 +119,14 @@ def value(name, given):
         ("count", [4], 4),
     ],
 )
-def test_value_is_read(name, given, expected):
-    got = value(name, given)
-    assert got == expected
-    assert type(got) is type(expected)
+def test_value_is_read(name, raw, expected):
+    actual = value(name, raw)
+    assert actual == expected
+    assert type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "sentence"),
+    ("name", "raw", "sentence"),
     [
         ("flag", 2, "flag must be true or false, got 2"),
         ("flag", "maybe", "flag must be true or false, got 'maybe'"),
@@ -147,9 +147,9 @@ def test_value_is_read(name, given, expected):
         ("rates", ["x"], "rates must be a number, or several, got 'x'"),
     ],
 )
-def test_wrong_value_is_one_sentence(name, given, sentence):
+def test_wrong_value_is_one_sentence(name, raw, sentence):
     with pytest.raises(ConfigError) as e:
-        value(name, given)
+        value(name, raw)
     assert str(e.value) == sentence
 
 
@@ -160,8 +160,8 @@ def test_every_wrong_value_of_several_is_named():
     config = config_class("sdxl_train_network")
     with pytest.raises(ConfigError) as e:
         build_config(config, {"save_at_steps": "0,-1,abc,500"})
-    assert [str(one).rpartition(" ")[2] for one in e.value.problems] == ["0", "-1", "'abc'"]
-    assert not any(one.fix for one in e.value.problems), "a fix would take away 500"
+    assert [str(problem).rpartition(" ")[2] for problem in e.value.problems] == ["0", "-1", "'abc'"]
+    assert not any(problem.fix for problem in e.value.problems), "a fix would take away 500"
     with pytest.raises(ConfigError) as e:
         build_config(config, {"save_at_steps": list(range(-40, 0))})
     assert len(e.value.problems) == 11 and "and 30 more like these" in str(e.value)
@@ -225,7 +225,7 @@ def test_secrets_stay_out_of_files():
 
 
 def test_toml_is_readable_and_comes_back(tmp_path):
-    given = {
+    values = {
         "flag": True,
         "on": False,
         "rate": 0.0,
@@ -236,7 +236,7 @@ def test_toml_is_readable_and_comes_back(tmp_path):
         "rates": [1e-5, 2.0],
         "kind": "l1",
     }
-    config = build_config(Config, given | {"rate": 0.5})
+    config = build_config(Config, values | {"rate": 0.5})
     path = tmp_path / "run.toml"
     path.write_text(to_toml(config, comment="A run.\n\nOf mine."), encoding="utf-8")
     text = path.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from library import families
 from library.cli import train_script
 from library.cli.launch import LAUNCH_FLAGS
-from library.cli.train_script import config_from_argv
+from library.cli.train_script import read_command_line
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.config.schema import options_of
@@ -118,10 +118,10 @@ def test_mistaken_flag_is_one_sentence(argv, sentence):
 
 
 def test_a_flag_may_have_been_meant_for_the_command_that_reads_it():
-    found = train_script.read_command_line(
+    reading = train_script.read_command_line(
         FluxLora, ["--jsn", "--extra_accelerate_launch_arg", "x"], [*LAUNCH_FLAGS, "json"]
     ).problems
-    assert [str(one.arguments["hint"]) for one in found] == [
+    assert [str(problem_of_flag.arguments["hint"]) for problem_of_flag in reading] == [
         " (did you mean json?)",
         " (did you mean extra_accelerate_launch_args?)",
     ]
@@ -129,38 +129,39 @@ def test_a_flag_may_have_been_meant_for_the_command_that_reads_it():
 
 @given(st.lists(st.sampled_from(["--seed", "--no-cache_latents", "-1", "--foo=", "--", "-", "--=x", ""]) | st.text()))
 def test_no_command_line_is_too_strange_for_a_sentence(argv):
-    flags, found = train_script.read_flags(FluxLora, argv)
+    flags, leftover = train_script.read_flags(FluxLora, argv)
     assert all(isinstance(name, str) for name in flags)
-    assert all(str(problem).strip() for problem in found)
+    assert all(str(problem).strip() for problem in leftover)
 
 
 def test_missing_file_does_not_hide_other_mistakes(tmp_path):
-    found = problems("--config_file", str(tmp_path / "run"), "--learning_rate", "x", "--foo")
-    assert [*map(str, found)] == [
+    leftover = problems("--config_file", str(tmp_path / "run"), "--learning_rate", "x", "--foo")
+    assert [*map(str, leftover)] == [
         "--foo is not an option",
         f"{tmp_path / 'run.toml'} does not exist",
         "--learning_rate must be a number, got 'x'",
     ]
 
 
-def test_flags_win_over_file_and_file_over_defaults(tmp_path, capsys):
+def test_flags_win_over_file_and_file_over_defaults(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
         'learning_rate = "5e-5"\n[a]\ncache_latents = true\nseed = 0\ncaption_extention = "txt"\nepoch = 2\n'
     )
     argv = ["--config_file", str(path.with_suffix("")), "--seed", "7", "--no-cache_latents", "--logit_mean", "-1e-1"]
-    config = config_from_argv(FluxLora, argv)
+    reading = read_command_line(FluxLora, argv)
+    config = reading.config
     assert (config.optim.learning_rate, config.steps.seed, config.cache.cache_latents) == (5e-5, 7, False)
     assert (config.noise.logit_mean, config.captions.caption_extension) == (-0.1, ".txt")
-    told = capsys.readouterr().err
-    assert "in run.toml: epoch is ignored" in told
-    assert "in run.toml: caption_extention is an old name" in told
+    notes = "\n".join(map(str, reading.notes))
+    assert "in run.toml: epoch is ignored" in notes
+    assert "in run.toml: caption_extention is an old name" in notes
 
 
 def test_all_shapes_of_flags():
     argv = ["--cache_latents", "--xformers=false", "--text_encoder_lr", "1e-5", "2e-5", "--optimizer_args"]
     argv += ["weight_decay=0.1", "betas=0.9,0.99", "--caption_prefix=--x", "--seed", "1", "--seed", "2"]
-    config = config_from_argv(SdxlLora, argv)
+    config = read_command_line(SdxlLora, argv).config
     assert config.cache.latents
     assert config.optim.text_encoder_lr == (1e-5, 2e-5)
     assert config.optim.optimizer_args == ("weight_decay=0.1", "betas=0.9,0.99")

@@ -20,7 +20,7 @@ def test_an_option_in_two_tables_is_refused_and_all_places_are_named(tmp_path):
     path.write_text("seed = 1\n[steps]\nseed = 42\n[other]\nseed = 7\n[more]\nclip_skip = 1\n[last]\nclip_skip = 2\n")
     with pytest.raises(ConfigError) as refused:
         read_toml(path)
-    assert [str(one) for one in refused.value.problems] == [
+    assert [str(problem) for problem in refused.value.problems] == [
         "in run.toml: seed stands in the part above all tables and in [steps]: keep one of the two",
         "in run.toml: seed stands in [steps] and in [other]: keep one of the two",
         "in run.toml: clip_skip stands in [more] and in [last]: keep one of the two",
@@ -34,9 +34,9 @@ def test_an_option_by_its_old_and_its_new_name_is_refused():
         if new in options_of(SDXL):
             reading = read_layers(SDXL, [Layer({old: 1, new: 2}, "a.toml")])
             wanted = f"in a.toml: {new} and {old} are the same option: keep one of the two"
-            assert wanted in [str(one) for one in reading.problems], old
+            assert wanted in [str(problem) for problem in reading.problems], old
             separate = read_layers(SDXL, [Layer({old: 1}, "a.toml"), Layer({new: 2}, "--")])  # a flag wins
-            assert "the same option" not in " ".join(str(one) for one in separate.problems)
+            assert "the same option" not in " ".join(str(problem) for problem in separate.problems)
 
 
 def test_a_data_set_file_says_each_thing_once(tmp_path):

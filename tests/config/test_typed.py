@@ -24,11 +24,13 @@ def test_pasted_paths_lose_what_is_around_them(monkeypatch, tmp_path):
     assert read("output_dir", '""') is None and read("output_dir", " \t") is None
     assert read("output_dir", '/a/"b"') == '/a/"b"' and read("output_dir", "~somebody/x") == "~somebody/x"
     assert read("pretrained_model_name_or_path", "black-forest-labs/FLUX.1-dev ") == "black-forest-labs/FLUX.1-dev"
-    made = option_values(
+    expanded = option_values(
         build_config(LORA, {"vae": "~/küche/猫.safetensors", "dataset_config": "~/a.toml", "wandb_api_key": " k\n"})
     )
-    assert made["vae"] == str(tmp_path / "küche/猫.safetensors") and made["dataset_config"] == tmp_path / "a.toml"
-    assert made["wandb_api_key"] == "k"
+    assert (
+        expanded["vae"] == str(tmp_path / "küche/猫.safetensors") and expanded["dataset_config"] == tmp_path / "a.toml"
+    )
+    assert expanded["wandb_api_key"] == "k"
 
 
 @pytest.mark.parametrize("spelling", ["1e-4", " 1E-04 ", ".0001", "0.0001", "０．０００１", "１ｅ－４", "1e\u22124"])

@@ -26,9 +26,11 @@ def upstream():
 
 @pytest.mark.parametrize("script", sorted({script for script, _, _ in upstream()}))
 def test_every_flag_is_equal_or_accounted_for(script):
-    known = options_of(families.config_class(script))
+    flags_of_script = options_of(families.config_class(script))
     rows = {name: row for other, name, row in upstream() if other == script and name not in OWN}
-    wrong = {name: why for name, row in rows.items() if (why := difference(script, known.get(name), name, row))}
+    wrong = {
+        name: why for name, row in rows.items() if (why := difference(script, flags_of_script.get(name), name, row))
+    }
     assert len(rows) > 100 and wrong == {}
 
 

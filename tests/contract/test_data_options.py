@@ -29,17 +29,17 @@ def test_sizes_and_variants_of_captions_train_and_resume(demo, sources, tmp_path
     kind = families.config_class(script)
     images = shutil.copytree(sources[0], tmp_path / "images")
     encodes = kind.kind != "textual-inversion"  # there, words that learn are read in each step
-    given = {"train_data_dir": images, "output_name": "m", "max_train_steps": 8, **SIZES, **WORDS}
-    given |= {"conditioning_data_dir": sources[1]} if kind().control_images.guided else {}
+    options = {"train_data_dir": images, "output_name": "m", "max_train_steps": 8, **SIZES, **WORDS}
+    options |= {"conditioning_data_dir": sources[1]} if kind().control_images.guided else {}
     cache = {"cache_latents": True, "cache_text_encoder_outputs": encodes}
     cache |= {"cached_caption_variants": 3} if encodes else {}
 
     def run(folder, **values):
-        return train(config_of(demo, script, output_dir=tmp_path / folder, **given | cache | values))
+        return train(config_of(demo, script, output_dir=tmp_path / folder, **options | cache | values))
 
     memory = run("a", save_at_steps="3", save_state=True)
-    found = data.scan(config_of(demo, script, output_dir=tmp_path, **given | cache))
-    assert {found.datasets[image.dataset].resolution for image in found.items} == {(64, 64), (96, 96)}
+    image_set = data.scan(config_of(demo, script, output_dir=tmp_path, **options | cache))
+    assert {image_set.datasets[image.dataset].resolution for image in image_set.items} == {(64, 64), (96, 96)}
     assert memory.facts["data"]["images"] == 3 and memory.facts["data"]["repeats"] == 6
     assert {event["step"] for event in memory.events("step")} == set(range(1, 9))
 

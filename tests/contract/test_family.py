@@ -23,13 +23,13 @@ def rate(script):
 @pytest.fixture(scope="module")
 def learnt(demo, squares, tmp_path_factory):
     """A function: script -> a training with seed 7, which learns much, and all it can leave; once for each script."""
-    known = {}
+    results = {}
 
     def find(script):
-        if script not in known:
+        if script not in results:
             folder, more = tmp_path_factory.mktemp("learnt"), {"save_state_on_train_end": True, **rate(script)}
-            known[script] = trained(demo, squares, script, folder, seed=7, max_train_steps=7, **more)
-        return known[script]
+            results[script] = trained(demo, squares, script, folder, seed=7, max_train_steps=7, **more)
+        return results[script]
 
     return find
 
@@ -40,10 +40,10 @@ def loaded(config):
     return family, family.load(torch.float32)
 
 
-def assert_equal(one, other):
+def assert_equal(first, other):
     """Two files hold the same tensors, bit for bit."""
-    assert one.keys() == other.keys()
-    assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []
+    assert first.keys() == other.keys()
+    assert [name for name, tensor in first.items() if not torch.equal(tensor, other[name])] == []
 
 
 def answer(family, parts):
@@ -91,21 +91,21 @@ def test_the_loss_falls_in_7_steps(demo, squares, tmp_path, script, learnt):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(demo, squares, tmp_path, script, learnt):
-    one = learnt(script)
+    first = learnt(script)
     same = trained(demo, squares, script, tmp_path / "same", seed=7, max_train_steps=7, **rate(script))
     other = trained(demo, squares, script, tmp_path / "other", seed=8, max_train_steps=1, **rate(script))
-    assert one.losses == same.losses and len(one.losses) == 7
-    assert_equal(one.tensors(), same.tensors())
-    assert set(one.losses).isdisjoint(other.losses)
+    assert first.losses == same.losses and len(first.losses) == 7
+    assert_equal(first.tensors(), same.tensors())
+    assert set(first.losses).isdisjoint(other.losses)
 
 
 @pytest.mark.parametrize("script", LORAS)
 def test_a_saved_lora_loads_as_it_was_trained(demo, squares, tmp_path, script, learnt):
-    made = learnt(script)
+    outcome = learnt(script)
     names = {"output_dir": tmp_path, "train_data_dir": squares}
     base = answer(*loaded(config_of(demo, script, **names)))
 
-    config = config_of(demo, script, network_weights=made.file, **names)
+    config = config_of(demo, script, network_weights=outcome.file, **names)
     family, parts = loaded(config)
     methods.attach_method(parts, family, config).train(False)
     from_file = answer(family, parts)
@@ -115,7 +115,7 @@ def test_a_saved_lora_loads_as_it_was_trained(demo, squares, tmp_path, script, l
     config = config_of(demo, script, **names)
     family, parts = loaded(config)
     method = methods.attach_method(parts, family, config)
-    method.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
+    method.restore(load_file(outcome.file.with_name(f"{outcome.file.stem}-state") / "model.safetensors"))
     method.train(False)
     # To the last bits: sums depend on how numbers lie in memory, which differs between a file's and others.
     torch.testing.assert_close(answer(family, parts), from_file, rtol=1e-5, atol=1e-6)
@@ -124,35 +124,35 @@ def test_a_saved_lora_loads_as_it_was_trained(demo, squares, tmp_path, script, l
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if script not in LORAS])
 def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script, learnt):
-    made = learnt(script)
+    outcome = learnt(script)
     option = "pretrained_model_name_or_path"
     names = {"output_dir": tmp_path / "x", "train_data_dir": squares}
     start = config_of(demo, script, **names)
     base = answer(*loaded(start))
     tokenizers = demo.models[start.family][start.family].parent
     for folder in tokenizers.glob("tokenizer*"):  # they are found beside the model
-        if not (made.file.parent / folder.name).exists():
-            (made.file.parent / folder.name).symlink_to(folder)
+        if not (outcome.file.parent / folder.name).exists():
+            (outcome.file.parent / folder.name).symlink_to(folder)
     # Not mapped: products on a CPU differ in their last bit with the place of a weight in memory.
-    read = {option: made.file, "disable_mmap_load_safetensors": True}
+    read = {option: outcome.file, "disable_mmap_load_safetensors": True}
     from_file = answer(*loaded(config_of(demo, script, **read, **names)))
 
     from safetensors.torch import load_file
 
     family, parts = loaded(start)
     method = methods.attach_method(parts, family, start)
-    method.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
+    method.restore(load_file(outcome.file.with_name(f"{outcome.file.stem}-state") / "model.safetensors"))
     # To the last bits: sums depend on how numbers lie in memory, which differs between a file's and others.
     torch.testing.assert_close(answer(family, parts), from_file, rtol=1e-5, atol=1e-6)
     assert (from_file - base).abs().max() > 1e-3 * base.std()
 
 
-def same_end(one, other, start):
+def same_end(first, other, start):
     """Both runs have the same losses after step `start`, the same averages, rates, and the same file."""
     for name in ("loss", "avr_loss", "lr", "grad_norm"):
-        expected = {step: value for step, value in one.numbers(name).items() if step > start}
+        expected = {step: value for step, value in first.numbers(name).items() if step > start}
         assert other.numbers(name) == expected
-    assert_equal(one.tensors(), other.tensors())
+    assert_equal(first.tensors(), other.tensors())
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -173,5 +173,5 @@ def test_samples_from_captions_need_no_prompt_file(demo, squares, tmp_path, monk
     values = {"max_train_steps": 1, "sample_from_captions": 1, "sample_at_first": True}
     if families.config_class(script)().control_images.guided:
         values["conditioning_data_dir"] = references(squares, tmp_path)
-    made = trained(demo, squares, script, tmp_path / "out", **values)
-    assert [event["step"] for event in made.events("sample")] == [0, 0, 1, 1] and not made.events("sample_failed")
+    outcome = trained(demo, squares, script, tmp_path / "out", **values)
+    assert [event["step"] for event in outcome.events("sample")] == [0, 0, 1, 1] and not outcome.events("sample_failed")

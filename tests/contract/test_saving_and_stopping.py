@@ -43,9 +43,9 @@ def described(tmp_path_factory):
 @pytest.mark.parametrize("script", [*families.RUNS])
 def test_chosen_steps_are_saved_and_patience_ends_a_training_also_after_a_resume(demo, described, tmp_path, script):
     def run(folder, **values):
-        given = {"train_data_dir": None, "dataset_config": described(script), "output_name": "m", **STILL, **SAVES}
-        given |= {"conditioning_data_dir": None} if script.endswith("lllite") else {}
-        return train(config_of(demo, script, output_dir=tmp_path / folder, **given | values))
+        options = {"train_data_dir": None, "dataset_config": described(script), "output_name": "m", **STILL, **SAVES}
+        options |= {"conditioning_data_dir": None} if script.endswith("lllite") else {}
+        return train(config_of(demo, script, output_dir=tmp_path / folder, **options | values))
 
     def saved(outcome):
         files = (event["file"].replace("\\", "/").rpartition("/")[2] for event in outcome.events("saved"))

@@ -13,7 +13,7 @@ from tests.curation.conftest import config, picture
 
 
 @pytest.fixture
-def found(data):
+def scanned(data):
     return scanning.scan_collection(data, config(data))
 
 
@@ -24,16 +24,19 @@ def names(pictures):
 def test_numbers_are_those_of_a_training(data):
     for name in ("broken.png", "broken.txt"):
         (data / "2_dog" / name).unlink()
-    given = config(data, train_batch_size=3, max_train_epochs=4)
-    told, wanted = scanning.scan_collection(data, given).count(), trainer.summarise_images(trainer.scan(given))
+    run_config = config(data, train_batch_size=3, max_train_epochs=4)
+    told, wanted = (
+        scanning.scan_collection(data, run_config).count(),
+        trainer.summarise_images(trainer.scan(run_config)),
+    )
     assert {key: told[key] for key in ("images", "repeats", "buckets", "batches_per_epoch")} == {
         key: wanted[key] for key in ("images", "repeats", "buckets", "batches_per_epoch")
     }
     assert told["steps"] == 4 * wanted["batches_per_epoch"] and told["epochs"] == 4
 
 
-def test_each_mistake_is_found(found):
-    assert names(selection.select_pictures(found, "missing")) == [
+def test_each_mistake_is_found(scanned):
+    assert names(selection.select_pictures(scanned, "missing")) == [
         "d.png",
         "2_dog/a small.png",
         "2_dog/panorama.png",
@@ -48,17 +51,19 @@ def test_each_mistake_is_found(found):
         ("cut", ["2_dog/panorama.png"]),
         ("enlarged", ["2_dog/a small.png"]),
     ):
-        assert names(selection.select_pictures(found, kind)) == wanted, kind
-    counts = selection.count_kinds(found, "zorb")
+        assert names(selection.select_pictures(scanned, kind)) == wanted, kind
+    counts = selection.count_kinds(scanned, "zorb")
     assert counts["all"] == 11 and counts["missing"] == 4 and counts["trigger"] == 7
-    assert names(selection.select_pictures(found, "all", "RED hat", "10_cat")) == [f"10_cat/{i}.png" for i in range(4)]
-    assert len(selection.select_pictures(found, "trigger", trigger="Zorb")) == 7
+    assert names(selection.select_pictures(scanned, "all", "RED hat", "10_cat")) == [
+        f"10_cat/{i}.png" for i in range(4)
+    ]
+    assert len(selection.select_pictures(scanned, "trigger", trigger="Zorb")) == 7
     with pytest.raises(ConfigError):
-        selection.select_pictures(found, "nonsense")
+        selection.select_pictures(scanned, "nonsense")
 
 
-def test_what_is_cut_is_what_the_trainer_cuts(found):
-    wide = found.find("2_dog/panorama.png")
+def test_what_is_cut_is_what_the_trainer_cuts(scanned):
+    wide = scanned.find("2_dog/panorama.png")
     left, top, width, height = wide.seen
     assert top == 0 and height == 1 and left == pytest.approx((1 - width) / 2, abs=0.01)
     assert wide.cut[0] == pytest.approx(1 - width) and width == wide.fit.bucket[0] / wide.fit.resized[0]
@@ -86,16 +91,16 @@ def test_links_are_followed_only_where_that_is_allowed(data, tmp_path):
     (data / "10_cat" / "0.txt").symlink_to(tmp_path / "secret.txt")
     (data / "10_cat" / "l.png").symlink_to(tmp_path / "5_out" / "x.png")
     (data / "5_out").symlink_to(tmp_path / "5_out")
-    found = scanning.scan_collection(data, config(data), may=lambda path: False)
-    assert found.find("10_cat/0.png").caption == "" and "link" in found.find("10_cat/l.png").broken
-    assert not any(p.folder == "5_out" for p in found.pictures)
+    collection = scanning.scan_collection(data, config(data), may=lambda path: False)
+    assert collection.find("10_cat/0.png").caption == "" and "link" in collection.find("10_cat/l.png").broken
+    assert not any(p.folder == "5_out" for p in collection.pictures)
 
 
-def test_doubles_by_bytes_and_by_looks(found):
-    changes.find_similar_groups(found)
-    groups = {tuple(names(selection.select_pictures(found, "double")[at : at + 2])) for at in (0, 2)}
+def test_doubles_by_bytes_and_by_looks(scanned):
+    changes.find_similar_groups(scanned)
+    groups = {tuple(names(selection.select_pictures(scanned, "double")[at : at + 2])) for at in (0, 2)}
     assert groups == {("10_cat/0.png", "2_dog/b.png"), ("2_dog/a small.png", "2_dog/a.png")}
-    assert sorted(group["how"] for group in found.double_groups) == ["alike", "the same"]
+    assert sorted(group["how"] for group in scanned.double_groups) == ["alike", "the same"]
 
 
 def test_looks_survive_saving_and_not_another_picture(tmp_path):

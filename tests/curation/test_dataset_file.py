@@ -50,11 +50,11 @@ def file(tmp_path):
 def test_a_file_is_read_as_texts(file):
     large, small = dataset_file.read_dataset_tables(file)
     assert large.texts == {"resolution": "1024", "batch_size": "2"} and small.texts == {"resolution": "768,512"}
-    assert [one.texts for one in large.folders] == [
+    assert [folder.texts for folder in large.folders] == [
         {"image_dir": "C:\\cats", "num_repeats": "10"},
         {"image_dir": "/dogs", "is_reg": "true"},
     ]
-    assert [(one.at, [inner.at for inner in one.folders]) for one in (large, small)] == [(0, [0, 1]), (1, [0])]
+    assert [(folder.at, [inner.at for inner in folder.folders]) for folder in (large, small)] == [(0, [0, 1]), (1, [0])]
 
 
 def test_what_is_not_changed_stays_to_the_letter(file):
@@ -66,8 +66,8 @@ def test_one_number_changes_one_number(file):
     tables[0].folders[0].texts["num_repeats"] = "5"
     assert dataset_file.written(file, tables) == TEXT.replace("num_repeats = 10 ", "num_repeats = 5 ")
     tables[0].texts["resolution"], tables[1].texts["resolution"] = "1024,768", "512"
-    made = dataset_file.written(file, tables)
-    assert "resolution = [1024, 768] # square" in made and "resolution = 512\nkeep_tokens" in made
+    text = dataset_file.written(file, tables)
+    assert "resolution = [1024, 768] # square" in text and "resolution = 512\nkeep_tokens" in text
 
 
 def test_several_sizes_are_one_text_and_stay_as_they_are_written(file):
@@ -76,9 +76,9 @@ def test_several_sizes_are_one_text_and_stay_as_they_are_written(file):
     tables = dataset_file.read_dataset_tables(file)
     assert tables[1].texts == {"resolution": "512;768;1024"} and dataset_file.written(file, tables) == text
     tables[1].texts["resolution"], tables[0].texts["resolution"] = "512;1024,768", "640,768,896"
-    made = dataset_file.written(file, tables)
-    assert 'resolution = "512;1024,768"\nkeep_tokens' in made and 'resolution = "640;768;896" # square' in made
-    (tmp := file.with_name("made.toml")).write_text(made)
+    new_text = dataset_file.written(file, tables)
+    assert 'resolution = "512;1024,768"\nkeep_tokens' in new_text and 'resolution = "640;768;896" # square' in new_text
+    (tmp := file.with_name("made.toml")).write_text(new_text)
     assert [table.texts["resolution"] for table in dataset_file.read_dataset_tables(tmp)] == [
         "640;768;896",
         "512;1024,768",
@@ -91,11 +91,11 @@ def test_several_sizes_are_one_text_and_stay_as_they_are_written(file):
 def test_comments_go_with_the_table_below_them(file):
     large, small = dataset_file.read_dataset_tables(file)
     kept = [DatasetTable(large.texts, large.folders[:1], 0), small]
-    made = dataset_file.written(file, kept)
-    assert "the dogs" not in made and "# small\n[[datasets]]" in made and "# the end" in made
-    made = dataset_file.written(file, [small])
-    assert "# of Ann" in made and "enable_bucket = true  # keep shapes" in made and "large" not in made
-    assert tomllib.loads(made)["datasets"] == [tomllib.loads(TEXT)["datasets"][1]]
+    text = dataset_file.written(file, kept)
+    assert "the dogs" not in text and "# small\n[[datasets]]" in text and "# the end" in text
+    text = dataset_file.written(file, [small])
+    assert "# of Ann" in text and "enable_bucket = true  # keep shapes" in text and "large" not in text
+    assert tomllib.loads(text)["datasets"] == [tomllib.loads(TEXT)["datasets"][1]]
 
 
 def test_new_folders_and_values_stand_where_one_looks_for_them(file):
@@ -103,14 +103,14 @@ def test_new_folders_and_values_stand_where_one_looks_for_them(file):
     large.texts["enable_bucket"], large.folders[1].texts["flip_aug"] = "false", "true"
     large.folders.append(FolderTable({"image_dir": "D:\\it's new", "num_repeats": "3", "caption_extension": "txt"}))
     new = DatasetTable({"resolution": "640"}, [FolderTable({"metadata_file": "a.json", "caption_dropout_rate": "0.1"})])
-    made = dataset_file.written(file, [large, small, new])
-    assert "batch_size = 2\nenable_bucket = false\n\n  # the cats" in made
-    assert '  is_reg = true\n  flip_aug = true\n\n  [[datasets.subsets]]\n  image_dir = "D:' in made
-    found = tomllib.loads(made)["datasets"]
-    assert found[0]["subsets"][2] == {"image_dir": "D:\\it's new", "num_repeats": 3, "caption_extension": ".txt"}
-    assert found[2] == {"resolution": 640, "subsets": [{"metadata_file": "a.json", "caption_dropout_rate": 0.1}]}
-    assert found[0]["subsets"][0]["custom_attributes"] == {"diff_output_preservation": True}
-    assert made.index("# small") > made.index("new") and made.endswith("# the end\n")
+    text = dataset_file.written(file, [large, small, new])
+    assert "batch_size = 2\nenable_bucket = false\n\n  # the cats" in text
+    assert '  is_reg = true\n  flip_aug = true\n\n  [[datasets.subsets]]\n  image_dir = "D:' in text
+    datasets = tomllib.loads(text)["datasets"]
+    assert datasets[0]["subsets"][2] == {"image_dir": "D:\\it's new", "num_repeats": 3, "caption_extension": ".txt"}
+    assert datasets[2] == {"resolution": 640, "subsets": [{"metadata_file": "a.json", "caption_dropout_rate": 0.1}]}
+    assert datasets[0]["subsets"][0]["custom_attributes"] == {"diff_output_preservation": True}
+    assert text.index("# small") > text.index("new") and text.endswith("# the end\n")
 
 
 def test_a_new_folder_of_the_last_data_set_and_new_data_sets_are_added_at_once_and_in_order(file):
@@ -127,16 +127,16 @@ def test_a_value_that_is_emptied_is_taken_out(file):
     large, small = dataset_file.read_dataset_tables(file)
     del large.texts["batch_size"]
     large.folders[1].texts["is_reg"] = " "
-    made = dataset_file.written(file, [large, small])
-    assert "batch_size" not in made and "is_reg" not in made and "# the dogs" in made
+    text = dataset_file.written(file, [large, small])
+    assert "batch_size" not in text and "is_reg" not in text and "# the dogs" in text
 
 
 def test_a_new_file_is_begun(tmp_path):
     path = tmp_path / "new.toml"
     wanted = [DatasetTable({}, [FolderTable({"image_dir": "C:\\cats", "num_repeats": "2"})])]
-    made = dataset_file.written(path, wanted)
-    assert made.startswith("# ") and "image_dir = 'C:\\cats'" in made
-    path.write_text(made)
+    text = dataset_file.written(path, wanted)
+    assert text.startswith("# ") and "image_dir = 'C:\\cats'" in text
+    path.write_text(text)
     assert dataset_file.read_dataset_tables(path)[0].folders[0].texts == {"image_dir": "C:\\cats", "num_repeats": "2"}
 
 
@@ -157,12 +157,12 @@ def test_whatever_toml_allows_is_changed_rightly(tmp_path, text):
     tables = dataset_file.read_dataset_tables(path)
     tables[0].folders[0].texts["num_repeats"] = "7"
     tables[0].folders.append(FolderTable({"image_dir": "/b"}))
-    made = dataset_file.written(path, tables)
+    new_text = dataset_file.written(path, tables)
     expected = tomllib.loads(text)
     expected["datasets"][0]["subsets"][0]["num_repeats"] = 7
     expected["datasets"][0]["subsets"].append({"image_dir": "/b"})
-    assert tomllib.loads(made) == expected
-    assert made.count("#") == text.count("#")
+    assert tomllib.loads(new_text) == expected
+    assert new_text.count("#") == text.count("#")
 
 
 def test_line_ends_and_json_stay_what_they_are(tmp_path):
@@ -174,8 +174,8 @@ def test_line_ends_and_json_stay_what_they_are(tmp_path):
     plain.write_text(json.dumps(tomllib.loads(TEXT)))
     tables = dataset_file.read_dataset_tables(plain)
     tables[0].folders[0].texts["num_repeats"] = "5"
-    made = json.loads(dataset_file.written(plain, tables))
-    assert made["datasets"][0]["subsets"][0] == {
+    text = json.loads(dataset_file.written(plain, tables))
+    assert text["datasets"][0]["subsets"][0] == {
         "image_dir": "C:\\cats",
         "num_repeats": 5,
         "custom_attributes": {"diff_output_preservation": True},

@@ -59,9 +59,9 @@ def png(width=8, height=8, text=b""):
 
 
 def jpeg():
-    made = io.BytesIO()
-    Image.new("RGB", (16, 16), (200, 30, 30)).save(made, "JPEG")
-    return made.getvalue()
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16), (200, 30, 30)).save(buffer, "JPEG")
+    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -85,20 +85,20 @@ def given(places, kind, **more):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_those_of_the_training(places, kind):
-    made = given(places, kind)
-    collection = sources.scan_sources(made)
+    run_config = given(places, kind)
+    collection = sources.scan_sources(run_config)
     assert not list(places.rglob("metadata_cache.json"))  # a look writes nothing
-    images, told = trainer.scan(replace_options(made, cache_info=False)), collection.count()
+    images, told = trainer.scan(replace_options(run_config, cache_info=False)), collection.count()
     wanted = trainer.summarise_images(images)
     assert {k: told[k] for k in wanted if k != "dropped"} == {k: wanted[k] for k in wanted if k != "dropped"}
-    batches = Batches(images, made, 0)
-    clock = Clock.of(made, len(batches))
+    batches = Batches(images, run_config, 0)
+    clock = Clock.of(run_config, len(batches))
     assert (told["steps_per_epoch"], told["steps"], told["epochs"]) == (clock.per_epoch, clock.total, clock.epochs)
     assert told["batches_per_epoch"] == len(batches) == len(list(batches.draws(1)))
-    shared = sources.scan_sources(made, world=2).count()
-    assert shared["batches_per_epoch"] == len(Batches(images, made, 0, world=2))
-    seen = {(p.path, p.fit, p.repeats) for p in collection.pictures if p.used and p.role != "held"}
-    assert seen == {(i.path, i.fit, i.repeats) for i in images.items}
+    shared = sources.scan_sources(run_config, world=2).count()
+    assert shared["batches_per_epoch"] == len(Batches(images, run_config, 0, world=2))
+    paths_seen = {(p.path, p.fit, p.repeats) for p in collection.pictures if p.used and p.role != "held"}
+    assert paths_seen == {(i.path, i.fit, i.repeats) for i in images.items}
     held = {i.path for i in images.validation.items} if images.validation else set()
     assert {p.path for p in collection.pictures if p.role == "held"} == held and held.isdisjoint(
         i.path for i in images.items

@@ -47,7 +47,7 @@ def test_many_steps_are_taken_back_in_turn(root):
             )
             == 2
         )
-    one = tree(root)
+    first_tree = tree(root)
     with Change(root, "gone") as change:
         change.remove([root / "10_cat" / "2.png", root / "10_cat" / "2.txt", root / "10_cat" / "odd.txt"])
     two = tree(root)
@@ -55,7 +55,7 @@ def test_many_steps_are_taken_back_in_turn(root):
         change.move([(root / "10_cat", root / "5_cat")])
     assert "10_cat/2.png" not in two and "5_cat/0.txt" in tree(root)
     assert [past.title for past in history(root)] == ["other name", "gone", "words"]
-    for title, before in (("other name", two), ("gone", one), ("words", start)):
+    for title, before in (("other name", two), ("gone", first_tree), ("words", start)):
         assert undo(root).title == title and tree(root) == before
     with pytest.raises(ConfigError, match="nothing to undo"):
         undo(root)

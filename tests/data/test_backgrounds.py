@@ -37,12 +37,12 @@ def cut_out(path, mode="RGBA", size=(64, 64)):
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
 def test_transparent_areas_are_of_the_ground(tmp_path, mode):
     path = cut_out(tmp_path / "a.png", mode)
-    stored, seen = pixels.read_pixels(path), pixels.read_pixels(path, WHITE)
-    assert (seen[:, :32] == 255).all() and np.array_equal(seen[:, 32:], stored[:, 32:])
+    stored, filled = pixels.read_pixels(path), pixels.read_pixels(path, WHITE)
+    assert (filled[:, :32] == 255).all() and np.array_equal(filled[:, 32:], stored[:, 32:])
     assert not (stored[:, :32] == 255).all()
     assert (pixels.read_pixels(path, Decoding(ground="gray"))[:, :32] == 128).all()
     both = pixels.read_pixels(path, WHITE, alpha=True)
-    assert np.array_equal(both[:, :, :3], seen) and (both[0, :, 3] == [0] * 32 + [255] * 32).all()
+    assert np.array_equal(both[:, :, :3], filled) and (both[0, :, 3] == [0] * 32 + [255] * 32).all()
 
 
 def test_what_is_opaque_has_no_ground(tmp_path):
@@ -64,7 +64,7 @@ def test_caches_of_another_ground_are_made_anew_and_those_of_opaque_images_stay(
 
 
 def said(config, word):
-    return [one for one in data.data_warnings(config, 32) if word in str(one)]
+    return [warning for warning in data.check_data(config, 32).warnings if word in str(warning)]
 
 
 def test_hidden_colours_are_counted(tmp_path):
@@ -73,9 +73,9 @@ def test_hidden_colours_are_counted(tmp_path):
     opaque = Image.new("RGBA", (64, 64), (*RED, 255))  # a channel that hides nothing
     opaque.save(tmp_path / "1_cat" / "c.png")
     config = make.config(tmp_path)
-    (one,) = said(config, "transparent areas")
-    assert str(one).startswith("1 image with") and "a.png" in str(one)
-    assert working_fix(one, config) == {"transparent_background": "white"}
+    (warning,) = said(config, "transparent areas")
+    assert str(warning).startswith("1 image with") and "a.png" in str(warning)
+    assert working_fix(warning, config) == {"transparent_background": "white"}
     (tmp_path / "1_cat" / "a.png").unlink()
     (tmp_path / "1_cat" / "c.png").unlink()
     (vain,) = said(replace_options(config, transparent_background="white"), "transparent_background")
@@ -88,8 +88,8 @@ def test_hidden_colours_are_counted(tmp_path):
 def test_of_many_a_part_is_decoded(tmp_path):
     for number in range(130):
         cut_out(tmp_path / "1_cat" / f"{number}.png", size=(32, 32))
-    (one,) = said(make.config(tmp_path, enable_bucket=False), "transparent areas")
-    assert str(one).startswith("65 images of 65 that were looked at with transparent areas")
+    (warning,) = said(make.config(tmp_path, enable_bucket=False), "transparent areas")
+    assert str(warning).startswith("65 images of 65 that were looked at with transparent areas")
 
 
 def test_pictures_that_lose_much_to_the_crop_are_counted_with_the_worst_first(tmp_path):
@@ -97,9 +97,9 @@ def test_pictures_that_lose_much_to_the_crop_are_counted_with_the_worst_first(tm
     make.picture(tmp_path / "1_cat" / "wide.png", (128, 64))
     make.picture(tmp_path / "1_cat" / "thin.png", (1024, 64))
     config = make.config(tmp_path)
-    (one,) = said(config, "cropped")
-    assert str(one).startswith("2 images cropped by more than 20 %")
-    assert str(one).index("thin.png (94 %)") < str(one).index("wide.png (50 %)")
+    (warning,) = said(config, "cropped")
+    assert str(warning).startswith("2 images cropped by more than 20 %")
+    assert str(warning).index("thin.png (94 %)") < str(warning).index("wide.png (50 %)")
     assert not said(replace_options(config, random_crop=True), "cropped")
 
 

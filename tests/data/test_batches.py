@@ -37,13 +37,13 @@ def batches_of(config, seed=5, rank=0, world=1, images=None):
     return Batches(images or data.scan(config), config, seed, rank, world)
 
 
-def same(one, other):
-    assert one.captions == other.captions and one.paths == other.paths
+def same(first, other):
+    assert first.captions == other.captions and first.paths == other.paths
     for name in ("latents", "pixels", "sizes", "weights", "mask"):
-        left, right = getattr(one, name), getattr(other, name)
+        left, right = getattr(first, name), getattr(other, name)
         assert (left is None and right is None) or torch.equal(left, right), name
-    assert (one.text is None) == (other.text is None)
-    assert all(torch.equal(one.text[key], other.text[key]) for key in one.text or {})
+    assert (first.text is None) == (other.text is None)
+    assert all(torch.equal(first.text[key], other.text[key]) for key in first.text or {})
 
 
 @pytest.fixture
@@ -69,28 +69,28 @@ def test_every_image_is_seen_and_processes_have_equal_work(counts, size, world, 
     every = [draws(buckets, sizes, seed, epoch, (rank, world)) for rank in range(world)]
     total = sum(-(-count // size) for count in counts)
     assert {len(mine) for mine in every} == {-(-total // world)}
-    seen = Counter(image for mine in every for draw in mine for image in draw.images)
-    assert set(seen) == {image for members in buckets.values() for image in members}
-    assert sum(seen.values()) <= sum(counts) + (world - 1) * size
+    drawn_batches = Counter(image for mine in every for draw in mine for image in draw.images)
+    assert set(drawn_batches) == {image for members in buckets.values() for image in members}
+    assert sum(drawn_batches.values()) <= sum(counts) + (world - 1) * size
     for draw in (draw for mine in every for draw in mine):
         assert len({image // 100 for image in draw.images}) == 1 and 1 <= len(draw.images) <= size
     if world == 1:
-        assert max(seen.values()) == 1
+        assert max(drawn_batches.values()) == 1
     assert every[0] == draws(buckets, sizes, seed, epoch, (0, world))
 
 
 def test_epochs_and_seeds_differ_and_short_batches_stay():
     buckets = {"a": list(range(9))}
-    one, two, other = (draws(buckets, {"a": 2}, seed, epoch, (0, 1)) for seed, epoch in [(1, 1), (1, 2), (2, 1)])
-    assert [d.images for d in one] != [d.images for d in two] != [d.images for d in other]
-    assert sorted(len(d.images) for d in one) == [1, 2, 2, 2, 2]
+    first, two, other = (draws(buckets, {"a": 2}, seed, epoch, (0, 1)) for seed, epoch in [(1, 1), (1, 2), (2, 1)])
+    assert [d.images for d in first] != [d.images for d in two] != [d.images for d in other]
+    assert sorted(len(d.images) for d in first) == [1, 2, 2, 2, 2]
 
 
 def test_two_processes_see_what_one_with_twice_the_batch_sees(tmp_path):
     make.folder(tmp_path, "4_cat", ((128, 128), (128, 128), (192, 64)))
-    given = {k: v for k, v in LIVELY.items() if k != "train_batch_size"}
-    whole = list(batches_of(make.config(tmp_path, **given, train_batch_size=4)))
-    config = make.config(tmp_path, **given, train_batch_size=2)
+    options = {k: v for k, v in LIVELY.items() if k != "train_batch_size"}
+    whole = list(batches_of(make.config(tmp_path, **options, train_batch_size=4)))
+    config = make.config(tmp_path, **options, train_batch_size=2)
     halves = [list(batches_of(config, rank=rank, world=2)) for rank in range(2)]
     assert len(whole) == len(halves[0]) == len(halves[1])
     for both, left, right in zip(whole, *halves, strict=True):
@@ -107,9 +107,9 @@ def test_three_processes_share_buckets_and_end_at_different_ones():
         every = [draws(members, dict.fromkeys(members, 2), 3, epoch, (rank, 3)) for rank in range(3)]
         rows = list(zip(*every, strict=True))
         assert len(rows) == 5
-        seen = Counter(image for row in rows for draw in row for image in draw.images)
-        assert set(seen) == {image for images in members.values() for image in images}
-        assert sum(seen.values()) == 28 + 2, "one batch is repeated, so that all have the same number"
+        drawn_batches = Counter(image for row in rows for draw in row for image in draw.images)
+        assert set(drawn_batches) == {image for images in members.values() for image in images}
+        assert sum(drawn_batches.values()) == 28 + 2, "one batch is repeated, so that all have the same number"
         full = [row for row in rows if [draw.slot for draw in row] == [0, 2, 4] or any(draw.slot for draw in row)]
         assert sorted(row[0].images[0][0] for row in full) == ["a", "a", "b"]
         for row in full:
@@ -145,18 +145,18 @@ def test_mirroring_mirrors_the_crop_that_sdxl_is_told():
 
 def test_latents_text_and_mirrored_latents_come_from_the_caches(tmp_path):
     make.folder(tmp_path, "8_cat", ((64, 64),))
-    given = {"cache_latents": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}
-    config = make.config(tmp_path, flip_aug=True, **given)
+    options = {"cache_latents": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}
+    config = make.config(tmp_path, flip_aug=True, **options)
     images = data.scan(config)
     encoding.encode_missing_caches(images, make.Family(), make.parts(), config, make.Run(), print)
     arrays = images.latents.load(images.items[0])
-    seen = Counter()
+    drawn_batches = Counter()
     for batch in batches_of(config, images=images):
         flipped = bool((batch.latents[0].numpy() == arrays["latents_flipped"]).all())
         assert flipped or (batch.latents[0].numpy() == arrays["latents"]).all()
         assert batch.text["hidden"].shape == (1, 3, 1) and batch.pixels is None
-        seen[flipped] += 1
-    assert seen[True] and seen[False]
+        drawn_batches[flipped] += 1
+    assert drawn_batches[True] and drawn_batches[False]
 
 
 def test_regularisation_images_weigh_what_was_asked(tmp_path):
@@ -244,9 +244,9 @@ def test_the_base_models_answer_is_kept_where_asked(tmp_path):
 
 
 def test_texts_of_different_length_are_filled_up_with_zeros():
-    found = padded([{"a": np.ones((2, 3), np.float32)}, {"a": np.ones((4, 3), np.float32)}]) or {}
-    assert found["a"].shape == (2, 4, 3) and found["a"][0, 2:].abs().sum() == 0
-    assert found["a"][0, :2].eq(1).all() and found["a"][1].eq(1).all()
+    actual = padded([{"a": np.ones((2, 3), np.float32)}, {"a": np.ones((4, 3), np.float32)}]) or {}
+    assert actual["a"].shape == (2, 4, 3) and actual["a"][0, 2:].abs().sum() == 0
+    assert actual["a"][0, :2].eq(1).all() and actual["a"][1].eq(1).all()
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (3, 2), (2, 3, 4)])
@@ -254,10 +254,10 @@ def test_texts_of_different_length_are_filled_up_with_zeros():
 def test_texts_of_one_length_are_stacked_in_their_order(shape, dtype):
     chance = np.random.default_rng(0)
     arrays = [chance.integers(0, 2, shape).astype(dtype) for _ in range(4)]
-    found = (padded([{"a": array} for array in arrays]) or {})["a"]
-    assert torch.equal(found, torch.stack([torch.from_numpy(np.atleast_1d(array)) for array in arrays]))
+    actual = (padded([{"a": array} for array in arrays]) or {})["a"]
+    assert torch.equal(actual, torch.stack([torch.from_numpy(np.atleast_1d(array)) for array in arrays]))
     before = [array.copy() for array in arrays]
-    found.zero_()
+    actual.zero_()
     assert all(np.array_equal(*pair) for pair in zip(arrays, before, strict=True)), "a batch shares no memory"
 
 
@@ -303,11 +303,11 @@ def test_captions_know_the_step_and_the_epoch(tmp_path):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_change_nothing(tmp_path, enlarge_encoder_output, persistent, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    given = {"max_data_loader_n_workers": 3, "persistent_data_loader_workers": persistent}
-    alone, helped = batches_of(enlarge_encoder_output), batches_of(make.config(tmp_path, **LIVELY, **given))
+    options = {"max_data_loader_n_workers": 3, "persistent_data_loader_workers": persistent}
+    alone, helped = batches_of(enlarge_encoder_output), batches_of(make.config(tmp_path, **LIVELY, **options))
     for _ in range(2):
-        for one, other in zip(alone, helped, strict=True):
-            same(one, other)
+        for first, other in zip(alone, helped, strict=True):
+            same(first, other)
 
 
 @pytest.mark.parametrize("stop", [0, 1, 7, 8, 11])
@@ -327,22 +327,22 @@ def test_a_resume_is_exact(tmp_path, enlarge_encoder_output, stop, workers):
     state = json.loads(json.dumps(first.state_dict()))
     second = batches_of(config, seed=99)
     assert second.load_state_dict(state) == ""
-    rest = endless(second)
-    for one, other in zip(straight, done + [next(rest) for _ in range(20 - stop)], strict=True):
-        same(one, other)
+    continued = endless(second)
+    for left, other in zip(straight, done + [next(continued) for _ in range(20 - stop)], strict=True):
+        same(left, other)
 
 
 def test_setting_the_epoch_keeps_the_place_in_the_current_one(enlarge_encoder_output):
     batches = batches_of(enlarge_encoder_output)
     second = list(batches) and list(batches)
     batches.set_epoch(2)
-    for one, other in zip(second, batches, strict=True):
-        same(one, other)
+    for first, other in zip(second, batches, strict=True):
+        same(first, other)
     batches = batches_of(enlarge_encoder_output)
     batches.load_state_dict({**batches.state_dict(), "epoch": 2, "index": 3})
     batches.set_epoch(2)
-    for one, other in zip(second[3:], batches, strict=True):
-        same(one, other)
+    for first, other in zip(second[3:], batches, strict=True):
+        same(first, other)
 
 
 def test_changed_data_is_noticed_on_resume(tmp_path, enlarge_encoder_output):

@@ -90,8 +90,8 @@ def masked(tmp_path, *masks, **values):
 
 def said(config):
     """The problems and the remarks about data, as text."""
-    found = data.check_data(config, 32)
-    return [str(one) for one in found.problems], [str(one) for one in found.warnings], found
+    report = data.check_data(config, 32)
+    return [str(problem) for problem in report.problems], [str(problem) for problem in report.warnings], report
 
 
 MISTAKES = [
@@ -113,21 +113,21 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("masks", "problem", "remark"), MISTAKES)
 def test_masks_that_cannot_be_meant_are_named(tmp_path, masks, problem, remark):
-    stops, notes, found = said(masked(tmp_path, *masks))
+    stops, notes, check = said(masked(tmp_path, *masks))
     notes = [note for note in notes if "mask" in note]
     assert [problem] == [problem for _ in stops if problem and problem in stops[0]] or not (problem or stops)
     assert any(remark in note for note in notes) if remark else not notes
     if problem or remark:
-        assert str(tmp_path / "masks" / "01.png") in stops[0] if stops else "01.png" in notes[0] or not found.problems
-    assert bool(found.masks) is not bool(stops)
+        assert str(tmp_path / "masks" / "01.png") in stops[0] if stops else "01.png" in notes[0] or not check.problems
+    assert bool(check.masks) is not bool(stops)
 
 
 def test_how_much_counts_is_reported(tmp_path, capsys):
     config = masked(tmp_path, half(), grey(255), grey(0))
-    _, _, found = said(config)
-    assert str(found.masks) == "masks: 3 of 3 images; 50 % of their area counts"
+    _, _, check = said(config)
+    assert str(check.masks) == "masks: 3 of 3 images; 50 % of their area counts"
     assert "masks: 3 of 3 images; 50 % of their area counts" in [
-        str(one.text) for one in report.make_report(config).findings
+        str(finding_of_report.text) for finding_of_report in report.make_report(config).findings
     ]
 
 
@@ -143,18 +143,18 @@ def test_transparency_that_hides_whole_images(tmp_path):
     for number, alpha in enumerate((0, 255, 0)):
         make.picture(tmp_path / "1_cat" / f"{number}.png")
         Image.new("RGBA", SIZE, (9, 9, 9, alpha)).save(tmp_path / "1_cat" / f"{number}.png")
-    _, notes, found = said(make.config(tmp_path, alpha_mask=True))
+    _, notes, check = said(make.config(tmp_path, alpha_mask=True))
     (note,) = [note for note in notes if "fully transparent" in note]
     assert "0.png" in note and "2.png" in note and "1.png" not in note
-    assert str(found.masks) == "masks: 3 of 3 images; 33 % of their area counts"
+    assert str(check.masks) == "masks: 3 of 3 images; 33 % of their area counts"
     (tmp_path / "1_cat" / "1.png").unlink()
     assert "all images are fully transparent" in said(make.config(tmp_path, alpha_mask=True))[0][0]
 
 
 def test_opaque_images_have_no_mask(tmp_path):
     make.folder(tmp_path, "1_cat")
-    _, notes, found = said(make.config(tmp_path, alpha_mask=True))
-    assert any("alpha_mask has no effect" in note for note in notes) and found.masks is None
+    _, notes, check = said(make.config(tmp_path, alpha_mask=True))
+    assert any("alpha_mask has no effect" in note for note in notes) and check.masks is None
 
 
 def test_an_inpainting_model_needs_something_to_paint(tmp_path, use):
@@ -162,9 +162,9 @@ def test_an_inpainting_model_needs_something_to_paint(tmp_path, use):
     stops, _, _ = said(masked(tmp_path, grey(0), grey(100), masked_loss=False))
     assert len(stops) == 1 and "nothing would be painted" in stops[0]
     half().save(tmp_path / "masks" / "00.png")
-    stops, notes, found = said(dataset(tmp_path, f"conditioning_data_dir = '{tmp_path / 'masks'}'"))
+    stops, notes, check = said(dataset(tmp_path, f"conditioning_data_dir = '{tmp_path / 'masks'}'"))
     assert not stops and any("bright nowhere" in note and "01.png" in note for note in notes)
-    assert str(found.masks) == "masks: 2 of 2 images; 25 % of their area is to be painted"
+    assert str(check.masks) == "masks: 2 of 2 images; 25 % of their area is to be painted"
 
 
 @pytest.mark.parametrize("name", ["00.PNG", "00.Jpg", "00.webp", "00.BMP", "00.avif"])
@@ -195,14 +195,14 @@ def test_masks_of_onetrainer_are_no_training_images(tmp_path):
     make.picture(folder / "01-condlabel.png")
     make.picture(folder / "other-masklabel.png")  # an image of its own, as there is no other.png
     names = ["00.png", "01.png", "other-masklabel.png"]
-    found = data.scan(make.config(tmp_path))
-    assert [Path(image.path).name for image in found.items] == names
-    assert not any(image.mask_file for image in found.items)
-    (masks,) = [one for one in found.warnings if "masks of OneTrainer" in str(one)]
+    images = data.scan(make.config(tmp_path))
+    assert [Path(image.path).name for image in images.items] == names
+    assert not any(image.mask_file for image in images.items)
+    (masks,) = [picture for picture in images.warnings if "masks of OneTrainer" in str(picture)]
     assert masks.fix == {"masked_loss": True} and "00-masklabel.png" in str(masks)
-    assert any("01-condlabel.png" in str(one) for one in found.warnings)
+    assert any("01-condlabel.png" in str(picture) for picture in images.warnings)
     opened = scanning.scan_collection(tmp_path, make.config(tmp_path))
-    assert [Path(one.path).name for one in opened.pictures] == names
+    assert [Path(picture.path).name for picture in opened.pictures] == names
     assert any("00-masklabel.png" in str(note) for note in opened.notes)
     config = make.config(tmp_path, masked_loss=True)
     first, *others = data.scan(config).items
@@ -237,9 +237,9 @@ def test_pairs_in_one_folder_are_told_apart_by_suffixes(tmp_path, use):
             make.picture(tmp_path / "x" / f"{number}_{name}.png", seed=3 * number + seed)
         (tmp_path / "x" / f"{number}_T.txt").write_text("a cat")
     config = dataset(tmp_path, "image_suffix = '_T'\ncontrol_suffix = '_R'")
-    stops, notes, found = said(config)
+    stops, notes, check = said(config)
     assert not stops and not [note for note in notes if "no training image" in note or "without a" in note]
-    shown = {Path(i.path).name: [Path(one.path).name for one in i.controls] for i in found.images.items}
+    shown = {Path(i.path).name: [Path(control.path).name for control in i.controls] for i in check.images.items}
     assert shown == {f"{n}_T.png": [f"{n}_R.png", f"{n}_R_1.png"] for n in range(2)}
 
 
@@ -255,8 +255,8 @@ def test_pairs_whose_images_have_no_suffix(tmp_path, use):
     make.folder(tmp_path, "x", (SIZE,) * 2)
     for number in range(2):
         make.picture(tmp_path / "x" / f"0{number}_R.png", seed=9 + number)
-    stops, _, found = said(dataset(tmp_path, "control_suffix = '_R'"))
-    shown = {Path(i.path).name: [Path(one.path).name for one in i.controls] for i in found.images.items}
+    stops, _, check = said(dataset(tmp_path, "control_suffix = '_R'"))
+    shown = {Path(i.path).name: [Path(control.path).name for control in i.controls] for i in check.images.items}
     assert not stops and shown == {"00.png": ["00_R.png"], "01.png": ["01_R.png"]}
 
 
@@ -278,8 +278,8 @@ def test_images_cannot_be_learned_and_regularise(tmp_path):
         stops, _, _ = said(make.config(tmp_path, reg_data_dir=str(path)))
         assert len(stops) == 1 and stops[0].startswith("reg_data_dir: ") and "1_cat" in stops[0]
     make.folder(tmp_path, "x")
-    one = f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'x'}'\nis_reg = true\n"
-    stops, _, _ = said(dataset(tmp_path, f"[[datasets]]\nresolution = 128\n{one}"))
+    first = f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'x'}'\nis_reg = true\n"
+    stops, _, _ = said(dataset(tmp_path, f"[[datasets]]\nresolution = 128\n{first}"))
     assert len(stops) == 1 and stops[0].startswith("is_reg: ")
 
 
@@ -287,8 +287,8 @@ def test_images_cannot_be_learned_and_regularise(tmp_path):
 def test_a_folder_is_the_same_however_it_is_written(tmp_path, again):
     make.folder(tmp_path, "x", (SIZE,))
     more = f"[[datasets.subsets]]\nimage_dir = '{again.format(tmp_path / 'x')}'\nnum_repeats = 5"
-    _, notes, found = said(dataset(tmp_path, more))
-    assert len(found.images) == 1 and [note for note in notes if "given again" in note]
+    _, notes, check = said(dataset(tmp_path, more))
+    assert len(check.images) == 1 and [note for note in notes if "given again" in note]
 
 
 def wide(values, kind):
@@ -322,9 +322,9 @@ def test_masks_of_more_than_8_bits_are_told_for_what_they_are(tmp_path, values, 
     path = tmp_path / "masks" / "00.png"
     wide(values, kind).save(path, "PNG" if kind is np.uint16 else "TIFF")
     config = dataset(tmp_path, f"conditioning_data_dir = '{tmp_path / 'masks'}'", masked_loss=True)
-    stops, _, found = said(config)
+    stops, _, check = said(config)
     if words == "50 %":
-        assert not stops and words in str(found.masks)
+        assert not stops and words in str(check.masks)
     else:
         assert len(stops) == 1 and words in stops[0] and str(path) in stops[0]
     mask = pixels.read_mask(path)  # and the data set tab shows what is trained

@@ -15,8 +15,8 @@ SDXL = {"resolution": (1024, 1024), "smallest": 256, "largest": 2048, "step": 64
 
 @pytest.mark.parametrize("case", GOLDEN["bucket_resolutions"], ids=lambda c: f"{c['max_reso']}-{c['steps']}")
 def test_lists_of_buckets_are_sd_scripts(case):
-    found = resolutions(tuple(case["max_reso"]), case["min"], case["max"], case["steps"])
-    assert [list(size) for size in found] == case["resos"]
+    actual = resolutions(tuple(case["max_reso"]), case["min"], case["max"], case["steps"])
+    assert [list(size) for size in actual] == case["resos"]
 
 
 @pytest.mark.parametrize("mode", ["upscale", "no_upscale"])

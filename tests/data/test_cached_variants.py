@@ -55,10 +55,10 @@ def test_each_step_draws_one_of_the_variants_with_its_own_outputs(folder, cache)
     assert Counter(words.split(",")[0] for words in read) == {f"cat {number}": 4 for number in range(3)}
     assert len(set(read)) == 12 and all(set(words.split(", ")) for words in read)
     assert {images.items[0].encoded_caption} < set(read)
-    seen = list(drawn(images, config))
-    assert {words for _, words, _ in seen} == set(read)
-    assert all(hidden == outputs(words) for _, words, hidden in seen)
-    assert seen == list(drawn(images, config)) != list(drawn(images, config, seed=4))
+    drawn_items = list(drawn(images, config))
+    assert {words for _, words, _ in drawn_items} == set(read)
+    assert all(hidden == outputs(words) for _, words, hidden in drawn_items)
+    assert drawn_items == list(drawn(images, config)) != list(drawn(images, config, seed=4))
 
 
 @pytest.mark.parametrize("cache", [DISK, MEMORY], ids=["disk", "memory"])
@@ -68,9 +68,9 @@ def test_the_empty_caption_is_drawn_by_its_rate(folder, cache, variants):
     config = make.config(folder.parent, **cache, **values)
     images, read = encoded(config)
     assert read.count("") == 1 and len(read) == 3 * variants + 1
-    seen = list(drawn(images, config, epochs=200))
-    share = sum(not words for _, words, _ in seen) / len(seen)
-    assert 0.2 < share < 0.3 and all(hidden == outputs(words) for _, words, hidden in seen)
+    drawn_variants = list(drawn(images, config, epochs=200))
+    share = sum(not words for _, words, _ in drawn_variants) / len(drawn_variants)
+    assert 0.2 < share < 0.3 and all(hidden == outputs(words) for _, words, hidden in drawn_variants)
     every = make.config(
         folder.parent, **cache, **values | {"caption_dropout_rate": 0, "caption_dropout_every_n_epochs": 2}
     )
@@ -156,15 +156,17 @@ def test_a_family_with_a_rule_for_no_caption_keeps_it(folder):
     config = make.config(folder.parent, **DISK, **VARIED, caption_dropout_rate=0.5)
     images, read = encoded(config, family)
     assert "" not in read and len(read) == 12
-    seen = {words: hidden for _, words, hidden in drawn(images, config)}
-    assert seen.pop("") == [[-7.0]] * 3 and all(hidden == outputs(words) for words, hidden in seen.items())
+    drawn_variants = {words: hidden for _, words, hidden in drawn(images, config)}
+    assert drawn_variants.pop("") == [[-7.0]] * 3 and all(
+        hidden == outputs(words) for words, hidden in drawn_variants.items()
+    )
 
 
 def test_check_says_how_many_encodings_it_makes(folder, monkeypatch):
     def said(**values):
         config = make.config(folder.parent, **MEMORY, **values)
-        found = [str(one.text) for one in report._check_caches(config, data.scan(config))]
-        return next(text for text in found if "captions are encoded once" in text)
+        texts = [str(finding.text) for finding in report._check_caches(config, data.scan(config))]
+        return next(text for text in texts if "captions are encoded once" in text)
 
     assert said() == "captions are encoded once: 3 encodings"
     assert said(caption_dropout_rate=0.1) == "captions are encoded once: 4 encodings, with that of the empty caption"

@@ -219,8 +219,8 @@ def test_text_of_sd_scripts_is_read_unless_the_caption_is_newer(folder):
     os.utime(folder / "01_te_outputs.npz", (1, 1))
     images, family = encoded(config)
     assert family.read == [images.items[1].caption, images.items[2].caption]
-    found = images.text.load(images.items[0])
-    assert (found["hidden"] == 5).all() and found["hidden"].dtype == np.float32
+    text_arrays = images.text.load(images.items[0])
+    assert (text_arrays["hidden"] == 5).all() and text_arrays["hidden"].dtype == np.float32
 
 
 def test_text_of_sd_scripts_of_unknown_length_is_made_anew(folder):
@@ -288,9 +288,9 @@ def test_captions_that_are_encoded_once_are_those_of_a_training_without_a_cache(
     marks = {"keep_tokens_separator": "|||", "secondary_separator": ";;;", "enable_wildcard": True}
     config = make.config(folder.parent, **TEXT, **marks, caption_prefix="zorb, ")
     _, family = encoded(config)
-    found = sorted(family.read)
-    assert found[0] in ("zorb, a blue cat, toy,small", "zorb, a red cat, toy,small")
-    assert found[1:] == [f"zorb, cat number {i}, sitting, on a mat" for i in (0, 2)]
+    captions_read = sorted(family.read)
+    assert captions_read[0] in ("zorb, a blue cat, toy,small", "zorb, a red cat, toy,small")
+    assert captions_read[1:] == [f"zorb, cat number {i}, sitting, on a mat" for i in (0, 2)]
     assert counts(config) == (0, 0), "the variant is always the same"
     assert counts(make.config(folder.parent, **TEXT))[1] == 3
 
@@ -302,12 +302,12 @@ def test_text_of_sd_scripts_is_not_used_for_captions_that_it_does_not_change(fol
 
 
 def test_memory_holds_the_same_as_disk(folder, config):
-    kept, _ = encoded(config, make.Family(noise=0.1))
+    encoded_images, _ = encoded(config, make.Family(noise=0.1))
     memory = {"cache_latents": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}
     held, _ = encoded(make.config(folder.parent, vae_batch_size=3, **memory), make.Family(noise=0.1))
-    for image in kept.items:
-        assert np.array_equal(kept.latents.load(image)["latents"], held.latents.load(image)["latents"])
-        assert np.array_equal(kept.text.load(image)["hidden"], held.text.load(image)["hidden"])
+    for image in encoded_images.items:
+        assert np.array_equal(encoded_images.latents.load(image)["latents"], held.latents.load(image)["latents"])
+        assert np.array_equal(encoded_images.text.load(image)["hidden"], held.text.load(image)["hidden"])
 
 
 def test_validation_images_are_encoded_too(folder):
@@ -412,16 +412,16 @@ def test_captions_of_any_length_are_kept_without_padding(folder, disk):
     values = {**TEXT, "caption_extension": ".txt", "cache_text_encoder_outputs": True}
     values |= {"cache_text_encoder_outputs_to_disk": disk, "train_batch_size": 3}
     images, family = encoded(make.config(folder.parent, **values), Ragged())
-    found = [images.text.load(image) for image in images.items]
-    assert [one["hidden"][:, 0].tolist() for one in found] == [[1.0], [1.0, 3.0, 2.0], [2.0, 2.0]]
-    assert [one["own"].tolist() for one in found] == [[1], [1, 1, 1], [1, 1]]
+    arrays = [images.text.load(image) for image in images.items]
+    assert [array["hidden"][:, 0].tolist() for array in arrays] == [[1.0], [1.0, 3.0, 2.0], [2.0, 2.0]]
+    assert [array["own"].tolist() for array in arrays] == [[1], [1, 1, 1], [1, 1]]
     if disk:
         with np.load(folder / "01_te_outputs.npz") as npz:
             assert set(npz.files) == {"hidden", "made_from"} and npz["hidden"].shape == (3, 1)
         again = Ragged()
         encoded(make.config(folder.parent, **values), again)
         assert len(family.read) == 3 and not again.read
-    batch = padded(found)
+    batch = padded(arrays)
     assert batch["own"].tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]] and batch["hidden"][0, 1:].sum() == 0
     assert with_text_length(batch["own"], 5).tolist()[2] == [1, 1, 0, 0, 0] and with_text_length(
         batch["own"], 2
@@ -444,7 +444,7 @@ def test_masks_are_small_on_the_disk_and_counted_before_anything_is_written(tmp_
         images, _ = encoded(config, make.Family(cache))
         loaded.append(Batches(images, config, 0).make(Draw(1, 0, (0,))).mask)
     assert all(torch.equal(loaded[0], other) for other in loaded[1:]) and 0 < loaded[0].mean() < 1
-    (file,) = (one for one in path.parent.iterdir() if one.suffix in (".npz", ".safetensors"))
+    (file,) = (entry for entry in path.parent.iterdir() if entry.suffix in (".npz", ".safetensors"))
     latents = 4 * 4 * 64 * 64
     mask = file.stat().st_size - latents
     assert mask < (512 * 512 / 8 if file.suffix == ".npz" else 512 * 512 * 1.1)

@@ -59,8 +59,8 @@ def test_one_option_at_a_time(caption, options, expected):
 )
 def test_tags_keep_the_separator_that_they_are_written_with(varied):
     options = {"caption_separator": ".", "keep_tokens": 1, **varied}
-    found = made("zorb. toy, small. red", moment=Moment(step=5), **options)
-    assert found.startswith("zorb. ") and sorted(found.split(". ")) == ["red", "toy, small", "zorb"]
+    caption = made("zorb. toy, small. red", moment=Moment(step=5), **options)
+    assert caption.startswith("zorb. ") and sorted(caption.split(". ")) == ["red", "toy, small", "zorb"]
 
 
 def test_an_empty_separator_is_a_comma():
@@ -72,14 +72,14 @@ def test_a_caption_that_is_encoded_once_holds_no_markup_and_is_always_the_same()
     options = SubsetConfig(
         keep_tokens_separator="|||", secondary_separator=";;;", enable_wildcard=True, caption_prefix="zorb, "
     )
-    found = {encoded_once("a {red|blue} cat ||| toy;;;small", options, f"{i}.png") for i in range(40)}
-    assert found == {"zorb, a red cat, toy,small", "zorb, a blue cat, toy,small"}
+    captions = {encoded_once("a {red|blue} cat ||| toy;;;small", options, f"{i}.png") for i in range(40)}
+    assert captions == {"zorb, a red cat, toy,small", "zorb, a blue cat, toy,small"}
     assert len({encoded_once("a {red|blue} cat\na dog", options, "1.png") for _ in range(40)}) == 1
 
 
 def test_wildcards_draw_a_line_and_alternatives():
-    found = {made("a {red|blue} cat\na dog", seed, enable_wildcard=True) for seed in range(40)}
-    assert found == {"a red cat", "a blue cat", "a dog"}
+    captions = {made("a {red|blue} cat\na dog", seed, enable_wildcard=True) for seed in range(40)}
+    assert captions == {"a red cat", "a blue cat", "a dog"}
 
 
 def test_fixed_parts_stay_where_they_are():
@@ -110,8 +110,8 @@ tags = st.lists(st.text("abcdefgh ", min_size=1).map(str.strip).filter(bool), mi
 
 @given(tags, st.integers(0, 5), st.integers())
 def test_shuffling_loses_and_invents_nothing(words, keep, seed):
-    found = made(",".join(words), seed, shuffle_caption=True, keep_tokens=keep).split(", ")
-    assert sorted(found) == sorted(words) and found[:keep] == words[:keep]
+    caption = made(",".join(words), seed, shuffle_caption=True, keep_tokens=keep).split(", ")
+    assert sorted(caption) == sorted(words) and caption[:keep] == words[:keep]
 
 
 @given(tags, st.integers())

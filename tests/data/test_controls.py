@@ -77,7 +77,11 @@ def cuts(image):
 
 def test_references_are_found_by_name_and_cut_as_the_subset_says(pairs):
     first, second, third = data.scan(toml(pairs)).items
-    assert [names(one) for one in (first, second, third)] == [["00.webp"], ["01_0000.png"], ["02_2.png", "02_10.png"]]
+    assert [names(image) for image in (first, second, third)] == [
+        ["00.webp"],
+        ["01_0000.png"],
+        ["02_2.png", "02_10.png"],
+    ]
     assert cuts(first) == [((128, 64), (64, 64))] and cuts(third)[0] == ((107, 64), (64, 64))
 
     first, second, third = data.scan(toml(pairs, "no_resize_control = true")).items
@@ -96,8 +100,11 @@ def test_numbered_references_follow_the_plain_one_unless_they_are_named_like_ano
     use(least=1, most=3)
     for name in ("00_1.png", "00_2.jpg", "01.png"):  # beside 00.webp and 01_0000.png
         make.picture(pairs / "second" / name, (64, 64), seed=30)
-    found = {image.path[-6:]: names(image) for image in data.scan(toml(pairs)).items}
-    assert found["00.png"] == ["00.webp", "00_1.png", "00_2.jpg"] and found["01.png"] == ["01.png", "01_0000.png"]
+    names_by_image = {image.path[-6:]: names(image) for image in data.scan(toml(pairs)).items}
+    assert names_by_image["00.png"] == ["00.webp", "00_1.png", "00_2.jpg"] and names_by_image["01.png"] == [
+        "01.png",
+        "01_0000.png",
+    ]
     make.picture(pairs / "images" / "00_1.png", (64, 64), seed=31)
     first, second, *_ = data.scan(toml(pairs)).items
     assert names(first) == ["00.webp", "00_2.jpg"] and names(second) == ["00_1.png"]
@@ -109,7 +116,7 @@ def test_further_references_are_in_folders_of_their_own(pairs, use):
         make.picture(pairs / "third" / f"{stem}.png", (64, 80), seed=20)
     more = f"more_control_directories = ['{pairs / 'third'}']"
     first, second, third = data.scan(toml(pairs, more)).items
-    assert [names(one) for one in (first, second, third)] == [
+    assert [names(image) for image in (first, second, third)] == [
         ["00.webp", "00.png"],
         ["01_0000.png"],
         ["02_2.png", "02_10.png", "02.png"],
@@ -199,14 +206,14 @@ def test_references_are_mirrored_with_their_image_cached_or_not(pairs):
     images, family = encoded(config)
     plain = data.scan(config)
     cached = {batch.paths[0]: batch for batch in Batches(images, config, 3)}
-    seen = set()
+    references_seen = set()
     for batch in Batches(plain, config, 3):
         other = cached[batch.paths[0]]
         for pixels, latents in zip(batch.controls, other.controls, strict=True):
-            made = family.control_latents(make.parts(), pixels)
-            torch.testing.assert_close(made, latents)
-            seen.add(torch.equal(pixels, pixels.flip(-1)))
-    assert seen == {False}
+            control_latents = family.control_latents(make.parts(), pixels)
+            torch.testing.assert_close(control_latents, latents)
+            references_seen.add(torch.equal(pixels, pixels.flip(-1)))
+    assert references_seen == {False}
     arrays = images.latents.load(images.items[0])
     torch.testing.assert_close(torch.tensor(arrays["control_0_flipped"]), torch.tensor(arrays["control_0"]).flip(-1))
 
@@ -216,8 +223,8 @@ def test_caches_have_musubi_tuners_names_and_keys_and_go_stale_with_the_referenc
     _, family = encoded(config)
     assert len(family.seen) == 7, "three images, four references"
     file = pairs / "images" / "00_0064x0064_fk.safetensors"
-    found = load_file(file)
-    assert {name: tuple(array.shape) for name, array in found.items()} == {
+    stored_arrays = load_file(file)
+    assert {name: tuple(array.shape) for name, array in stored_arrays.items()} == {
         "latents_1x8x8_float32": (4, 8, 8),
         "latents_control_1x8x16_float32": (4, 8, 16),
     }
@@ -227,7 +234,9 @@ def test_caches_have_musubi_tuners_names_and_keys_and_go_stale_with_the_referenc
     several = load_file(pairs / "images" / "02_0064x0064_fk.safetensors")
     assert {"latents_control_0_1x6x10_float32", "latents_control_1_1x6x10_float32"} < set(several)
 
-    save_file({name: array[:, None].contiguous() for name, array in found.items()}, file, about)  # as it once was here
+    save_file(
+        {name: array[:, None].contiguous() for name, array in stored_arrays.items()}, file, about
+    )  # as it once was here
     assert len(encoded(config)[1].seen) == 0
     make.picture(pairs / "second" / "00.webp", (128, 64), seed=77)
     assert len(encoded(config)[1].seen) == 2
@@ -262,8 +271,8 @@ def test_captions_are_kept_under_musubi_tuners_names(pairs):
     text = {"cache_text_encoder_outputs_to_disk": True, "network_train_unet_only": True}
     config = make.config(None, dataset_config=str(toml(pairs).data.dataset_config), **DISK, **text)
     images, _ = encoded(config, family)
-    found = load_file(pairs / "images" / "00_fk_te.safetensors")
-    assert set(found) == {"t5_vec_float32", "clip_l_pooler_float32"}
+    stored_arrays = load_file(pairs / "images" / "00_fk_te.safetensors")
+    assert set(stored_arrays) == {"t5_vec_float32", "clip_l_pooler_float32"}
     assert set(images.text.load(images.items[0])) == {"hidden", "pool"}
     family.read.clear()
     encoded(config, family)
@@ -271,7 +280,7 @@ def test_captions_are_kept_under_musubi_tuners_names(pairs):
     # A file of musubi-tuner's own says which caption it is of, with all of its lines, and nothing else.
     caption = images.items[0].caption
     for told, same in ((caption, True), (f"{caption}\nmore", True), ("another caption", False)):
-        save_file(found, pairs / "images" / "00_fk_te.safetensors", {"caption1": told})
+        save_file(stored_arrays, pairs / "images" / "00_fk_te.safetensors", {"caption1": told})
         encoded(config, family)
         assert bool(family.read) is not same
         family.read.clear()
@@ -336,16 +345,16 @@ def test_masks_are_drawn_where_there_are_none_and_each_step_takes_one(tmp_path, 
         return [batch for _ in range(12) for batch in batches]
 
     cached, plain = epochs(images, 5), epochs(data.scan(config), 5)
-    seen = set()
-    for one, other in zip(cached, plain, strict=True):
-        assert torch.equal(one.paint, other.paint) and 0 < one.paint.mean() < 1
+    masks_seen = set()
+    for first, other in zip(cached, plain, strict=True):
+        assert torch.equal(first.paint, other.paint) and 0 < first.paint.mean() < 1
         assert torch.equal(other.controls[0], other.pixels * (1 - other.paint))
-        torch.testing.assert_close(family.control_latents(make.parts(), other.controls[0]), one.controls[0])
-        seen.add(one.paint.numpy().tobytes())
-    assert len(seen) == 2 * 2 * 3, "every mask of both, as it is and mirrored"
+        torch.testing.assert_close(family.control_latents(make.parts(), other.controls[0]), first.controls[0])
+        masks_seen.add(first.paint.numpy().tobytes())
+    assert len(masks_seen) == 2 * 2 * 3, "every mask of both, as it is and mirrored"
     paints = [batch.paint for batch in cached]
-    assert all(torch.equal(one, batch.paint) for one, batch in zip(paints, epochs(images, 5), strict=True))
-    assert not all(one.equal(batch.paint) for one, batch in zip(paints, epochs(images, 6), strict=True))
+    assert all(torch.equal(first, batch.paint) for first, batch in zip(paints, epochs(images, 5), strict=True))
+    assert not all(first.equal(batch.paint) for first, batch in zip(paints, epochs(images, 6), strict=True))
     later = Batches(images, config, 5)
     later.go_to(6, 1)
     assert torch.equal(next(iter(later)).paint, cached[5 * 2 + 1].paint), "as a training that goes on there"

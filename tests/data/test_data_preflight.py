@@ -13,13 +13,13 @@ from tests.data import make
 
 
 def problems(config):
-    return list(data.find_data_problems(config, 32))
+    return data.check_data(config, 32).problems
 
 
 def test_nothing_is_wrong_with_good_data(tmp_path):
     make.folder(tmp_path, "10_cat")
     config = make.config(tmp_path)
-    assert problems(config) == [] == list(data.data_warnings(config, 32))
+    assert problems(config) == [] == data.check_data(config, 32).warnings
 
 
 def test_a_missing_folder_and_a_file_instead_of_one(tmp_path):
@@ -41,8 +41,8 @@ def test_impossible_buckets_of_a_dataset_file_are_told_once(tmp_path, rules):
 
 
 def test_nothing_given_at_all():
-    found = problems(make.config(None, resolution=None))
-    assert [str(problem).split(" ")[0] for problem in found] == ["train_data_dir", "resolution"]
+    messages = problems(make.config(None, resolution=None))
+    assert [str(problem).split(" ")[0] for problem in messages] == ["train_data_dir", "resolution"]
 
 
 def test_an_empty_folder(tmp_path):
@@ -60,13 +60,13 @@ def test_images_directly_in_the_folder_are_trained_on_and_a_fix_sets_repeats(tmp
     make.folder(tmp_path, "cats")
     config = make.config(tmp_path / "cats", script)
     assert problems(config) == []
-    (hint,) = data.data_warnings(config, 32)
+    (hint,) = data.check_data(config, 32).warnings
     assert "4 images directly in" in str(hint) and "each seen once per epoch" in str(hint)
     (name, repeats), *others = working_fix(hint, config).items()
     assert name == "dataset_repeats" and repeats > 1 and not others
     fixed = make.config(tmp_path / "cats", script, dataset_repeats=repeats)
     assert [image.repeats for image in data.scan(fixed).items] == [repeats] * 4
-    (hint,) = data.data_warnings(fixed, 32)
+    (hint,) = data.check_data(fixed, 32).warnings
     assert f"each seen {repeats} times" in str(hint) and not working_fix(hint, fixed)
 
 
@@ -75,13 +75,13 @@ def test_loose_images_beside_folders_with_a_number_are_reported_not_to_be_used(t
     make.folder(tmp_path, ".", ((64, 64),) * 2)
     config = make.config(tmp_path, dataset_repeats=7)
     assert {image.repeats for image in data.scan(config).items} == {3} and len(data.scan(config).items) == 4
-    told = "\n".join(map(str, data.data_warnings(config, 32)))
+    told = "\n".join(map(str, data.check_data(config, 32).warnings))
     assert "are not used (2)" in told and "dataset_repeats has no effect" in told
 
 
 def test_a_flat_folder_whose_images_have_no_captions_says_so(tmp_path):
     make.folder(tmp_path, "cats", captions=False)
-    assert any("caption" in str(told) for told in data.data_warnings(make.config(tmp_path / "cats"), 32))
+    assert any("caption" in str(told) for told in data.check_data(make.config(tmp_path / "cats"), 32).warnings)
     assert {image.caption for image in data.scan(make.config(tmp_path / "cats")).items} == {""}
 
 
@@ -99,7 +99,7 @@ def test_a_folder_called_by_a_year_is_flat_and_one_with_0_repeats_does_not_count
     make.folder(tmp_path / "mixed", ".")
     make.folder(tmp_path / "mixed", "0_old")
     assert len(data.scan(make.config(tmp_path / "mixed")).items) == 4
-    assert any("0 repeats" in str(told) for told in data.data_warnings(make.config(tmp_path / "mixed"), 32))
+    assert any("0 repeats" in str(told) for told in data.check_data(make.config(tmp_path / "mixed"), 32).warnings)
 
 
 def test_images_that_lie_only_deeper_are_found_for_the_user(tmp_path):
@@ -120,7 +120,9 @@ def test_sub_folders_of_a_flat_folder_are_reported_not_to_be_read(tmp_path):
     make.folder(tmp_path, "more")
     config = make.config(tmp_path)
     assert len(data.scan(config).items) == 4
-    assert any("images in more" in str(told) and "not used" in str(told) for told in data.data_warnings(config, 32))
+    assert any(
+        "images in more" in str(told) and "not used" in str(told) for told in data.check_data(config, 32).warnings
+    )
 
 
 def test_folders_without_a_number_are_told_their_name(tmp_path):
@@ -134,7 +136,7 @@ def test_some_folders_without_a_number_are_only_a_warning(tmp_path):
     make.folder(tmp_path, "dogs")
     make.folder(tmp_path, "2024_summer", ((64, 64),))
     config = make.config(tmp_path)
-    warnings = list(data.data_warnings(config, 32))
+    warnings = data.check_data(config, 32).warnings
     assert not problems(config)
     assert any("1_dogs" in str(warning) for warning in warnings)
     assert any("2024 repeats" in str(warning) for warning in warnings)
@@ -150,16 +152,18 @@ def test_every_bad_image_is_named_at_once(tmp_path):
     (folder / "02.png").write_text("not an image")
     (folder / "link.png").symlink_to(tmp_path / "gone.png")
     (folder / "link_0064x0064_sdxl.npz").symlink_to(tmp_path / "gone.npz")
-    found = "\n".join(map(str, problems(make.config(tmp_path))))
+    message_text = "\n".join(map(str, problems(make.config(tmp_path))))
     named = ("photo.jpg", "00.png", "01.png", "02.png", "link.png")
-    assert all(name in found for name in named) and "03.png" not in found
+    assert all(name in message_text for name in named) and "03.png" not in message_text
 
 
 def test_pictures_in_formats_that_are_not_read_are_named(tmp_path):
     folder = make.folder(tmp_path, "1_cat", ((64, 64),))
     for name in ("a.gif", "b.TIFF", "c.heic"):
         make.picture(folder / "x.png").rename(folder / name)
-    assert any("a.gif, b.TIFF, c.heic" in str(warning) for warning in data.data_warnings(make.config(tmp_path), 32))
+    assert any(
+        "a.gif, b.TIFF, c.heic" in str(warning) for warning in data.check_data(make.config(tmp_path), 32).warnings
+    )
     (folder / "00.png").unlink()
     (problem,) = problems(make.config(tmp_path))
     assert "a.gif, b.TIFF, c.heic" in str(problem) and "PNG or WebP" in str(problem)
@@ -255,9 +259,9 @@ def test_latents_without_images_are_enough_only_where_they_are_read(tmp_path):
     make.folder(tmp_path, "x", ((64, 64),))
     (tmp_path / "x" / "gone_0064x0064_sdxl.npz").write_bytes(b"")
     (tmp_path / "meta.json").write_text('{"00.png": {"caption": "a"}, "gone.png": {"caption": "b"}}')
-    given = {"in_json": str(tmp_path / "meta.json")}
-    assert not problems(make.config(tmp_path / "x", cache_latents_to_disk=True, **given))
-    (problem,) = problems(make.config(tmp_path / "x", **given))
+    options = {"in_json": str(tmp_path / "meta.json")}
+    assert not problems(make.config(tmp_path / "x", cache_latents_to_disk=True, **options))
+    (problem,) = problems(make.config(tmp_path / "x", **options))
     assert "gone.png" in str(problem) and "cache_latents_to_disk" in str(problem)
 
 
@@ -276,17 +280,17 @@ def test_rules_of_buckets_are_checked_against_the_model(tmp_path):
 def test_both_folders_and_the_images_are_checked_at_once(tmp_path):
     folder = make.folder(tmp_path / "train", "1_cat")
     (folder / "00.png").write_bytes(b"")
-    found = problems(make.config(tmp_path / "train", reg_data_dir=str(tmp_path / "none")))
-    assert len(found) == 2 and "reg_data_dir" in str(found[0]) and "00.png" in str(found[1])
+    messages = problems(make.config(tmp_path / "train", reg_data_dir=str(tmp_path / "none")))
+    assert len(messages) == 2 and "reg_data_dir" in str(messages[0]) and "00.png" in str(messages[1])
 
 
 def test_an_empty_concept_folder_is_named(tmp_path):
     make.folder(tmp_path, "1_cat")
     (tmp_path / "1_dog").mkdir()
     make.folder(tmp_path / "1_bird", "more")
-    found = problems(make.config(tmp_path))
-    assert any("1_dog holds no images" in str(p) for p in found)
-    assert any("1_bird" in str(p) and "more" in str(p) for p in found)
+    messages = problems(make.config(tmp_path))
+    assert any("1_dog holds no images" in str(p) for p in messages)
+    assert any("1_bird" in str(p) and "more" in str(p) for p in messages)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +311,7 @@ def test_options_that_do_nothing_with_this_data_are_pointed_out(tmp_path, option
     make.folder(tmp_path, "1_cat")
     config = make.config(tmp_path, **options)
     assert not problems(config)
-    assert any(word in str(warning) for warning in data.data_warnings(config, 32))
+    assert any(word in str(warning) for warning in data.check_data(config, 32).warnings)
 
 
 def test_one_transparent_image_is_enough_for_alpha_mask(tmp_path):
@@ -315,7 +319,7 @@ def test_one_transparent_image_is_enough_for_alpha_mask(tmp_path):
     with Image.open(path) as picture:
         picture.convert("RGBA").save(path)
     assert not any(
-        "alpha_mask" in str(warning) for warning in data.data_warnings(make.config(tmp_path, alpha_mask=True), 32)
+        "alpha_mask" in str(warning) for warning in data.check_data(make.config(tmp_path, alpha_mask=True), 32).warnings
     )
 
 
@@ -331,7 +335,7 @@ from library import data, families
 from library.config import building
 values = {{"train_data_dir": {str(tmp_path)!r}, "resolution": 64}}
 config = building.build_config(families.config_class("flux_train"), values)
-assert not list(data.find_data_problems(config, 16)) and len(data.scan(config)) == 4
+assert not data.check_data(config, 16).problems and len(data.scan(config)) == 4
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -343,11 +347,12 @@ def test_lines_of_captions_that_nothing_reads_are_counted_and_may_be_used(tmp_pa
     files[0].write_text("".join(f"line {number}\n\n" for number in range(5000)), encoding="utf-8")
     files[1].write_text("one\ntwo", encoding="utf-8")
     config = make.config(tmp_path)
-    (said,) = (line for line in data.data_warnings(config, 32) if "several lines" in str(line))
+    (said,) = (line for line in data.check_data(config, 32).warnings if "several lines" in str(line))
     assert str(said).startswith("2 caption files") and "5,000 lines not" in str(said) and "4,999" in str(said), place
     assert working_fix(said, config) == {"enable_wildcard": True}
     assert not any(
-        "several lines" in str(line) for line in data.data_warnings(make.config(tmp_path, enable_wildcard=True), 32)
+        "several lines" in str(line)
+        for line in data.check_data(make.config(tmp_path, enable_wildcard=True), 32).warnings
     )
 
 
@@ -360,7 +365,7 @@ def test_keeping_the_base_models_answer_is_for_adapters(tmp_path, script):
         "custom_attributes.diff_output_preservation = true\n",
         encoding="utf-8",
     )
-    told = list(data.data_warnings(make.config(None, script, dataset_config=str(file)), 32))
+    told = list(data.check_data(make.config(None, script, dataset_config=str(file)), 32).warnings)
     assert [("diff_output_preservation has no effect" in str(text)) for text in told] == [True] * (
         script != "sdxl_train_network"
     )
@@ -373,9 +378,9 @@ def test_options_that_the_dataset_file_overrules_are_named(tmp_path):
     file.write_text(f"[general]\n{general}[[datasets]]\n{subsets[0]}num_repeats = 2\n[[datasets]]\n{subsets[1]}")
 
     def told(**values):
-        given = {"resolution": None, "min_bucket_reso": None, "max_bucket_reso": None, "caption_extension": None}
-        config = make.config(None, **given | values, dataset_config=str(file))
-        return [text for text in map(str, data.data_warnings(config, 32)) if "no effect" in text]
+        options = {"resolution": None, "min_bucket_reso": None, "max_bucket_reso": None, "caption_extension": None}
+        config = make.config(None, **options | values, dataset_config=str(file))
+        return [text for text in map(str, data.check_data(config, 32).warnings) if "no effect" in text]
 
     ours = {"resolution": 128, "train_batch_size": 4, "caption_extension": ".tags"}
     both = "resolution, train_batch_size and caption_extension have no effect: images.toml says it for all images"
@@ -389,7 +394,7 @@ def test_keys_of_folders_beside_a_metadata_file_are_named(tmp_path):
     (tmp_path / "meta.json").write_text(json.dumps({str(image): {"caption": "a cat"}}))
     subset = f"[[datasets.subsets]]\nmetadata_file = '{(tmp_path / 'meta.json').as_posix()}'\nclass_tokens = 'cat'\n"
     file.write_text(f"[[datasets]]\n{subset}")
-    warnings = map(str, data.data_warnings(make.config(None, dataset_config=str(file)), 32))
+    warnings = map(str, data.check_data(make.config(None, dataset_config=str(file)), 32).warnings)
     told = [text for text in warnings if "no effect" in text]
     assert told == ["class_tokens has no effect beside metadata_file, which has captions and sizes"]
 
@@ -399,7 +404,7 @@ def test_dropout_in_a_dataset_file_works_where_captions_are_encoded_once(tmp_pat
     file.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{folder}'\ncaption_dropout_every_n_epochs = 2\n")
     for script in ("flux_train_network", "anima_train_network"):
         values = {"cache_text_encoder_outputs": True, "network_train_unet_only": True, "dataset_config": str(file)}
-        told = [str(one) for one in data.data_warnings(make.config(None, script, **values), 16)]
+        told = [str(warning) for warning in data.check_data(make.config(None, script, **values), 16).warnings]
         assert not [text for text in told if "caption_dropout_every_n_epochs" in text]
 
 
@@ -407,7 +412,7 @@ def test_a_share_for_validation_that_is_less_than_one_image(tmp_path):
     make.folder(tmp_path, "10_cat")
 
     def told(share):
-        return [str(one) for one in data.data_warnings(make.config(tmp_path, validation_split=share), 32)]
+        return [str(warning) for warning in data.check_data(make.config(tmp_path, validation_split=share), 32).warnings]
 
     assert "validation_split = 0.01 of 4 images is less than one image; nothing is validated" in told(0.01)
     assert not any("validation_split" in text for text in told(0.5))
@@ -416,29 +421,35 @@ def test_a_share_for_validation_that_is_less_than_one_image(tmp_path):
 def test_one_image_and_copies_of_one_are_not_held_out(tmp_path):
     folder = make.folder(tmp_path, "10_cat", ((64, 64),))
     (said,) = (
-        w for w in data.data_warnings(make.config(tmp_path, validation_split=0.99), 32) if "validation_split" in str(w)
+        w
+        for w in data.check_data(make.config(tmp_path, validation_split=0.99), 32).warnings
+        if "validation_split" in str(w)
     )
     assert str(said).startswith("validation_split = 0.99 of 1 image holds none out")
     (folder / "copy.png").write_bytes((folder / "00.png").read_bytes())
     (said,) = (
-        w for w in data.data_warnings(make.config(tmp_path, validation_split=0.5), 32) if "validation_split" in str(w)
+        w
+        for w in data.check_data(make.config(tmp_path, validation_split=0.5), 32).warnings
+        if "validation_split" in str(w)
     )
     assert "copies stay together" in str(said)
 
 
 def test_a_share_of_everything_leaves_nothing_to_train_on(tmp_path):
     make.folder(tmp_path, "10_cat")
-    (said,) = data.find_data_problems(make.config(tmp_path, validation_split=1.0), 32)
+    (said,) = data.check_data(make.config(tmp_path, validation_split=1.0), 32).problems
     assert str(said).startswith("validation_split holds out every image (4 images)") and said.fix["validation_split"]
 
 
 def test_the_trigger_is_looked_for_in_what_is_trained(tmp_path):
     folder = make.folder(tmp_path, "1_cat")
-    known = {"metadata_trigger_phrase": "zorb", "caption_prefix": "zorb, "}
-    assert not [w for w in data.data_warnings(make.config(tmp_path, **known), 32) if "zorb" in str(w)]
+    template_values = {"metadata_trigger_phrase": "zorb", "caption_prefix": "zorb, "}
+    assert not [w for w in data.check_data(make.config(tmp_path, **template_values), 32).warnings if "zorb" in str(w)]
     (folder / "00.txt").write_text("[trigger] on a mat")
     assert not [
-        w for w in data.data_warnings(make.config(tmp_path, metadata_trigger_phrase="zorb"), 32) if "zorb" in str(w)
+        w
+        for w in data.check_data(make.config(tmp_path, metadata_trigger_phrase="zorb"), 32).warnings
+        if "zorb" in str(w)
     ]
-    (unfilled,) = [w for w in data.data_warnings(make.config(tmp_path), 32) if "[trigger]" in str(w)]
+    (unfilled,) = [w for w in data.check_data(make.config(tmp_path), 32).warnings if "[trigger]" in str(w)]
     assert unfilled.option == "metadata_trigger_phrase" and str(folder / "00.png") in str(unfilled)

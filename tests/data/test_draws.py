@@ -41,18 +41,18 @@ def test_generators_that_are_seeded_when_used_draw_the_same(tmp_path, values, mo
         masks = (ControlImage(image.path, image.size, image.fit, drawn=drawn) for drawn in range(5))
         image.controls = tuple(masks) if number else ()
     batches = Batches(images, config, 5)
-    found = random_choices(batches)
+    draws = random_choices(batches)
     monkeypatch.setattr(loading, "seeded_when_used", Random)
-    assert found == random_choices(batches)
-    assert len({mask for _, _, mask, _ in found}) > 2 and len({number for *_, number in found}) == len(found)
+    assert draws == random_choices(batches)
+    assert len({mask for _, _, mask, _ in draws}) > 2 and len({number for *_, number in draws}) == len(draws)
 
 
 def test_draws_stay_those_of_earlier_versions(tmp_path):
     make.folder(tmp_path, "2_cat", ((64, 64),) * 2)
     values = {"flip_aug": True, "shuffle_caption": True, "caption_tag_dropout_rate": 0.3}
     config = make.config(tmp_path, **values)
-    found = random_choices(Batches(data.scan(config), config, 5), epochs=1)
-    assert found == [
+    draws = random_choices(Batches(data.scan(config), config, 5), epochs=1)
+    assert draws == [
         ("cat number 1, sitting, on a mat", True, None, 0.688425508258022),
         ("sitting, cat number 1", False, None, 0.20950232468088414),
         ("on a mat, sitting, cat number 0", False, None, 0.8477326962847337),
@@ -62,8 +62,8 @@ def test_draws_stay_those_of_earlier_versions(tmp_path):
 
 def test_cached_images_that_draw_nothing_seed_no_generator(tmp_path, monkeypatch):
     make.folder(tmp_path, "4_cat", ((64, 64),) * 2)
-    given = {"cache_latents": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}
-    config = make.config(tmp_path, **given)
+    options = {"cache_latents": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}
+    config = make.config(tmp_path, **options)
     images = data.scan(config)
     family: Any = make.Family()
     encoding.encode_missing_caches(images, family, make.parts(), config, make.Run(), print)

@@ -67,7 +67,7 @@ def test_the_stored_size_counts_and_not_the_turned_one(tmp_path):
     make.picture(tmp_path / "1_cat" / "a.jpg", (80, 48), exif=turned)
     config = make.config(tmp_path)
     assert data.scan(config).items[0].size == (80, 48)
-    assert any("EXIF" in str(warning) for warning in data.data_warnings(config, 32))
+    assert any("EXIF" in str(warning) for warning in data.check_data(config, 32).warnings)
 
 
 def test_captions_of_faces_and_of_several_lines(tmp_path):
@@ -101,12 +101,12 @@ def test_names_of_macos_and_of_other_systems_are_the_same(tmp_path, image, capti
     names = {form: unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD")}
     make.picture(tmp_path / "1_cat" / f"{names[image]}.png")
     (tmp_path / "1_cat" / f"{names[caption]}.txt").write_text("a cup")
-    found = data.scan(make.config(tmp_path))
-    assert [one.caption for one in found.items] == ["a cup"] and not found.warnings
+    images = data.scan(make.config(tmp_path))
+    assert [item.caption for item in images.items] == ["a cup"] and not images.warnings
     listed = tmp_path / "meta.json"
     listed.write_text(json.dumps({f"{names[caption]}.png": {"caption": "tea"}}))
-    found = data.scan(make.config(tmp_path / "1_cat", in_json=str(listed)))
-    assert [one.caption for one in found.items] == ["tea"] and os.path.isfile(found.items[0].path)
+    images = data.scan(make.config(tmp_path / "1_cat", in_json=str(listed)))
+    assert [item.caption for item in images.items] == ["tea"] and os.path.isfile(images.items[0].path)
 
 
 def test_the_extension_of_captions_may_be_in_capitals_and_the_exact_name_comes_first(tmp_path):
@@ -114,8 +114,8 @@ def test_the_extension_of_captions_may_be_in_capitals_and_the_exact_name_comes_f
     (folder / "00.TXT").write_text("capitals")
     (folder / "01.TXT").write_text("capitals")
     (folder / "01.txt").write_text("exact")
-    found = data.scan(make.config(tmp_path))
-    assert [one.caption for one in found.items] == ["capitals", "exact"] and not found.warnings
+    images = data.scan(make.config(tmp_path))
+    assert [item.caption for item in images.items] == ["capitals", "exact"] and not images.warnings
 
 
 def test_files_that_only_look_like_captions_are_named(tmp_path):
@@ -124,11 +124,11 @@ def test_files_that_only_look_like_captions_are_named(tmp_path):
     os.rename(folder / "04.png", folder / "Photo.png")
     for name in ("01.png.txt", "02.json", "03.caption", "photo.txt", "readme.txt", "00.json"):
         (folder / name).write_text("x")
-    warnings = [str(one) for one in data.scan(make.config(tmp_path)).warnings]
-    (said,) = [one for one in warnings if "not read as captions" in one]
+    warnings = [str(warning) for warning in data.scan(make.config(tmp_path)).warnings]
+    (said,) = [warning for warning in warnings if "not read as captions" in warning]
     assert "01.png.txt, 02.json, 03.caption, photo.txt;" in said and "ending .txt" in said
     opened = scanning.scan_collection(tmp_path, make.config(tmp_path))
-    assert [one for one in map(str, opened.notes) if "01.png.txt, 02.json, 03.caption, photo.txt;" in one]
+    assert [warning for warning in map(str, opened.notes) if "01.png.txt, 02.json, 03.caption, photo.txt;" in warning]
 
 
 def test_regularisation_images_fill_up_to_the_number_of_the_others(tmp_path):
@@ -172,17 +172,17 @@ def test_cache_info_remembers_what_has_not_changed(tmp_path):
     config = make.config(tmp_path, cache_info=True)
     first = data.scan(config)
     memory = folder / "metadata_cache.json"
-    known = json.loads(memory.read_text())
+    cache_entries = json.loads(memory.read_text())
     caption = {"caption": first.items[0].caption, "caption_file": "00.txt"}
-    assert known[first.items[0].path] == {**caption, "resolution": [64, 64]}
-    for about in known.values():
+    assert cache_entries[first.items[0].path] == {**caption, "resolution": [64, 64]}
+    for about in cache_entries.values():
         about["caption"] = "remembered"
-    memory.write_text(json.dumps(known))
+    memory.write_text(json.dumps(cache_entries))
     make.picture(folder / "new.png")
     (folder / "01.txt").write_text("changed")
     os.utime(folder / "01.txt", (2e9, 2e9))
     assert [image.caption for image in data.scan(config).items] == ["remembered", "changed", "cat"]
-    memory.write_text(json.dumps(dict.fromkeys(known, "edited by hand")))
+    memory.write_text(json.dumps(dict.fromkeys(cache_entries, "edited by hand")))
     assert [image.size for image in data.scan(config).items] == [(64, 64)] * 3
 
 
@@ -269,7 +269,7 @@ def test_lists_of_the_hub_are_captions(tmp_path, name, by_file):
         subset = f"metadata_file = '{file}'\n" + (f"image_dir = '{tmp_path / 'x'}'\n" if name == "other.tsv" else "")
         (tmp_path / "d.toml").write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\n{subset}")
         config = make.config(None, dataset_config=str(tmp_path / "d.toml"))
-    assert [one.caption for one in data.scan(config).items] == ["a cat, red", "a\u2028dog"]
+    assert [item.caption for item in data.scan(config).items] == ["a cat, red", "a\u2028dog"]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_lists_that_cannot_be_read_say_what_to_write(tmp_path, name, text, said)
 def test_a_list_that_nothing_names_is_pointed_out(tmp_path):
     folder = make.folder(tmp_path, "1_cat", captions=False)
     (folder / "metadata.csv").write_text("file_name,text\n00.png,a cat\n")
-    said = [str(one) for one in data.scan(make.config(tmp_path)).warnings if "metadata.csv" in str(one)]
+    said = [str(warning) for warning in data.scan(make.config(tmp_path)).warnings if "metadata.csv" in str(warning)]
     assert len(said) == 1 and "in_json" in said[0]
 
 
@@ -325,12 +325,12 @@ def test_broken_metadata_is_named(tmp_path, text):
 
 def test_all_wrong_entries_of_metadata_are_named_in_plain_words(tmp_path):
     (tmp_path / "meta.json").write_text('{"a.png": "a cat", "b.png": null, "c.png": {}}')
-    found = data.find_data_problems(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32)
+    problems = data.check_data(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32).problems
     wrong = (("a.png", "'a cat'"), ("b.png", "None"))
-    said = [f"'{name}' must be an object with caption or tags, got {got}" for name, got in wrong]
-    assert [str(problem).split(": ", 1)[1] for problem in found] == said
+    said = [f"'{name}' must be an object with caption or tags, got {value}" for name, value in wrong]
+    assert [str(problem).split(": ", 1)[1] for problem in problems] == said
     (tmp_path / "meta.jsonl").write_text('{"image_path": "a.png"}\n\n{"caption": "x"}')
-    (problem,) = data.find_data_problems(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32)
+    (problem,) = data.check_data(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32).problems
     assert "meta.jsonl, line 3: it must have image_path, or file_name and text" in str(problem)
 
 
@@ -341,9 +341,9 @@ def test_a_folder_given_twice_in_one_dataset_counts_once_and_is_told(tmp_path):
     path.write_text(f"[[datasets]]\nresolution = 64\n{subset}num_repeats = 3\n{subset}")
     config = make.config(None, dataset_config=str(path))
     assert [image.repeats for image in data.scan(config).items] == [3]
-    assert any("given again in one [[datasets]]" in str(warning) for warning in data.data_warnings(config, 32))
+    assert any("given again in one [[datasets]]" in str(warning) for warning in data.check_data(config, 32).warnings)
     path.write_text(f"[general]\nresolution = 64\n[[datasets]]\n{subset}[[datasets]]\n{subset}")
-    assert not any("given again" in str(warning) for warning in data.data_warnings(config, 32))
+    assert not any("given again" in str(warning) for warning in data.check_data(config, 32).warnings)
 
 
 def masked(tmp_path, masks):
@@ -388,10 +388,13 @@ def test_a_summary_is_plain_values(tmp_path):
     make.folder(tmp_path, "5_cat", ((128, 128), (192, 64), (192, 64)))
     config = make.config(tmp_path, resolution="128", max_bucket_reso=256, enable_bucket=True, train_batch_size=2)
     images = data.scan(config)
-    found = json.loads(json.dumps(data.summarise_images(images, world=2)))
-    assert found["images"] == 3 and found["repeats"] == 15
-    assert [(row["images"], row["repeats"], row["batches"]) for row in found["buckets"]] == [(1, 5, 3), (2, 10, 5)]
-    assert found["batches_per_epoch"] == 4
+    summary_of_images = json.loads(json.dumps(data.summarise_images(images, world=2)))
+    assert summary_of_images["images"] == 3 and summary_of_images["repeats"] == 15
+    assert [(row["images"], row["repeats"], row["batches"]) for row in summary_of_images["buckets"]] == [
+        (1, 5, 3),
+        (2, 10, 5),
+    ]
+    assert summary_of_images["batches_per_epoch"] == 4
 
 
 @pytest.mark.parametrize("script", families.RUNS)

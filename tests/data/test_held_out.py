@@ -19,8 +19,8 @@ from tests.data import make
 def apart(names, share, seed=0):
     """The split of one data set of these images, of which only names are known: (for training, for validation)."""
     images = [Image(name, (64, 64), "", 1, None, 0, None) for name in names]
-    made = held_out.hold_out([DatasetConfig(validation_split=share)], [images], [[]], seed)
-    return [image.path for image in made.learned[0]], [image.path for image in made.held_out[0]]
+    held = held_out.hold_out([DatasetConfig(validation_split=share)], [images], [[]], seed)
+    return [image.path for image in held.learned[0]], [image.path for image in held.held_out[0]]
 
 
 def test_the_parts_are_disjoint_and_cover_everything():
@@ -166,7 +166,9 @@ def test_a_resumed_training_goes_on_with_the_split_it_began_with(ten, tmp_path):
 
 
 def told(config):
-    return [str(warning) for warning in data.data_warnings(config, 32) if str(warning).startswith("validation_split")]
+    return [
+        str(warning) for warning in data.check_data(config, 32).warnings if str(warning).startswith("validation_split")
+    ]
 
 
 def test_a_resume_says_that_another_share_changes_nothing(ten, tmp_path):
@@ -195,8 +197,8 @@ def test_held_out_images_that_are_gone_are_never_trained_on_later(ten, tmp_path)
 def test_validation_that_begins_with_a_resume_says_that_its_images_are_known(ten, tmp_path):
     later = replace_options(ten, resume=state(tmp_path, held_out=[]))
     assert len(names(data.scan(later))) == 6
-    assert any("began without validation" in str(warning) for warning in data.data_warnings(later, 32))
-    assert not any("began without validation" in str(warning) for warning in data.data_warnings(ten, 32))
+    assert any("began without validation" in str(warning) for warning in data.check_data(later, 32).warnings)
+    assert not any("began without validation" in str(warning) for warning in data.check_data(ten, 32).warnings)
 
 
 def test_a_state_of_an_earlier_version_keeps_the_split_of_that_version(ten, tmp_path):
@@ -205,7 +207,9 @@ def test_a_state_of_an_earlier_version_keeps_the_split_of_that_version(ten, tmp_
     images = data.scan(later)
     assert len(images.items) == 60 and len(images.validation.items) == 10 and images.held_out is None
     assert {image.path for image in images.validation.items} < {image.path for image in images.items}
-    assert any("10 images that are trained on and validated" in str(one) for one in data.data_warnings(later, 32))
+    assert any(
+        "10 images that are trained on and validated" in str(warning) for warning in data.check_data(later, 32).warnings
+    )
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"held_out": 3}'])

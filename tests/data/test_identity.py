@@ -13,8 +13,8 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def network(source=torch.float32, seed=0):
     torch.manual_seed(seed)
-    made = nn.Sequential(*(nn.Linear(8, 8) for _ in range(50)), nn.LayerNorm(8))
-    return made.to(source).float()  # weights as a file of that type holds them
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(50)), nn.LayerNorm(8))
+    return layers.to(source).float()  # weights as a file of that type holds them
 
 
 def made(net, dtype):

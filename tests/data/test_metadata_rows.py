@@ -68,5 +68,5 @@ def test_an_image_that_is_listed_twice_is_named(tmp_path):
     rows = [{"file_name": "1.png", "text": words} for words in ("a cat", "a dog")]
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = make.config(tmp_path, in_json=str(tmp_path / "metadata.jsonl"))
-    (said,) = (one for one in data.data_warnings(config, 32) if "more than once" in str(one))
+    (said,) = (warning for warning in data.check_data(config, 32).warnings if "more than once" in str(warning))
     assert str(image) in str(said) and len(data.scan(config).items) == 2

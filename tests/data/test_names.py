@@ -52,15 +52,15 @@ def test_they_are_told_of_and_trained(odd, kind, cache):
     for _ in range(2):  # again with what the first time left
         checked = data.check_data(config, 32)
         assert not checked.problems
-        said = [str(one) for one in checked.warnings if "UTF-8" in str(one)]
+        said = [str(warning) for warning in checked.warnings if "UTF-8" in str(warning)]
         assert len(said) == 1 and "caf\\xe9.png" in said[0]
-        assert all(str(one).encode() for one in checked.warnings)
+        assert all(str(warning).encode() for warning in checked.warnings)
         images, run = data.scan(config), make.Run()
         encoding.encode_missing_caches(images, make.Family(cache), make.parts(), config, run, run.phase)
         batches = Batches(images, config, 0)
         assert batches.state_dict()["images or captions"]
-        seen = [batch for batch, _ in zip(batches, range(len(batches)), strict=False)]
-        assert all(words.encode() for batch in seen for words in batch.captions)
+        batches_seen = [batch for batch, _ in zip(batches, range(len(batches)), strict=False)]
+        assert all(words.encode() for batch in batches_seen for words in batch.captions)
     everything = [image.path for part in (images, images.validation) if part for image in part.items]
     assert sum(ODD in os.path.basename(path) for path in everything) == 1
     assert sources.scan_sources(config).count()["images"]
@@ -80,5 +80,5 @@ def test_texts_and_records_hold_them(tmp_path):
 
 
 def test_an_image_folder_of_such_a_name_is_refused_in_a_sentence(odd):
-    (problem,) = data.find_data_problems(make.config(odd / f"1_{ODD}"), 32)
+    (problem,) = data.check_data(make.config(odd / f"1_{ODD}"), 32).problems
     assert "rename the folder" in str(problem) and str(problem).encode()

@@ -34,10 +34,10 @@ def test_every_orientation_of_every_format_is_that_of_pillow(tmp_path, suffix, t
         pytest.skip("no decoder here")
     path = turned(tmp_path / f"a{suffix}", turn)
     with Image.open(path) as image:
-        seen = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
         stored = np.asarray(image.convert("RGB"))
     assert orientation.orientation(path) == turn
-    assert np.array_equal(pixels.read_pixels(path, pixels.Decoding(upright=True)), seen)
+    assert np.array_equal(pixels.read_pixels(path, pixels.Decoding(upright=True)), expected)
     assert np.array_equal(pixels.read_pixels(path), stored)
     with Image.open(path) as image:
         upright = orientation.upright(image).convert("RGB")
@@ -98,9 +98,9 @@ def test_sizes_buckets_and_pixels_are_those_that_people_see(photos):
         height, width = shown(image.path).shape[:2]
         assert image.size == (width, height) and (image.fit.bucket[0] < image.fit.bucket[1]) is (width < height)
         batch = Batches(replace_items(images, image), of(photos, exif_rotation=True), 0)
-        made = next(iter(batch)).pixels[0]
+        pixels_of_batch = next(iter(batch)).pixels[0]
         expected = pixels.to_tensor(pixels.apply_view(shown(image.path), middle(image)))
-        assert np.array_equal(made.numpy(), expected.numpy())
+        assert np.array_equal(pixels_of_batch.numpy(), expected.numpy())
 
 
 def replace_items(images, image):
@@ -121,9 +121,11 @@ def test_without_the_option_nothing_is_turned_and_each_is_named(photos):
     for path, size in sizes.items():
         with Image.open(path) as image:
             assert image.size == size
-    (said,) = (one for one in data.data_warnings(config, 32) if "EXIF" in str(one))
+    (said,) = (warning for warning in data.check_data(config, 32).warnings if "EXIF" in str(warning))
     assert str(said).startswith("7 images turned or mirrored") and said.fix == {"exif_rotation": True}
-    assert not any("EXIF" in str(one) for one in data.data_warnings(replace_options(config, exif_rotation=True), 32))
+    assert not any(
+        "EXIF" in str(warning) for warning in data.check_data(replace_options(config, exif_rotation=True), 32).warnings
+    )
 
 
 @pytest.mark.parametrize("cache", [make.SDXL, make.FLUX])
@@ -135,12 +137,12 @@ def test_caches_of_one_way_are_not_taken_for_the_other(photos, cache):
         return {image.path: images.latents.load(image)["latents"] for image in images.items}, len(family.seen)
 
     stored, first = encoded(False)
-    seen, second = encoded(True)
+    encoded_first, second = encoded(True)
     assert (first, second) == (8, 7)  # the photo that is not turned is encoded once
     for path in stored:
-        plain = np.array_equal(stored[path], seen[path])
+        plain = np.array_equal(stored[path], encoded_first[path])
         assert plain is (orientation.orientation(path) == 1), path
-    for upright, before in ((False, stored), (True, seen)):  # both are there, and stay valid
+    for upright, before in ((False, stored), (True, encoded_first)):  # both are there, and stay valid
         again, count = encoded(upright)
         assert count == 0 and all(np.array_equal(again[path], before[path]) for path in before)
 
@@ -193,8 +195,8 @@ caption_extension = ".txt"
 
 def described(tmp_path, script, second, **values):
     """A data set file with masks or reference images."""
-    given = {"images": (tmp_path / "set" / "1_cat").as_posix(), "folder": (tmp_path / "second").as_posix()}
-    (tmp_path / "sets.toml").write_text(DATASET.format(second=second, **given))
+    options = {"images": (tmp_path / "set" / "1_cat").as_posix(), "folder": (tmp_path / "second").as_posix()}
+    (tmp_path / "sets.toml").write_text(DATASET.format(second=second, **options))
     nothing = {"resolution": None, "min_bucket_reso": None, "max_bucket_reso": None, "caption_extension": None}
     return make.config(None, script, **nothing, dataset_config=str(tmp_path / "sets.toml"), **values)
 
@@ -224,7 +226,7 @@ def test_reference_images_turn_by_themselves(tmp_path):
         config = described(tmp_path, "flux_2_train_network", "control_directory", exif_rotation=upright)
         images = data.scan(config)
         assert images.items[0].controls[0].size == (SIZE[::-1] if upright else SIZE)
-        told = [str(one) for one in data.data_warnings(config, 16) if "EXIF" in str(one)]
+        told = [str(warning) for warning in data.check_data(config, 16).warnings if "EXIF" in str(warning)]
         assert bool(told) is not upright and all(str(path) in text for text in told)
 
 

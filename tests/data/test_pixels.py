@@ -28,8 +28,8 @@ def test_every_mode_becomes_rgb(tmp_path, mode):
 
 def test_grey_of_16_bits_keeps_its_shades(tmp_path):
     Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "a.png")
-    found = pixels.read_pixels(tmp_path / "a.png")[:, :, 0]
-    assert found.min() == 0 and found.max() == 255 and len(np.unique(found)) == 64
+    shades = pixels.read_pixels(tmp_path / "a.png")[:, :, 0]
+    assert shades.min() == 0 and shades.max() == 255 and len(np.unique(shades)) == 64
 
 
 def test_exif_does_not_turn_the_image(tmp_path):
@@ -74,10 +74,10 @@ def test_mirroring_turns_left_to_right(tmp_path):
 
 def test_colours_change_a_little_and_for_one_in_three(tmp_path):
     picture = pixels.read_pixels(make.picture(tmp_path / "a.png", (32, 32)))
-    made = [augment.color(picture, Random(seed)) for seed in range(600)]
-    changed = [one for one in made if not np.array_equal(one, picture)]
+    variants = [augment.color(picture, Random(seed)) for seed in range(600)]
+    changed = [one for one in variants if not np.array_equal(one, picture)]
     assert 150 < len(changed) < 250
-    assert all(one.dtype == np.uint8 and one.shape == picture.shape for one in made)
+    assert all(one.dtype == np.uint8 and one.shape == picture.shape for one in variants)
     assert max(np.abs(one.astype(int) - picture).mean() for one in changed) < 30
 
 

@@ -65,25 +65,32 @@ def test_each_image_is_in_a_data_set_for_each_size(folder):
         summarise_images(data.scan(make.config(folder.parent, **SIZES | {"resolution": size})))
         for size in (128, 96, 64)
     ]
-    assert counts["batches_per_epoch"] == sum(one["batches_per_epoch"] for one in alone)
-    assert [{**row, "dataset": 0} for row in counts["buckets"]] == [row for one in alone for row in one["buckets"]]
+    assert counts["batches_per_epoch"] == sum(summary["batches_per_epoch"] for summary in alone)
+    assert [{**row, "dataset": 0} for row in counts["buckets"]] == [
+        row for summary in alone for row in summary["buckets"]
+    ]
 
 
 def test_an_epoch_has_every_image_at_every_size_as_often_as_its_repeats(folder):
     config = make.config(folder.parent, **SIZES, train_batch_size=2)
     batches = Batches(data.scan(config), config, 3)
-    seen = Counter()
+    drawn_batches = Counter()
     for draw in batches.draws(1):
-        made = batches.make(draw)
-        seen.update((path, batches.images.items[at].dataset) for path, at in zip(made.paths, draw.images, strict=True))
+        batch = batches.make(draw)
+        drawn_batches.update(
+            (path, batches.images.items[at].dataset) for path, at in zip(batch.paths, draw.images, strict=True)
+        )
         assert len({batches.images.items[at].dataset for at in draw.images}) == 1
-    assert set(seen.values()) == {2} and len(seen) == 15
+    assert set(drawn_batches.values()) == {2} and len(drawn_batches) == 15
 
 
 def test_a_dataset_file_says_it_for_each_table(of_file, folder):
     config = of_file()
     images = data.scan(config)
-    assert [(one.table, one.resolution, one.sizes) for one in images.datasets] == [
+    assert [
+        (dataset_of_size.table, dataset_of_size.resolution, dataset_of_size.sizes)
+        for dataset_of_size in images.datasets
+    ] == [
         *((0, (side, side), ((64, 64), (96, 96), (128, 128))) for side in (128, 96, 64)),
         (1, (64, 64), ((64, 64),)),
     ]
@@ -100,7 +107,7 @@ def test_held_out_images_are_held_out_at_every_size(folder, of_file, described):
     share = {"validation_split": 0.4}
     config = of_file(**share) if described else make.config(folder.parent, **SIZES, **share)
     images = data.scan(config)
-    learned, held = ({(i.path, i.dataset) for i in one.items} for one in (images, images.validation))
+    learned, held = ({(i.path, i.dataset) for i in image_set.items} for image_set in (images, images.validation))
     assert not {path for path, _ in learned} & {path for path, _ in held}
     assert set(Counter(path for path, at in held if at < 3).values()) == {3}
     assert len({path for path, at in held if at < 3}) == 2
@@ -138,8 +145,8 @@ def test_mistakes_of_all_sizes_are_reported_once(folder, of_file, tmp_path):
     (folder / "broken.png").write_bytes(b"no image")
     (tmp_path / "data.toml").write_text(FILE.format(folder=folder, other=folder.parent), encoding="utf-8")
     for config in (make.config(folder.parent, **SIZES), of_file()):
-        found = data.check_data(config, 8)
-        said = [str(problem) for problem in (*found.problems, *found.warnings)]
+        mistakes = data.check_data(config, 8)
+        said = [str(problem) for problem in (*mistakes.problems, *mistakes.warnings)]
         assert len([text for text in said if "be read as images" in text]) == 1 and len(said) == len(set(said))
     with pytest.raises(ConfigError, match="resolution must not be above max_bucket_reso") as refused:
         make.config(folder.parent, **SIZES | {"resolution": "64;256;512"})

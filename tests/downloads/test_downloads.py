@@ -20,7 +20,7 @@ from tests.downloads.conftest import small, sparse
 NAME, PATH = "someone/models", "split/a.safetensors"
 
 
-def quiet(what, done, total):
+def quiet(message, done, total):
     """A report that nobody reads."""
 
 
@@ -38,7 +38,7 @@ def test_a_file_is_downloaded_into_the_folder_of_its_repository(hub, tmp_path):
     told = []
     path = get(hub, tmp_path, lambda name, *said: told.append((str(name), *said)))
     assert path == tmp_path / "models" / "a.safetensors" and path.read_bytes() == small()
-    assert [one.name for one in path.parent.iterdir()] == ["a.safetensors"]
+    assert [file_of_model.name for file_of_model in path.parent.iterdir()] == ["a.safetensors"]
     assert told[0] == ("a.safetensors", 0, len(small())) and ("a.safetensors", len(small()), len(small())) in told
     assert get(hub, tmp_path) == path and len(hub.requests) == 1  # it is there, and is not asked for again
 
@@ -46,7 +46,7 @@ def test_a_file_is_downloaded_into_the_folder_of_its_repository(hub, tmp_path):
 def test_a_download_goes_on_where_it_stopped(hub, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
 
-    def cancel(what, done, total):
+    def cancel(message, done, total):
         if done:
             raise KeyboardInterrupt
 
@@ -85,7 +85,11 @@ def test_what_is_wrong_is_reported_and_leaves_nothing(hub, tmp_path, fault, says
     fault(hub)
     with pytest.raises(ConfigError, match=says):
         get(hub, tmp_path / "models")
-    assert not [one for one in (tmp_path / "models").rglob("*") if one.is_file() and one.stat().st_size]
+    assert not [
+        file_of_model
+        for file_of_model in (tmp_path / "models").rglob("*")
+        if file_of_model.is_file() and file_of_model.stat().st_size
+    ]
 
 
 def test_what_cannot_be_read_without_running_code_is_removed(hub, tmp_path):
@@ -205,8 +209,8 @@ def test_the_shell_downloads_a_model_with_its_parts(hub, tmp_path, monkeypatch, 
     monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(tmp_path / "job"))
     (tmp_path / "job").mkdir()
     assert main(["models", "get", model.title.lower(), "--into", str(tmp_path / "m")]) == 0
-    found = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert found == layout.load_facts(tmp_path / "job" / jobs.RESULT)["files"] and len(found) == len(model.files)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines == layout.load_facts(tmp_path / "job" / jobs.RESULT)["files"] and len(lines) == len(model.files)
     assert layout.load_facts(tmp_path / "job" / jobs.JOB)["state"] == "finished"
     assert main(["models", "get", "nothing"]) == 1
     said = capsys.readouterr().err
@@ -215,10 +219,10 @@ def test_the_shell_downloads_a_model_with_its_parts(hub, tmp_path, monkeypatch, 
 
 
 def test_models_are_known_by_their_headers(tmp_path, capsys):
-    made = {}
+    written_models = {}
     for facts in families.all_families():
         for option, shapes in SHAPES.get(facts.name, {}).items():
-            made[facts.name, option] = sparse(tmp_path / "any" / f"{len(made)}.safetensors", shapes)
+            written_models[facts.name, option] = sparse(tmp_path / "any" / f"{len(written_models)}.safetensors", shapes)
     sparse(tmp_path / "any" / "lora.safetensors", {"x.lora_down.weight": (4, 4)})
     sparse(tmp_path / ".hidden" / "h.safetensors", SHAPES["sdxl"][finding.MODEL_OPTION])
     sparse(tmp_path / "shard-00001-of-00002.safetensors", SHAPES["sdxl"][finding.MODEL_OPTION])
@@ -226,11 +230,11 @@ def test_models_are_known_by_their_headers(tmp_path, capsys):
     folder = tmp_path / "pipe"
     sparse(folder / "unet" / "x.safetensors", {"a": (2, 2)})
     (folder / "model_index.json").write_text(json.dumps({"_class_name": families.facts_of("sdxl").pipelines[0]}))
-    found = {model.path: model for model in finding.find_models([tmp_path, tmp_path / "any"])}
-    assert found.keys() == {*made.values(), folder}
-    for (family, option), path in made.items():
-        assert option in found[path].uses[family]
-    assert finding.MODEL_OPTION in found[folder].uses["sdxl"]
+    models = {model.path: model for model in finding.find_models([tmp_path, tmp_path / "any"])}
+    assert models.keys() == {*written_models.values(), folder}
+    for (family, option), path in written_models.items():
+        assert option in models[path].uses[family]
+    assert finding.MODEL_OPTION in models[folder].uses["sdxl"]
     assert main(["models", "list", str(tmp_path)]) == 0
     assert "an SDXL checkpoint" in capsys.readouterr().out
 
@@ -245,10 +249,12 @@ def test_links_to_other_folders_are_read_once(tmp_path):
 
 def test_what_is_offered_can_be_named_in_a_config():
     for facts in families.all_families():
-        known = {option for script in facts.scripts for option in families.options_of(families.config_class(script))}
+        option_names = {
+            option for script in facts.scripts for option in families.options_of(families.config_class(script))
+        }
         for model in facts.hub_models:
             options = [file.option for file in model.files]
-            assert options[0] == finding.MODEL_OPTION and {*options, *model.options} <= known
+            assert options[0] == finding.MODEL_OPTION and {*options, *model.options} <= option_names
             assert {*options[1:]} <= facts.part_options.keys()
             assert all(file.size > 10**8 and file.path.endswith(".safetensors") for file in model.files)
 

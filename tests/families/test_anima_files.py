@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from library import families, methods
 from library.adapter_files import names, verify
-from library.demo import lora
+from library.demo import summary
 from library.families import recognition
 from library.families.anima import random
 from library.families.anima.keys import LORA_NAMES
@@ -50,8 +50,8 @@ def loaded(files, path, dtype=torch.float32, **values):
     return family(files | {"anima": path}, **values).load(dtype).denoiser.state_dict()
 
 
-def same(found, own):
-    return found.keys() == own.keys() and all(torch.equal(found[name], own[name]) for name in own)
+def same(tensors, own):
+    return tensors.keys() == own.keys() and all(torch.equal(tensors[name], own[name]) for name in own)
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
@@ -103,12 +103,12 @@ def test_fp8_is_read_with_scales_and_kept_without(files, own, tmp_path):
             tensors[name] = tensor
     path = saved(tensors, tmp_path / "m.safetensors")
     assert said(files, anima=path) == []
-    found = loaded(files, path)
-    assert all((found[name] - tensor).norm() <= 0.05 * tensor.norm() for name, tensor in own.items())
+    weights_read = loaded(files, path)
+    assert all((weights_read[name] - tensor).norm() <= 0.05 * tensor.norm() for name, tensor in own.items())
     saved({n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in own.items()}, path)
-    kept = loaded(files, path, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
-    assert kept["blocks.0.self_attn.q_proj.weight"].dtype == torch.float8_e4m3fn
-    assert kept["x_embedder.proj.1.weight"].dtype == kept["llm_adapter.embed.weight"].dtype == torch.bfloat16
+    eight_bit = loaded(files, path, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
+    assert eight_bit["blocks.0.self_attn.q_proj.weight"].dtype == torch.float8_e4m3fn
+    assert eight_bit["x_embedder.proj.1.weight"].dtype == eight_bit["llm_adapter.embed.weight"].dtype == torch.bfloat16
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp_path):
@@ -131,9 +131,9 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp
         ({}, {"t5_tokenizer_path": files["tokenizer"]}, "does not hold the tokenizer google/t5-v1_1-xxl"),
         ({}, {"qwen3": tmp_path / "nowhere.safetensors"}, "does not exist"),
     ]
-    for given, values, sentence in cases:
-        problems = said(files, values, **given)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (given, problems)
+    for paths, values, sentence in cases:
+        problems = said(files, values, **paths)
+        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +156,12 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learnt):
-    folder, done, made = learnt
-    found = sorted(path.name for path in folder.glob("*.npz"))
-    assert found == ["0_0064x0064_anima.npz", "0_anima_te.npz", "1_0064x0128_anima.npz", "1_anima_te.npz"]
-    with np.load(folder / found[2]) as file:
+    folder, done, run = learnt
+    cache_names = sorted(path.name for path in folder.glob("*.npz"))
+    assert cache_names == ["0_0064x0064_anima.npz", "0_anima_te.npz", "1_0064x0128_anima.npz", "1_anima_te.npz"]
+    with np.load(folder / cache_names[2]) as file:
         assert file["latents_16x8"].shape == (16, 16, 8) and list(file["original_size_16x8"]) == [64, 128]
-    with np.load(folder / found[1]) as file:
+    with np.load(folder / cache_names[1]) as file:
         about = {name: (file[name].shape, file[name].dtype.name) for name in file.files if name != "made_from"}
         assert float(file["caption_dropout_rate"]) == 0.25
     assert about == {
@@ -171,18 +171,18 @@ def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learn
         "t5_attn_mask": ((64,), "int32"),
         "caption_dropout_rate": ((), "float32"),
     }
-    for name in found:  # as sd-scripts leaves them: without ours, and once with a frame
+    for name in cache_names:  # as sd-scripts leaves them: without ours, and once with a frame
         with np.load(folder / name) as file:
             arrays = {key: file[key] for key in file.files if not key.startswith("made_from")}
         np.savez(folder / name, **arrays)
-    before = {name: (folder / name).read_bytes() for name in found}
-    assert made("again", caption_dropout_rate=0.25).losses == done.losses
-    assert {name: (folder / name).read_bytes() for name in found} == before
-    never, always = made("never").losses, made("always", caption_dropout_rate=1.0).losses
+    before = {name: (folder / name).read_bytes() for name in cache_names}
+    assert run("again", caption_dropout_rate=0.25).losses == done.losses
+    assert {name: (folder / name).read_bytes() for name in cache_names} == before
+    never, always = run("never").losses, run("always", caption_dropout_rate=1.0).losses
     for caption in folder.glob("*.txt"):
         caption.unlink()
     assert never != always
-    assert made("empty", cache_text_encoder_outputs_to_disk=False, caption_dropout_rate=1.0).losses == pytest.approx(
+    assert run("empty", cache_text_encoder_outputs_to_disk=False, caption_dropout_rate=1.0).losses == pytest.approx(
         always, rel=1e-5
     )
 
@@ -190,28 +190,28 @@ def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learn
 def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_diffusers(demo, learnt, tmp_path):
     from diffusers.loaders import AnimaLoraLoaderMixin
 
-    _, plain, made = learnt
+    _, plain, run = learnt
     layers = {name.partition(".")[0] for name in plain.tensors()}
     assert layers == {f"lora_unet_blocks_{n}_{inside}" for n in range(3) for inside in INSIDE}
-    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (30, [])
+    assert summary.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (30, [])
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "anima"
         assert file.metadata()["modelspec.architecture"] == "anima-preview/lora"
-    more = made("more", network_args=["train_llm_adapter=True", "include_patterns=['.*final_layer.*']"])
+    more = run("more", network_args=["train_llm_adapter=True", "include_patterns=['.*final_layer.*']"])
     layers = {name.partition(".")[0] for name in more.tensors()}
     assert len(layers) == 30 + 2 * 10 + 3 and "lora_unet_llm_adapter_blocks_0_cross_attn_o_proj" in layers
     done = load_file(convert.convert_lora(more.file, tmp_path / "peft.safetensors", to="diffusers"))
     assert "diffusion_model.blocks.0.self_attn.q_proj.lora_A.weight" in done
-    known = {
+    names_in_diffusers = {
         f"{part}.{name}"
         for part, tensors in in_diffusers(random.make_networks().denoiser().state_dict()).items()
         for name in tensors
     }
     read = {name.rpartition(".lora_")[0] for name in AnimaLoraLoaderMixin.lora_state_dict(dict(done))}
-    assert len(read) == 53 and {f"{name}.weight" for name in read} <= known
+    assert len(read) == 53 and {f"{name}.weight" for name in read} <= names_in_diffusers
     back = load_file(convert.convert_lora(tmp_path / "peft.safetensors", tmp_path / "kohya.safetensors", to="kohya"))
     assert {name.partition(".")[0] for name in back} == layers
-    assert made("on", network_weights=tmp_path / "peft.safetensors", learning_rate=1e-12).file.is_file()
+    assert run("on", network_weights=tmp_path / "peft.safetensors", learning_rate=1e-12).file.is_file()
 
 
 def test_a_full_model_has_the_layers_of_sd_scripts(files):
@@ -223,8 +223,8 @@ def test_a_full_model_has_the_layers_of_sd_scripts(files):
 
     def layers(part, **values):
         blocks, args = (made.adapter_targets if part == "denoiser" else made.text_adapter_targets), AnimaArgs(**values)
-        found = targets.find_target_layers(networks[part], part, made.adapter_name, blocks)
-        return {one.name: rank for one in found if (rank := args.rank_of(one, 4, 1.0)[0])}
+        found_layers = targets.find_target_layers(networks[part], part, made.adapter_name, blocks)
+        return {layer.name: rank for layer in found_layers if (rank := args.rank_of(layer, 4, 1.0)[0])}
 
     assert len(layers("denoiser")) == 280 and len(layers("denoiser", train_llm_adapter=True)) == 340
     assert len(encoder := layers("text_encoder")) == 196 and "lora_te_layers_0_self_attn_q_proj" in encoder
@@ -234,9 +234,9 @@ def test_a_full_model_has_the_layers_of_sd_scripts(files):
 
 def test_the_text_encoder_learns_as_in_sd_scripts(demo, tmp_path):
     data = pictures(tmp_path / "data", ((64, 64),), repeats=1)
-    given = {"train_data_dir": data, "output_dir": tmp_path, "max_train_steps": 2, "learning_rate": 1e-2}
+    options = {"train_data_dir": data, "output_dir": tmp_path, "max_train_steps": 2, "learning_rate": 1e-2}
     uncached = {"network_train_unet_only": False, "cache_text_encoder_outputs": False}
-    out = train(config_of(demo, SCRIPT, **given, **uncached)).tensors()
+    out = train(config_of(demo, SCRIPT, **options, **uncached)).tensors()
     encoder = {name: t for name, t in out.items() if name.startswith("lora_te_") and name.endswith("up.weight")}
     assert len(encoder) == 2 * 7 and all(tensor.any() for tensor in encoder.values())
     assert names.find_lora_family([name.partition(".")[0] for name in encoder], {}) == "anima"

@@ -22,11 +22,11 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden/anima_losses.json").rea
 
 
 def family(files, script="anima_train_network", **values):
-    given = {"pretrained_model_name_or_path": files["anima"], "qwen3": files["text_encoder"], "vae": files["vae"]}
-    given |= {"network_train_unet_only": True} if script.endswith("_network") else {}
-    given |= random.TINY_OPTIONS | values
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build_config(families.config_class(script), given))
+    options = {"pretrained_model_name_or_path": files["anima"], "qwen3": files["text_encoder"], "vae": files["vae"]}
+    options |= {"network_train_unet_only": True} if script.endswith("_network") else {}
+    options |= random.TINY_OPTIONS | values
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return families.family_for(build_config(families.config_class(script), options))
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(files):
-    made = family(files)
-    return made, made.load(torch.float32)
+    own_family = family(files)
+    return own_family, own_family.load(torch.float32)
 
 
 @pytest.mark.parametrize("case", GOLDEN)
@@ -45,20 +45,20 @@ def test_losses_and_gradients_equal_those_of_sd_scripts(files, own, case):
     """AnimaNetworkTrainer of sd-scripts (commit 48d368f) was run on these very files, with noise and timesteps drawn
     from the same seed; `gradient` is the length of that of all weights."""
     expected, parts = GOLDEN[case], own[1]
-    made = family(files, **expected["options"])
+    own_family = family(files, **expected["options"])
     with torch.no_grad():
-        text = made.text(parts, CAPTIONS)
+        text = own_family.text(parts, CAPTIONS)
     if case == "dropped":
-        first = made.text_cache.without_caption({name: tensor[0].numpy() for name, tensor in text.items()})
+        first = own_family.text_cache.without_caption({name: tensor[0].numpy() for name, tensor in text.items()})
         text = {name: torch.stack((torch.from_numpy(first[name]), tensor[1])) for name, tensor in text.items()}
         with torch.no_grad():
-            empty = made.text(parts, ["", CAPTIONS[1]])
+            empty = own_family.text(parts, ["", CAPTIONS[1]])
         assert all(torch.equal(text[name], empty[name]) for name in text)
     latents = torch.randn(2, 16, 8, 12, generator=torch.Generator().manual_seed(7))
-    noised = made.noised(latents, torch.Generator().manual_seed(11))
+    noised = own_family.noised(latents, torch.Generator().manual_seed(11))
     torch.testing.assert_close(noised.timesteps, torch.tensor(expected["timesteps"]), rtol=1e-5, atol=1e-6)
     denoiser = parts.denoiser.requires_grad_(True)
-    answer = made.predict(denoiser, noised, text, torch.zeros(2, 6))
+    answer = own_family.predict(denoiser, noised, text, torch.zeros(2, 6))
     loss = ((answer - noised.target).square().mean((1, 2, 3)) * noised.weight).mean()
     loss.backward()
     length = sum(p.grad.square().sum() for p in denoiser.parameters() if p.grad is not None).sqrt()
@@ -125,10 +125,10 @@ def theirs(own):
 
 @pytest.mark.parametrize("size", [(4, 6), (3, 5)])
 def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
-    made, parts = own
+    anima, parts = own
     transformer, conditioner = theirs
     with torch.no_grad():
-        text = made.text(parts, CAPTIONS)
+        text = anima.text(parts, CAPTIONS)
     latents = torch.randn(2, 16, 2 * size[0], 2 * size[1], requires_grad=True)
     times = torch.tensor([0.3, 0.9])
     ours = unpack_channels_last(parts.denoiser(pack(latents), size, *text.values(), times), *size)
@@ -219,13 +219,16 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline, theirs, captio
     from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
 
     with torch.no_grad():
-        got = own[0].text(own[1], [caption])
-        context = own[1].denoiser.llm_adapter(*got.values())
-        made = AnimaTextEncoderStep.encode_prompt(pipeline, caption, prepare_unconditional_embeds=False)
+        actual = own[0].text(own[1], [caption])
+        context = own[1].denoiser.llm_adapter(*actual.values())
+        encoded = AnimaTextEncoderStep.encode_prompt(pipeline, caption, prepare_unconditional_embeds=False)
         expected = theirs[1](
-            made["qwen_prompt_embeds"], made["t5_input_ids"], made["t5_attention_mask"], made["qwen_attention_mask"]
+            encoded["qwen_prompt_embeds"],
+            encoded["t5_input_ids"],
+            encoded["t5_attention_mask"],
+            encoded["qwen_attention_mask"],
         )
-    assert got["attn_mask"].sum() == made["qwen_attention_mask"].sum()
+    assert actual["attn_mask"].sum() == encoded["qwen_attention_mask"].sum()
     torch.testing.assert_close(context, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -263,8 +266,8 @@ def test_a_saved_model_has_the_names_of_its_file(files, own):
 
 
 def test_six_rates_divide_the_weights_as_sd_scripts_does(own):
-    made = own[0]
-    groups = {name: made.rate_names[made.learning_rate_block(name)] for name, _ in own[1].denoiser.named_parameters()}
+    anima = own[0]
+    groups = {name: anima.rate_names[anima.learning_rate_block(name)] for name, _ in own[1].denoiser.named_parameters()}
     assert groups["blocks.0.mlp.layer1.weight"] == "mlp" and groups["blocks.0.cross_attn.q_norm.weight"] == "cross_attn"
     assert groups["llm_adapter.blocks.0.self_attn.q_proj.weight"] == groups["llm_adapter.embed.weight"] == "llm_adapter"
     assert groups["blocks.1.adaln_modulation_mlp.2.weight"] == groups["final_layer.adaln_modulation.1.weight"] == "mod"

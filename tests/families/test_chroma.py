@@ -9,10 +9,10 @@ from library.config import ineffective
 from library.config.problems import ConfigError
 from library.families import recognition
 from library.families.base import SampleRequest
-from library.families.flux import keys, random
+from library.families.flux import random
 from library.families.flux.model import Flux, Sizes
 from library.families.shared import t5
-from tests import flux_files
+from tests import double_stream, flux_files
 from tests.families import test_flux_model as flux_model
 from tests.families import wide
 from tests.families.flux import family, step
@@ -26,7 +26,7 @@ def oracle(model):
     diffusers = pytest.importorskip("diffusers")
     config = flux_files.diffusers_config(model.state_dict())
     other = getattr(diffusers, config.pop("_class_name"))(**config)
-    other.load_state_dict(keys.flux_to_diffusers(model.state_dict()), strict=True)
+    other.load_state_dict(double_stream.flux_to_diffusers(model.state_dict()), strict=True)
     other.distilled_guidance_layer.requires_grad_(False)
     return other
 
@@ -36,8 +36,8 @@ def test_outputs_and_gradients_equal_those_of_diffusers():
     ours = flux_model.made(SIZES)
     theirs = oracle(ours)
     mine, other = ({**flux_model.inputs(ours.sizes), "y": None} for _ in range(2))
-    for given in (mine, other):
-        given["img"].requires_grad_(), given["txt"].requires_grad_()
+    for inputs in (mine, other):
+        inputs["img"].requires_grad_(), inputs["txt"].requires_grad_()
     text_mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     out = ours(**mine, txt_attention_mask=text_mask)
     expected = theirs(
@@ -61,7 +61,9 @@ def test_outputs_and_gradients_equal_those_of_diffusers():
         if name.startswith("distilled_guidance_layer."):
             assert parameter.grad is None
         else:
-            torch.testing.assert_close(parameter.grad, keys.flux_to_bfl(grads)[name], rtol=1e-3, atol=1e-4, msg=name)
+            torch.testing.assert_close(
+                parameter.grad, double_stream.flux_to_bfl(grads)[name], rtol=1e-3, atol=1e-4, msg=name
+            )
 
 
 def test_full_size_has_the_parameters_of_chroma1():
@@ -76,8 +78,8 @@ def test_full_size_has_the_parameters_of_chroma1():
 
 @pytest.fixture(scope="module")
 def chroma(files, tmp_path_factory):
-    made = random.write_random_model(tmp_path_factory.mktemp("chroma"), sizes=random.VARIANTS["chroma"])
-    return {**made, "clip_l": None}
+    paths = random.write_random_model(tmp_path_factory.mktemp("chroma"), sizes=random.VARIANTS["chroma"])
+    return {**paths, "clip_l": None}
 
 
 def chroma_family(chroma, **values):
@@ -98,8 +100,8 @@ def test_every_layout_loads_alike_without_clip(chroma, tmp_path):
         assert set(parts.encoders) == {"t5xxl"}
         same(parts.denoiser.state_dict(), {name: tensor.float() for name, tensor in tensors.items()})
     assert (model.architecture, model.base_model_version, model.text_length) == ("chroma", "chroma", 512)
-    found = recognition.recognise_file(chroma["flux"])
-    assert found[:2] == ("flux", "a Chroma transformer") and found.options["model_type"] == "chroma"
+    description = recognition.recognise_file(chroma["flux"])
+    assert description[:2] == ("flux", "a Chroma transformer") and description.options["model_type"] == "chroma"
 
 
 def test_a_whole_diffusers_folder_has_t5_where_flux_has_clip(chroma, tmp_path):
@@ -216,11 +218,11 @@ def test_blocks_of_full_width_answer_as_diffusers_do():
         config = flux_files.diffusers_config(ours.state_dict())
         theirs = getattr(diffusers, config.pop("_class_name"))(**config)
     wide.filled(ours)
-    theirs.load_state_dict(keys.flux_to_diffusers(ours.state_dict()), assign=True)
+    theirs.load_state_dict(double_stream.flux_to_diffusers(ours.state_dict()), assign=True)
     made = diffusers.models.transformers.transformer_chroma.ChromaCombinedTimestepTextProjEmbeddings(16, 17)
     theirs.time_text_embed = made  # its table is no weight, and was left on the meta device
-    given = flux_model.inputs(ours.sizes, 2, 3, 4, batch=1)
+    inputs = flux_model.inputs(ours.sizes, 2, 3, 4, batch=1)
     with torch.no_grad():
-        out = ours(**{**given, "y": None})
-        expected = theirs(given["img"], given["txt"], given["timesteps"], given["img_ids"], given["txt_ids"])[0]
+        out = ours(**{**inputs, "y": None})
+        expected = theirs(inputs["img"], inputs["txt"], inputs["timesteps"], inputs["img_ids"], inputs["txt_ids"])[0]
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-4)

@@ -11,9 +11,10 @@ from library import families
 from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.base import SampleRequest
-from library.families.flux_2 import keys, random, text_encoder
+from library.families.flux_2 import random, text_encoder
 from library.families.flux_2.random import diffusers_settings
 from library.families.shared import autoencoder
+from tests import double_stream
 from tests.training import config_of, pictures, train
 
 SCRIPT = "flux_2_train_network"
@@ -23,15 +24,15 @@ CONVERSATION = "<s>[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT][INST]{user}[/INST]"
 
 
 def family(files, **values):
-    given = {
+    options = {
         "pretrained_model_name_or_path": files["flux_2"],
         "text_encoder": files["text_encoder"],
         "vae": files["vae"],
         "model_version": "dev",
         **values,
     }
-    given = {name: str(value) for name, value in given.items() if value is not None}
-    return families.family_for(build_config(families.config_class(SCRIPT), given))
+    options = {name: str(value) for name, value in options.items() if value is not None}
+    return families.family_for(build_config(families.config_class(SCRIPT), options))
 
 
 def said(files, **values):
@@ -46,8 +47,8 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(files):
-    made = family(files)
-    return made, made.load(torch.float32)
+    own_family = family(files)
+    return own_family, own_family.load(torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +98,11 @@ def pipeline(files, own):
             CONVERSATION.format(system=system["content"][0]["text"], user=user["content"][0]["text"])
             for system, user in conversations
         ]
-        kept = {name: how[name] for name in ("padding", "truncation", "max_length", "return_tensors")}
-        return tokenizer(texts, add_special_tokens=False, padding_side="left", **kept)
+        arguments = {name: how[name] for name in ("padding", "truncation", "max_length", "return_tensors")}
+        return tokenizer(texts, add_special_tokens=False, padding_side="left", **arguments)
 
     denoiser = Flux2Transformer2DModel(**diffusers_settings(own[1].denoiser.sizes)).eval()
-    denoiser.load_state_dict(keys.flux_2_to_diffusers(own[1].denoiser.state_dict()), strict=True)
+    denoiser.load_state_dict(double_stream.flux_2_to_diffusers(own[1].denoiser.state_dict()), strict=True)
     other = AutoencoderKLFlux2(block_out_channels=random.TINY.vae_widths).eval()
     other.load_state_dict(autoencoder.vae_to_diffusers(load_file(files["vae"])), strict=True)
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
@@ -114,17 +115,17 @@ def pipeline(files, own):
 
 def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
     with torch.no_grad():
-        got = own[0].text(own[1], CAPTIONS)["ctx_vec"]
+        actual = own[0].text(own[1], CAPTIONS)["ctx_vec"]
         expected = pipeline.encode_prompt(CAPTIONS, text_encoder_out_layers=(1, 2, 3))[0]
-    assert got.shape == (4, 512, 144)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert actual.shape == (4, 512, 144)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_preview_equals_the_pipelines_picture(own, pipeline):
     request = SampleRequest(CAPTIONS[1], "", width=96, height=64, steps=2, scale=1.0, guidance=3.0, seed=5)
     noise = torch.randn(1, 128, 4, 6, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
-        got = own[0].sampler(own[1])(request)
+        actual = own[0].sampler(own[1])(request)
         (expected,) = pipeline(
             prompt=CAPTIONS[1],
             height=64,
@@ -134,7 +135,7 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline):
             latents=noise,
             text_encoder_out_layers=(1, 2, 3),
         ).images
-    assert np.abs(np.asarray(got, np.int16) - np.asarray(expected, np.int16)).max() <= 1
+    assert np.abs(np.asarray(actual, np.int16) - np.asarray(expected, np.int16)).max() <= 1
 
 
 def test_the_layouts_of_its_text_encoder_are_the_same_network(files, own, tmp_path):
@@ -143,16 +144,16 @@ def test_the_layouts_of_its_text_encoder_are_the_same_network(files, own, tmp_pa
     seeing = {"vision_tower.transformer.layers.0.attention.q_proj.weight": torch.zeros(2, 2)}
     needed = {name: tensor for name, tensor in stored.items() if not name.startswith(("model.layers.3.", "model.norm"))}
     layouts = {
-        "whole": {name.replace("model.", "language_model.model.", 1): one for name, one in stored.items()} | seeing,
-        "newer": {name.replace("model.", "model.language_model.", 1): one for name, one in stored.items()},
+        "whole": {name.replace("model.", "language_model.model.", 1): value for name, value in stored.items()} | seeing,
+        "newer": {name.replace("model.", "model.language_model.", 1): value for name, value in stored.items()},
         "comfyui": needed | seeing | {"tekken_model": torch.zeros(9, dtype=torch.uint8)},
     }
     expected = own[1].encoders["text_encoder"].state_dict()
     for name, tensors in layouts.items():
         save_file(tensors, tmp_path / f"{name}.safetensors")
         assert said(files, text_encoder=tmp_path / f"{name}.safetensors") == []
-        found = text_encoder.load_short_mistral(tmp_path / f"{name}.safetensors", torch.float32).state_dict()
-        assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)
+        encoder = text_encoder.load_short_mistral(tmp_path / f"{name}.safetensors", torch.float32).state_dict()
+        assert encoder.keys() == expected.keys() and all(torch.equal(encoder[key], expected[key]) for key in encoder)
 
 
 def test_what_does_not_fit_is_reported_before_anything_is_loaded(files, tmp_path):
@@ -172,7 +173,7 @@ def test_it_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp
     data = pictures(tmp_path / "data", ((64, 64),), repeats=1)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1", encoding="utf-8")
-    given = {
+    options = {
         "pretrained_model_name_or_path": str(files["flux_2"]),
         "text_encoder": str(files["text_encoder"]),
         "vae": str(files["vae"]),
@@ -182,13 +183,13 @@ def test_it_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp
         "resolution": "64",
         "cache_text_encoder_outputs_to_disk": True,
     }
-    seen = {"sample_prompts": str(prompts), "sample_every_n_steps": 2}
-    first = train(config_of(demo, SCRIPT, **given, **seen, output_dir=tmp_path / "first"))
+    previews = {"sample_prompts": str(prompts), "sample_every_n_steps": 2}
+    first = train(config_of(demo, SCRIPT, **options, **previews, output_dir=tmp_path / "first"))
     assert len(first.events("sample")) == 1
     (cached,) = data.rglob("*_f2d_te.safetensors")
-    assert [tuple(one.shape) for one in load_file(cached).values()] == [(512, 144)]
-    given |= {"text_encoder": None, "sample_prompts": None}
-    assert train(config_of(demo, SCRIPT, **given, output_dir=tmp_path / "again")).losses == first.losses
+    assert [tuple(tensor.shape) for tensor in load_file(cached).values()] == [(512, 144)]
+    options |= {"text_encoder": None, "sample_prompts": None}
+    assert train(config_of(demo, SCRIPT, **options, output_dir=tmp_path / "again")).losses == first.losses
     cached.unlink()
     with pytest.raises(ConfigError, match="there is no text encoder for . captions? not cached yet"):
-        train(config_of(demo, SCRIPT, **given, output_dir=tmp_path / "lost"))
+        train(config_of(demo, SCRIPT, **options, output_dir=tmp_path / "lost"))

@@ -7,12 +7,13 @@ from safetensors.torch import load_file, save_file
 
 from library.adapter_files import names, verify
 from library.config.problems import ConfigError
-from library.demo import lora
+from library.demo import summary
 from library.families import recognition
 from library.families.flux import random as random_flux
-from library.families.flux_2 import keys, random, vae
+from library.families.flux_2 import random, vae
 from library.families.shared import autoencoder
 from library.tools import convert, extract, merge, resize
+from tests import double_stream
 from tests.families.test_flux_2_model import family
 from tests.training import config_of, pictures, train
 
@@ -47,12 +48,14 @@ def loaded(files, path, dtype=torch.float32, **values):
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "transformer."])
 def test_a_single_file_is_read_with_any_prefix_and_in_the_layout_of_diffusers(files, stored, tmp_path, prefix):
-    for tensors in (stored, keys.flux_2_to_diffusers(stored)):
+    for tensors in (stored, double_stream.flux_2_to_diffusers(stored)):
         path = saved({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "m.safetensors")
         assert recognition.recognise_file(path)[:2] == ("flux_2", "a FLUX.2 transformer")
         assert said(files, flux_2=path) == []
-        found = loaded(files, path)
-        assert found.keys() == stored.keys() and all(torch.equal(found[name], stored[name]) for name in stored)
+        weights_read = loaded(files, path)
+        assert weights_read.keys() == stored.keys() and all(
+            torch.equal(weights_read[name], stored[name]) for name in stored
+        )
 
 
 def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path):
@@ -60,7 +63,7 @@ def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path)
     assert {"encoder.quant_conv.weight", "decoder.post_quant_conv.weight", "bn.running_var"} <= own.keys()
     path = saved(autoencoder.vae_to_diffusers(own), tmp_path / "v.safetensors")
     assert said(files, vae=path) == []
-    read = [vae.load_flux_2_vae(one, torch.bfloat16).state_dict() for one in (files["vae"], path)]
+    read = [vae.load_flux_2_vae(path_of_vae, torch.bfloat16).state_dict() for path_of_vae in (files["vae"], path)]
     assert read[0]["bn.running_mean"].dtype == torch.float32 and read[0]["quant_conv.weight"].dtype == torch.bfloat16
     assert all(torch.equal(tensor, read[1][name]) for name, tensor in read[0].items())
     assert family(files, vae_dtype="bfloat16").load(torch.float32).vae.dtype == torch.bfloat16
@@ -69,7 +72,7 @@ def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path)
 def test_a_diffusers_folder_has_all_parts_and_says_whether_it_is_distilled(files, stored, tmp_path):
     for part, name in (("transformer", "flux_2"), ("text_encoder", "text_encoder"), ("vae", "vae")):
         (tmp_path / part).mkdir()
-        tensors = keys.flux_2_to_diffusers(stored) if name == "flux_2" else load_file(files[name])
+        tensors = double_stream.flux_2_to_diffusers(stored) if name == "flux_2" else load_file(files[name])
         saved(tensors, tmp_path / part / "model.safetensors")
     (tmp_path / "tokenizer").symlink_to(files["tokenizer"])
     whole = {"flux_2": tmp_path, "text_encoder": None, "vae": None}
@@ -78,9 +81,9 @@ def test_a_diffusers_folder_has_all_parts_and_says_whether_it_is_distilled(files
         (tmp_path / "model_index.json").write_text(text)
         assert recognition.recognise_file(tmp_path)[0] == "flux_2"
         problems = said(files, {"model_version": version}, **whole)
-        assert [("calls itself a distilled klein" in one) for one in problems] == [True] * wrong
-    found = family(files | whole).load(torch.float32)
-    assert torch.equal(found.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
+        assert [("calls itself a distilled klein" in problem) for problem in problems] == [True] * wrong
+    components = family(files | whole).load(torch.float32)
+    assert torch.equal(components.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
 
 
 def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
@@ -96,9 +99,9 @@ def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
     assert "unlearns its few steps" in str(note)
     assert family(files, model_version="klein-4b").sample_defaults["sample_steps"] == 4
     guided = random.write_random_model(tmp_path / "dev", sizes=random.replace(random.TINY, guidance=True))
-    made = family(guided, model_version=None)
-    assert (made.version.title, made.latent_cache.suffix) == ("FLUX.2 dev", "_f2d.safetensors")
-    assert list(made.notes()) == [] and made.base_model_version == "flux_2_dev"
+    own_family = family(guided, model_version=None)
+    assert (own_family.version.title, own_family.latent_cache.suffix) == ("FLUX.2 dev", "_f2d.safetensors")
+    assert list(own_family.notes()) == [] and own_family.base_model_version == "flux_2_dev"
     (problem,) = said(guided, {"model_version": None})
     assert "is FLUX.2 dev: set model_version = dev" in problem
     (problem,) = said(guided)
@@ -109,18 +112,18 @@ def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
 
 
 def test_blocks_that_are_swapped_are_halves_of_both_kinds():
-    made = family({"flux_2": "a", "text_encoder": "b", "vae": "c"})
+    own_family = family({"flux_2": "a", "text_encoder": "b", "vae": "c"})
     for sizes, number, plan in ((random.FULL, 13, (5, 16)), (random.FULL, 15, (5, 20)), (random.LARGE, 10, (5, 10))):
-        made.sizes = random.flux_2_shape(sizes)
-        assert tuple(made.swap_plan(number).values()) == plan
+        own_family.sizes = random.flux_2_shape(sizes)
+        assert tuple(own_family.swap_plan(number).values()) == plan
 
 
 def test_fp8_is_kept_without_scales(files, stored, tmp_path):
     plain = {n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in stored.items()}
     path = saved(plain, tmp_path / "m.safetensors")
-    kept = loaded(files, path, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
-    assert kept["single_blocks.0.linear1.weight"].dtype == torch.float8_e4m3fn
-    assert kept["double_stream_modulation_img.lin.weight"].dtype == torch.bfloat16
+    eight_bit = loaded(files, path, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
+    assert eight_bit["single_blocks.0.linear1.weight"].dtype == torch.float8_e4m3fn
+    assert eight_bit["double_stream_modulation_img.lin.weight"].dtype == torch.bfloat16
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, stored, tmp_path):
@@ -130,7 +133,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
     )
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(files["flux_2"].read_bytes()[:-100])
-    apart = keys.flux_2_to_diffusers(stored)
+    apart = double_stream.flux_2_to_diffusers(stored)
     del apart["transformer_blocks.1.attn.to_k.weight"]
     lacking = {name: tensor for name, tensor in stored.items() if not name.startswith("txt_in")}
     words = {
@@ -148,9 +151,9 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
         ({"text_encoder": others["t5xxl"]}, "is a T5 text encoder; expected the Qwen3-4B (klein 4B) or Qwen3-8B"),
         ({"text_encoder": saved(words, tmp_path / "n.safetensors")}, "has 32 channels where this model expects 48"),
     ]
-    for given, sentence in cases:
-        problems = said(files, **given)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (given, problems)
+    for paths, sentence in cases:
+        problems = said(files, **paths)
+        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
 
 
 @pytest.fixture(scope="module")
@@ -174,36 +177,36 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
-    folder, done, made = learnt
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert found == [
+    folder, done, run = learnt
+    cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert cache_names == [
         "0_0064x0064_f2k4b.safetensors",
         "0_f2k4b_te.safetensors",
         "1_0064x0128_f2k4b.safetensors",
         "1_f2k4b_te.safetensors",
     ]
-    with safe_open(folder / found[2], "pt") as file:
+    with safe_open(folder / cache_names[2], "pt") as file:
         shapes = {name: tuple(file.get_tensor(name).shape) for name in list(file.keys())}
         assert shapes == {"latents_8x4_float32": (128, 8, 4), "latents_control_0_8x4_float32": (128, 8, 4)}
         facts = file.metadata()
         assert (facts["architecture"], facts["width"], facts["height"]) == ("flux_2_klein_4b", "64", "128")
-    with safe_open(folder / found[1], "pt") as file:
+    with safe_open(folder / cache_names[1], "pt") as file:
         assert list(file.keys()) == ["ctx_vec_float32"] and file.get_tensor("ctx_vec_float32").shape == (512, 144)
-    for name in found:  # as musubi-tuner leaves them: without ours
+    for name in cache_names:  # as musubi-tuner leaves them: without ours
         with safe_open(folder / name, "pt") as file:
             facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
         save_file(load_file(folder / name), folder / name, facts)
-    before = {name: (folder / name).read_bytes() for name in found}
-    assert made("again").losses == done.losses
-    assert {name: (folder / name).read_bytes() for name in found} == before
-    assert made("without", control_directory=None).losses != done.losses
+    before = {name: (folder / name).read_bytes() for name in cache_names}
+    assert run("again").losses == done.losses
+    assert {name: (folder / name).read_bytes() for name in cache_names} == before
+    assert run("without", control_directory=None).losses != done.losses
 
 
 def test_an_image_without_its_reference_is_named(learnt, demo, tmp_path):
-    _, _, made = learnt
+    _, _, run = learnt
     pictures(tmp_path, ((64, 64),), repeats=1)
     with pytest.raises(ConfigError, match=r"has no reference image of 1 image: .*1\.png; add"):
-        made("lonely", control_directory=tmp_path / "1_zorb toy")
+        run("lonely", control_directory=tmp_path / "1_zorb toy")
 
 
 def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_comfyuis_names(demo, learnt):
@@ -211,14 +214,14 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_comfyuis_names(demo, l
     layers = {name.removesuffix(".lora_down.weight") for name in plain.tensors() if name.endswith(".lora_down.weight")}
     single = {f"lora_unet_single_blocks_{n}_{layer}" for n in range(4) for layer in ("linear1", "linear2")}
     assert layers == single | {f"lora_unet_double_blocks_{n}_{layer}" for n in range(2) for layer in DOUBLE}
-    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT))[1] == []
+    assert summary.check_lora_layers(plain.file, config_of(demo, SCRIPT))[1] == []
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "flux_2_klein_4b"
         assert file.metadata()["modelspec.architecture"] == "Flux.2-klein-4b/lora"
 
 
 def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
-    _, plain, made = learnt
+    _, plain, run = learnt
     start = plain.tensors()
     peft = load_file(convert.convert_lora(plain.file, tmp_path / "peft.safetensors", to="diffusers"))
     assert "transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_A.weight" in peft
@@ -233,16 +236,16 @@ def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         modules = {key.rpartition(".lora_")[0] for key in tensors if ".lora_" in key}
         assert names.find_lora_family(modules, {}, names.module_sizes(shapes)) == "flux_2"
-        found = made(f"on {number}", network_weights=path, learning_rate=1e-12).tensors()
-        assert found.keys() == start.keys()
+        continued = run(f"on {number}", network_weights=path, learning_rate=1e-12).tensors()
+        assert continued.keys() == start.keys()
         for name in start if number < 2 else ():
-            torch.testing.assert_close(found[name].float(), start[name].float(), atol=1e-5, rtol=1e-3)
+            torch.testing.assert_close(continued[name].float(), start[name].float(), atol=1e-5, rtol=1e-3)
 
 
 def test_lycoris_trains(learnt):
-    _, _, made = learnt
+    _, _, run = learnt
     lokr = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "factor=4", "preset=attn-mlp"]}
-    tensors = made("lokr", **lokr).tensors()
+    tensors = run("lokr", **lokr).tensors()
     assert {name.rpartition(".")[0] for name in tensors} >= {"lora_unet_single_blocks_0_linear1"}
 
 

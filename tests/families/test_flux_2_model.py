@@ -12,11 +12,12 @@ from library import families
 from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, sampler, text_encoder, vae
+from library.families.flux_2.model import Flux2Positions
 from library.families.flux_2.random import diffusers_settings
-from library.families.flux_2.tokens import Flux2Positions
 from library.families.shared import autoencoder, packing
 from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock, SingleStreamBlock
 from library.families.shared.transformer import rope
+from tests import double_stream
 from tests.families import wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
@@ -29,15 +30,15 @@ CPU = torch.device("cpu")
 
 
 def family(files, script="flux_2_train_network", **values):
-    given = {"pretrained_model_name_or_path": files["flux_2"], "text_encoder": files["text_encoder"]}
-    given |= {
+    options = {"pretrained_model_name_or_path": files["flux_2"], "text_encoder": files["text_encoder"]}
+    options |= {
         "vae": files["vae"],
         "cache_text_encoder_outputs_to_disk": True,
         "model_version": "klein-base-4b",
         **values,
     }
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build_config(families.config_class(script), given))
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return families.family_for(build_config(families.config_class(script), options))
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +48,8 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(files):
-    made = family(files)
-    return made, made.load(torch.float32)
+    own_family = family(files)
+    return own_family, own_family.load(torch.float32)
 
 
 def theirs_of(denoiser):
@@ -56,7 +57,7 @@ def theirs_of(denoiser):
     from diffusers import Flux2Transformer2DModel
 
     model = Flux2Transformer2DModel(**diffusers_settings(denoiser.sizes))
-    model.load_state_dict(keys.flux_2_to_diffusers(denoiser.state_dict()), strict=True)
+    model.load_state_dict(double_stream.flux_2_to_diffusers(denoiser.state_dict()), strict=True)
     return model.eval()
 
 
@@ -84,15 +85,15 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, tmp_path, k
     if references:
         assert ids[0][24:, 0].unique().tolist() == [10.0, 20.0] and ids[0][24].tolist() == [10, 0, 0, 0]
     ours.requires_grad_(True)
-    got = ours(img, ids[0], txt, ids[1], times, guidance)
-    got.square().mean().backward()
-    by_us = keys.flux_2_to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
+    actual = ours(img, ids[0], txt, ids[1], times, guidance)
+    actual.square().mean().backward()
+    by_us = double_stream.flux_2_to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
     ours.zero_grad(set_to_none=True)
     ours.requires_grad_(False)
     img.grad = None
     expected = other(img, txt, times, ids[0], ids[1], guidance, return_dict=False)[0]
     expected.square().mean().backward()
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     by_them = {name: p.grad for name, p in other.named_parameters()} | {"img": img.grad}
     assert by_us.keys() == by_them.keys()
     for name, gradient in by_us.items():
@@ -109,7 +110,7 @@ def test_blocks_of_full_width_equal_diffusers():
     torch.manual_seed(0)
     places = Flux2Positions()
     pe = rope(torch.cat((places.text(3, CPU), places.image(2, 3, CPU))), sizes.axes, 2000.0)
-    angles = tuple(one.repeat_interleave(2, dim=-1) for one in pe)
+    angles = tuple(table.repeat_interleave(2, dim=-1) for table in pe)
     img, txt = torch.randn(1, 6, sizes.hidden), torch.randn(1, 3, sizes.hidden)
     mods = [torch.randn(1, 1, 3 * n * sizes.hidden) / 4 for n in (2, 2, 1)]
     for block, kind in ((DoubleStreamBlock, Flux2TransformerBlock), (SingleStreamBlock, Flux2SingleTransformerBlock)):
@@ -118,19 +119,19 @@ def test_blocks_of_full_width_equal_diffusers():
             ours, other = block(layers), kind(sizes.hidden, 24, 128)
         wide.filled(ours)
         before = f"{'double' if double else 'single'}_blocks.0."
-        pairs = {name: made for name, made in keys.TREES.pairs(1, 1, False) if name.startswith(before)}
+        pairs = {name: sources for name, sources in keys.TREES.pairs(1, 1, False) if name.startswith(before)}
         state = {before + name: tensor for name, tensor in ours.state_dict().items()}
-        named = keys.double_stream_keys.split_tensors(state, pairs.items(), lambda t, n: [len(t) // n] * n)
+        named = double_stream.split_tensors(state, pairs.items(), double_stream.in_equal_pieces)
         other.load_state_dict({n.split(".", 2)[2]: t for n, t in named.items()}, strict=True, assign=True)
         with torch.no_grad():
             if double:
                 vec = torch.cat(mods[:2], dim=-1).unflatten(-1, (12, -1))[:, 0]
-                got, expected = ours(img, txt, vec, pe), other(img, txt, *mods[:2], angles)[::-1]
+                actual, expected = ours(img, txt, vec, pe), other(img, txt, *mods[:2], angles)[::-1]
             else:
                 joint = torch.cat((txt, img), 1)
                 vec = mods[2].unflatten(-1, (3, -1))[:, 0]
-                got, expected = ours(joint, vec, pe), other(joint, None, mods[2], angles)
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+                actual, expected = ours(joint, vec, pe), other(joint, None, mods[2], angles)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_full_models_have_the_parameters_of_diffusers(sizes, parameters, layers)
         other = Flux2Transformer2DModel(**diffusers_settings(ours.sizes))
     shapes = [
         {n: t.shape for n, t in state.items()}
-        for state in (keys.flux_2_to_diffusers(ours.state_dict()), other.state_dict())
+        for state in (double_stream.flux_2_to_diffusers(ours.state_dict()), other.state_dict())
     ]
     assert shapes[0] == shapes[1] and sum(p.numel() for p in ours.parameters()) == parameters
     stored = {f"model.diffusion_model.{name}": tuple(t.shape) for name, t in ours.state_dict().items()}
@@ -196,36 +197,36 @@ def encoded(pipeline, captions):
 def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
     captions = [*CAPTIONS, "", "a red circle " * 300]
     with torch.no_grad():
-        got, expected = own[0].text(own[1], captions)["ctx_vec"], encoded(pipeline, captions)
-    assert got.shape == (4, 512, 144)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        actual, expected = own[0].text(own[1], captions)["ctx_vec"], encoded(pipeline, captions)
+    assert actual.shape == (4, 512, 144)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_latents_are_the_pipelines_squares(own, pipeline):
     pixels = torch.rand(1, 3, 64, 48) * 2 - 1
     with torch.no_grad():
         expected = pipeline._encode_vae_image(pixels, None)
-        got = own[0].latents(own[1], pixels)
-    assert got.shape == (1, 32, 8, 6)
-    torch.testing.assert_close(packing.pack(got), expected.flatten(2).transpose(1, 2), rtol=1e-5, atol=1e-5)
-    back = vae.denormalise_flux_2(own[1].vae, got)
+        actual = own[0].latents(own[1], pixels)
+    assert actual.shape == (1, 32, 8, 6)
+    torch.testing.assert_close(packing.pack(actual), expected.flatten(2).transpose(1, 2), rtol=1e-5, atol=1e-5)
+    back = vae.denormalise_flux_2(own[1].vae, actual)
     torch.testing.assert_close(back, pipeline.vae.encode(pixels).latent_dist.mode(), rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_trained_is_what_the_pipeline_steps_by(own, pipeline):
     """The answer in the terms of the target points from image to noise."""
-    made, parts = own
+    model_family, parts = own
     latents = torch.randn(1, 32, 8, 12, generator=torch.Generator().manual_seed(3))
-    noised = made.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.7]))
+    noised = model_family.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.7]))
     torch.testing.assert_close(noised.latents, 0.3 * latents + 0.7 * (noised.target + latents))
     with torch.no_grad():
-        text = made.text(parts, CAPTIONS[:1])
-        got = made.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
+        text = model_family.text(parts, CAPTIONS[:1])
+        actual = model_family.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
         ids = pipeline._prepare_latent_ids(torch.zeros(1, 128, 4, 6)), pipeline._prepare_text_ids(text["ctx_vec"])
         answer = pipeline.transformer(
             packing.pack(noised.latents), encoded(pipeline, CAPTIONS[:1]), torch.tensor([0.7]), *ids, return_dict=False
         )[0]
-    torch.testing.assert_close(packing.pack(got), answer, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(packing.pack(actual), answer, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("scale", "steps", "size"), [(4.0, 3, None), (1.0, 2, (70, 100))])
@@ -236,7 +237,7 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, siz
     )
     noise = torch.randn(1, 128, 4, 6, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
-        got = own[0].sampler(own[1])(request)
+        actual = own[0].sampler(own[1])(request)
         prompts = {"prompt_embeds": CAPTIONS[1:], "negative_prompt_embeds": [" "]}
         (expected,) = pipeline(
             shown or None,
@@ -247,7 +248,7 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, siz
             guidance_scale=scale,
             latents=noise,
         ).images
-    assert np.abs(np.asarray(got, np.int16) - np.asarray(expected, np.int16)).max() <= 1
+    assert np.abs(np.asarray(actual, np.int16) - np.asarray(expected, np.int16)).max() <= 1
 
 
 def test_previews_of_large_pictures_are_shifted_by_the_pipelines_mu():

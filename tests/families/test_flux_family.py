@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from library.families.base import SampleRequest
-from library.families.flux import keys
 from library.families.flux.model import Flux, Sizes
 from library.families.shared import clip, packing
 from library.objectives.base import NoisedBatch
-from tests import flux_files
+from tests import double_stream, flux_files
 from tests.families.flux import family, step
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -28,8 +27,8 @@ def test_the_protocol_is_answered(dev):
 
 
 def test_dev_and_schnell_are_told_apart_by_their_tensors(files, schnell):
-    for given, architecture, length in ((files, "flux-1-dev", 512), (schnell, "flux-1-schnell", 256)):
-        of = family(given)
+    for paths, architecture, length in ((files, "flux-1-dev", 512), (schnell, "flux-1-schnell", 256)):
+        of = family(paths)
         assert (of.architecture, of.text_length) == (architecture, length)
         assert (of.load(torch.float32).denoiser.guidance_in is None) == (architecture == "flux-1-schnell")
     assert family(files, t5xxl_max_token_length=77).text_length == 77
@@ -49,12 +48,12 @@ def test_adapter_names_and_sizes_are_the_reference_at_full_size(dev):
         encoder = CLIPTextModel(CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_attention_heads=12))
     blocks = [("denoiser", path, m) for path, m in denoiser.named_modules() if "_blocks." in path]
     layers = [("clip_l", path, m) for path, m in encoder.named_modules() if "layers." in path]
-    made = {
+    sizes = {
         dev.adapter_name(part, path): (m.in_features, m.out_features)
         for part, path, m in (*blocks, *layers)
         if isinstance(m, torch.nn.Linear)
     }
-    assert made == expected
+    assert sizes == expected
 
 
 def test_names_of_t5_and_embedder_adapters(dev, parts):
@@ -85,9 +84,9 @@ def test_text_of_some_encoders_only(dev, parts):
     with torch.no_grad():
         whole = dev.text(parts, ["a red circle"])
         assert tuple(dev.text(parts, ["a red circle"], ("clip_l",))) == ("l_pooled",)
-        rest = dev.text(parts, ["a red circle"], ("t5xxl",))
-    assert tuple(rest) == ("t5_out", "txt_ids", "t5_attn_mask")
-    assert torch.equal(rest["t5_out"], whole["t5_out"])
+        t5_alone = dev.text(parts, ["a red circle"], ("t5xxl",))
+    assert tuple(t5_alone) == ("t5_out", "txt_ids", "t5_attn_mask")
+    assert torch.equal(t5_alone["t5_out"], whole["t5_out"])
 
 
 def test_pooled_text_is_the_state_at_the_first_end_mark(dev, parts):
@@ -170,9 +169,9 @@ def test_prediction_is_the_models_answer_by_its_type(files, parts, kind):
     raw = packing.unpack(answer, 4, 6)
     sigmas = noised.sigmas.view(-1, 1, 1, 1)
     expected = {"raw": raw, "additive": raw + noised.latents, "sigma_scaled": noised.latents - sigmas * raw}[kind]
-    made = of.predict(parts.denoiser, noised, text, None)
-    assert made.dtype == torch.float32 and made.shape == noised.target.shape
-    torch.testing.assert_close(made, expected)
+    prediction = of.predict(parts.denoiser, noised, text, None)
+    assert prediction.dtype == torch.float32 and prediction.shape == noised.target.shape
+    torch.testing.assert_close(prediction, expected)
 
 
 def test_guidance_matters_to_dev_and_not_to_schnell(files, schnell, parts):
@@ -193,8 +192,8 @@ def test_position_tensors_are_made_once_for_each_size(dev, parts):
     assert len(parts.denoiser._tables) == tables
     device = torch.device("cpu")
     with torch.inference_mode():
-        made = dev.positions.image(9, 9, device)
-    assert not made.is_inference() and dev.positions.image(9, 9, device) is made
+        positions = dev.positions.image(9, 9, device)
+    assert not positions.is_inference() and dev.positions.image(9, 9, device) is positions
 
 
 def test_a_step_does_not_make_the_host_wait(files):
@@ -261,7 +260,7 @@ def test_previews_equal_the_diffusers_pipeline(dev, parts):
     config = flux_files.diffusers_config(parts.denoiser.state_dict())
     config.pop("_class_name")
     transformer = diffusers.FluxTransformer2DModel(**config)
-    transformer.load_state_dict(keys.flux_to_diffusers(parts.denoiser.state_dict()))
+    transformer.load_state_dict(double_stream.flux_to_diffusers(parts.denoiser.state_dict()))
     pipeline = diffusers.FluxPipeline(scheduler, parts.vae, None, None, None, None, transformer)
     pipeline.set_progress_bar_config(disable=True)
     with torch.no_grad():

@@ -131,9 +131,9 @@ def test_export_gives_the_file_back(files, parts, dev, tmp_path):
 
 def only(of, *words):
     """The one problem there is, which has to say all of these."""
-    found = list(of.problems())
-    assert len(found) == 1, found
-    assert all(word in str(found[0]) for word in words), found[0]
+    problems = list(of.problems())
+    assert len(problems) == 1, problems
+    assert all(word in str(problems[0]) for word in words), problems[0]
 
 
 def changed(files, part, path, change):
@@ -143,17 +143,19 @@ def changed(files, part, path, change):
 
 
 def test_everything_that_is_missing_is_reported_at_once(files, tmp_path):
-    found = list(family(files, clip_l=None, t5xxl=tmp_path / "nowhere.safetensors", ae=None).problems())
-    assert len(found) == 3
-    assert str(found[0]).startswith("clip_l: ") and "clip_l.safetensors" in str(found[0])
+    problems = list(family(files, clip_l=None, t5xxl=tmp_path / "nowhere.safetensors", ae=None).problems())
+    assert len(problems) == 3
+    assert str(problems[0]).startswith("clip_l: ") and "clip_l.safetensors" in str(problems[0])
     assert (
-        str(found[1]).startswith("t5xxl: ") and "nowhere" in str(found[1]) and "t5xxl_fp16.safetensors" in str(found[1])
+        str(problems[1]).startswith("t5xxl: ")
+        and "nowhere" in str(problems[1])
+        and "t5xxl_fp16.safetensors" in str(problems[1])
     )
-    assert str(found[2]).startswith("ae: ") and "ae.safetensors" in str(found[2])
+    assert str(problems[2]).startswith("ae: ") and "ae.safetensors" in str(problems[2])
 
 
 @pytest.mark.parametrize(
-    ("option", "given", "words"),
+    ("option", "paths", "words"),
     [
         ("pretrained_model_name_or_path", "t5xxl", ("a T5 text encoder", "flux1-dev.safetensors")),
         ("pretrained_model_name_or_path", "ae", ("a VAE", "flux1-dev.safetensors")),
@@ -162,8 +164,8 @@ def test_everything_that_is_missing_is_reported_at_once(files, tmp_path):
         ("ae", "flux", ("a FLUX.1 transformer", "ae.safetensors")),
     ],
 )
-def test_files_in_the_wrong_place_are_named(files, option, given, words):
-    only(family(files, **{option: files[given]}), f"{option}: ", *words)
+def test_files_in_the_wrong_place_are_named(files, option, paths, words):
+    only(family(files, **{option: files[paths]}), f"{option}: ", *words)
 
 
 def test_other_models_and_loras_are_named(files, tmp_path):
@@ -284,9 +286,9 @@ def test_a_file_that_was_cut_short_is_refused(files, tmp_path):
 
 def test_encoders_of_another_size_are_refused(files, tmp_path):
     other = random.write_random_model(tmp_path, sizes=random.FluxSizes(clip_l=128, t5xxl=96, channels=4))
-    found = list(family(files, clip_l=other["clip_l"], t5xxl=other["t5xxl"], ae=other["ae"]).problems())
-    assert [str(problem).split(":")[0] for problem in found] == ["clip_l", "t5xxl", "ae"]
-    assert "128" in str(found[0]) and "64" in str(found[0])
+    problems = list(family(files, clip_l=other["clip_l"], t5xxl=other["t5xxl"], ae=other["ae"]).problems())
+    assert [str(problem).split(":")[0] for problem in problems] == ["clip_l", "t5xxl", "ae"]
+    assert "128" in str(problems[0]) and "64" in str(problems[0])
 
 
 # ---- what a hub has
@@ -315,24 +317,29 @@ def test_only_the_needed_files_of_a_repository_are_fetched():
 def test_a_hub_id_is_enough_for_all_parts_and_is_not_fetched_to_be_checked(files, monkeypatch):
     there = [f"{folder}/model.safetensors" for folder in ("transformer", "text_encoder", "text_encoder_2", "vae")]
     monkeypatch.setattr("library.families.shared.hub.list_repository", lambda name, token=None: there)
-    given = {"pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev", "clip_l": None, "t5xxl": None, "ae": None}
-    of = family(files, **given, tokenizer_cache_dir=files["ae"].parent)
+    options = {
+        "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev",
+        "clip_l": None,
+        "t5xxl": None,
+        "ae": None,
+    }
+    of = family(files, **options, tokenizer_cache_dir=files["ae"].parent)
     assert all("tokenizer" in str(problem) for problem in of.problems())
     assert list(of.notes()) == []  # neither are its shapes known
 
 
 def test_a_hub_id_that_cannot_be_reached_is_one_sentence(files):
-    given = {"pretrained_model_name_or_path": "someone/flux", "clip_l": None, "t5xxl": None, "ae": None}
-    (said,) = family(files, **given).problems()
+    options = {"pretrained_model_name_or_path": "someone/flux", "clip_l": None, "t5xxl": None, "ae": None}
+    (said,) = family(files, **options).problems()
     assert str(said).startswith("pretrained_model_name_or_path: someone/flux is not in the Hugging Face cache")
 
 
 def test_an_absent_tokenizer_is_one_clear_sentence(files, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     moved = {part: shutil.copy(files[part], tmp_path) for part in ("flux", "clip_l", "t5xxl", "ae")}
-    found = list(family({part: Path(path) for part, path in moved.items()}).problems())
-    assert len(found) == 2
-    assert "openai/clip-vit-large-patch14" in str(found[0]) and "google/t5-v1_1-xxl" in str(found[1])
+    problems = list(family({part: Path(path) for part, path in moved.items()}).problems())
+    assert len(problems) == 2
+    assert "openai/clip-vit-large-patch14" in str(problems[0]) and "google/t5-v1_1-xxl" in str(problems[1])
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -345,6 +352,6 @@ def test_sizes_of_t5_xxl_are_read_from_its_tensors(layers):
     with torch.device("meta"):
         model = T5EncoderModel(T5Config(feed_forward_proj="gated-gelu", **real))
     shapes = {name: tuple(t.shape) for name, t in model.state_dict().items() if name != "shared.weight"}
-    found = t5.t5_config(shapes)
-    assert {name: getattr(found, name) for name in real} == real
-    assert found.is_gated_act and found.dense_act_fn == "gelu_new" and found.relative_attention_num_buckets == 32
+    config = t5.t5_config(shapes)
+    assert {name: getattr(config, name) for name in real} == real
+    assert config.is_gated_act and config.dense_act_fn == "gelu_new" and config.relative_attention_num_buckets == 32

@@ -5,15 +5,15 @@ import torch
 
 from library.compiler.blocks import compile_model
 from library.config.sections import Compile
-from library.families.flux import keys
 from library.families.flux.family import FluxFamily as Family
 from library.families.flux.model import Flux, Sizes
 from library.families.shared import tensor_names
 from library.families.shared.transformer import rope, sinusoids
+from tests import double_stream
 
 
 def sizes(**changes):
-    given = {
+    options = {
         "in_channels": 64,
         "out_channels": 64,
         "vector_channels": 24,
@@ -25,7 +25,7 @@ def sizes(**changes):
         "single_blocks": 3,
         "guidance": True,
     }
-    return Sizes(**{**given, **changes})
+    return Sizes(**{**options, **changes})
 
 
 def made(of, seed=0):
@@ -72,19 +72,19 @@ def oracle(model):
         guidance_embeds=of.guidance,
         axes_dims_rope=of.axes,
     )
-    other.load_state_dict(keys.flux_to_diffusers(model.state_dict()), strict=True)
+    other.load_state_dict(double_stream.flux_to_diffusers(model.state_dict()), strict=True)
     return other
 
 
-def ask_oracle(other, given, mask=None):
+def ask_oracle(other, model_inputs, mask=None):
     return other(
-        hidden_states=given["img"],
-        encoder_hidden_states=given["txt"],
-        pooled_projections=given["y"],
-        timestep=given["timesteps"],
-        img_ids=given["img_ids"],
-        txt_ids=given["txt_ids"],
-        guidance=given["guidance"],
+        hidden_states=model_inputs["img"],
+        encoder_hidden_states=model_inputs["txt"],
+        pooled_projections=model_inputs["y"],
+        timestep=model_inputs["timesteps"],
+        img_ids=model_inputs["img_ids"],
+        txt_ids=model_inputs["txt_ids"],
+        guidance=model_inputs["guidance"],
         joint_attention_kwargs=None if mask is None else {"attention_mask": mask[:, None, None, :]},
         return_dict=False,
     )[0]
@@ -97,9 +97,9 @@ def test_outputs_and_gradients_equal_those_of_diffusers(guidance, masked):
     theirs = oracle(ours)
     mine, other = inputs(ours.sizes), inputs(ours.sizes)
     leaves = ("img", "txt", "y")
-    for given in (mine, other):
+    for model_inputs in (mine, other):
         for name in leaves:
-            given[name].requires_grad_()
+            model_inputs[name].requires_grad_()
     text_mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]) if masked else None
     joint = ours.joint_mask(text_mask, mine["img"]) if masked else None
 
@@ -111,7 +111,7 @@ def test_outputs_and_gradients_equal_those_of_diffusers(guidance, masked):
     (expected * direction).sum().backward()
     for name in leaves:
         torch.testing.assert_close(mine[name].grad, other[name].grad, rtol=1e-3, atol=1e-4, msg=name)
-    expected_grads = keys.flux_to_bfl({name: p.grad for name, p in theirs.named_parameters()})
+    expected_grads = double_stream.flux_to_bfl({name: p.grad for name, p in theirs.named_parameters()})
     grads = {name: p.grad for name, p in ours.named_parameters()}
     assert grads.keys() == expected_grads.keys()
     for name, grad in grads.items():
@@ -150,11 +150,11 @@ def test_a_head_that_cannot_be_shared_is_refused():
 
 def test_without_guidance_its_embedding_is_left_out():
     model = made(sizes())
-    given = {**inputs(model.sizes), "guidance": None}
+    model_inputs = {**inputs(model.sizes), "guidance": None}
     with torch.no_grad():
-        found = model(**given)
+        answer = model(**model_inputs)
         model.guidance_in = None
-        assert torch.equal(found, model(**given))
+        assert torch.equal(answer, model(**model_inputs))
 
 
 def test_time_and_guidance_stay_float32_up_to_the_embedding():
@@ -163,11 +163,11 @@ def test_time_and_guidance_stay_float32_up_to_the_embedding():
     torch.testing.assert_close(sinusoids(torch.tensor([0.99839])), exact.float(), rtol=0, atol=2e-4)
     assert exact.shape == (1, 256)
     model = made(sizes(guidance=False)).to(torch.bfloat16)
-    seen = []
-    model.time_in.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    dtypes = []
+    model.time_in.register_forward_pre_hook(lambda _, given: dtypes.append(given[0]))
     model(**inputs(model.sizes))
-    assert seen[0].dtype == torch.float32
-    torch.testing.assert_close(seen[0], sinusoids(torch.tensor([0.1234, 0.987])))
+    assert dtypes[0].dtype == torch.float32
+    torch.testing.assert_close(dtypes[0], sinusoids(torch.tensor([0.1234, 0.987])))
 
 
 def test_position_tables_are_exact_kept_and_bounded():
@@ -187,11 +187,11 @@ def test_position_tables_are_exact_kept_and_bounded():
 
 def test_bfloat16_without_autocast_and_float32_with_autocast_agree():
     model = made(sizes())
-    given = inputs(model.sizes)
-    exact = model(**given)
+    model_inputs = inputs(model.sizes)
+    exact = model(**model_inputs)
     with torch.autocast("cpu", torch.bfloat16):
-        cast = model(**given)
-    half = made(sizes()).to(torch.bfloat16)(**given)
+        cast = model(**model_inputs)
+    half = made(sizes()).to(torch.bfloat16)(**model_inputs)
     assert half.dtype == torch.bfloat16
     for out in (cast, half):
         assert torch.nn.functional.cosine_similarity(out.flatten().float(), exact.flatten(), dim=0) > 0.99
@@ -210,13 +210,13 @@ def test_weights_stored_in_8_bits_are_widened_where_they_are_used():
     eight = store_in_8_bits(made(sizes()))
     wide = made(sizes()).requires_grad_(False)
     wide.load_state_dict({name: t.float() for name, t in eight.state_dict().items()})
-    given = inputs(eight.sizes)
-    given["img"].requires_grad_()
+    model_inputs = inputs(eight.sizes)
+    model_inputs["img"].requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        out, expected = eight(**given), wide(**given)
+        out, expected = eight(**model_inputs), wide(**model_inputs)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     out.sum().backward()
-    assert given["img"].grad.isfinite().all()
+    assert model_inputs["img"].grad.isfinite().all()
 
 
 @pytest.mark.slow
@@ -271,23 +271,23 @@ def test_frozen_double_blocks_have_no_backward():
 def test_names_survive_the_way_to_diffusers_and_back():
     for guidance in (True, False):
         tensors = made(sizes(guidance=guidance)).state_dict()
-        back = keys.flux_to_bfl(keys.flux_to_diffusers(tensors))
+        back = double_stream.flux_to_bfl(double_stream.flux_to_diffusers(tensors))
         assert back.keys() == tensors.keys()
         assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
 def test_a_missing_diffusers_tensor_is_named():
-    tensors = keys.flux_to_diffusers(made(sizes()).state_dict())
+    tensors = double_stream.flux_to_diffusers(made(sizes()).state_dict())
     del tensors["single_transformer_blocks.1.attn.to_k.bias"]
     with pytest.raises(KeyError, match=r"single_transformer_blocks.1.attn.to_k.bias"):
-        keys.flux_to_bfl(tensors)
+        double_stream.flux_to_bfl(tensors)
 
 
 def test_prefixes_are_removed_from_keys():
-    found = tensor_names.without_prefix(
+    names = tensor_names.without_prefix(
         ["model.diffusion_model._orig_mod.img_in.weight", "vae.x", "model.diffusion_model.txt_in.bias"]
     )
-    assert found == {
+    assert names == {
         "img_in.weight": "model.diffusion_model._orig_mod.img_in.weight",
         "txt_in.bias": "model.diffusion_model.txt_in.bias",
     }

@@ -5,9 +5,9 @@ import shutil
 import torch
 
 from library.families.base import SampleRequest
-from library.families.flux import keys, random
+from library.families.flux import random
 from library.families.shared import packing
-from tests import flux_files
+from tests import double_stream, flux_files
 from tests.families.flux import family, step
 
 
@@ -16,12 +16,12 @@ def test_krea_is_dev_by_another_name(files, tmp_path):
     named = shutil.copy(files["flux"], tmp_path / "flux1-krea-dev.safetensors")
     titled = tmp_path / "mine.safetensors"
     flux_files.save(flux_files.load(files["flux"]), titled, {"modelspec.title": "FLUX.1 Krea [dev]"})
-    for given in (
+    for options in (
         {"pretrained_model_name_or_path": named},
         {"pretrained_model_name_or_path": titled},
         {"model_type": "krea"},
     ):
-        krea = family(files, **given)
+        krea = family(files, **options)
         assert not list(krea.problems())
         assert (krea.sample_defaults["guidance_scale"], krea.sample_defaults["sample_steps"]) == (4.5, 28)
         assert (krea.architecture, krea.base_model_version, krea.text_length) == ("flux-1-dev", "flux1", 512)
@@ -59,7 +59,7 @@ def test_the_guidance_embedding_can_be_left_out_as_flex_1_is_trained(files, dev,
         assert not torch.allclose(ours, dev.predict(parts.denoiser, noised, text, None))
         config = flux_files.diffusers_config(parts.denoiser.state_dict()) | {"guidance_embeds": False}
         theirs = diffusers.FluxTransformer2DModel(**{name: v for name, v in config.items() if name != "_class_name"})
-        stored = keys.flux_to_diffusers(parts.denoiser.state_dict())
+        stored = double_stream.flux_to_diffusers(parts.denoiser.state_dict())
         theirs.load_state_dict({name: stored[name] for name in theirs.state_dict()})
         ids = model.conditions(text, (4, 6), torch.device("cpu"))
         answer = theirs(

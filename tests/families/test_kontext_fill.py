@@ -9,10 +9,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from library.families.base import SampleRequest
-from library.families.flux import control_tokens, keys, random
+from library.families.flux import control_tokens, random
 from library.families.flux.facts import FACTS
 from library.families.shared import packing
-from tests import flux_files
+from tests import double_stream, flux_files
 from tests.families import flux
 from tests.families.flux import family
 from tests.families.flux import files as files  # noqa: PLC0414 - a fixture
@@ -24,8 +24,8 @@ SMALL = {"t5xxl_max_token_length": 16}
 def fill_files(files, tmp_path_factory):
     """The tiny FLUX.1 with a transformer that reads 384 channels."""
     place = tmp_path_factory.mktemp("fill")
-    made = random.make_networks(random.VARIANTS["fill"]).denoiser()
-    shapes = [(name, tuple(tensor.shape)) for name, tensor in made.state_dict().items()]
+    denoiser = random.make_networks(random.VARIANTS["fill"]).denoiser()
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in denoiser.state_dict().items()]
     tensors = random.random_networks.random_weights(shapes, 5, torch.bfloat16)
     save_file(tensors, place / "flux1-fill.safetensors")
     return {**files, "flux": place / "flux1-fill.safetensors"}
@@ -59,8 +59,8 @@ def pipeline(cls, of, parts):
     config.pop("_class_name")
     config["out_channels"] = parts.denoiser.sizes.out_channels
     transformer = diffusers.FluxTransformer2DModel(**config)
-    transformer.load_state_dict(keys.flux_to_diffusers(parts.denoiser.state_dict()))
-    made = getattr(diffusers, cls)(
+    transformer.load_state_dict(double_stream.flux_to_diffusers(parts.denoiser.state_dict()))
+    pipe = getattr(diffusers, cls)(
         scheduler=scheduler,
         vae=parts.vae,
         text_encoder=None,
@@ -69,10 +69,10 @@ def pipeline(cls, of, parts):
         tokenizer_2=None,
         transformer=transformer,
     )
-    made.set_progress_bar_config(disable=True)
-    made.calls = []
-    transformer.register_forward_pre_hook(lambda _, __, given: made.calls.append(given), with_kwargs=True)
-    return made
+    pipe.set_progress_bar_config(disable=True)
+    pipe.calls = []
+    transformer.register_forward_pre_hook(lambda _, __, inputs: pipe.calls.append(inputs), with_kwargs=True)
+    return pipe
 
 
 def noise(width, height, seed=3):
@@ -104,13 +104,13 @@ def both(of, parts, cls, request, **given):
 
 def caught(parts, call):
     """What our denoiser is called with."""
-    found = {}
-    hook = parts.denoiser.register_forward_pre_hook(lambda _, __, given: found.update(given), with_kwargs=True)
+    arguments = {}
+    hook = parts.denoiser.register_forward_pre_hook(lambda _, __, inputs: arguments.update(inputs), with_kwargs=True)
     try:
         answer = call()
     finally:
         hook.remove()
-    return found, answer
+    return arguments, answer
 
 
 def same_step(of, parts, theirs, controls, text, size):
@@ -119,24 +119,26 @@ def same_step(of, parts, theirs, controls, text, size):
     parts.denoiser.requires_grad_(True)
     latents = random_latents(size)
     noised = of.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.6]))
-    given, ours = caught(parts, lambda: of.predict(parts.denoiser, noised, text, torch.ones(1, 6), controls))
+    model_inputs, ours = caught(parts, lambda: of.predict(parts.denoiser, noised, text, torch.ones(1, 6), controls))
     inputs = first["hidden_states"].shape
-    assert given["img"].shape == inputs and torch.equal(given["img_ids"], first["img_ids"])
+    assert model_inputs["img"].shape == inputs and torch.equal(model_inputs["img_ids"], first["img_ids"])
     tokens = size[0] * size[1] // 256
-    torch.testing.assert_close(given["img"][:, tokens:], first["hidden_states"][:, tokens:], atol=2e-3, rtol=2e-3)
-    torch.testing.assert_close(given["img"][..., 64:], first["hidden_states"][..., 64:], atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(
+        model_inputs["img"][:, tokens:], first["hidden_states"][:, tokens:], atol=2e-3, rtol=2e-3
+    )
+    torch.testing.assert_close(model_inputs["img"][..., 64:], first["hidden_states"][..., 64:], atol=2e-3, rtol=2e-3)
 
     model = theirs.transformer
-    answer = model(**{**first, "hidden_states": given["img"], "timestep": noised.timesteps, "return_dict": False})[0][
-        :, :tokens
-    ]
+    answer = model(
+        **{**first, "hidden_states": model_inputs["img"], "timestep": noised.timesteps, "return_dict": False}
+    )[0][:, :tokens]
     height, width = size[1] // 16, size[0] // 16
     expected = packing.unpack(answer, height, width)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
     ours.square().mean().backward()
     expected.square().mean().backward()
     gradients = {name: p.grad for name, p in parts.denoiser.named_parameters() if p.grad is not None}
-    theirs_by_name = keys.flux_to_bfl(
+    theirs_by_name = double_stream.flux_to_bfl(
         {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
     )
     parts.denoiser.zero_grad()
@@ -165,16 +167,16 @@ def test_kontext_reads_and_samples_what_the_diffusers_pipeline_does(kontext, mon
 
 def test_references_of_another_size_have_positions_of_their_own(kontext):
     of, parts = kontext
-    one, other = random_latents((96, 64)), random_latents((48, 80))
-    noised = of.noised(one, torch.Generator().manual_seed(0), torch.tensor([0.6]))
+    small, other = random_latents((96, 64)), random_latents((48, 80))
+    noised = of.noised(small, torch.Generator().manual_seed(0), torch.tensor([0.6]))
     with torch.no_grad():
         text = of.text(parts, ["a red circle"])
-        given, answer = caught(
+        inputs, answer = caught(
             parts, lambda: of.predict(parts.denoiser, noised, text, torch.ones(1, 6), [other, other.flip(-1)])
         )
         again = of.predict(parts.denoiser, noised, text, torch.ones(1, 6), [other.flip(-1), other])
-    assert answer.shape == one.shape and not torch.allclose(answer, again)
-    ids = given["img_ids"]
+    assert answer.shape == small.shape and not torch.allclose(answer, again)
+    ids = inputs["img_ids"]
     assert [len(ids[ids[:, 0] == number]) for number in (0, 1, 2)] == [24, 15, 15]
     assert ids[24:39, 1:].amax(0).tolist() == [4, 2] and ids[24].tolist() == [1, 0, 0]
 
@@ -242,7 +244,9 @@ def _header(path, folder=None):
 
     if folder is None:
         return weights.header(path)
-    return {name: shape for one in sorted(folder.glob("*.safetensors")) for name, shape in weights.header(one).items()}
+    return {
+        name: shape for file in sorted(folder.glob("*.safetensors")) for name, shape in weights.header(file).items()
+    }
 
 
 def test_a_file_that_is_called_kontext_is_told_and_not_guessed(files, tmp_path):

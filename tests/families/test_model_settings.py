@@ -75,9 +75,9 @@ def test_a_file_of_a_tokenizer_that_is_no_such_file_is_named_before_it_is_opened
 
 def test_no_family_reads_json_without_limits():
     """They take the door for files from outside, library/config/outside_files.py."""
-    found = []
+    places = []
     for path in (Path(library.__file__).parent / "families").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.load", "json.loads"):
-                found.append(f"{path}:{node.lineno}")
-    assert not found
+                places.append(f"{path}:{node.lineno}")
+    assert not places

@@ -19,9 +19,9 @@ SIZES = [(8, 12), (6, 10), (12, 6), (4, 4)]  # latents of an image and three ref
 
 
 def family(files, version, **values):
-    given = {"pretrained_model_name_or_path": str(files["qwen_image"]), "text_encoder": str(files["text_encoder"])}
-    given |= {"vae": str(files["vae"]), "cache_text_encoder_outputs": True, "model_version": version, **values}
-    return families.family_for(build_config(families.config_class("qwen_image_train_network"), given))
+    options = {"pretrained_model_name_or_path": str(files["qwen_image"]), "text_encoder": str(files["text_encoder"])}
+    options |= {"vae": str(files["vae"]), "cache_text_encoder_outputs": True, "model_version": version, **values}
+    return families.family_for(build_config(families.config_class("qwen_image_train_network"), options))
 
 
 def picture(size, seed=0):
@@ -40,8 +40,8 @@ def own(files):
     """Families by version, with the same networks; the mark of 2511 is only in the file."""
     newest = family(files, "edit-2511")
     parts = newest.load(torch.float32)
-    made = {version: family(files, version) for version in ("edit", "edit-2509")}
-    return {"edit-2511": newest, **made}, parts
+    by_version = {version: family(files, version) for version in ("edit", "edit-2509")}
+    return {"edit-2511": newest, **by_version}, parts
 
 
 def diffusers_model(parts, still):
@@ -81,8 +81,8 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, still, number):
     mask[0, :17], mask[1, :33] = 1, 1
     times = torch.tensor([0.3, 0.8])
     ours.requires_grad_(True)
-    got = ours(tokens, sizes, text * mask[..., None], mask, times)
-    got.square().mean().backward()
+    actual = ours(tokens, sizes, text * mask[..., None], mask, times)
+    actual.square().mean().backward()
     by_us = {name: p.grad for name, p in ours.named_parameters()}
     ours.zero_grad(set_to_none=True)
     ours.requires_grad_(False)
@@ -95,7 +95,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, still, number):
         return_dict=False,
     )[0][:, :24]
     expected.square().mean().backward()
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-6)
     by_them = {name: p.grad for name, p in theirs.named_parameters()}
     for name, gradient in by_us.items():
         if gradient is not None:
@@ -103,7 +103,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, still, number):
     if still:
         changed = tokens.clone()
         changed[:, 24:] += 1
-        assert not torch.allclose(ours(changed, sizes, text, mask, times), got), "references are seen"
+        assert not torch.allclose(ours(changed, sizes, text, mask, times), actual), "references are seen"
 
 
 @pytest.fixture(scope="module")
@@ -131,20 +131,20 @@ def encoder(files, own):
     vision = {"depth": 2, "hidden_size": 80, "num_heads": 1, "intermediate_size": 96, "out_hidden_size": 128}
     tokenizer = own[1].tokenizers["text_encoder"]
     picture = tokenizer.convert_tokens_to_ids(text_encoder.PICTURE)
-    made: Any = Qwen2_5_VLForConditionalGeneration(
+    model: Any = Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(text_config=text, vision_config=vision, image_token_id=picture)
     ).eval()
     inside = {"model.": "model.language_model.", "visual.": "model.visual."}
     named = {
         f"{inside[name.partition('.')[0] + '.']}{name.partition('.')[2]}": tensor for name, tensor in tensors.items()
     }
-    missing, unexpected = made.load_state_dict(named, strict=False)
+    missing, unexpected = model.load_state_dict(named, strict=False)
     assert not unexpected and missing == ["lm_head.weight"]
-    plain = made.forward
-    made.forward = lambda input_ids, **given: plain(
+    plain = model.forward
+    model.forward = lambda input_ids, **given: plain(
         input_ids=input_ids, mm_token_type_ids=(input_ids == picture).int(), **given
     )
-    return made
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -207,16 +207,16 @@ def test_pictures_are_cut_and_counted_as_the_processor_does(own, pipelines):
 def test_captions_with_pictures_are_encoded_as_transformers_does(own, pipelines, version, sizes):
     pipe = pipelines(KINDS[version], False)
     shown = [picture(size, i) for i, size in enumerate(sizes)]
-    scaled = [one.resize(pictures.scaled_size(one.size, 384 * 384), Image.Resampling.LANCZOS) for one in shown]
+    scaled = [image.resize(pictures.scaled_size(image.size, 384 * 384), Image.Resampling.LANCZOS) for image in shown]
     with torch.no_grad():
-        got = own[0][version].text_with_pictures(own[1], [CAPTION], [shown])
+        actual = own[0][version].text_with_pictures(own[1], [CAPTION], [shown])
         if not shown:
-            assert torch.equal(own[0][version].text(own[1], [CAPTION])["vl_embed"], got["vl_embed"])
+            assert torch.equal(own[0][version].text(own[1], [CAPTION])["vl_embed"], actual["vl_embed"])
             return
         expected, _ = pipe.encode_prompt(CAPTION, scaled)
     length = expected.shape[1]
-    assert int(got["vl_mask"].sum()) == length and got["vl_embed"].shape[1] % 64 == 0
-    torch.testing.assert_close(got["vl_embed"][:, :length], expected, rtol=1e-4, atol=2e-5)
+    assert int(actual["vl_mask"].sum()) == length and actual["vl_embed"].shape[1] % 64 == 0
+    torch.testing.assert_close(actual["vl_embed"][:, :length], expected, rtol=1e-4, atol=2e-5)
     more = own[0][version].train_text_length(own[1], [CAPTION])
     assert more + own[0][version].picture_tokens(own[1], sizes) >= length
 
@@ -288,9 +288,9 @@ def test_what_is_trained_is_the_path_to_the_image_alone(own):
     text = {"vl_embed": torch.randn(2, 64, 128), "vl_mask": torch.ones(2, 64, dtype=torch.long)}
     noised = of.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.5, 0.5]))
     with torch.no_grad():
-        got = of.predict(model, noised, text, torch.ones(2, 6), [shown])
+        actual = of.predict(model, noised, text, torch.ones(2, 6), [shown])
         tokens = torch.cat((packing.pack(noised.latents), packing.pack(shown)), dim=1)
         direct = model(tokens, [(4, 6), (3, 5)], text["vl_embed"], text["vl_mask"], noised.timesteps)
-    assert got.shape == latents.shape
-    torch.testing.assert_close(packing.pack(got), direct)
+    assert actual.shape == latents.shape
+    torch.testing.assert_close(packing.pack(actual), direct)
     torch.testing.assert_close(noised.target + latents, (noised.latents - 0.5 * latents) / 0.5)

@@ -45,8 +45,10 @@ def test_a_single_file_is_read_with_any_prefix(files, stored, tmp_path, prefix):
     path = saved({prefix + name: tensor for name, tensor in stored.items()}, tmp_path / "m.safetensors")
     assert recognition.recognise_file(path)[:2] == ("qwen_image", "a Qwen-Image transformer")
     assert said(files, qwen_image=path) == []
-    found = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in stored.items()) and found.keys() == stored.keys()
+    tensors = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
+    assert (
+        all(torch.equal(tensors[name], tensor) for name, tensor in stored.items()) and tensors.keys() == stored.keys()
+    )
 
 
 def test_a_diffusers_folder_has_all_parts(files, stored, tmp_path):
@@ -58,8 +60,8 @@ def test_a_diffusers_folder_has_all_parts(files, stored, tmp_path):
     assert recognition.recognise_file(tmp_path)[0] == "qwen_image"
     whole = {"qwen_image": tmp_path, "text_encoder": None, "vae": None}
     assert said(files, **whole) == []
-    found = family(files | whole).load(torch.float32)
-    assert torch.equal(found.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
+    components = family(files | whole).load(torch.float32)
+    assert torch.equal(components.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
     (tmp_path / "model_index.json").write_text('{"_class_name": "QwenImageEditPlusPipeline"}')
     (problem,) = said(files, **whole)
     assert "is Qwen-Image-Edit-2509: set model_version = edit-2509" in problem
@@ -80,22 +82,22 @@ def test_scaled_fp8_is_read(files, stored, tmp_path, ending):
             tensors[name] = tensor
     path = saved(tensors, tmp_path / "m.safetensors")
     assert said(files, qwen_image=path) == []
-    found = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
+    weights_read = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
     for name, tensor in stored.items():
-        assert (found[name] - tensor).norm() <= 0.05 * tensor.norm(), name
+        assert (weights_read[name] - tensor).norm() <= 0.05 * tensor.norm(), name
     plain = saved(
         {n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in stored.items()}, tmp_path / "p.safetensors"
     )
     config = {"fp8_base": True, "mixed_precision": "bf16"}
-    kept = family(files | {"qwen_image": plain}, **config).load(torch.bfloat16).denoiser.state_dict()
-    assert kept["transformer_blocks.0.attn.to_q.weight"].dtype == torch.float8_e4m3fn
+    eight_bit = family(files | {"qwen_image": plain}, **config).load(torch.bfloat16).denoiser.state_dict()
+    assert eight_bit["transformer_blocks.0.attn.to_q.weight"].dtype == torch.float8_e4m3fn
     encoder = {n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in load_file(files["text_encoder"]).items()}
     encoder |= {
         f"{n.removesuffix('weight')}{ending}": torch.tensor(2.0) for n in list(encoder) if n.endswith("proj.weight")
     }
-    made = family(files | {"text_encoder": saved(encoder, tmp_path / "t.safetensors")}).load(torch.float32)
+    own_family = family(files | {"text_encoder": saved(encoder, tmp_path / "t.safetensors")}).load(torch.float32)
     name = "layers.0.mlp.up_proj.weight"
-    assert torch.equal(made.encoders["text_encoder"].state_dict()[name], 2 * encoder[f"model.{name}"].float())
+    assert torch.equal(own_family.encoders["text_encoder"].state_dict()[name], 2 * encoder[f"model.{name}"].float())
 
 
 def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
@@ -106,8 +108,8 @@ def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
         tensors |= {"visual.blocks.0.attn.qkv.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)}
         path = saved(tensors, tmp_path / "t.safetensors")
         assert said(files, text_encoder=path) == []
-        found = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
-        assert all(torch.equal(found[name], tensor) for name, tensor in before.items())
+        weights_read = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
+        assert all(torch.equal(weights_read[name], tensor) for name, tensor in before.items())
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, others, stored, tmp_path):
@@ -137,9 +139,9 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, oth
         ({"text_encoder": files["qwen_image"]}, "is a Qwen-Image transformer; expected the Qwen2.5-VL text encoder"),
         ({"text_encoder": tmp_path / "nowhere.safetensors"}, "does not exist"),
     ]
-    for given, sentence in cases:
-        problems = said(files, **given)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (given, problems)
+    for paths, sentence in cases:
+        problems = said(files, **paths)
+        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
     flux = families.family_for(config_of_flux(others, pretrained_model_name_or_path=files["qwen_image"]))
     assert "is a Qwen-Image transformer; train it with qwen_image_train_network" in str(next(iter(flux.problems())))
     narrow = {
@@ -153,8 +155,8 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, oth
 def config_of_flux(others, **values):
     from library.config.building import build_config
 
-    given = {name: str(others[name]) for name in ("clip_l", "t5xxl", "ae")}
-    return build_config(families.config_class("flux_train_network"), given | {n: str(v) for n, v in values.items()})
+    options = {name: str(others[name]) for name in ("clip_l", "t5xxl", "ae")}
+    return build_config(families.config_class("flux_train_network"), options | {n: str(v) for n, v in values.items()})
 
 
 def test_a_name_with_edit_is_taken_when_it_is_reported_to_be_the_original(files, stored, tmp_path):
@@ -182,27 +184,27 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
-    folder, done, _, made = learnt
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert found == [
+    folder, done, _, run = learnt
+    cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert cache_names == [
         "0_0064x0064_qi.safetensors",
         "0_qi_te.safetensors",
         "1_0064x0128_qi.safetensors",
         "1_qi_te.safetensors",
     ]
-    with safe_open(folder / found[2], "pt") as file:
+    with safe_open(folder / cache_names[2], "pt") as file:
         (name,), facts = file.keys(), file.metadata()
         assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 1, 16, 8)
         assert (facts["architecture"], facts["width"], facts["height"]) == ("qwen_image", "64", "128")
         assert facts["format_version"] == "1.0.1"
     lengths = []
-    for name in (found[1], found[3]):
+    for name in (cache_names[1], cache_names[3]):
         with safe_open(folder / name, "pt") as file:
             (key,) = file.keys()
             assert key == "varlen_vl_embed_float32" and file.metadata()["architecture"] == "qwen_image"
             lengths.append(file.get_tensor(key).shape[0])
     assert lengths[0] > 64 > lengths[1]
-    for name in found:  # as musubi-tuner leaves them: without ours, and in bfloat16 the text
+    for name in cache_names:  # as musubi-tuner leaves them: without ours, and in bfloat16 the text
         tensors = load_file(folder / name)
         with safe_open(folder / name, "pt") as file:
             facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
@@ -212,20 +214,20 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
             else tensors
         )
         save_file(tensors, folder / name, facts)
-    before = {name: (folder / name).read_bytes() for name in found}
-    again = made("again")
-    assert {name: (folder / name).read_bytes() for name in found} == before
+    before = {name: (folder / name).read_bytes() for name in cache_names}
+    again = run("again")
+    assert {name: (folder / name).read_bytes() for name in cache_names} == before
     assert again.losses == pytest.approx(done.losses, rel=1e-2)
 
 
 def test_loras_load_in_diffusers_with_and_without_modulation(demo, learnt):
-    from library.demo import lora
+    from library.demo import summary
 
     _, plain, modulated, _ = learnt
     for done, layers in ((plain, 3 * 12), (modulated, 3 * 14)):
         tensors = done.tensors()
         assert sum(name.endswith("lora_down.weight") for name in tensors) == layers
-        assert lora.check_lora_layers(done.file, config_of(demo, SCRIPT)) == (layers, [])
+        assert summary.check_lora_layers(done.file, config_of(demo, SCRIPT)) == (layers, [])
     assert "lora_unet_transformer_blocks_2_txt_mod_1.lora_up.weight" in modulated.tensors()
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "qwen_image"
@@ -233,12 +235,14 @@ def test_loras_load_in_diffusers_with_and_without_modulation(demo, learnt):
 
 
 def test_training_goes_on_from_a_file_of_either_kind(learnt):
-    _, plain, modulated, made = learnt
+    _, plain, modulated, run = learnt
     for number, (start, args) in enumerate(((plain, []), (modulated, ["train_modulation=True"]), (modulated, []))):
-        done = made(f"on{number}", network_weights=start.file, network_args=args, learning_rate=1e-12)
-        found = done.tensors()
-        assert all(torch.allclose(found[name], start.tensors()[name], atol=1e-6) for name in found if "lora_" in name)
-    whole = made("whole", network_weights=modulated.file, dim_from_weights=True)
+        done = run(f"on{number}", network_weights=start.file, network_args=args, learning_rate=1e-12)
+        tensors = done.tensors()
+        assert all(
+            torch.allclose(tensors[name], start.tensors()[name], atol=1e-6) for name in tensors if "lora_" in name
+        )
+    whole = run("whole", network_weights=modulated.file, dim_from_weights=True)
     assert whole.tensors().keys() == modulated.tensors().keys()
 
 
@@ -259,8 +263,8 @@ def test_a_full_model_has_720_layers_or_840():
 
     blocks = random.make_networks(random.FULL).denoiser().transformer_blocks
     shapes = {f"transformer_blocks.{name}": tuple(t.shape) for name, t in blocks.state_dict().items()}
-    found = [path for _, path in LORA_NAMES.layers(shapes, convolutions=False)]
-    assert len(found) == 720 and sum("_mod.1.weight" in name for name in shapes) == 120
+    paths = [path for _, path in LORA_NAMES.layers(shapes, convolutions=False)]
+    assert len(paths) == 720 and sum("_mod.1.weight" in name for name in shapes) == 120
 
 
 def test_the_tools_know_it(demo, learnt, tmp_path):

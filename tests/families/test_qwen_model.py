@@ -19,10 +19,10 @@ CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on
 
 
 def family(files, script="qwen_image_train_network", **values):
-    given = {"pretrained_model_name_or_path": files["qwen_image"], "text_encoder": files["text_encoder"]}
-    given |= {"vae": files["vae"], "cache_text_encoder_outputs": True, **values}
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build_config(families.config_class(script), given))
+    options = {"pretrained_model_name_or_path": files["qwen_image"], "text_encoder": files["text_encoder"]}
+    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, **values}
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return families.family_for(build_config(families.config_class(script), options))
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(files):
-    made = family(files)
-    return made, made.load(torch.float32)
+    own_family = family(files)
+    return own_family, own_family.load(torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
     mask[0, :17], mask[1, :33] = 1, 1
     tokens, times = packing.pack(latents).requires_grad_(), torch.tensor([0.3, 0.8])
     ours.requires_grad_(True)
-    got = ours(tokens, [(height, width)], text * mask[..., None], mask, times)
-    got.square().mean().backward()
+    actual = ours(tokens, [(height, width)], text * mask[..., None], mask, times)
+    actual.square().mean().backward()
     by_us = {name: p.grad for name, p in ours.named_parameters()} | {"tokens": tokens.grad}
     ours.zero_grad(set_to_none=True)
     ours.requires_grad_(False)
@@ -79,7 +79,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
         return_dict=False,
     )[0]
     expected.square().mean().backward()
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-6)
     by_them = {name: p.grad for name, p in theirs.named_parameters()} | {"tokens": tokens.grad}
     for name, gradient in by_us.items():
         if gradient is None:  # the last block's answer for the text is not used
@@ -118,12 +118,12 @@ def test_one_block_of_full_width_equals_diffusers():
     times, mask = torch.cat((temb, temb.flip(1))), torch.ones(1, 17, dtype=torch.bool)
     with torch.no_grad():
         pe = rope_table([(3, 4)], 5, torch.device("cpu"), axes)
-        for given, index in (((temb, pe, mask), None), ((times, pe, mask, still), still[None].int())):
-            got = ours(img, txt, *given)
+        for inputs, index in (((temb, pe, mask), None), ((times, pe, mask, still), still[None].int())):
+            actual = ours(img, txt, *inputs)
             other.zero_cond_t = index is not None
-            expected = other(img, txt, None, given[0], rope, modulate_index=index)
-            torch.testing.assert_close(got[0], expected[1], rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(got[1], expected[0], rtol=1e-4, atol=1e-4)
+            expected = other(img, txt, None, inputs[0], rope, modulate_index=index)
+            torch.testing.assert_close(actual[0], expected[1], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(actual[1], expected[0], rtol=1e-4, atol=1e-4)
 
 
 def test_tables_are_kept_by_sizes_and_bounded(own):
@@ -146,16 +146,16 @@ def test_the_vae_equals_diffusers_in_both_layouts(files, own, tmp_path):
     model = AutoencoderKLQwenImage(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     model.load_state_dict(named, strict=True)
     pixels = torch.rand(1, 3, 64, 48) * 2 - 1
-    got = own[0].latents(own[1], pixels)
+    actual = own[0].latents(own[1], pixels)
     mean, std = (torch.tensor(v).view(1, 16, 1, 1) for v in (model.config.latents_mean, model.config.latents_std))
     with torch.no_grad():
         expected = (model.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0] - mean) / std
-    assert got.shape == (1, 16, 8, 6)
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert actual.shape == (1, 16, 8, 6)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     save_file(named, tmp_path / "diffusers.safetensors")
-    made = family(files | {"vae": tmp_path / "diffusers.safetensors"})
-    assert not list(made.problems())
-    assert torch.equal(made.latents(made.load(torch.float32), pixels), got)
+    own_family = family(files | {"vae": tmp_path / "diffusers.safetensors"})
+    assert not list(own_family.problems())
+    assert torch.equal(own_family.latents(own_family.load(torch.float32), pixels), actual)
 
 
 @pytest.fixture(scope="module")
@@ -204,12 +204,12 @@ def pipeline(files, own, theirs):
 def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
     assert pipeline.prompt_template_encode == f"{text_encoder.BEFORE}{{}}{text_encoder.BEHIND}"
     with torch.no_grad():
-        got = own[0].text(own[1], CAPTIONS)
+        actual = own[0].text(own[1], CAPTIONS)
         expected, mask = pipeline.encode_prompt(CAPTIONS)
     length = expected.shape[1]
-    assert got["vl_embed"].shape[1] % 64 == 0 and torch.equal(got["vl_mask"][:, :length], mask)
-    assert not got["vl_mask"][:, length:].any() and not got["vl_embed"][:, length:].any()
-    torch.testing.assert_close(got["vl_embed"][:, :length], expected, rtol=1e-4, atol=1e-5)
+    assert actual["vl_embed"].shape[1] % 64 == 0 and torch.equal(actual["vl_mask"][:, :length], mask)
+    assert not actual["vl_mask"][:, length:].any() and not actual["vl_embed"][:, length:].any()
+    torch.testing.assert_close(actual["vl_embed"][:, :length], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("scale", "steps"), [(4.0, 3), (1.0, 2)])

@@ -30,8 +30,8 @@ BASE = "pretrained_model_name_or_path"
 ENCODERS = ("clip_l", "t5xxl", "qwen3", "text_encoder")  # options that name one
 RELATIVES = [
     f"{name}_{families.lora_script(families.owner(name))}"
-    for known in families.all_families()
-    for name in known.demo_variants
+    for facts in families.all_families()
+    for name in facts.demo_variants
 ]
 # Names and shapes that others' models have, as far as they tell them apart.
 UNTRAINED = {
@@ -75,20 +75,20 @@ UNTRAINED = {
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """The demo with all families and relatives; of each two Qwen3s the width differs, as with the real ones."""
-    made = files.prepare_demo(tmp_path_factory.mktemp("every"), demo_module.DEMO_VARIANTS + families.FAMILIES)
-    random_anima.write_random_model(made.folder / "models/anima", sizes=replace(random_anima.TINY, text=80))
-    return made
+    demo_files = files.prepare_demo(tmp_path_factory.mktemp("every"), demo_module.DEMO_VARIANTS + families.FAMILIES)
+    random_anima.write_random_model(demo_files.folder / "models/anima", sizes=replace(random_anima.TINY, text=80))
+    return demo_files
 
 
 def slots(config):
     """The options that name a model's files, and what the demo has there."""
     model = {name for name, option in options_of(type(config)).items() if option.kind in ("file", "folder")}
-    found = {name: getattr(config.model, name, None) for name in model}
-    return {name: path for name, path in found.items() if path and str(path).endswith(".safetensors")}
+    paths = {name: getattr(config.model, name, None) for name in model}
+    return {name: path for name, path in paths.items() if path and str(path).endswith(".safetensors")}
 
 
-def said(demo: Any, script: str, **given: Any) -> list[Any]:
-    return list(families.family_for(config_of(demo, script, **given)).problems())
+def said(demo: Any, script: str, **options: Any) -> list[Any]:
+    return list(families.family_for(config_of(demo, script, **options)).problems())
 
 
 def plain_tensors(config: Any) -> dict[str, torch.Tensor]:
@@ -115,8 +115,8 @@ def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
     for prefix, others in (*((prefix, beside) for prefix in tensor_names.DENOISER_PREFIXES), *twice):
         path = tmp_path / "m.safetensors"
         save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()} | others, path)
-        found = recognition.recognise_file(path)
-        assert (found.family, found.words) == (config.family, words)
+        description = recognition.recognise_file(path)
+        assert (description.family, description.words) == (config.family, words)
         assert said(demo, script, **{BASE: path}) == []
         if prefix in tensor_names.DENOISER_PREFIXES[1:]:
             continue  # what is read follows from the names, which were asked above
@@ -143,8 +143,10 @@ def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
             stored |= {f"{name.removesuffix('weight')}{ending}": scale.float()} if scaled else {}
         path = tmp_path / f"{ending}.safetensors"
         save_file({f"model.diffusion_model.{name}": tensor for name, tensor in stored.items()}, path)
-        found = recognition.recognise_file(path)
-        assert (found.family, found.words) == (config.family, words) and said(demo, script, **{BASE: path}) == []
+        description = recognition.recognise_file(path)
+        assert (description.family, description.words) == (config.family, words) and said(
+            demo, script, **{BASE: path}
+        ) == []
         read = families.family_for(config_of(demo, script, **{BASE: path})).load(torch.float32).denoiser.state_dict()
         for name, tensor in whole.items():
             assert (read[name] - tensor).norm() <= 0.06 * tensor.norm(), name
@@ -162,10 +164,10 @@ def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, scri
         save_file({key: tensors[key] for key in own}, tmp_path / name)
     index = tmp_path / f"{stem}.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {key: name for name, own in pieces.items() for key in own}}))
-    for one in (tmp_path, index, *(tmp_path / name for name in pieces)):
+    for place in (tmp_path, index, *(tmp_path / name for name in pieces)):
         assert (
-            recognition.recognise_file(one) == recognition.recognise_file(path)
-            and said(demo, script, **{BASE: one}) == []
+            recognition.recognise_file(place) == recognition.recognise_file(path)
+            and said(demo, script, **{BASE: place}) == []
         )
     for text in ("", "[]", '{"weight_map": {}}'):
         index.write_text(text)
@@ -175,14 +177,14 @@ def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, scri
 
 def test_a_part_of_a_file_is_taken_for_no_other_model(demo):
     """Where tensors are missing by which whole files are told."""
-    for script, ours, kept in (
+    for script, ours, kind in (
         ("flux_2_train_network", "a FLUX.2 transformer", ("double_blocks.", "single_blocks.", "img_in.")),
         ("anima_train_network", "an Anima transformer", ("llm_adapter.", "x_embedder.")),
         ("anima_train_network", "an Anima transformer", ("llm_adapter.", "blocks.1.")),
         ("anima_train_network", "a text adapter of Anima", ("llm_adapter.",)),
     ):
         shapes = weights.header(config_of(demo, script).model.pretrained_model_name_or_path)
-        part = {name: shape for name, shape in shapes.items() if name.removeprefix("net.").startswith(kept)}
+        part = {name: shape for name, shape in shapes.items() if name.removeprefix("net.").startswith(kind)}
         assert part and recognition.describe_checkpoint(part) == ours
     assert tensor_names.denoiser_prefix(["blocks.0.a", "blocks.0.b"]) == ""  # a list of blocks is no prefix
 
@@ -195,11 +197,11 @@ def test_each_half_of_a_file_is_of_its_family_and_not_complete(demo, script, tmp
     names = sorted(shapes, key=lambda name: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", name)])
     for half in (names[: len(names) // 2], names[len(names) // 2 :]):
         path = made({name: shapes[name] for name in half}, tmp_path / "half.safetensors")
-        facts, found = recognition.family_and_description(weights.header(path))
-        assert facts is families.facts_of(config.family) or found == "a Cosmos-Predict2 transformer", found
+        facts, description = recognition.family_and_description(weights.header(path))
+        assert facts is families.facts_of(config.family) or description == "a Cosmos-Predict2 transformer", description
         (problem,) = said(demo, script, **{BASE: path})
         told = ("is not complete: ", "has no text encoders", "has no text adapter")
-        assert any(one in str(problem) for one in told), problem
+        assert any(sentence in str(problem) for sentence in told), problem
 
 
 def test_later_blocks_of_diffusers_layout_tell_the_model():
@@ -215,15 +217,15 @@ def test_later_blocks_of_diffusers_layout_tell_the_model():
 def test_a_file_of_all_networks_is_read_under_a_prefix_of_its_own(demo, tmp_path):
     """As programs write it that wrap the whole model; its tokenizers lie beside it."""
     config = config_of(demo, "sdxl_train_network")
-    given = Path(config.model.pretrained_model_name_or_path)
-    tensors, path = load_file(given), given.parent / "wrapped.safetensors"
+    base = Path(config.model.pretrained_model_name_or_path)
+    tensors, path = load_file(base), base.parent / "wrapped.safetensors"
     tensors["conditioner.embedders.1.model.logit_scale"] = torch.ones(())
     save_file({f"module.{name}": tensor for name, tensor in tensors.items()}, path)
-    assert recognition.recognise_file(path) == recognition.recognise_file(given)
+    assert recognition.recognise_file(path) == recognition.recognise_file(base)
     assert said(demo, "sdxl_train_network", **{BASE: path}) == []
     whole, read = (
-        families.family_for(config_of(demo, "sdxl_train_network", **{BASE: one})).load(torch.float32)
-        for one in (given, path)
+        families.family_for(config_of(demo, "sdxl_train_network", **{BASE: file})).load(torch.float32)
+        for file in (base, path)
     )
     state, wanted = read.denoiser.state_dict(), whole.denoiser.state_dict()
     assert all(torch.equal(state[name], wanted[name]) for name in wanted)
@@ -253,15 +255,15 @@ def test_files_of_4_bits_with_scales_are_no_fp8_files(tmp_path):
 
 
 def test_a_diffusers_folder_says_its_family_and_what_training_it_needs(tmp_path):
-    for known in families.all_families():
-        for pipeline in known.pipelines:
+    for facts in families.all_families():
+        for pipeline in facts.pipelines:
             (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": pipeline}), encoding="utf-8")
-            found = recognition.recognise_file(tmp_path)
-            assert found.family == known.name and pipeline in str(found.words)
-            assert dict(found.options) == dict(known.model_options.get(pipeline, {}))
+            description = recognition.recognise_file(tmp_path)
+            assert description.family == facts.name and pipeline in str(description.words)
+            assert dict(description.options) == dict(facts.model_options.get(pipeline, {}))
             (tmp_path / "transformer").mkdir(exist_ok=True)
-            assert recognition.recognise_file(tmp_path / "transformer") == found
-            build_config(families.config_class(families.lora_script(known.name)), dict(found.options), notes=[])
+            assert recognition.recognise_file(tmp_path / "transformer") == description
+            build_config(families.config_class(families.lora_script(facts.name)), dict(description.options), notes=[])
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
@@ -280,7 +282,9 @@ def every_file(demo, tmp_path_factory):
     """The files of all models, and what is in them: path -> names and shapes, and what it is in words."""
     folder = tmp_path_factory.mktemp("others")
     others = {
-        str(path): weights.header(path) for one in [*LORAS, *RELATIVES] for path in slots(config_of(demo, one)).values()
+        str(path): weights.header(path)
+        for script in [*LORAS, *RELATIVES]
+        for path in slots(config_of(demo, script)).values()
     }
     for path in list(others):  # the VAE of video models, in the layout of diffusers
         if recognition.describe_checkpoint(others[path]) == "a Qwen-Image VAE":
@@ -323,13 +327,13 @@ def test_a_file_of_another_model_is_named_in_every_slot(demo, every_file, script
             same = same or {n: s for n, s in shapes.items() if 0 not in s} == {
                 n: s for n, s in header.items() if 0 not in s
             }
-            found = [] if same else said(demo, script, **{option: path})
+            problems = [] if same else said(demo, script, **{option: path})
             if not same and not (
-                len(found) == 1
-                and {option, "model_type", "model_version"} & {found[0].option}
-                and "\n" not in str(found[0])
+                len(problems) == 1
+                and {option, "model_type", "model_version"} & {problems[0].option}
+                and "\n" not in str(problems[0])
             ):
-                wrong.append((option, words, [str(one) for one in found]))
+                wrong.append((option, words, [str(text) for text in problems]))
         with open(own, "rb") as file:
             cut.write_bytes(file.read()[:-50])
         (problem,) = said(demo, script, **{option: cut})
@@ -461,9 +465,9 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
                 f"{layer}.lokr_w2_b": (4, columns // 2),
             }
         path, other = (made(shapes, tmp_path / f"{family}-{len(shapes)}.safetensors") for shapes in (plain, lokr))
-        for option, given in (("network_weights", path), ("base_weights", [str(other)])):
+        for option, value in (("network_weights", path), ("base_weights", [str(other)])):
             with pytest.raises(ConfigError, match=f"was made for {re.escape(title)}, ") as raised:
-                preflight.check_before_training(config_of(demo, script, **{option: given}))
+                preflight.check_before_training(config_of(demo, script, **{option: value}))
             (problem,) = raised.value.problems
             assert problem.option == option and "\n" not in str(problem)
     base = config.model.pretrained_model_name_or_path
@@ -490,5 +494,5 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
 def test_the_name_of_a_file_proposes_the_model_where_headers_look_alike(family, name, version):
     proposed = recognition.proposed_options(Path(name), recognition.Recognised(family, "a transformer"))
     assert proposed.get("model_version") == version
-    known = options_of(families.config_class(families.lora_script(family)))
-    assert proposed.keys() <= known.keys() and (version is None or version in known["model_version"].choices)
+    options = options_of(families.config_class(families.lora_script(family)))
+    assert proposed.keys() <= options.keys() and (version is None or version in options["model_version"].choices)

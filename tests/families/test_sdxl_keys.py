@@ -77,9 +77,9 @@ def test_names_go_there_and_back(unet):
 
 
 def test_sizes_of_the_real_unet_are_read_from_its_tensors(unet):
-    found = model.unet_config({name: tuple(t.shape) for name, t in unet.state_dict().items()})
-    assert found.pop("sample_size") == 128
-    for name, value in found.items():
+    config = model.unet_config({name: tuple(t.shape) for name, t in unet.state_dict().items()})
+    assert config.pop("sample_size") == 128
+    for name, value in config.items():
         theirs = unet.config[name]
         assert (tuple(theirs) if isinstance(theirs, list) else theirs) == value, name
 
@@ -133,22 +133,22 @@ def adapted(network: nn.Module, classes: tuple[str, ...]):
 
 def test_adapters_of_the_unet_have_kohyas_names_and_sizes(unet):
     layout = keys.Layout()
-    found = {
+    actual = {
         keys.adapter_name("denoiser", path, layout): sizes_of(layer)
         for path, layer in adapted(unet, ("Transformer2DModel",))
     }
-    assert len(found) == 722
-    assert found == {name: sizes for name, sizes in golden().items() if name.startswith("lora_unet_")}
+    assert len(actual) == 722
+    assert actual == {name: sizes for name, sizes in golden().items() if name.startswith("lora_unet_")}
 
 
 @pytest.mark.parametrize(("part", "prefix", "count"), [("clip_l", "lora_te1_", 72), ("clip_g", "lora_te2_", 192)])
 def test_adapters_of_the_encoders_have_kohyas_names_and_sizes(encoders, part, prefix, count):
-    found = {
+    actual = {
         keys.adapter_name(part, path, keys.Layout()): sizes_of(layer)
         for path, layer in adapted(encoders[part], ("CLIPAttention", "CLIPMLP"))
     }
-    assert len(found) == count
-    assert found == {name: sizes for name, sizes in golden().items() if name.startswith(prefix)}
+    assert len(actual) == count
+    assert actual == {name: sizes for name, sizes in golden().items() if name.startswith(prefix)}
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_convolutions_have_kohyas_names(path, name):
 
 def test_convolution_targets_add_66_modules(unet):
     targets = ("ResnetBlock2D", "Downsample2D", "Upsample2D")
-    found = set()
+    actual = set()
     for path, module in unet.named_modules():
         if type(module).__name__ in targets:
             layers = (inside for inside, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d))
-            found |= {keys.adapter_name("denoiser", f"{path}.{inside}", keys.Layout()) for inside in layers}
-    assert len(found) == 66
-    assert found == set(golden("# SDXL extra modules"))
+            actual |= {keys.adapter_name("denoiser", f"{path}.{inside}", keys.Layout()) for inside in layers}
+    assert len(actual) == 66
+    assert actual == set(golden("# SDXL extra modules"))

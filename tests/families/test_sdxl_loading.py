@@ -28,9 +28,9 @@ def family(path, **options):
     return family_for(build_config(SdxlLora, {"pretrained_model_name_or_path": str(path), **options}))
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+def same(first, other):
+    return first.keys() == other.keys() and all(
+        first[name].dtype == other[name].dtype and torch.equal(first[name], other[name]) for name in first
     )
 
 
@@ -200,13 +200,13 @@ def test_another_vae_in_either_layout(tiny_sdxl, tmp_path, layout, others):
         other = single
         stored = load_file(other)
         prefix = "first_stage_model."
-        found = {name: tensor for name, tensor in stored.items() if name.startswith(prefix)}
+        tensors = {name: tensor for name, tensor in stored.items() if name.startswith(prefix)}
         if layout != "ldm with prefix":
-            found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         if layout == "diffusers":
-            found = model.autoencoder.vae_to_diffusers(found)
+            tensors = model.autoencoder.vae_to_diffusers(tensors)
         vae = tmp_path / "vae.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in found.items()}, vae)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, vae)
     loaded = family(tiny_sdxl, vae=str(vae))
     assert list(loaded.problems()) == []
     parts, plain = loaded.load(torch.float32), family(tiny_sdxl).load(torch.float32)
@@ -246,9 +246,9 @@ def test_files_that_are_something_else_are_named(tiny_sdxl, tmp_path):
     for name, (tensors, expected) in cases.items():
         path = tmp_path / f"{name}.safetensors"
         save_file(tensors, path)
-        found = problems(path, tokenizer_cache_dir=cache)
-        assert len(found) == 1, (name, found)
-        assert expected in str(found[0]), (name, found)
+        messages = problems(path, tokenizer_cache_dir=cache)
+        assert len(messages) == 1, (name, messages)
+        assert expected in str(messages[0]), (name, messages)
         with pytest.raises(ConfigError):
             family(path, tokenizer_cache_dir=cache).load(torch.float32)
     assert problems(tmp_path / "no_vae.safetensors", vae=str(tiny_sdxl), tokenizer_cache_dir=cache) == []
@@ -275,9 +275,11 @@ def test_files_that_are_not_there_or_damaged(tiny_sdxl, tmp_path):
         "empty": "no folder of an SDXL model",
     }
     for name, expected in cases.items():
-        found = problems(tmp_path / name, tokenizer_cache_dir=cache)
-        assert len(found) == 1, found
-        assert expected in str(found[0]) and str(found[0]).startswith("--pretrained_model_name_or_path: "), found
+        messages = problems(tmp_path / name, tokenizer_cache_dir=cache)
+        assert len(messages) == 1, messages
+        assert expected in str(messages[0]) and str(messages[0]).startswith("--pretrained_model_name_or_path: "), (
+            messages
+        )
     assert "does not exist" in str(problems(tiny_sdxl, vae=str(tmp_path / "vae.safetensors"))[0])
     (tmp_path / "lora.safetensors").touch()
     save_file({"lora_unet_x.lora_down.weight": torch.zeros(1)}, tmp_path / "lora.safetensors")
@@ -294,27 +296,27 @@ def test_missing_tokenizers_offline_are_one_sentence_each(tiny_sdxl, tmp_path):
     alone = tmp_path / "alone" / "model.safetensors"
     alone.parent.mkdir()
     alone.write_bytes(tiny_sdxl.read_bytes())
-    found = problems(alone, tokenizer_cache_dir=str(tmp_path / "cache"))
-    assert len(found) == 1
-    assert "openai/clip-vit-large-patch14" in str(found[0])
-    assert str(tmp_path / "cache" / "openai_clip-vit-large-patch14") in str(found[0])
-    assert "\n" not in str(found[0])
+    messages = problems(alone, tokenizer_cache_dir=str(tmp_path / "cache"))
+    assert len(messages) == 1
+    assert "openai/clip-vit-large-patch14" in str(messages[0])
+    assert str(tmp_path / "cache" / "openai_clip-vit-large-patch14") in str(messages[0])
+    assert "\n" not in str(messages[0])
 
 
 def test_a_tokenizer_of_another_kind_is_passed_over(tiny_sdxl, tmp_path):
     random_tokenizers.t5_tokenizer(tmp_path / "tokenizer_2")  # as in a FLUX folder
     (tmp_path / "model.safetensors").write_bytes(b"")
     cache = _tokenizers(tiny_sdxl, tmp_path)
-    found = tokenizers.find_tokenizer(tokenizers.CLIP_G, tmp_path / "model.safetensors", "tokenizer_2", cache)
-    assert found == cache / tokenizers.CLIP_G.replace("/", "_")
+    tokenizer = tokenizers.find_tokenizer(tokenizers.CLIP_G, tmp_path / "model.safetensors", "tokenizer_2", cache)
+    assert tokenizer == cache / tokenizers.CLIP_G.replace("/", "_")
 
 
 def test_a_download_is_kept_in_the_tokenizer_folder(tiny_sdxl, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizers, "download_tokenizer", lambda name, token, looked: tiny_sdxl.parent / "tokenizer")
-    found = tokenizers.find_tokenizer(tokenizers.CLIP_L, None, "tokenizer", tmp_path / "kept")
-    assert found == tmp_path / "kept" / "openai_clip-vit-large-patch14"
-    assert tokenizers.load_tokenizer(found, tokenizers.CLIP_L)("a photo").input_ids
-    assert not list(found.glob(".*"))
+    tokenizer = tokenizers.find_tokenizer(tokenizers.CLIP_L, None, "tokenizer", tmp_path / "kept")
+    assert tokenizer == tmp_path / "kept" / "openai_clip-vit-large-patch14"
+    assert tokenizers.load_tokenizer(tokenizer, tokenizers.CLIP_L)("a photo").input_ids
+    assert not list(tokenizer.glob(".*"))
 
 
 def test_a_hugging_face_id_fetches_each_part_once(tiny_sdxl_folder, monkeypatch):
@@ -399,9 +401,9 @@ def test_sharded_and_half_precision_folders(tiny_sdxl_folder, tmp_path):
 
 
 def test_the_tiny_checkpoint_is_the_same_every_time(tmp_path):
-    one, two = (load_file(random.write_random_model(tmp_path / name)) for name in ("a", "b"))
-    assert same(one, two)
-    assert not same(one, load_file(random.write_random_model(tmp_path / "c", seed=1)))
+    first, two = (load_file(random.write_random_model(tmp_path / name)) for name in ("a", "b"))
+    assert same(first, two)
+    assert not same(first, load_file(random.write_random_model(tmp_path / "c", seed=1)))
     assert (tmp_path / "a" / "tiny_sdxl.safetensors").stat().st_size < 10_000_000
     for file in ("tokenizer/vocab.json", "tokenizer/merges.txt"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()

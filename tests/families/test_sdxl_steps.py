@@ -140,9 +140,9 @@ def test_encoders_can_learn(tiny_sdxl):
     ],
 )
 def test_emphasis(text, expected):
-    found = emphasis.parse_emphasis(text)
-    assert [piece for piece, _ in found] == [piece for piece, _ in expected]
-    assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected])
+    parts = emphasis.parse_emphasis(text)
+    assert [piece for piece, _ in parts] == [piece for piece, _ in expected]
+    assert [weight for _, weight in parts] == pytest.approx([weight for _, weight in expected])
 
 
 def test_weights_multiply_hidden_states_only(parts, tiny_sdxl):
@@ -229,14 +229,14 @@ def test_answers_are_float32_and_timesteps_are_not_rounded(tiny_sdxl, autocast):
 
 def test_latents_are_raw_samples(parts, tiny_sdxl):
     loaded, pixels = family(tiny_sdxl), torch.rand(2, 3, 64, 96) * 2 - 1
-    one = loaded.latents(parts, pixels, torch.Generator().manual_seed(0))
-    assert one.shape == (2, 4, 8, 12) and one.dtype == torch.float32
-    assert torch.equal(one, loaded.latents(parts, pixels, torch.Generator().manual_seed(0)))
-    assert not torch.equal(one, loaded.latents(parts, pixels, torch.Generator().manual_seed(1)))
+    first = loaded.latents(parts, pixels, torch.Generator().manual_seed(0))
+    assert first.shape == (2, 4, 8, 12) and first.dtype == torch.float32
+    assert torch.equal(first, loaded.latents(parts, pixels, torch.Generator().manual_seed(0)))
+    assert not torch.equal(first, loaded.latents(parts, pixels, torch.Generator().manual_seed(1)))
     with torch.no_grad():
         posterior = parts.vae.encode(pixels).latent_dist
-    noise = torch.randn(one.shape, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(one, posterior.mean + posterior.std * noise, atol=1e-5)  # not times 0.13025
+    noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(first, posterior.mean + posterior.std * noise, atol=1e-5)  # not times 0.13025
     alone = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
     both = loaded.latents(parts, pixels, alone)
     assert torch.allclose(both[1:], loaded.latents(parts, pixels[1:], torch.Generator().manual_seed(4)), atol=1e-5)
@@ -260,12 +260,12 @@ def test_a_preview_is_what_diffusers_generates(parts, tiny_sdxl, tiny_sdxl_folde
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_every_sampler_generates(parts, tiny_sdxl, name):
     sampler = family(tiny_sdxl).sampler(parts)
-    one, two = (
+    first, two = (
         sampler(SampleRequest("a cat", width=64, height=72, steps=3, seed=1, sampler_name=name)) for _ in range(2)
     )
-    assert one.size == (64, 72)
-    assert np.array_equal(np.asarray(one), np.asarray(two))
-    assert np.asarray(one).std() > 1
+    assert first.size == (64, 72)
+    assert np.array_equal(np.asarray(first), np.asarray(two))
+    assert np.asarray(first).std() > 1
 
 
 def test_every_choice_of_the_flag_has_a_sampler():
@@ -325,10 +325,10 @@ def test_previews_of_a_schedule_without_signal_at_its_end_begin_with_pure_noise(
     sample = torch.randn(image.shape, generator=generator) * steps.init_noise_sigma
     extra = {"generator": generator} if "generator" in inspect.signature(steps.step).parameters else {}
     for t in steps.timesteps:
-        seen = steps.scale_model_input(sample, t)
+        scaled = steps.scale_model_input(sample, t)
         at = float(t) if steps.init_noise_sigma == 1 else None
         signal = steps.alphas_cumprod[int(at)] if at is not None else 1 / (1 + steps.sigmas[steps.step_index] ** 2)
-        noise = (seen - signal.sqrt() * image) / (1 - signal).sqrt()
+        noise = (scaled - signal.sqrt() * image) / (1 - signal).sqrt()
         velocity = signal.sqrt() * noise - (1 - signal).sqrt() * image
         sample = steps.step(velocity, t, sample, **extra, return_dict=False)[0]
     torch.testing.assert_close(sample, image, atol=0.25, rtol=0)  # pndm and dpmsolver are coarse in six steps
@@ -336,10 +336,10 @@ def test_previews_of_a_schedule_without_signal_at_its_end_begin_with_pure_noise(
 
 def test_the_previews_of_a_training_use_its_own_schedule(parts, tiny_sdxl, monkeypatch):
     request = SampleRequest("a cat", width=64, height=64, steps=2, seed=1)
-    made, real = [], preview.scheduler
+    schedulers, real = [], preview.scheduler
 
     def noted(*given):
-        made.append(given)
+        schedulers.append(given)
         return real(*given)
 
     monkeypatch.setattr(preview, "scheduler", noted)
@@ -347,4 +347,4 @@ def test_the_previews_of_a_training_use_its_own_schedule(parts, tiny_sdxl, monke
         np.asarray(family(tiny_sdxl, v_parameterization=True, zero_terminal_snr=on).sampler(parts)(request))
         for on in (False, True)
     ]
-    assert [given[2] for given in made] == [False, True] and not np.array_equal(*images)
+    assert [scheduler[2] for scheduler in schedulers] == [False, True] and not np.array_equal(*images)

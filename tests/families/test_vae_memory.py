@@ -129,12 +129,12 @@ def test_no_convolution_makes_more_than_a_tile(kind, run):
         for module in vae.modules()
         if isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d)
     ]
-    given = latents_of(vae) if run is vae_tiles.decode_in_tiles else picture()
+    inputs = latents_of(vae) if run is vae_tiles.decode_in_tiles else picture()
     sizes.clear()
-    run(vae, given)
+    run(vae, inputs)
     tiled = max(sizes)
     sizes.clear()
-    (decoded if run is vae_tiles.decode_in_tiles else encoded)(vae, given)
+    (decoded if run is vae_tiles.decode_in_tiles else encoded)(vae, inputs)
     for hook in hooks:
         hook.remove()
     assert tiled < max(sizes) * (0.8 if kind == "Qwen-Image" else 0.4)  # the former reads more rows around a tile
@@ -181,7 +181,7 @@ def test_a_batch_that_does_not_fit_is_encoded_picture_by_picture(monkeypatch, lo
     vae, pixels = vae_of("SDXL"), picture(64, 64, count=3)
     short = Short(vae.encode, pixels[:1].numel())
     monkeypatch.setattr(vae, "encode", short)
-    expected = torch.cat([encoded(vae, one) for one in pixels.split(1)])
+    expected = torch.cat([encoded(vae, image) for image in pixels.split(1)])
     short.seen.clear()
     for _ in range(2):
         assert torch.equal(autoencoder.encode(vae, pixels).parameters, expected)

@@ -6,7 +6,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from library.adapter_files import names, verify
-from library.demo import lora
+from library.demo import summary
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.zimage import keys, random
@@ -63,8 +63,8 @@ def test_a_single_file_is_read_with_any_prefix_and_in_the_layout_of_diffusers(fi
         path = saved({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "m.safetensors")
         assert recognition.recognise_file(path)[:2] == ("zimage", "a Z-Image transformer")
         assert said(files, zimage=path) == []
-        found = loaded(files, path)
-        assert found.keys() == own.keys() and all(torch.equal(found[name], own[name]) for name in own)
+        weights_read = loaded(files, path)
+        assert weights_read.keys() == own.keys() and all(torch.equal(weights_read[name], own[name]) for name in own)
         spread = loaded(files, path, disable_mmap_load_safetensors=True)
         assert all(torch.equal(spread[name], own[name]) for name in own)
 
@@ -81,9 +81,9 @@ def test_a_diffusers_folder_has_all_parts_and_its_scheduler_tells_turbo(files, o
     for shift, version, wrong in ((6.0, None, False), (3.0, None, True), (3.0, "turbo", False), (3.0, "base", False)):
         (tmp_path / "scheduler" / "scheduler_config.json").write_text(f'{{"shift": {shift}}}')
         problems = said(files, {"model_version": version}, **whole)
-        assert [("calls itself Turbo" in one) for one in problems] == [True] * wrong
-    found = family(files | whole).load(torch.float32)
-    assert torch.equal(found.denoiser.state_dict()["x_pad_token"], own["x_pad_token"])
+        assert [("calls itself Turbo" in problem) for problem in problems] == [True] * wrong
+    components = family(files | whole).load(torch.float32)
+    assert torch.equal(components.denoiser.state_dict()["x_pad_token"], own["x_pad_token"])
 
 
 def test_which_model_a_file_is_is_asked_where_only_its_name_tells_and_reported_where_nothing_does(
@@ -112,13 +112,13 @@ def test_fp8_is_read_with_scales_and_kept_without(files, stored, own, tmp_path):
             tensors[name] = tensor
     path = saved(tensors, tmp_path / "m.safetensors")
     assert said(files, zimage=path) == []
-    found = loaded(files, path)
+    weights_read = loaded(files, path)
     for name, tensor in own.items():
-        assert (found[name] - tensor).norm() <= 0.05 * tensor.norm(), name
+        assert (weights_read[name] - tensor).norm() <= 0.05 * tensor.norm(), name
     plain = saved({n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in stored.items()}, path)
-    kept = loaded(files, plain, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
-    assert kept["layers.0.attention.to_q.weight"].dtype == torch.float8_e4m3fn
-    assert kept["cap_embedder.1.weight"].dtype == torch.bfloat16
+    eight_bit = loaded(files, plain, torch.bfloat16, fp8_base=True, mixed_precision="bf16")
+    assert eight_bit["layers.0.attention.to_q.weight"].dtype == torch.float8_e4m3fn
+    assert eight_bit["cap_embedder.1.weight"].dtype == torch.bfloat16
 
 
 def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
@@ -129,8 +129,10 @@ def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
         tensors = {prefix + name: tensor for name, tensor in own.items()} | {"lm_head.weight": torch.zeros(2, 2)}
         path = saved(tensors, tmp_path / "t.safetensors")
         assert said(files, text_encoder=path) == []
-        found = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
-        assert found.keys() == before.keys() and all(torch.equal(found[name], before[name]) for name in before)
+        weights_read = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
+        assert weights_read.keys() == before.keys() and all(
+            torch.equal(weights_read[name], before[name]) for name in before
+        )
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, stored, tmp_path):
@@ -156,9 +158,9 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
         ({"text_encoder": saved(words, tmp_path / "n.safetensors")}, "has 32 channels where this model expects 64"),
         ({"text_encoder": tmp_path / "nowhere.safetensors"}, "does not exist"),
     ]
-    for given, sentence in cases:
-        problems = said(files, **given)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (given, problems)
+    for paths, sentence in cases:
+        problems = said(files, **paths)
+        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
 
 
 @pytest.fixture(scope="module")
@@ -181,68 +183,68 @@ def learnt(demo, tmp_path_factory):
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(demo, learnt):
-    folder, done, made = learnt
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert found == [
+    folder, done, run = learnt
+    cache_names = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert cache_names == [
         "0_0064x0064_zi.safetensors",
         "0_zi_te.safetensors",
         "1_0064x0128_zi.safetensors",
         "1_zi_te.safetensors",
     ]
-    with safe_open(folder / found[2], "pt") as file:
+    with safe_open(folder / cache_names[2], "pt") as file:
         (name,), facts = file.keys(), file.metadata()
         assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 16, 8)
         assert (facts["architecture"], facts["width"], facts["height"]) == ("z_image", "64", "128")
     lengths = []
-    for name in (found[1], found[3]):
+    for name in (cache_names[1], cache_names[3]):
         with safe_open(folder / name, "pt") as file:
             (key,) = file.keys()
             assert key == "varlen_llm_embed_float32" and file.metadata()["architecture"] == "z_image"
             lengths.append(file.get_tensor(key).shape[0])
     assert lengths[0] > 64 > lengths[1]
-    for name in found:  # as musubi-tuner leaves them: without ours
+    for name in cache_names:  # as musubi-tuner leaves them: without ours
         with safe_open(folder / name, "pt") as file:
             facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
         save_file(load_file(folder / name), folder / name, facts)
-    before = {name: (folder / name).read_bytes() for name in found}
-    assert made("again").losses == done.losses
-    assert {name: (folder / name).read_bytes() for name in found} == before
+    before = {name: (folder / name).read_bytes() for name in cache_names}
+    assert run("again").losses == done.losses
+    assert {name: (folder / name).read_bytes() for name in cache_names} == before
 
 
 def test_a_lora_file_is_loaded_whole_by_diffusers_and_comfyui(demo, learnt):
-    _, plain, made = learnt
+    _, plain, run = learnt
     tensors = plain.tensors()
     layers = {name.removesuffix(".lora_down.weight") for name in tensors if name.endswith(".lora_down.weight")}
     # ComfyUI maps these paths of diffusers onto its own layers, query, key and value onto rows of one.
     assert layers == {f"diffusion_model.layers.{n}.{inside}" for n in range(3) for inside in INSIDE}
-    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (21, [])
+    assert summary.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (21, [])
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "z_image"
         assert file.metadata()["modelspec.architecture"] == "Z-Image/lora"
-    more = made("more", network_args=["train_refiners=True", "train_modulation=True"])
-    assert lora.check_lora_layers(more.file, config_of(demo, SCRIPT)) == (3 * 8 + 8 + 7, [])
+    more = run("more", network_args=["train_refiners=True", "train_modulation=True"])
+    assert summary.check_lora_layers(more.file, config_of(demo, SCRIPT)) == (3 * 8 + 8 + 7, [])
 
 
 def test_lokr_is_saved_under_the_same_names_and_goes_on(demo, learnt):
     from diffusers.loaders import ZImageLoraLoaderMixin
 
-    _, _, made = learnt
+    _, _, run = learnt
     lokr = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "factor=4", "preset=attn-mlp"]}
-    first = made("lokr", **lokr)
+    first = run("lokr", **lokr)
     tensors = first.tensors()
     layers = {name.rpartition(".")[0] for name in ZImageLoraLoaderMixin.lora_state_dict(dict(tensors))}
-    known = {f"transformer.{name}" for name in random.make_networks().denoiser().state_dict()}
-    assert len(layers) > 21 and {f"{layer}.weight" for layer in layers} <= known
+    names_in_diffusers = {f"transformer.{name}" for name in random.make_networks().denoiser().state_dict()}
+    assert len(layers) > 21 and {f"{layer}.weight" for layer in layers} <= names_in_diffusers
     assert all(name.startswith("diffusion_model.") for name in tensors)
-    narrow = made("attention", **lokr | {"network_args": ["algo=lokr", "factor=4", "preset=attn-only"]}).tensors()
+    narrow = run("attention", **lokr | {"network_args": ["algo=lokr", "factor=4", "preset=attn-only"]}).tensors()
     assert narrow and all(".attention.to_" in name for name in narrow)
-    again = made("lokr on", **lokr, network_weights=first.file, learning_rate=1e-12).tensors()
+    again = run("lokr on", **lokr, network_weights=first.file, learning_rate=1e-12).tensors()
     assert again.keys() == tensors.keys()
     assert all(torch.allclose(again[name], tensors[name], atol=1e-6) for name in tensors)
 
 
 def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
-    _, plain, made = learnt
+    _, plain, run = learnt
     start = plain.tensors()
     kohya = load_file(convert.convert_lora(plain.file, tmp_path / "kohya.safetensors", to="kohya"))
     assert "lora_unet_layers_0_attention_to_out_0.lora_down.weight" in kohya
@@ -267,9 +269,9 @@ def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
         assert (
             names.find_lora_family([key.rpartition(".lora_")[0] for key in tensors if ".lora_" in key], {}) == "zimage"
         )
-    found = made("on", network_weights=tmp_path / "1.safetensors", learning_rate=1e-12).tensors()
-    assert found.keys() == start.keys()
-    assert all(torch.allclose(found[name].float(), start[name].float(), atol=1e-6) for name in start)
+    continued = run("on", network_weights=tmp_path / "1.safetensors", learning_rate=1e-12).tensors()
+    assert continued.keys() == start.keys()
+    assert all(torch.allclose(continued[name].float(), start[name].float(), atol=1e-6) for name in start)
 
 
 def test_a_full_model_has_210_layers():

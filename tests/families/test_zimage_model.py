@@ -23,10 +23,10 @@ TEMPLATE = (
 
 
 def family(files, script="zimage_train_network", **values):
-    given = {"pretrained_model_name_or_path": files["zimage"], "text_encoder": files["text_encoder"]}
-    given |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "base", **values}
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build_config(families.config_class(script), given))
+    options = {"pretrained_model_name_or_path": files["zimage"], "text_encoder": files["text_encoder"]}
+    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "base", **values}
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return families.family_for(build_config(families.config_class(script), options))
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(files):
-    made = family(files)
-    return made, made.load(torch.float32)
+    own_family = family(files)
+    return own_family, own_family.load(torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -68,19 +68,19 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
     latents = torch.randn(2, 16, *size, generator=torch.Generator().manual_seed(0)).requires_grad_()
     texts = [torch.randn(n, 64, generator=torch.Generator().manual_seed(n)) for n in lengths]
     text, mask = torch.zeros(2, 64, 64), torch.zeros(2, 64, dtype=torch.long)
-    for row, one in enumerate(texts):
-        text[row, : len(one)], mask[row, : len(one)] = one, 1
+    for row, tokens in enumerate(texts):
+        text[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
     times = torch.tensor([0.3, 0.8])
     ours.requires_grad_(True)
-    got = unpack_channels_last(ours(pack_channels_last(latents), (height, width), text, mask, times), height, width)
-    got.square().mean().backward()
+    actual = unpack_channels_last(ours(pack_channels_last(latents), (height, width), text, mask, times), height, width)
+    actual.square().mean().backward()
     by_us = {name: p.grad for name, p in ours.named_parameters()} | {"latents": latents.grad}
     ours.zero_grad(set_to_none=True)
     ours.requires_grad_(False)
     latents.grad = None
     expected = torch.stack(theirs(list(latents[:, :, None]), times, texts, return_dict=False)[0])[:, :, 0]
     expected.square().mean().backward()
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     by_them = {name: p.grad for name, p in theirs.named_parameters()} | {"latents": latents.grad}
     assert by_us.keys() == by_them.keys()
     for name, gradient in by_us.items():
@@ -117,9 +117,9 @@ def test_one_block_of_full_width_equals_diffusers():
     ids = torch.stack(torch.meshgrid(torch.tensor([33]), torch.arange(4), torch.arange(8), indexing="ij"), -1)
     rope = RopeEmbedder(256.0, list(sizes.axes), [64, 16, 16])(ids.reshape(-1, 3))[None]
     with torch.no_grad():
-        got = ours(x, temb, positions.of_images(torch.tensor([33])), torch.ones(1, 32, dtype=torch.bool))
+        actual = ours(x, temb, positions.of_images(torch.tensor([33])), torch.ones(1, 32, dtype=torch.bool))
         expected = other(x, None, rope, temb)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_full_model_has_the_parameters_of_diffusers():
@@ -185,13 +185,13 @@ def pipeline(files, own, theirs):
 def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
     captions = [*CAPTIONS, "", "a red circle " * 300]
     with torch.no_grad():
-        got = own[0].text(own[1], captions)
+        actual = own[0].text(own[1], captions)
         expected, _ = pipeline.encode_prompt(list(captions), do_classifier_free_guidance=False)
     longest = checkpoint.longest_zimage_caption(own[1].tokenizers["text_encoder"], captions)
-    assert got["llm_embed"].shape[1] == 512 == longest
-    for row, one in enumerate(expected):
-        assert int(got["llm_mask"][row].sum()) == len(one) and not got["llm_embed"][row, len(one) :].any()
-        torch.testing.assert_close(got["llm_embed"][row, : len(one)], one, rtol=1e-4, atol=1e-5)
+    assert actual["llm_embed"].shape[1] == 512 == longest
+    for row, states in enumerate(expected):
+        assert int(actual["llm_mask"][row].sum()) == len(states) and not actual["llm_embed"][row, len(states) :].any()
+        torch.testing.assert_close(actual["llm_embed"][row, : len(states)], states, rtol=1e-4, atol=1e-5)
 
 
 def test_latents_are_the_pipelines_before_they_are_scaled(own, pipeline):
@@ -207,17 +207,17 @@ def test_latents_are_the_pipelines_before_they_are_scaled(own, pipeline):
 
 def test_what_is_trained_is_what_the_pipeline_steps_by(own, pipeline):
     """The answer in the terms of the target points from image to noise, at a time that runs the other way."""
-    made, parts = own
+    zimage, parts = own
     latents = torch.randn(1, 16, 8, 12, generator=torch.Generator().manual_seed(3))
-    noised = made.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.7]))
+    noised = zimage.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.7]))
     with torch.no_grad():
-        text = made.text(parts, CAPTIONS[:1])
-        got = made.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
+        text = zimage.text(parts, CAPTIONS[:1])
+        actual = zimage.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
         embeds, _ = pipeline.encode_prompt(CAPTIONS[:1], do_classifier_free_guidance=False)
         (answer,) = pipeline.transformer([noised.latents[0][:, None]], torch.tensor([0.3]), embeds, return_dict=False)[
             0
         ]
-    torch.testing.assert_close(got[0], -answer[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual[0], -answer[:, 0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("scale", "steps"), [(4.0, 3), (0.0, 2)])

@@ -53,8 +53,8 @@ STAND_IN = (
 def until(job, wanted, seconds=60):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if wanted(found := jobs.find_job(job.id)):
-            return found
+        if wanted(current := jobs.find_job(job.id)):
+            return current
         time.sleep(0.1)
     raise AssertionError(f"{jobs.find_job(job.id).facts}, {job.log}")
 
@@ -97,7 +97,7 @@ def test_a_job_is_watched_and_ended_with_what_it_has(monkeypatch, at_once):
     monkeypatch.setattr(jobs, "job_command", lambda arguments: [sys.executable, "-c", STAND_IN])
     job = until(jobs.start_job("bench", ["bench"]), lambda now: "up" in now.log)
     assert job.state == "running" and job.doing == {"text": "first", "done": 1, "total": 3}
-    assert [one.id for one in jobs.jobs_of_kinds("doctor", "bench")] == [job.id] and not jobs.jobs_of_kinds("tools")
+    assert [other.id for other in jobs.jobs_of_kinds("doctor", "bench")] == [job.id] and not jobs.jobs_of_kinds("tools")
     if not at_once:
         job = jobs.stop_job(job)
         assert job.state == "stopping" and job.active
@@ -146,8 +146,8 @@ def test_page_gets_templates_of_a_jobs_messages():
         work.store({"problems": [Message("{name} has no {part} matrix", name="a", part="lora_up")]})
         raise ConfigError("{path} is no LoRA", path="a.safetensors")
     failed = job_status(jobs.job_at(work.folder))
-    made = [[one["template"] for one in how_made({**told, "when": ""})] for told in (doing, failed)]
-    assert made == [["checking {file}"], ["{path} is no LoRA", "{name} has no {part} matrix"]]
+    templates = [[note["template"] for note in how_made({**told, "when": ""})] for told in (doing, failed)]
+    assert templates == [["checking {file}"], ["{path} is no LoRA", "{name} has no {part} matrix"]]
     assert isinstance(failed["when"], Message)  # in the reader's language, too
     assert [*map(str, failed["problems"])] == ["a has no lora_up matrix"] and failed["warnings"] == []
 
@@ -158,5 +158,5 @@ def test_the_last_jobs_of_a_kind_are_kept_but_none_that_works(monkeypatch):
         for _ in range(5):
             with JobRecord("bench", jobs.new("bench")):
                 pass
-        kept = [job.folder for job in jobs.jobs_of_kinds("bench")]
-    assert works.folder in kept and len(kept) <= 4 and len(jobs.jobs_of_kinds("doctor")) == 1
+        folders = [job.folder for job in jobs.jobs_of_kinds("bench")]
+    assert works.folder in folders and len(folders) <= 4 and len(jobs.jobs_of_kinds("doctor")) == 1

@@ -4,7 +4,7 @@ import io
 import sys
 
 from library.config.problems import Message
-from library.jobs.terminal import progress_line
+from library.jobs.work import progress_line
 
 
 class Terminal(io.StringIO):

@@ -43,7 +43,7 @@ def segformer(folder, **labels):
     from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessorPil
 
     torch.manual_seed(0)
-    one = {
+    encoder_config = {
         "num_encoder_blocks": 1,
         "depths": [1],
         "sr_ratios": [1],
@@ -54,7 +54,9 @@ def segformer(folder, **labels):
         "mlp_ratios": [1],
     }
     names = {0: "wall", 1: "cat", 2: "hat, cap"}
-    config = SegformerConfig(**one, decoder_hidden_size=8, id2label=names, label2id={v: k for k, v in names.items()})
+    config = SegformerConfig(
+        **encoder_config, decoder_hidden_size=8, id2label=names, label2id={v: k for k, v in names.items()}
+    )
     SegformerForSemanticSegmentation(config).save_pretrained(folder)
     SegformerImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
 
@@ -65,10 +67,10 @@ class Half:
     name, batch_size = "half", 2
 
     def __call__(self, pictures):
-        found = [np.zeros((picture.height, picture.width), np.float32) for picture in pictures]
-        for one in found:
-            one[:, : one.shape[1] // 2] = 1
-        return found
+        masks = [np.zeros((picture.height, picture.width), np.float32) for picture in pictures]
+        for mask in masks:
+            mask[:, : mask.shape[1] // 2] = 1
+        return masks
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def test_masks_go_where_the_trainer_reads_them_and_old_ones_are_kept(images, tmp
 
 
 def test_a_stop_half_way_keeps_what_is_written_and_goes_on(images):
-    def stop(what, done, total):
+    def stop(message, done, total):
         if done:
             raise KeyboardInterrupt
 
@@ -149,16 +151,16 @@ def test_the_trainer_reads_the_masks_that_were_made(images):
     lines = "\n".join(f"{name} = '{path}'" for name, path in place.items())
     toml.write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nnum_repeats = 1\n{lines}\n")
     config = build_config(SdxlLora, {"dataset_config": str(toml), "masked_loss": True}, notes=[])
-    found = {Path(image.path).name: image.mask_file for image in data.scan(config).items}
-    assert found == {f"{at}.png": str(masks / "10_x" / f"{at}.png") for at in range(3)}
+    mask_by_image = {Path(image.path).name: image.mask_file for image in data.scan(config).items}
+    assert mask_by_image == {f"{at}.png": str(masks / "10_x" / f"{at}.png") for at in range(3)}
 
 
 def test_masks_become_the_transparency_of_images_and_the_images_come_back(images):
     start = tree(images)
     options = MaskOptions(into="alpha")
     assert files.make_masks(images, files.usual_folder(images), Half(), options, quiet).written == 3
-    made = pixels.read_pixels(images / "10_x" / "1.png", alpha=True)
-    assert made[0, :, 3].tolist() == [255] * 6 + [0] * 6 and (made[:, :, :3] == [255, 0, 0]).all()
+    picture = pixels.read_pixels(images / "10_x" / "1.png", alpha=True)
+    assert picture[0, :, 3].tolist() == [255] * 6 + [0] * 6 and (picture[:, :, :3] == [255, 0, 0]).all()
     assert not files.usual_folder(images).exists()
     assert files.make_masks(images, files.usual_folder(images), Half(), options, quiet).skipped == 3
     assert trash.undo(images).left == () and tree(images) == start
@@ -208,11 +210,11 @@ def test_a_painted_mask_takes_the_size_of_its_image_and_anything_else_is_refused
 def test_models_find_what_is_requested(tmp_path, images):
     clipseg(tmp_path / "clipseg")
     pictures = [Image.new("RGB", (12, 8), "red"), Image.new("RGB", (8, 20), "blue")]
-    one = SegmentationModel(tmp_path / "clipseg", "red cat, hat", 0.5, device="cpu")
-    found = one(pictures)
-    assert [mask.shape for mask in found] == [(8, 12), (20, 8)] and {*np.unique(found[0])} <= {0.0, 1.0}
+    segmenter = SegmentationModel(tmp_path / "clipseg", "red cat, hat", 0.5, device="cpu")
+    masks = segmenter(pictures)
+    assert [mask.shape for mask in masks] == [(8, 12), (20, 8)] and {*np.unique(masks[0])} <= {0.0, 1.0}
     lower = SegmentationModel(tmp_path / "clipseg", "red cat, hat", 0.01, device="cpu")(pictures[:1])[0]
-    assert lower.min() == 1.0 and (found[0] <= lower).all()
+    assert lower.min() == 1.0 and (masks[0] <= lower).all()
     segformer(tmp_path / "segformer")
     every = SegmentationModel(tmp_path / "segformer", "Cat, cap, wall", device="cpu")(pictures)
     assert all(mask.min() == 1.0 for mask in every) and every[1].shape == (20, 8)

@@ -14,14 +14,14 @@ OFFLOAD = {"cpu_offload_checkpointing": True}
 @pytest.fixture(scope="module")
 def run(demo, shapes, tmp_path_factory):
     """A function that trains; what was trained before with the same values, mostly plainly, is not done again."""
-    known = {}
+    losses = {}
 
     def start(script, **values):
         key = script, repr(sorted(values.items()))
-        if key not in known:
-            given = {"resolution": "96", "max_train_steps": 4, "output_dir": tmp_path_factory.mktemp("run")} | values
-            known[key] = training.train(training.config_of(demo, script, train_data_dir=shapes, **given))
-        return known[key]
+        if key not in losses:
+            options = {"resolution": "96", "max_train_steps": 4, "output_dir": tmp_path_factory.mktemp("run")} | values
+            losses[key] = training.train(training.config_of(demo, script, train_data_dir=shapes, **options))
+        return losses[key]
 
     return start
 
@@ -69,18 +69,18 @@ WITH_TEXT = {"cache_text_encoder_outputs": False}
 def test_text_encoders_that_learn_recompute_too(run, monkeypatch, script, values, learning):
     from library.train import loop
 
-    seen = {}
+    calls = {}
     prepare = loop.prepare_encoders
 
     def noted(encoders, learns, config):
         prepare(encoders, learns, config)
         for name, encoder in encoders.items():
-            seen[name] = any(getattr(m, "gradient_checkpointing", False) for m in encoder.modules())
+            calls[name] = any(getattr(m, "gradient_checkpointing", False) for m in encoder.modules())
 
     plain = run(script, **WITH_TEXT, **values, max_train_steps=2)
     monkeypatch.setattr(loop, "prepare_encoders", noted)
     other = run(script, **WITH_TEXT, **values, max_train_steps=2, gradient_checkpointing=True)
-    assert {name for name, on in seen.items() if on} == learning
+    assert {name for name, on in calls.items() if on} == learning
     assert other.losses == plain.losses
     tensors = other.tensors()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in plain.tensors().items())
@@ -110,18 +110,18 @@ class Block(torch.nn.Module):
 @pytest.mark.parametrize("backend", ["", "aot_eager"])
 def test_inputs_leave_the_device_behind_a_block_and_return_one_ahead(backend, monkeypatch):
     """How many are there at a time, and each of them moves once in each direction."""
-    given, offloaded, before, after, returned = [], [], [], [], []
+    inputs, offloaded, before, after, returned = [], [], [], [], []
     offload, restore, fetch = HostInputs._offload, HostInputs._restore, HostInputs._fetch
 
     def offloading(host, x, ready):
-        given.append(StorageWeakRef(x.untyped_storage()))
+        inputs.append(StorageWeakRef(x.untyped_storage()))
         offloaded.append(offload(host, x, ready))
-        before.append(sum(not storage.expired() for storage in given))
+        before.append(sum(not storage.expired() for storage in inputs))
         return offloaded[-1]
 
     def restoring(host, call, number):
         tensor = restore(host, call, number)
-        after.append(1 + sum(one.device is not None for one in offloaded))
+        after.append(1 + sum(saved.device is not None for saved in offloaded))
         return tensor
 
     def fetching(host, one):

@@ -51,8 +51,8 @@ def test_a_product_in_int8_is_called_with_what_one_kernel_made():
     x, weight, scale = torch.randn(64, 128).bfloat16(), torch.ones(96, 128, dtype=torch.int8), torch.rand(96)
 
     def one_scale(x: Tensor) -> Tensor:
-        made = F.gelu(x)
-        return (made.float() / made.abs().amax()).to(torch.int8)
+        hidden = F.gelu(x)
+        return (hidden.float() / hidden.abs().amax()).to(torch.int8)
 
     kinds = planned(lambda x, *w: int8_matmul.Int8Product.apply(F.gelu(x), *w), x, weight, scale)
     assert kinds[:2] == ["generated", "extern"] and kinds.count("generated") == 1

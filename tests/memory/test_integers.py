@@ -26,13 +26,13 @@ SPEC = AdapterSpec(rank=4, alpha=4.0)
 )
 def test_every_kind_of_layer_answers_nearly_the_same_and_lets_gradients_through(layer, x):
     layer.weight.requires_grad_(False)
-    exact, kept, names = copy.deepcopy(layer), layer, [*layer.state_dict()]
-    int8.quantize_int8_(kept, CPU)
-    assert kept.weight.dtype == torch.int8 and [*kept.state_dict()] == names
+    exact, quantized, names = copy.deepcopy(layer), layer, [*layer.state_dict()]
+    int8.quantize_int8_(quantized, CPU)
+    assert quantized.weight.dtype == torch.int8 and [*quantized.state_dict()] == names
     x, again = x.clone().requires_grad_(True), x.clone().requires_grad_(True)
-    wanted, found = exact(x), kept(again)
-    assert (found - wanted).norm() / wanted.norm() < 0.01  # fp8 is off by about 0.03
-    wanted.square().sum().backward(), found.square().sum().backward()
+    wanted, actual = exact(x), quantized(again)
+    assert (actual - wanted).norm() / wanted.norm() < 0.01  # fp8 is off by about 0.03
+    wanted.square().sum().backward(), actual.square().sum().backward()
     assert (again.grad - x.grad).norm() / x.grad.norm() < 0.02
 
 
@@ -40,28 +40,28 @@ def test_every_kind_of_layer_answers_nearly_the_same_and_lets_gradients_through(
 def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, squares, tmp_path, monkeypatch, script):
     """Of one size, as graphs of any size take several times as long; weights in 8 bits have them in
     `test_precision.py`."""
-    given = {"train_data_dir": squares, "max_train_steps": 3, "mixed_precision": "bf16"}
-    given |= {"network_args": training.ONE_ADAPTER} if not script.startswith("sdxl") else {}
+    options = {"train_data_dir": squares, "max_train_steps": 3, "mixed_precision": "bf16"}
+    options |= {"network_args": training.ONE_ADAPTER} if not script.startswith("sdxl") else {}
     few = {"compile_blocks": training.FEW[script]}
 
     def losses(name, **more):
-        config = training.config_of(demo, script, **given, **more, output_dir=tmp_path / name)
+        config = training.config_of(demo, script, **options, **more, output_dir=tmp_path / name)
         done = training.train(config)
         norms[name] = done.numbers("grad_norm")[1]
         return done.losses
 
     norms = {}
-    wide, kept = losses("wide"), losses("kept", int8_base=True)
-    assert kept != wide and kept == pytest.approx(wide, rel=0.01)
+    wide, eight_bit = losses("wide"), losses("kept", int8_base=True)
+    assert eight_bit != wide and eight_bit == pytest.approx(wide, rel=0.01)
     # Of others there are the same products of linear layers as of FLUX.1, and of the U-Net convolutions as well.
     backend = "aot_eager" if script.startswith(("flux_train", "sdxl")) else "eager"
     compiled = {"compile": True, "compile_backend": backend, "compile_fullgraph": True}
     everything = {"int8_base": True, "blocks_to_swap": 2, **compiled, **few}
     if script.startswith("flux_train"):  # as products, whose backward pass is traced, are there for all
-        assert losses("all", **everything | {"compile_backend": "eager"}) == pytest.approx(kept, rel=0.01)
+        assert losses("all", **everything | {"compile_backend": "eager"}) == pytest.approx(eight_bit, rel=0.01)
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
     multiplied = losses("products", int8_compute=True, **everything)
-    assert multiplied != kept and multiplied == pytest.approx(wide, rel=0.02)
+    assert multiplied != eight_bit and multiplied == pytest.approx(wide, rel=0.02)
     # Losses would not tell were gradients nine times too large: the optimizer divides by their size.
     assert norms == pytest.approx(dict.fromkeys(norms, norms["wide"]), rel=0.05)
 

@@ -23,9 +23,9 @@ def test_it_is_the_same_norm_with_the_same_gradients():
     own, ours = both()
     x = torch.randn(2, 16, 6, 5, requires_grad=True)
     again = x.detach().to(memory_format=torch.channels_last).requires_grad_(True)
-    wanted, found = own(x), ours(again)
-    torch.testing.assert_close(found, wanted)
-    wanted.square().sum().backward(), found.square().sum().backward()
+    wanted, actual = own(x), ours(again)
+    torch.testing.assert_close(actual, wanted)
+    wanted.square().sum().backward(), actual.square().sum().backward()
     torch.testing.assert_close(again.grad, x.grad)
     for a, b in zip(ours.parameters(), own.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
@@ -55,14 +55,14 @@ def test_rows_of_other_shapes_go_the_usual_way():
 def test_a_residual_block_that_learns_keeps_only_images_with_channels_last():
     """Inductor takes the strides of others, of the first size of image, for those of all sizes."""
     block = ResnetBlock2D(in_channels=64, out_channels=32, temb_channels=8).to(memory_format=torch.channels_last)
-    given = torch.randn(2, 64, 6, 4).to(memory_format=torch.channels_last).requires_grad_()
+    inputs = torch.randn(2, 64, 6, 4).to(memory_format=torch.channels_last).requires_grad_()
     time = torch.randn(2, 8)
 
     def run():
-        kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-            answer = block.train()(given, time)
-        images = [x for x in kept if x.dim() == 4 and x.shape[-2:] == (6, 4)]
+        outputs = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: outputs.append(x) or x, lambda x: x):
+            answer = block.train()(inputs, time)
+        images = [x for x in outputs if x.dim() == 4 and x.shape[-2:] == (6, 4)]
         return answer, [x.is_contiguous(memory_format=torch.channels_last) for x in images]
 
     plain, before = run()

@@ -87,10 +87,10 @@ def test_a_file_in_8_bits_is_taken_unchanged(demo, squares, tmp_path, script):
         assert all(
             p.dtype != torch.float8_e4m3fn for p in prepared(demo, script, **values, **BF16)[1].denoiser.parameters()
         )
-    given = {"train_data_dir": squares, **values, "max_train_steps": 3}
-    kept = training.train(training.config_of(demo, script, **given, **FP8, output_dir=tmp_path / "a"))
-    widened = training.train(training.config_of(demo, script, **given, **BF16, output_dir=tmp_path / "b"))
-    assert kept.losses == pytest.approx(widened.losses, rel=0.02)
+    options = {"train_data_dir": squares, **values, "max_train_steps": 3}
+    tensors = training.train(training.config_of(demo, script, **options, **FP8, output_dir=tmp_path / "a"))
+    widened = training.train(training.config_of(demo, script, **options, **BF16, output_dir=tmp_path / "b"))
+    assert tensors.losses == pytest.approx(widened.losses, rel=0.02)
 
 
 @pytest.mark.parametrize("script", LORAS)
@@ -139,31 +139,31 @@ def test_encoders_are_kept_in_8_bits_unless_only_the_image_model_shall_be(demo, 
     family = families.family_for(training.config_of(demo, script, **FP8))
     captions = ["a red circle on the sea", "smile"]
     with torch.no_grad():
-        found, expected = family.text(parts, captions), family.text(wide, captions)
+        actual, expected = family.text(parts, captions), family.text(wide, captions)
     for key, value in expected.items():
         if value.is_floating_point() and value.any():
-            off = (found[key].float() - value.float()).norm() / value.float().norm()
+            off = (actual[key].float() - value.float()).norm() / value.float().norm()
             assert 0 < off < 0.1, key
 
 
 @pytest.mark.parametrize("script", LORAS)
 def test_losses_are_close_and_compiled_ones_too(demo, shapes, squares, tmp_path, script):
-    given = {"train_data_dir": shapes, "resolution": "96", "max_train_steps": 3, **WITH_TEXT}
+    options = {"train_data_dir": shapes, "resolution": "96", "max_train_steps": 3, **WITH_TEXT}
     if not script.startswith("flux_train"):  # graphs of any size take several times as long
-        given |= {"train_data_dir": squares, "resolution": "64"}
+        options |= {"train_data_dir": squares, "resolution": "64"}
 
     def trained(name, **more):
-        return training.train(training.config_of(demo, script, **given, **more, output_dir=tmp_path / name))
+        return training.train(training.config_of(demo, script, **options, **more, output_dir=tmp_path / name))
 
-    def assert_close(found, expected, losses, norms):
+    def assert_close(actual, expected, losses, norms):
         # A tiny model's loss is mostly noise, which it hardly predicts; gradients tell what it computes.
-        assert found.losses == pytest.approx(expected.losses, rel=losses)
-        assert found.numbers("grad_norm") == pytest.approx(expected.numbers("grad_norm"), rel=norms)
+        assert actual.losses == pytest.approx(expected.losses, rel=losses)
+        assert actual.numbers("grad_norm") == pytest.approx(expected.numbers("grad_norm"), rel=norms)
 
     wide, eight, only = trained("wide", **BF16), trained("eight", **FP8), trained("only", **BF16, fp8_base_unet=True)
-    for one in (eight, only):
-        assert one.losses != wide.losses
-        assert_close(one, wide, losses=0.01, norms=0.06)
+    for values in (eight, only):
+        assert values.losses != wide.losses
+        assert_close(values, wide, losses=0.01, norms=0.06)
     if not script.startswith(("flux_train", "sdxl")):
         return  # the other families have the same linear layers; their blocks are compiled in test_integers.py
     # Of the U-Net's many graphs, which differ in channels alone, one of each kind; of FLUX.1 the quicker kind, whose

@@ -59,7 +59,7 @@ def test_classes_are_put_around_a_block_in_one_order_only(demo):
     ):
         prepare_denoiser(denoiser, family, config, torch.device("cpu"), sizes, log=log)
         blocks = [block for group in blocks_by_class(denoiser, classes) for block in group]
-        order = [one for one in INSIDE_OUT if any(one in behaviours_of(block) for block in blocks)]
+        order = [behaviour for behaviour in INSIDE_OUT if any(behaviour in behaviours_of(block) for block in blocks)]
         assert order == [CHECKPOINTED, COMPILED, SWAPPED]
         with pytest.raises(AssertionError, match="is compiled, swapped already and cannot be checkpointed"):
             checkpointing.checkpoint_blocks([[block for block in blocks if COMPILED in behaviours_of(block)]])

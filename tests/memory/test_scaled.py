@@ -32,9 +32,9 @@ def layers(quantize=FORMATS["fp8"], bias=True):
     return exact, fast
 
 
-def away(found, wanted):
+def away(actual, wanted):
     """How far off, as a share of the size of each row."""
-    return ((found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max()
+    return ((actual.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -42,11 +42,11 @@ def test_answers_and_gradients_are_those_of_the_exact_product_but_for_rounding(n
     exact, fast = layers(FORMATS[name])
     x = (torch.randn(2, 5, 64) * torch.logspace(-3, 3, 5)[:, None]).requires_grad_(True)
     gradient = torch.randn(2, 5, 96) * torch.logspace(2, -2, 5)[:, None]
-    wanted, found = exact(x), fast(x)
-    assert fast.weight.itemsize == 1 and found.dtype == (torch.bfloat16 if name == "fp8" else x.dtype)
-    assert away(found, wanted) < WORST[name]
+    wanted, actual = exact(x), fast(x)
+    assert fast.weight.itemsize == 1 and actual.dtype == (torch.bfloat16 if name == "fp8" else x.dtype)
+    assert away(actual, wanted) < WORST[name]
     (wanted_x,) = torch.autograd.grad(wanted, x, gradient)
-    (found_x,) = torch.autograd.grad(found, x, gradient.to(found.dtype))
+    (found_x,) = torch.autograd.grad(actual, x, gradient.to(actual.dtype))
     assert away(found_x, wanted_x) < WORST[name]
 
 
@@ -54,10 +54,10 @@ def test_int8_products_are_sums_of_whole_numbers_in_both_directions():
     weight, few = (torch.randint(-127, 128, size, dtype=torch.int8) for size in ((96, 64), (5, 64)))
     rows, columns = torch.rand(5, 1), torch.rand(96)
     sums = (few.long() @ weight.long().t()).float()
-    found = int8_matmul.int8_product(few, weight, rows, columns, torch.float32)
-    assert torch.equal(found, sums * rows * columns)
-    found = int8_matmul.int8_product(few, weight, rows, None, torch.bfloat16)
-    assert torch.equal(found, (sums * rows).to(torch.bfloat16))
+    product = int8_matmul.int8_product(few, weight, rows, columns, torch.float32)
+    assert torch.equal(product, sums * rows * columns)
+    product = int8_matmul.int8_product(few, weight, rows, None, torch.bfloat16)
+    assert torch.equal(product, (sums * rows).to(torch.bfloat16))
 
 
 def test_rotated_rows_round_better_where_few_channels_are_large():
@@ -79,9 +79,9 @@ def test_int8_kernels_of_the_gpu_give_the_very_same_numbers(m, k, n):
     few, weight = (torch.randint(-127, 128, size, dtype=torch.int8) for size in ((m, k), (n, k)))
     rows, columns = torch.rand(m, 1), torch.rand(n)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for given in ((few, weight, rows, columns), (few, weight, rows, None)):
-            wanted = int8_matmul.int8_product(*given, dtype)
-            on_gpu = [x if x is None else x.cuda() for x in given]
+        for inputs in ((few, weight, rows, columns), (few, weight, rows, None)):
+            wanted = int8_matmul.int8_product(*inputs, dtype)
+            on_gpu = [x if x is None else x.cuda() for x in inputs]
             assert torch.equal(int8_matmul.int8_product(*on_gpu, dtype).cpu(), wanted)
             for tiles in (int8_triton.USUAL_TILES, int8_triton.FEW_ROWS_TILES, int8_triton.OLD):
                 assert torch.equal(int8_triton.multiply(*on_gpu, dtype, tiles).cpu(), wanted)
@@ -92,12 +92,12 @@ def test_compiled_int8_layers_of_the_gpu_agree_with_the_processor():
     _, here = layers(FORMATS["int8"])
     there = torch.compile(layers(FORMATS["int8"])[1].cuda(), fullgraph=True)
     x, gradient = torch.randn(2, 40, 64), torch.randn(2, 40, 96)
-    given, again = x.clone().requires_grad_(True), x.cuda().requires_grad_(True)
-    wanted, found = here(given), there(again)
-    assert away(found.cpu(), wanted) < 0.01
+    inputs, again = x.clone().requires_grad_(True), x.cuda().requires_grad_(True)
+    wanted, actual = here(inputs), there(again)
+    assert away(actual.cpu(), wanted) < 0.01
     (wanted_x,), (found_x,) = (
-        torch.autograd.grad(wanted, given, gradient),
-        torch.autograd.grad(found, again, gradient.cuda()),
+        torch.autograd.grad(wanted, inputs, gradient),
+        torch.autograd.grad(actual, again, gradient.cuda()),
     )
     assert away(found_x.cpu(), wanted_x) < 0.01
 
@@ -114,9 +114,9 @@ def test_a_compiled_graph_brings_no_matrix_back_for_one_row(name):
     """The kernel that adds up reads it as it is kept."""
     exact, fast = layers(FORMATS[name])
     graphs, x = [], torch.randn(1, 64, requires_grad=True)
-    found = torch.compile(fast, backend=lambda graph, _: graphs.append(graph.code) or graph, fullgraph=True)(x)
-    assert "linear" not in graphs[0] and away(found, exact(x)) < 0.04
-    (found_x,) = torch.autograd.grad(found.float().sum(), x)
+    answer = torch.compile(fast, backend=lambda graph, _: graphs.append(graph.code) or graph, fullgraph=True)(x)
+    assert "linear" not in graphs[0] and away(answer, exact(x)) < 0.04
+    (found_x,) = torch.autograd.grad(answer.float().sum(), x)
     (wanted_x,) = torch.autograd.grad(exact(x).sum(), x)
     assert away(found_x, wanted_x) < 0.04
 
@@ -134,14 +134,14 @@ def test_rounding_a_few_rows_at_a_time_changes_nothing(monkeypatch):
     monkeypatch.setattr(fp8_matmul, "MAX_ROUNDED", 5 * 64 + 1)
     _, parts = layers()
     rows, scale = fp8_matmul.quantize_rows_fp8(exact.weight)
-    for found in (whole, parts):
-        assert torch.equal(found.weight.view(torch.uint8), rows.view(torch.uint8))
-        assert torch.equal(found.weight_scale, scale[:, 0])
+    for actual in (whole, parts):
+        assert torch.equal(actual.weight.view(torch.uint8), rows.view(torch.uint8))
+        assert torch.equal(actual.weight_scale, scale[:, 0])
 
 
 def test_rows_of_zeros_stay_zeros():
-    for made in (fp8_matmul.quantize_rows_fp8, int8_matmul.quantize_rows_int8):
-        few, rows = made(torch.zeros(2, 16))
+    for quantize in (fp8_matmul.quantize_rows_fp8, int8_matmul.quantize_rows_int8):
+        few, rows = quantize(torch.zeros(2, 16))
         assert not few.float().any() and rows.isfinite().all()
 
 
@@ -168,8 +168,8 @@ def test_it_compiles_into_one_graph(name):
         return graph
 
     x = torch.randn(2, 5, 64, requires_grad=True)
-    found = torch.compile(fast, backend=count, fullgraph=True)(x)
-    assert len(graphs) == 1 and torch.equal(found, fast(x))
+    actual = torch.compile(fast, backend=count, fullgraph=True)(x)
+    assert len(graphs) == 1 and torch.equal(actual, fast(x))
 
 
 @pytest.mark.parametrize("name", ["fp8", "int8"])
@@ -179,9 +179,9 @@ def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_reported(demo,
     config = config_of(demo, script, mixed_precision="bf16", train_data_dir=squares, **how)
     block = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     fp8_storage.store_blocks([[block]], config, CPU)
-    kept = {"fp8": fp8_matmul.FP8_DTYPE, "int8": torch.int8}[name]
+    dtype = {"fp8": fp8_matmul.FP8_DTYPE, "int8": torch.int8}[name]
     x = torch.randn(2, 3, 32)
-    assert block[0].weight.dtype == kept and "_Product" not in str(block[0](x.requires_grad_(True)).grad_fn)
+    assert block[0].weight.dtype == dtype and "_Product" not in str(block[0](x.requires_grad_(True)).grad_fn)
     remarks = preflight.check_before_training(config)
     assert any(f"{name}_compute has no effect" in str(remark) for remark in remarks)
     assert any("cuda_graphs has no effect here: there is no GPU" in str(remark) for remark in remarks)

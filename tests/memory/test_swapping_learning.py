@@ -98,9 +98,9 @@ def test_gradients_are_the_same_for_every_number_of_blocks(demo, expected, scrip
     for number in range(1, BLOCKS[script] + 1):
         model = Model(demo, script, blocks_to_swap=number)
         model.backward()
-        found = model.gradients()
-        assert found.keys() == expected[script].keys()
-        assert all(torch.equal(found[name], expected[script][name]) for name in found), number
+        gradients = model.gradients()
+        assert gradients.keys() == expected[script].keys()
+        assert all(torch.equal(gradients[name], expected[script][name]) for name in gradients), number
     blocks = model.family.swap_plan(BLOCKS[script])
     assert len(model.swap.blocks) == sum(blocks.values()), "all of them, in the end"
 
@@ -130,8 +130,8 @@ def test_compiled_gradients_are_the_same_for_few_blocks_some_and_all(demo, scrip
     several = {1, most // 2} if script in COMPILED_BLOCKS else set()
     backend = "aot_eager" if script in ("sdxl_train", "flux_train", "flux_train_network") else "eager"
     for number in sorted({*several, most}):
-        found, swap = gradients(blocks_to_swap=number, compile=True, compile_backend=backend, **few)
-        for gradient, same in zip(found, wanted, strict=True):
+        actual, swap = gradients(blocks_to_swap=number, compile=True, compile_backend=backend, **few)
+        for gradient, same in zip(actual, wanted, strict=True):
             torch.testing.assert_close(gradient, same, msg=f"{number} swapped")
     assert len(swap.blocks) == (6 if script.startswith("flux") else most), "all of them, in the end"
 
@@ -141,15 +141,15 @@ def test_a_second_step_reads_what_the_first_has_written(demo):
 
     def losses(**values):
         model = Model(demo, "flux_train", **values)
-        made = torch.optim.SGD(model.method.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.method.parameters(), lr=0.1)
         for seed in range(3):
             model.backward(seed)
-            made.step()
-            made.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
         return model.method.snapshot()
 
-    one, other = losses(), losses(blocks_to_swap=3)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, other = losses(), losses(blocks_to_swap=3)
+    assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_weights_are_computed_with_on_the_device_and_kept_on_the_host(demo):
@@ -161,14 +161,14 @@ def test_weights_are_computed_with_on_the_device_and_kept_on_the_host(demo):
     def within(p, memories):
         return any(m.data_ptr() <= p.data_ptr() < m.data_ptr() + m.nbytes for m in memories)
 
-    seen = []
+    devices = []
     for packed in model.swap.blocks:
         for module in packed.block.modules():
             if isinstance(module, torch.nn.Linear):
-                module.register_forward_pre_hook(lambda m, _: seen.append(within(m.weight, slots)))
+                module.register_forward_pre_hook(lambda m, _: devices.append(within(m.weight, slots)))
     model.backward()
-    assert len(seen) == 2 * 2 * (2 * 10 + 4 * 3), "two batches, forward and recomputed, every layer of every block"
-    assert all(seen)
+    assert len(devices) == 2 * 2 * (2 * 10 + 4 * 3), "two batches, forward and recomputed, every layer of every block"
+    assert all(devices)
     hosts = [packed.host for packed in model.swap.blocks]
     assert all(within(p, hosts) for packed in model.swap.blocks for p, _, _ in packed.parts)
     matrices = [p for p in model.denoiser.parameters() if p.dim() >= 2]
@@ -284,8 +284,8 @@ def test_gradients_of_a_broken_step_are_forgotten(demo, expected):
     model.swap.forget_gradients()
     model.denoiser.zero_grad()
     model.backward()
-    found = model.gradients()
-    assert all(torch.equal(found[name], expected["flux_train"][name]) for name in found)
+    gradients = model.gradients()
+    assert all(torch.equal(gradients[name], expected["flux_train"][name]) for name in gradients)
 
 
 # ---- whole trainings
@@ -295,18 +295,18 @@ def test_gradients_of_a_broken_step_are_forgotten(demo, expected):
 def full(demo, squares, tmp_path):
     def run(script, **values):
         number = len(list(tmp_path.iterdir()))
-        given = {"train_data_dir": squares, "output_dir": tmp_path / str(number), "max_train_steps": 2, **values}
-        return training.train(training.config_of(demo, script, gradient_checkpointing=True, **given))
+        options = {"train_data_dir": squares, "output_dir": tmp_path / str(number), "max_train_steps": 2, **values}
+        return training.train(training.config_of(demo, script, gradient_checkpointing=True, **options))
 
     return run
 
 
-def same(one, other, ending=""):
+def same(first, other, ending=""):
     from safetensors.torch import load_file
 
-    a, b = (load_file(outcome.file.with_stem(outcome.file.stem + ending)) for outcome in (one, other))
-    assert one.losses == other.losses
-    assert one.numbers("grad_norm") == other.numbers("grad_norm")
+    a, b = (load_file(outcome.file.with_stem(outcome.file.stem + ending)) for outcome in (first, other))
+    assert first.losses == other.losses
+    assert first.numbers("grad_norm") == other.numbers("grad_norm")
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -363,4 +363,4 @@ def test_several_processes_need_early_steps(demo, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for values, refused in (({}, True), (FUSED, False)):
         config = training.config_of(demo, "flux_train", blocks_to_swap=3, **values)
-        assert any("blocks_to_swap" in str(problem) for problem in preflight.find_problems(config)) == refused
+        assert any("blocks_to_swap" in str(problem) for problem in preflight.findings(config)[0]) == refused

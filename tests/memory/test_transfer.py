@@ -15,8 +15,8 @@ from tests import training
 KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64, torch.bool)
 
 
-def same_bits(one, other):
-    return one.dtype == other.dtype and one.shape == other.shape and bits(one).equal(bits(other))
+def same_bits(first, other):
+    return first.dtype == other.dtype and first.shape == other.shape and bits(first).equal(bits(other))
 
 
 def bits(tensor):
@@ -38,10 +38,12 @@ def stored(tmp_path):
 @pytest.mark.parametrize("size", [8, 1000, transfer.READ_BYTES])
 def test_tensors_arrive_as_they_are_stored_whatever_the_pieces(stored, size):
     path, tensors = stored
-    file, found = weights.open_weights(path), {}
-    transfer.read_ranges({name: file.source(name).range for name in file}, torch.device("cpu"), found.__setitem__, size)
-    assert found.keys() == tensors.keys()
-    assert all(same_bits(found[name], tensor) for name, tensor in tensors.items())
+    file, arrived = weights.open_weights(path), {}
+    transfer.read_ranges(
+        {name: file.source(name).range for name in file}, torch.device("cpu"), arrived.__setitem__, size
+    )
+    assert arrived.keys() == tensors.keys()
+    assert all(same_bits(arrived[name], tensor) for name, tensor in tensors.items())
     unmapped = weights.open_weights(path, mmap=False)
     assert all(same_bits(unmapped[name], tensor) for name, tensor in tensors.items())
 
@@ -77,9 +79,11 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_denoiser_has_the_same_bits_by_way_of_the_device(demo, monkeypatch, script, way):
     """Only its own tensors are read, each byte of them once at most; those that go on in 8 bits are rounded alike."""
-    seen = []
+    ranges_read = []
     real = transfer.read_ranges
-    monkeypatch.setattr(transfer, "read_ranges", lambda ranges, *rest: seen.append(ranges) or real(ranges, *rest))
+    monkeypatch.setattr(
+        transfer, "read_ranges", lambda ranges, *rest: ranges_read.append(ranges) or real(ranges, *rest)
+    )
     config = training.config_of(demo, script, mixed_precision="bf16", **WAYS[way])
     ours, usual = loaded(config, torch.device("cpu")).state_dict(), loaded(config).state_dict()
     assert ours.keys() == usual.keys()
@@ -87,7 +91,7 @@ def test_a_denoiser_has_the_same_bits_by_way_of_the_device(demo, monkeypatch, sc
         expected = usual[name].to(tensor.dtype)  # which is what storing does with it later, one after the other
         assert same_bits(tensor, expected), name
         assert tensor.dtype == usual[name].dtype or "fp8" in way
-    (ranges,) = seen
+    (ranges,) = ranges_read
     assert ranges.keys() <= ours.keys()
     read = sum(one.length for one in ranges.values())
     assert read <= sum(tensor.nbytes * 4 for tensor in ours.values())
@@ -106,9 +110,9 @@ def test_what_is_rounded_or_swapped_later_waits_on_the_host(demo, script):
         family = families.family_for(config)
         parts = family.load(torch.bfloat16, deferring=True)
         names = {name for name, p in parts.denoiser.named_parameters() if p.dim() >= 2}
-        found = placement.plan_placement(family, config, torch.device("meta"))(parts.denoiser)
-        assert {*found.host, *found.eight_bits} <= names
-        return found
+        plan = placement.plan_placement(family, config, torch.device("meta"))(parts.denoiser)
+        assert {*plan.host, *plan.eight_bits} <= names
+        return plan
 
     assert not place("plain").host and not place("plain").eight_bits
     swapped, fp8, both = place("swapped"), place("fp8"), place("fp8 and swapped")
@@ -189,6 +193,6 @@ def test_reading_holds_no_second_model_on_a_gpu(tmp_path):
     before = torch.cuda.memory_allocated()
     sources = {name: file.source(name) for name in file}
     transfer.fill_weights(model, sources, transfer.widened(torch.bfloat16), WeightPlacement(torch.device("cuda")))
-    one = 2048 * 2048 * 2
-    assert torch.cuda.max_memory_allocated() - before <= (len(tensors) + 4) * one
+    matrix_bytes = 2048 * 2048 * 2
+    assert torch.cuda.max_memory_allocated() - before <= (len(tensors) + 4) * matrix_bytes
     assert all(same_bits(model.get_parameter(name), tensor.to(torch.bfloat16)) for name, tensor in tensors.items())

@@ -22,19 +22,19 @@ def pairs(kind, *more):
 
 
 def config_of(family, kind, *more):
-    given = {"network_module": kind.module, "network_args": pairs(kind, *more)}
-    return build_config(config_class(lora_script(family)), given, notes=[])
+    options = {"network_module": kind.module, "network_args": pairs(kind, *more)}
+    return build_config(config_class(lora_script(family)), options, notes=[])
 
 
 @pytest.mark.parametrize(("family", "kind"), EVERY, ids=lambda one: getattr(one, "id", one))
 def test_a_kind_is_known_by_what_makes_it(family, kind):
-    known = adapter_kinds.kinds(family)
-    assert adapter_kinds.kind_of(config_of(family, kind), known).id == kind.id
+    kinds = adapter_kinds.kinds(family)
+    assert adapter_kinds.kind_of(config_of(family, kind), kinds).id == kind.id
     for preset in kind.presets:
         config = config_of(family, kind, *(f"{name}={value}" for name, value in preset.arguments.items()))
         assert (
             list(network_args.find_network_args_problems(config)) == []
-            and adapter_kinds.kind_of(config, known).id == kind.id
+            and adapter_kinds.kind_of(config, kinds).id == kind.id
         )
     assert all(isinstance(option, Option) and option.help for option in kind.options)
 
@@ -62,8 +62,8 @@ def test_no_argument_is_forgotten():
     ],
 )
 def test_what_is_typed_is_the_same_kind(flux_config, args, meant):
-    found = adapter_kinds.kind_of(flux_config(network_module="lycoris.kohya", network_args=args), [*KINDS.values()])
-    assert (found and found.id) == meant
+    kind = adapter_kinds.kind_of(flux_config(network_module="lycoris.kohya", network_args=args), [*KINDS.values()])
+    assert (kind and kind.id) == meant
 
 
 def test_blocks_of_lycoris_are_read_by_group(flux_config):

@@ -107,8 +107,8 @@ def test_module_dropout_takes_the_whole_adapter_without_rescaling():
     x, full = torch.randn(3, 6), None
     full = new.eval().delta(x)
     new.train()
-    seen = {tuple(new.delta(x).flatten().tolist()) for _ in range(30)}
-    assert seen == {tuple(full.flatten().tolist()), tuple((full * 0).flatten().tolist())}
+    outputs = {tuple(new.delta(x).flatten().tolist()) for _ in range(30)}
+    assert outputs == {tuple(full.flatten().tolist()), tuple((full * 0).flatten().tolist())}
 
 
 def test_product_norm_is_the_norm_of_the_product():

@@ -43,9 +43,9 @@ def learned(network, x, kind):
 def test_numbers_and_gradients_are_those_of_layers_by_themselves(kind):
     plain, prepared, x = Network(), Network(), torch.randn(5, 8)
     FactorCache(prepared, prepared.layers)
-    (expected, wanted), (answer, found) = learned(plain, x, kind), learned(prepared, x, kind)
+    (expected, wanted), (answer, actual) = learned(plain, x, kind), learned(prepared, x, kind)
     assert torch.equal(answer, expected)
-    for gradient, other in zip(found, wanted, strict=True):
+    for gradient, other in zip(actual, wanted, strict=True):
         assert gradient.dtype == torch.float32 and gradient.any()
         torch.testing.assert_close(gradient, other, rtol=2e-2 if kind else 1e-6, atol=1e-5)
 

@@ -71,14 +71,14 @@ def sizes(method):
 
 def test_sdxl_adapters_at_full_size():
     config = build_config(SdxlLora, {"network_dim": 8, "network_args": ["conv_dim=4", "conv_alpha=2"]}, notes=[])
-    got = methods.attach_method(sdxl_parts(), SdxlNames(), config)
+    actual = methods.attach_method(sdxl_parts(), SdxlNames(), config)
     plain, extra = golden("SDXL networks.lora default"), golden("SDXL extra modules")
     assert len(plain) == 986 and len(extra) == 66
-    found = sizes(got)
-    assert found.keys() == plain.keys() | extra.keys() and plain.items() <= found.items()
-    ranks = {name: got.adapters[name].spec.rank for name in extra}
+    actual_sizes = sizes(actual)
+    assert actual_sizes.keys() == plain.keys() | extra.keys() and plain.items() <= actual_sizes.items()
+    ranks = {name: actual.adapters[name].spec.rank for name in extra}
     assert all(rank == (8 if "emb_layers" in n or "skip" in n else 4) for n, rank in ranks.items())
-    assert got.adapters["lora_unet_input_blocks_3_0_op"].lora_down.weight.shape == (4, 320, 3, 3)
+    assert actual.adapters["lora_unet_input_blocks_3_0_op"].lora_down.weight.shape == (4, 320, 3, 3)
 
 
 def test_sdxl_blocks_at_full_size():
@@ -87,11 +87,11 @@ def test_sdxl_blocks_at_full_size():
     config = build_config(
         SdxlLora, {"learning_rate": 1e-3, "network_args": args, "network_train_unet_only": True}, notes=[]
     )
-    got = methods.attach_method(sdxl_parts(), SdxlNames(), config)
-    assert got.adapters["lora_unet_input_blocks_4_1_proj_in"].spec.rank == 5
-    assert got.adapters["lora_unet_output_blocks_5_1_proj_in"].spec.rank == 18
-    assert not any("middle_block" in name or "output_blocks_0_" in name for name in got.adapters)
-    rates = {g["name"]: g["lr"] for g in got.groups()}
+    actual = methods.attach_method(sdxl_parts(), SdxlNames(), config)
+    assert actual.adapters["lora_unet_input_blocks_4_1_proj_in"].spec.rank == 5
+    assert actual.adapters["lora_unet_output_blocks_5_1_proj_in"].spec.rank == 18
+    assert not any("middle_block" in name or "output_blocks_0_" in name for name in actual.adapters)
+    rates = {g["name"]: g["lr"] for g in actual.groups()}
     assert rates["unet_block5"] == 1e-3 and rates["unet_block17"] == pytest.approx(0.5e-3)
 
 
@@ -114,12 +114,12 @@ def test_diffusers_knows_every_key_of_a_flux_file():
         state[f"{name}.lora_down.weight"] = torch.ones(1, inputs)
         state[f"{name}.lora_up.weight"] = torch.ones(outputs, 1)
         state[f"{name}.alpha"] = torch.tensor(1)
-    got = _convert_kohya_flux_lora_to_diffusers(state)
-    assert not any("lora_unet" in key or "lora_te" in key for key in got)
+    actual = _convert_kohya_flux_lora_to_diffusers(state)
+    assert not any("lora_unet" in key or "lora_te" in key for key in actual)
     # A double block has 14 matrices in diffusers' tree, a single one 6: q, k, v (and the MLP) are apart there.
-    denoiser = {key.rsplit(".lora_", 1)[0] for key in got if key.startswith("transformer.")}
+    denoiser = {key.rsplit(".lora_", 1)[0] for key in actual if key.startswith("transformer.")}
     assert len(denoiser) == 19 * 14 + 38 * 6
-    assert sum(key.startswith("text_encoder.") for key in got) == 72 * 2
+    assert sum(key.startswith("text_encoder.") for key in actual) == 72 * 2
 
 
 @pytest.fixture(scope="module")

@@ -144,8 +144,8 @@ def test_base_weights_are_merged_in_float32(flux_like, flux_config, tmp_path):
         fresh = type(parts)(**{**vars(parts), "denoiser": denoiser.to(dtype)})
         config = flux_config(base_weights=[str(path)], base_weights_multiplier=[0.5], network_train_unet_only=True)
         methods.attach_method(fresh, family, config)
-        got = fresh.denoiser.float()(*inputs())
-        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+        actual = fresh.denoiser.float()(*inputs())
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("option", ["base_weights", "network_weights"])
@@ -159,9 +159,9 @@ def test_a_file_for_layers_of_another_size_is_a_sentence(flux_like, flux_config,
     state[name] = torch.ones(2, 3) if key == "alpha" else torch.cat([state[name]] * 2, dim=int("down" in key))
     save_file(state, path := tmp_path / "a.safetensors")
     fresh = type(parts)(**{**vars(parts), "denoiser": type(parts.denoiser)()})
-    given = {option: [str(path)] if option == "base_weights" else str(path)}
+    options = {option: [str(path)] if option == "base_weights" else str(path)}
     with pytest.raises(ConfigError, match="another size than this model's layer") as error:
-        methods.attach_method(fresh, family, flux_config(network_dim=3, network_train_unet_only=True, **given))
+        methods.attach_method(fresh, family, flux_config(network_dim=3, network_train_unet_only=True, **options))
     assert error.value.problems[0].option == option
 
 
@@ -225,21 +225,25 @@ def test_nothing_that_learns_is_an_error(flux_like, flux_config):
 def ranks(flux_like, flux_config, *args, **options):
     family, parts = flux_like
     config = flux_config(network_dim=4, network_train_unet_only=True, network_args=list(args), **options)
-    found = methods.attach_method(parts, family, config).adapters
-    return {name.removeprefix("lora_unet_"): adapter.spec.rank for name, adapter in found.items()}
+    adapters = methods.attach_method(parts, family, config).adapters
+    return {name.removeprefix("lora_unet_"): adapter.spec.rank for name, adapter in adapters.items()}
 
 
 def test_flux_ranks_by_type(flux_like, flux_config):
-    found = ranks(flux_like, flux_config, "img_attn_dim=2", "txt_attn_dim=0", "single_dim=5", "single_mod_dim=6")
-    assert found["double_blocks_0_img_attn_qkv"] == 2 and found["double_blocks_1_img_attn_proj"] == 2
-    assert not any("txt_attn" in name for name in found)
-    assert found["single_blocks_1_linear2"] == 5 and found["single_blocks_1_modulation_lin"] == 6
-    assert found["double_blocks_0_img_mlp_0"] == 4 and found["double_blocks_0_img_mod_lin"] == 4
+    ranks_by_name = ranks(
+        flux_like, flux_config, "img_attn_dim=2", "txt_attn_dim=0", "single_dim=5", "single_mod_dim=6"
+    )
+    assert ranks_by_name["double_blocks_0_img_attn_qkv"] == 2 and ranks_by_name["double_blocks_1_img_attn_proj"] == 2
+    assert not any("txt_attn" in name for name in ranks_by_name)
+    assert ranks_by_name["single_blocks_1_linear2"] == 5 and ranks_by_name["single_blocks_1_modulation_lin"] == 6
+    assert ranks_by_name["double_blocks_0_img_mlp_0"] == 4 and ranks_by_name["double_blocks_0_img_mod_lin"] == 4
 
 
 def test_flux_blocks_by_number_and_kind(flux_like, flux_config):
-    found = ranks(flux_like, flux_config, "train_double_block_indices=none", "train_single_block_indices=0,2-5")
-    assert {name.rsplit("_blocks_")[1][0] for name in found} == {"0", "2"} and not any("double" in n for n in found)
+    ranks_by_name = ranks(flux_like, flux_config, "train_double_block_indices=none", "train_single_block_indices=0,2-5")
+    assert {name.rsplit("_blocks_")[1][0] for name in ranks_by_name} == {"0", "2"} and not any(
+        "double" in n for n in ranks_by_name
+    )
 
 
 def test_flux_blocks_of_one_kind(flux_like, flux_config):
@@ -248,14 +252,14 @@ def test_flux_blocks_of_one_kind(flux_like, flux_config):
 
 def test_flux_embedders_and_patterns(flux_like, flux_config):
     patterns = "network_reg_dims=single_blocks_1_=7,img_attn_(qkv|proj)=0"
-    found = ranks(flux_like, flux_config, "in_dims=[3,0,0,0,2]", patterns, "train_single_block_indices=none")
-    assert (found["img_in"], found["txt_in"]) == (3, 2)
-    assert {n for n in found if n.startswith("single")} == {
+    ranks_by_name = ranks(flux_like, flux_config, "in_dims=[3,0,0,0,2]", patterns, "train_single_block_indices=none")
+    assert (ranks_by_name["img_in"], ranks_by_name["txt_in"]) == (3, 2)
+    assert {n for n in ranks_by_name if n.startswith("single")} == {
         "single_blocks_1_linear1",
         "single_blocks_1_linear2",
         "single_blocks_1_modulation_lin",
     }
-    assert found["single_blocks_1_linear1"] == 7 and "double_blocks_0_img_attn_qkv" not in found
+    assert ranks_by_name["single_blocks_1_linear1"] == 7 and "double_blocks_0_img_attn_qkv" not in ranks_by_name
 
 
 def test_split_adapters_sit_on_the_fused_matrices_only(flux_like, flux_config):

@@ -41,8 +41,8 @@ def test_every_algorithm_attaches_learns_and_comes_back(flux_like, flux_config, 
     torch.testing.assert_close(parts.denoiser(*inputs()), before, rtol=1e-4, atol=1e-5)
     parts.denoiser(*inputs()).square().mean().backward()
     learning = {id(p) for p in method.parameters()}
-    got = {id(p) for p in parts.denoiser.parameters() if p.grad is not None}
-    assert got and got <= learning
+    actual = {id(p) for p in parts.denoiser.parameters() if p.grad is not None}
+    assert actual and actual <= learning
     with torch.no_grad():
         for p in method.parameters():
             p.add_(torch.randn_like(p) * 0.05)
@@ -118,9 +118,11 @@ def test_layers_whose_weights_the_package_takes_away_still_compute(script):
     values = {"network_module": "lycoris.kohya", "network_args": ["algo=full", "train_norm=True"]}
     subject, here = subjects.FamilySubject(script, values, "tiny"), torch.device("cpu")
     with torch.no_grad():
-        made = subject.make(subject.config({}), here)
-        answer = subject.predict(made, subject.resolutions[0], here)(made.components.denoiser)
-    assert any("weight" not in m._parameters for m in made.components.denoiser.modules() if isinstance(m, nn.Linear))
+        trainable = subject.make(subject.config({}), here)
+        answer = subject.predict(trainable, subject.resolutions[0], here)(trainable.components.denoiser)
+    assert any(
+        "weight" not in m._parameters for m in trainable.components.denoiser.modules() if isinstance(m, nn.Linear)
+    )
     assert answer.isfinite().all()
 
 
@@ -335,10 +337,10 @@ def test_a_preset_in_a_file_is_read_by_nobody_but_us(flux_like, flux_config, tmp
 
     monkeypatch.setattr(kohya, "read_preset", opened)
     (tmp_path / "mine.toml").write_text(PRESET)
-    known = set(kohya.PRESET)
+    presets_before = set(kohya.PRESET)
     _, method = lycoris(flux_like, flux_config, f"preset={tmp_path / 'mine.toml'}")
     assert all(adapter.lora_name.startswith("lora_unet_single_blocks") for adapter in method.network.loras)
-    assert set(kohya.PRESET) == known
+    assert set(kohya.PRESET) == presets_before
 
 
 @pytest.mark.parametrize(

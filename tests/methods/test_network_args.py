@@ -117,8 +117,8 @@ def test_rank_dropout_is_noted_where_the_package_leaves_no_ranks_out(flux_config
             adapter = modules[algo]("a", torch.nn.Linear(64, 64), 1.0, 4, 4, 0.0, 0.5, 0.0, bypass_mode=bypass)
             for parameter in adapter.parameters():
                 parameter.data = torch.randn_like(parameter)
-            given = torch.randn(1, 64)
-            answers = {tuple(adapter.train()(given)[0].tolist()) for _ in range(3)}
+            tokens = torch.randn(1, 64)
+            answers = {tuple(adapter.train()(tokens)[0].tolist()) for _ in range(3)}
             assert bool(said) == (algo == "dylora" or len(answers) == 1), (algo, bypass, said)
 
 
@@ -148,8 +148,8 @@ def test_block_weights_of_sdxl(sdxl_config):
 
 
 def test_patterns_may_hold_commas_and_equal_signs():
-    found = languages.patterns(r"a{1,2}=4, (?=x)single=8", int)
-    assert found == (("a{1,2}", 4), ("(?=x)single", 8))
+    patterns = languages.patterns(r"a{1,2}=4, (?=x)single=8", int)
+    assert patterns == (("a{1,2}", 4), ("(?=x)single", 8))
     assert languages.patterns("double=1e-4", float) == (("double", 1e-4),)
     assert languages.indices("0-2,7") == {0, 1, 2, 7} and languages.indices("all") is None
 

@@ -17,23 +17,23 @@ def _by_itself(x, layers):
 def test_no_tokens_are_read_by_two_products_of_adapters(family, monkeypatch):
     """In no family, and gradients are those of each layer by itself but for float32's rounding."""
     subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
-    made = subject.make(subject.config({}), torch.device("cpu"))
+    trainable = subject.make(subject.config({}), torch.device("cpu"))
     read = []
-    for name, layer in made.components.denoiser.named_modules():
+    for name, layer in trainable.components.denoiser.named_modules():
         if isinstance(layer, LoraLinear):
             torch.nn.init.normal_(layer.lora_up.weight, std=0.1)
             layer.register_forward_pre_hook(lambda _, given, name=name: read.append((name, *given)))
     torch.manual_seed(0)
-    predicted = subject.predict(made, 64, torch.device("cpu"))
+    predicted = subject.predict(trainable, 64, torch.device("cpu"))
 
     def gradients():
-        loss = predicted(made.components.denoiser).square().mean()
-        return torch.autograd.grad(loss, list(made.method.parameters()), materialize_grads=True)
+        loss = predicted(trainable.components.denoiser).square().mean()
+        return torch.autograd.grad(loss, list(trainable.method.parameters()), materialize_grads=True)
 
     together = gradients()
     alone = [(name, x) for name, x, *hidden in read if x.dim() == 3 and not hidden]
     same = {(a, b) for a, x in alone for b, y in alone if a < b and x is y}
     assert read and not same
     monkeypatch.setattr(LoraLinear, "down_projections", staticmethod(_by_itself))
-    for found, expected in zip(together, gradients(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+    for actual, expected in zip(together, gradients(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-7)

@@ -33,27 +33,27 @@ def plain_noise(like, seed=0):
 
 
 def test_the_schedule_is_upstreams():
-    kept = diffusion.alphas()
-    assert kept[T].tolist() == pytest.approx(VECTORS["ddpm"]["alphas_cumprod"], rel=2e-6)
-    assert (kept / (1 - kept))[T].tolist() == pytest.approx(VECTORS["ddpm"]["snr"], rel=1e-4)
+    alphas = diffusion.alphas()
+    assert alphas[T].tolist() == pytest.approx(VECTORS["ddpm"]["alphas_cumprod"], rel=2e-6)
+    assert (alphas / (1 - alphas))[T].tolist() == pytest.approx(VECTORS["ddpm"]["snr"], rel=1e-4)
 
 
 def test_zero_terminal_snr_ends_in_pure_noise():
     from diffusers import EulerDiscreteScheduler
 
-    kept = diffusion.alphas(terminal_zero=True)
-    assert kept[-1] == 0 and kept[0] == pytest.approx(diffusion.alphas()[0].item(), rel=1e-6)
+    alphas = diffusion.alphas(terminal_zero=True)
+    assert alphas[-1] == 0 and alphas[0] == pytest.approx(diffusion.alphas()[0].item(), rel=1e-6)
     theirs = EulerDiscreteScheduler(
         beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", rescale_betas_zero_snr=True
     )
     # diffusers puts 2^-24 at the end so that its sigmas are finite, and goes through betas and back in float32.
-    assert torch.allclose(kept[:-1], theirs.alphas_cumprod[:-1], rtol=1e-3, atol=1e-6)
+    assert torch.allclose(alphas[:-1], theirs.alphas_cumprod[:-1], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "v_prediction"), [("min_snr5_eps", False), ("min_snr5_v", True)])
 def test_min_snr_is_upstreams(name, v_prediction):
-    found = diffusion.diffusion_loss_weights(Loss(min_snr_gamma=5.0), v_prediction)[T]
-    assert found.tolist() == pytest.approx(VECTORS["loss_weights"][name], rel=1e-4)
+    actual = diffusion.diffusion_loss_weights(Loss(min_snr_gamma=5.0), v_prediction)[T]
+    assert actual.tolist() == pytest.approx(VECTORS["loss_weights"][name], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_min_snr_is_upstreams(name, v_prediction):
     ],
 )
 def test_other_weights(options, v_prediction, expected):
-    found = diffusion.diffusion_loss_weights(Loss(**options), v_prediction)[T]
+    actual = diffusion.diffusion_loss_weights(Loss(**options), v_prediction)[T]
     wanted = [expected(min(s, 1000.0)) for s in VECTORS["ddpm"]["snr"]]
-    assert found.tolist() == pytest.approx(wanted, rel=1e-4)
+    assert actual.tolist() == pytest.approx(wanted, rel=1e-4)
 
 
 def test_weights_multiply():
     both = diffusion.diffusion_loss_weights(Loss(min_snr_gamma=5.0, debiased_estimation_loss=True), False)
-    one = diffusion.diffusion_loss_weights(Loss(min_snr_gamma=5.0), False)
+    weights = diffusion.diffusion_loss_weights(Loss(min_snr_gamma=5.0), False)
     other = diffusion.diffusion_loss_weights(Loss(debiased_estimation_loss=True), False)
-    assert torch.allclose(both, one * other)
+    assert torch.allclose(both, weights * other)
 
 
 def test_weights_do_not_know_of_zero_terminal_snr():
@@ -118,9 +118,9 @@ def test_losses_without_threshold_have_none():
 def test_what_is_seen_and_asked_for(v_prediction):
     raw, timesteps = latents(), torch.tensor([0, 250, 750, 999])
     noised = objective(v_prediction=v_prediction).noised(raw, seeded(), timesteps)
-    clean, noise, kept = raw * 0.13025, plain_noise(raw), diffusion.alphas()[timesteps].view(-1, 1, 1, 1)
-    assert torch.allclose(noised.latents, kept.sqrt() * clean + (1 - kept).sqrt() * noise, atol=1e-6)
-    target = kept.sqrt() * noise - (1 - kept).sqrt() * clean if v_prediction else noise
+    clean, noise, alphas = raw * 0.13025, plain_noise(raw), diffusion.alphas()[timesteps].view(-1, 1, 1, 1)
+    assert torch.allclose(noised.latents, alphas.sqrt() * clean + (1 - alphas).sqrt() * noise, atol=1e-6)
+    target = alphas.sqrt() * noise - (1 - alphas).sqrt() * clean if v_prediction else noise
     assert torch.allclose(noised.target, target, atol=1e-6)
     assert noised.timesteps.dtype == torch.float32 and noised.timesteps.tolist() == [0, 250, 750, 999]
     assert noised.weight.tolist() == [1.0] * 4
@@ -148,8 +148,8 @@ def test_weights_and_thresholds_belong_to_the_drawn_timesteps():
     [(None, None, (0, 999)), (100, 103, (100, 102)), (500, 500, (500, 500)), (0, 1, (0, 0)), (900, 100, (100, 100))],
 )
 def test_timesteps_are_from_min_up_to_but_without_max(low, high, expected):
-    found = objective({"min_timestep": low, "max_timestep": high}).timesteps(20000, torch.device("cpu"), seeded())
-    assert (found.min().item(), found.max().item()) == expected
+    timesteps = objective({"min_timestep": low, "max_timestep": high}).timesteps(20000, torch.device("cpu"), seeded())
+    assert (timesteps.min().item(), timesteps.max().item()) == expected
 
 
 def test_the_same_generator_gives_the_same_step_and_nothing_global_is_touched():
@@ -162,10 +162,10 @@ def test_the_same_generator_gives_the_same_step_and_nothing_global_is_touched():
         "ip_noise_gamma_random_strength": True,
     }
     maker, before, python = objective(options), torch.get_rng_state(), random.getstate()
-    one, two = maker.noised(latents(), seeded(3)), maker.noised(latents(), seeded(3))
-    assert torch.equal(one.latents, two.latents) and torch.equal(one.target, two.target)
+    first, two = maker.noised(latents(), seeded(3)), maker.noised(latents(), seeded(3))
+    assert torch.equal(first.latents, two.latents) and torch.equal(first.target, two.target)
     assert torch.equal(before, torch.get_rng_state()) and python == random.getstate()
-    assert not torch.equal(one.target, maker.noised(latents(), seeded(4)).target)
+    assert not torch.equal(first.target, maker.noised(latents(), seeded(4)).target)
 
 
 def test_offset_noise_shifts_whole_channels():
@@ -195,15 +195,17 @@ def test_adaptive_offset_follows_the_scaled_latents():
 
 def test_pyramid_noise_has_a_deviation_of_one_and_more_low_frequencies():
     raw = latents((8, 4, 64, 64))
-    found = objective({"multires_noise_iterations": 6, "multires_noise_discount": 0.8}).noised(raw, seeded()).target
-    assert found.std().item() == pytest.approx(1.0, abs=1e-4)
-    coarse = torch.nn.functional.avg_pool2d(found, 16).std()
+    noise_of_pyramid = (
+        objective({"multires_noise_iterations": 6, "multires_noise_discount": 0.8}).noised(raw, seeded()).target
+    )
+    assert noise_of_pyramid.std().item() == pytest.approx(1.0, abs=1e-4)
+    coarse = torch.nn.functional.avg_pool2d(noise_of_pyramid, 16).std()
     assert coarse > 3 * torch.nn.functional.avg_pool2d(plain_noise(raw), 16).std()
 
 
 def test_pyramid_stops_at_one_pixel():
-    found = objective({"multires_noise_iterations": 50}).noised(latents((1, 4, 4, 4)), seeded()).target
-    assert torch.isfinite(found).all()
+    noisy = objective({"multires_noise_iterations": 50}).noised(latents((1, 4, 4, 4)), seeded()).target
+    assert torch.isfinite(noisy).all()
 
 
 def test_input_perturbation_leaves_the_target_clean():
@@ -211,8 +213,8 @@ def test_input_perturbation_leaves_the_target_clean():
     noised = objective({"ip_noise_gamma": 0.5}).noised(raw, seeded(), timesteps)
     noise = plain_noise(raw)
     assert torch.equal(noised.target, noise)
-    kept = diffusion.alphas()[999]
-    added = (noised.latents - kept.sqrt() * raw * 0.13025) / (1 - kept).sqrt() - noise
+    alpha = diffusion.alphas()[999]
+    added = (noised.latents - alpha.sqrt() * raw * 0.13025) / (1 - alpha).sqrt() - noise
     assert added.std() == pytest.approx(0.5, rel=0.05)
 
 

@@ -90,15 +90,15 @@ def test_positions_at_both_ends_stay_inside_the_table():
 @pytest.mark.parametrize("scheme", ["uniform", "logit_normal", "mode", "cosmap", "sigma_sqrt", "none"])
 def test_mixture_and_target_obey_their_formulas(sampling, scheme):
     latents = torch.randn(6, 16, 8, 12, generator=generator(1))
-    made = flow.noised(latents, noise(timestep_sampling=sampling, weighting_scheme=scheme), loss(), generator())
-    sigmas = made.sigmas
+    noised = flow.noised(latents, noise(timestep_sampling=sampling, weighting_scheme=scheme), loss(), generator())
+    sigmas = noised.sigmas
     assert sigmas.shape == (6,) and ((sigmas >= 0) & (sigmas <= 1)).all() and len(sigmas.unique()) == 6
-    assert torch.equal(made.timesteps, sigmas)
-    eps = made.target + latents
+    assert torch.equal(noised.timesteps, sigmas)
+    eps = noised.target + latents
     share = sigmas.view(-1, 1, 1, 1)
-    torch.testing.assert_close(made.latents, (1 - share) * latents + share * eps)
+    torch.testing.assert_close(noised.latents, (1 - share) * latents + share * eps)
     assert abs(eps.mean()) < 0.05 and abs(eps.std() - 1) < 0.05
-    assert all(t is None or t.dtype == torch.float32 for t in vars(made).values())
+    assert all(t is None or t.dtype == torch.float32 for t in vars(noised).values())
 
 
 def test_sampled_sigmas_follow_their_distribution():
@@ -119,9 +119,9 @@ def test_sampled_sigmas_follow_their_distribution():
 
 
 def test_mode_scheme_maps_the_uniform_draw():
-    made = flow.density(noise(weighting_scheme="mode"), lambda: torch.tensor([0.0, 0.5, 1.0]), None)
+    density = flow.density(noise(weighting_scheme="mode"), lambda: torch.tensor([0.0, 0.5, 1.0]), None)
     expected = [1 - u - 1.29 * (math.cos(math.pi * u / 2) ** 2 - 1 + u) for u in (0.0, 0.5, 1.0)]
-    torch.testing.assert_close(made, torch.tensor(expected), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(density, torch.tensor(expected), atol=1e-6, rtol=1e-6)
 
 
 def test_weights_apply_to_scaled_predictions_and_to_models_that_always_weigh():
@@ -180,9 +180,9 @@ def test_snr_schedule_is_refused_only_where_it_would_be_used():
 
 def test_given_timesteps_are_used():
     sigmas = torch.tensor([0.2, 0.8])
-    made = flow.noised(torch.zeros(2, 1, 2, 2), noise(), loss(), generator(), sigmas)
-    assert torch.equal(made.sigmas, sigmas)
-    torch.testing.assert_close(made.latents, sigmas.view(-1, 1, 1, 1) * made.target)
+    noised = flow.noised(torch.zeros(2, 1, 2, 2), noise(), loss(), generator(), sigmas)
+    assert torch.equal(noised.sigmas, sigmas)
+    torch.testing.assert_close(noised.latents, sigmas.view(-1, 1, 1, 1) * noised.target)
 
 
 def test_same_seed_same_noise_and_global_random_state_untouched():
@@ -198,14 +198,14 @@ def test_nothing_makes_the_host_wait_for_the_device(sampling):
     """Fake tensors have no values: reading one (.item(), nonzero, a branch) would raise."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    given = {"timestep_sampling": sampling, "ip_noise_gamma": 0.1, "ip_noise_gamma_random_strength": True}
+    noise_options = {"timestep_sampling": sampling, "ip_noise_gamma": 0.1, "ip_noise_gamma_random_strength": True}
     for scheme in ("logit_normal", "mode", "sigma_sqrt", "cosmap"):
-        options = noise(weighting_scheme=scheme, **given)
+        options = noise(weighting_scheme=scheme, **noise_options)
         with FakeTensorMode():
-            made = flow.noised(
+            noised = flow.noised(
                 torch.zeros(2, 16, 8, 8), options, loss(loss_type="huber", huber_schedule="exponential"), None
             )
-            flow.prediction(made.latents, made.latents, made.sigmas, "sigma_scaled")
+            flow.prediction(noised.latents, noised.latents, noised.sigmas, "sigma_scaled")
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_a_weighting_scheme_that_changes_nothing_is_reported_to(script):
     for scheme in ("sigma_sqrt", "logit_normal", "mode", "cosmap"):
         for sampling in ("sigma", "shift"):
             for kind in kinds:
-                given = {"weighting_scheme": scheme, "timestep_sampling": sampling, "model_prediction_type": kind}
-                config = build_config(cls, given, notes=[])
+                options = {"weighting_scheme": scheme, "timestep_sampling": sampling, "model_prediction_type": kind}
+                config = build_config(cls, options, notes=[])
                 drawn = flow.density(config.noise, lambda: third, lambda: third)
                 chooses = sampling == "sigma" and bool(drawn != third)
                 weighs = bool((flow.flow_loss_weights(sigmas, config.noise) != 1).any())
-                assert ("weighting_scheme" in ineffective_options(config)) == (not chooses and not weighs), given
+                assert ("weighting_scheme" in ineffective_options(config)) == (not chooses and not weighs), options

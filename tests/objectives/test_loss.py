@@ -18,14 +18,14 @@ def config(kind="l2", c=0.1, scale=1.0):
 def test_kinds_agree_with_sd_scripts(kind):
     pred, target = torch.tensor([[0.5], [-1.0]]), torch.tensor([[0.0], [1.0]])
     for noised in (None, SimpleNamespace(huber_c=torch.full((2,), 0.1))):
-        got = loss.elementwise(pred, target, config(kind), noised).flatten().tolist()
-        assert got == pytest.approx(VECTORS["loss_types_pred(.5,-1)_tgt(0,1)_c0.1"][kind], rel=1e-6)
+        actual = loss.elementwise(pred, target, config(kind), noised).flatten().tolist()
+        assert actual == pytest.approx(VECTORS["loss_types_pred(.5,-1)_tgt(0,1)_c0.1"][kind], rel=1e-6)
 
 
 def test_each_image_has_its_own_threshold():
     pred, target, c = torch.ones(2, 4, 3, 3), torch.zeros(2, 4, 3, 3), torch.tensor([0.1, 2.0])
-    got = loss.elementwise(pred, target, config("huber"), SimpleNamespace(huber_c=c))[:, 0, 0, 0]
-    torch.testing.assert_close(got, 2 * c * ((1 + c**2).sqrt() - c))
+    actual = loss.elementwise(pred, target, config("huber"), SimpleNamespace(huber_c=c))[:, 0, 0, 0]
+    torch.testing.assert_close(actual, 2 * c * ((1 + c**2).sqrt() - c))
     assert loss.elementwise(pred.bfloat16(), target.bfloat16(), config("huber", scale=3.0)).dtype == torch.float32
 
 
@@ -44,10 +44,10 @@ def test_the_area_of_a_mask_can_be_divided_out():
     errors = torch.arange(3 * 4 * 2 * 2, dtype=torch.float32).reshape(3, 4, 2, 2)
     mask = torch.zeros(3, 1, 2, 2)
     mask[0, :, 0, 0], mask[1] = 1, 0.5
-    found = loss.per_image(errors, mask=mask, by_area=True)
-    torch.testing.assert_close(found[0], errors[0, :, 0, 0].mean())
-    torch.testing.assert_close(found[1], errors[1].mean())
-    assert found[2] == 0, "a black mask"
+    losses = loss.per_image(errors, mask=mask, by_area=True)
+    torch.testing.assert_close(losses[0], errors[0, :, 0, 0].mean())
+    torch.testing.assert_close(losses[1], errors[1].mean())
+    assert losses[2] == 0, "a black mask"
     assert torch.equal(loss.per_image(errors, by_area=True), loss.per_image(errors))
 
 

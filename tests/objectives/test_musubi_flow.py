@@ -78,10 +78,10 @@ FLOW = [script for script in families.RUNS if "timestep_sampling" in options_of(
 def test_every_flow_model_trains_the_chosen_timesteps_alone(script, again):
     cls, latents = families.config_class(script), torch.zeros(2000, 1, 4, 4)
     for sampling in options_of(cls)["timestep_sampling"].choices:
-        given = {"timestep_sampling": sampling, "min_timestep": 100, "max_timestep": 400}
-        given |= {"preserve_distribution_shape": True} if again and sampling != "sigma" else {}
-        config = build_config(cls, given, notes=[])
-        assert not ineffective_options(config).keys() & given.keys() - {"max_timestep"}, sampling
+        options = {"timestep_sampling": sampling, "min_timestep": 100, "max_timestep": 400}
+        options |= {"preserve_distribution_shape": True} if again and sampling != "sigma" else {}
+        config = build_config(cls, options, notes=[])
+        assert not ineffective_options(config).keys() & options.keys() - {"max_timestep"}, sampling
         sigmas = flow.sampled(latents, config.noise, seeded(0))
         assert 0.1 <= sigmas.min() < 0.14 and 0.38 < sigmas.max() <= 0.4, sampling
         levels = families.family_for(config).validation_timesteps
@@ -90,15 +90,15 @@ def test_every_flow_model_trains_the_chosen_timesteps_alone(script, again):
 
 def test_drawing_again_keeps_the_shape_of_the_distribution_and_scaling_does_not():
     cls, latents = families.config_class("zimage_train_network"), torch.zeros(20000, 1, 4, 4)
-    given = {"timestep_sampling": "sigmoid", "min_timestep": 500}
-    noise = build_config(cls, given, notes=[]).noise
+    options = {"timestep_sampling": "sigmoid", "min_timestep": 500}
+    noise = build_config(cls, options, notes=[]).noise
     whole = flow.sampled(latents, build_config(cls, {"timestep_sampling": "sigmoid"}, notes=[]).noise, seeded(0))
     q = torch.tensor([0.25, 0.5, 0.75])
     torch.testing.assert_close(flow.sampled(latents, noise, seeded(0)), whole * 0.5 + 0.5)
-    kept = flow.sampled(
-        latents[:2000], build_config(cls, given | {"preserve_distribution_shape": True}, notes=[]).noise, seeded(1)
+    sigmas = flow.sampled(
+        latents[:2000], build_config(cls, options | {"preserve_distribution_shape": True}, notes=[]).noise, seeded(1)
     )
-    torch.testing.assert_close(kept.quantile(q), whole[whole >= 0.5].quantile(q), atol=0.02, rtol=0)
+    torch.testing.assert_close(sigmas.quantile(q), whole[whole >= 0.5].quantile(q), atol=0.02, rtol=0)
 
 
 def test_where_hardly_any_draw_is_in_the_range_others_are_scaled_into_it():
@@ -109,8 +109,8 @@ def test_where_hardly_any_draw_is_in_the_range_others_are_scaled_into_it():
 def test_redrawing_does_not_make_the_host_wait():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    given = {"preserve_distribution_shape": True, "min_timestep": 500, "weighting_scheme": "cosmap"}
-    config = build_config(families.config_class("zimage_train_network"), given, notes=[])
+    options = {"preserve_distribution_shape": True, "min_timestep": 500, "weighting_scheme": "cosmap"}
+    config = build_config(families.config_class("zimage_train_network"), options, notes=[])
     with FakeTensorMode():
         flow.noised(torch.zeros(2, 16, 8, 8), config.noise, config.loss, None)
 
@@ -127,10 +127,10 @@ def test_the_range_of_a_shifted_table_is_that_of_the_timesteps_that_are_trained(
 def test_a_range_and_its_way_without_effect_are_named():
     cls = families.config_class("qwen_image_train_network")
     reasons = {
-        name: ineffective_options(build_config(cls, {"preserve_distribution_shape": True} | given, notes=[])).get(
+        name: ineffective_options(build_config(cls, {"preserve_distribution_shape": True} | options, notes=[])).get(
             "preserve_distribution_shape"
         )
-        for name, given in {
+        for name, options in {
             "none": {},
             "one": {"max_timestep": 800},
             "table": {"max_timestep": 8, "timestep_sampling": "sigma"},

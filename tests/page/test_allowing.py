@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from kohya_gui.form import api
 from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.json_api import ApiRequest
@@ -89,9 +90,9 @@ def test_missing_path_is_reported_without_a_permission_request(place, what):
 
 def test_permission_for_a_new_output_folder_is_requested_for_its_parent(place):
     roots = Roots([place / "root"], asks=True)
-    for is_new, what in ((False, "output_dir"), (False, "logging_dir"), (True, "folder")):
+    for is_new, option in ((False, "output_dir"), (False, "logging_dir"), (True, "folder")):
         with pytest.raises(ConfigError) as raised:
-            paths.allowed_path(str(place / "other" / "new" / "out"), roots, what, is_new)
+            paths.allowed_path(str(place / "other" / "new" / "out"), roots, option, is_new)
         assert allowed_folders.asked_folder(raised.value.problems[0]) == str(place / "other")
     with pytest.raises(ConfigError, match="make it first") as raised:  # its parent holds the homes of all users
         paths.allowed_path(str(Path.home().parent / "nobody-of-this-name" / "out"), roots, "output_dir")
@@ -424,11 +425,10 @@ def test_below_a_field_a_folder_that_is_not_there_has_no_button_and_one_that_is_
 
 @pytest.mark.browser
 def test_save_and_probe_ask_and_then_go_on_by_themselves(visitor, place, monkeypatch):
-    from kohya_gui.form import probe
 
     started, probe_result = [], {"state": "finished", "doing": "", "tries": [], "best": {}, "text": "Nothing fits."}
-    monkeypatch.setattr(probe, "start_probe", lambda config, launch: started.append(config.save.output_dir) or "probe")
-    monkeypatch.setattr(probe, "probe_state", lambda probe_id: probe_result)
+    monkeypatch.setattr(api, "start_probe", lambda config, launch: started.append(config.save.output_dir) or "probe")
+    monkeypatch.setattr(api, "probe_state", lambda probe_id: probe_result)
     page = visitor.page
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(place / "other" / "new.toml"))
     visitor.click("Save config")

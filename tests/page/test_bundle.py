@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from kohya_gui.gradio_host import preloads
 from kohya_gui.server import scripts
-from kohya_gui.server.bundle import bundle_modules
+from kohya_gui.server.scripts import bundle_modules
 
 MODULES = {
     "main.js": """import { twice as double } from "./a/b.js";

@@ -3,7 +3,7 @@
 import pytest
 
 from kohya_gui.server.json_api import ApiRequest
-from kohya_gui.tools import commands, tools
+from kohya_gui.tools import commands
 from kohya_gui.tools.commands import ToolCommands
 from library.config.problems import ConfigError
 from library.jobs import job
@@ -83,7 +83,7 @@ def test_other_questions_are_sentences(page, fields):
 
 
 def test_the_markup_has_every_option_once():
-    markup = tools.tools_tab_html()
+    markup = commands.tools_tab_html()
     for name, form in commands.TOOLS.all().items():
         for field in form.fields:
             assert markup.count(f'id="tools-{name}-{field.name}"') == 1, (name, field.name)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from library.runs import reader
+from library.runs import reader, registry
 from tests.training import wait_for
 
 pytestmark = [
@@ -27,7 +27,11 @@ def test_the_panel_says_so_and_the_training_goes_on(visit, tmp_path):
     visitor.click("Train")
     run = visitor.state("running")
     visitor.until("Step", ".line")
-    written = lambda: [event["step"] for event in reader.read_progress(run)[0] if event["kind"] == "step"]  # noqa: E731
+
+    def written():
+        events, _ = reader.read_events(registry.folder_of_run(run))
+        return [event["step"] for event in events if event["kind"] == "step"]
+
     before = len(written())
     shutil.rmtree(tmp_path / "out")
     visitor.until("The folder of this run was deleted", ".cause")

@@ -7,7 +7,7 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from kohya_gui.form import api, compile_summary, messages, presets, probe
+from kohya_gui.form import api, compile_summary, messages, presets
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server import named_paths
@@ -279,7 +279,7 @@ def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monke
 
 
 def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
-    folder = job.new(probe.PROBE_KIND)
+    folder = job.new(api.PROBE_KIND)
     (folder / layout.LOG).write_text("loading\nKilled\n", encoding="utf-8")
     layout.store(folder / job.JOB, {"state": "running", "pid": 2**22 - 1, "process_start": 1.0})
     progress = helper.probing(question(more={"id": folder.name}))

@@ -11,7 +11,7 @@ import pytest
 from kohya_gui.form import presets, print_command
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.server.json_api import ApiRequest
-from library.cli.train_script import config_from_argv
+from library.cli.train_script import read_command_line
 from library.config.building import build_config, replace_options
 from library.config.command import quote_command
 from library.config.formats import to_toml
@@ -57,10 +57,8 @@ def trained(config, where, root):
         assert offered == [str(path), script]
         CommandPrinter([root]).keep(ApiRequest({"path": offered[0], "script": script, "toml": toml}))
         assert shown(config, where, root) == (words, toml, None)  # the file exists now
-    assert (
-        option_values(config_from_argv(config_class(script), ["--config_file", str(path)])) == option_values(config)
-        and script == config.script
-    )
+    from_file = read_command_line(config_class(script), ["--config_file", str(path)]).config
+    assert option_values(from_file) == option_values(config) and script == config.script
     return path
 
 
@@ -195,9 +193,8 @@ def test_what_is_loaded_imported_uploaded_or_edited_is_what_the_command_trains(v
             visitor.click("Save the file")
             visitor.until("Saved")
         assert path == str(root / name)
-        assert option_values(
-            config_from_argv(config_class("sdxl_train_network"), ["--config_file", path])
-        ) == option_values(on_screen(visitor))
+        from_file = read_command_line(config_class("sdxl_train_network"), ["--config_file", path]).config
+        assert option_values(from_file) == option_values(on_screen(visitor))
 
     place.fill(str(root / "dog.toml"))
     visitor.click("Save config")

@@ -24,24 +24,24 @@ def test_without_a_name_all_presets_are_listed(capsys):
 
 
 def test_a_purpose_and_the_number_of_images_decide(tmp_path, capsys):
-    made = written(tmp_path, "flux_2/lora-12gb", "--purpose", "style", "--images", "30")
-    assert (made["learning_rate"], made["max_train_steps"]) == (3e-4, 900)
+    text = written(tmp_path, "flux_2/lora-12gb", "--purpose", "style", "--images", "30")
+    assert (text["learning_rate"], text["max_train_steps"]) == (3e-4, 900)
     said = capsys.readouterr().err
     assert "Purpose: Style." in said and "30 images, each seen about 30 times: 900 steps." in said
     assert launch.script_of_toml(tmp_path / "made.toml") == "flux_2_train_network"
 
 
 def test_images_of_a_folder_are_counted_and_filled_in(tmp_path, squares):  # noqa: F811
-    made = written(tmp_path, "sdxl/lora-12gb", "--data", str(squares))
-    assert made["train_data_dir"] == str(squares) and made["max_train_steps"] == 2000
+    text = written(tmp_path, "sdxl/lora-12gb", "--data", str(squares))
+    assert text["train_data_dir"] == str(squares) and text["max_train_steps"] == 2000
     with pytest.raises(ConfigError, match="train_data_dir"):
         shell.main(["sdxl/lora-12gb", "--data", str(tmp_path / "none")])
 
 
 def test_a_model_brings_what_it_requires(tmp_path):
-    made = written(tmp_path, "zimage/lora-16gb", "--model", "turbo")
-    assert made["model_version"] == "turbo" and made["max_train_steps"] == 2500
-    assert made["base_weights"][0].endswith("zimage_turbo_training_adapter_v2.safetensors")
+    text = written(tmp_path, "zimage/lora-16gb", "--model", "turbo")
+    assert text["model_version"] == "turbo" and text["max_train_steps"] == 2500
+    assert text["base_weights"][0].endswith("zimage_turbo_training_adapter_v2.safetensors")
 
 
 def test_presets_have_their_former_names_and_files_too(tmp_path, capsys):

@@ -18,8 +18,8 @@ def kind_of(preset):
     return next(made for made in map(config_class, RUNS) if (made.family, made.kind) == (preset.family, preset.kind))
 
 
-def config_of(preset, **given):
-    return build_config(kind_of(preset), {**read_toml(preset.path), **given}, notes=[])
+def config_of(preset, **options):
+    return build_config(kind_of(preset), {**read_toml(preset.path), **options}, notes=[])
 
 
 @pytest.mark.parametrize("preset", ADVISED, ids=lambda preset: preset.id)
@@ -35,9 +35,9 @@ def test_every_recipe_that_fits_goes_together_with_every_preset(preset):
     config = config_of(preset)
     for recipe in recipe_files.fitting_recipes(config):
         notes = []
-        made = build_config(type(config), {**flatten_sections(changed(config)), **recipe.options}, notes=notes)
-        assert notes == [] and made.save == config.save and made.memory == config.memory
-        assert recipe.least_steps <= made.steps.max_train_steps <= recipe.most_steps
+        built = build_config(type(config), {**flatten_sections(changed(config)), **recipe.options}, notes=notes)
+        assert notes == [] and built.save == config.save and built.memory == config.memory
+        assert recipe.least_steps <= built.steps.max_train_steps <= recipe.most_steps
         assert 0 < recipe.images[0] < recipe.images[1] and recipe.steps_per_image > 0
 
 
@@ -49,17 +49,17 @@ def test_a_family_has_recipes_that_change_nothing_that_was_measured(family):
     recipes, models = recipe_files.of_family(family)
     assert {recipe.purpose for recipe in recipes if recipe.kind == "lora"} >= {"character", "style"}
     config = config_class(families.lora_script(family))
-    for one in (*recipes, *models):
-        known = options_of(
-            config_class(next(s for s in RUNS if (config_class(s).family, config_class(s).kind) == (family, one.kind)))
+    for case in (*recipes, *models):
+        options = options_of(
+            config_class(next(s for s in RUNS if (config_class(s).family, config_class(s).kind) == (family, case.kind)))
         )
-        assert one.options.keys() <= known.keys() and one.options.keys().isdisjoint(MEASURED)
-        for name, wanted in one.when.items():
+        assert case.options.keys() <= options.keys() and case.options.keys().isdisjoint(MEASURED)
+        for name, wanted in case.when.items():
             assert set(wanted) <= {str(choice) for choice in options_of(config)[name].choices}
 
 
 @pytest.mark.parametrize(
-    ("family", "given", "purposes"),
+    ("family", "options", "purposes"),
     [
         ("sdxl", {}, ["character", "style"]),
         ("flux", {}, ["character", "style"]),
@@ -70,8 +70,8 @@ def test_a_family_has_recipes_that_change_nothing_that_was_measured(family):
         ("zimage", {"model_version": "turbo"}, ["character", "style"]),
     ],
 )
-def test_purposes_are_those_that_the_model_can_learn(family, given, purposes):
-    config = draft(config_class(families.lora_script(family)), given)
+def test_purposes_are_those_that_the_model_can_learn(family, options, purposes):
+    config = draft(config_class(families.lora_script(family)), options)
     assert [recipe.purpose for recipe in recipe_files.fitting_recipes(config)] == purposes
     assert recipe_files.choose_recipe(config, "nonsense").purpose == purposes[0]
 

@@ -75,8 +75,8 @@ def opened(tmp_path, monkeypatch):
 
 def test_a_bundle_holds_no_canary(opened):
     for name, content in opened.items():
-        found = [line for line in content.splitlines() if "canary" in line.lower()]
-        assert not found, (name, found)
+        lines = [line for line in content.splitlines() if "canary" in line.lower()]
+        assert not lines, (name, lines)
         assert "ab12" * 10 not in content and str(Path.home()) + os.sep not in content.replace("/root/", "")
         assert len(socket.gethostname()) < 4 or socket.gethostname() not in content
 
@@ -258,9 +258,9 @@ CORPUS = [  # what users of trainers have pasted, cut down, and a word of the ad
 def test_known_errors_have_a_cause_and_a_cure(said, words):
     log = f'step 7/100, loss 0.1\nTraceback (most recent call last):\n  File "x.py", line 1, in f\n{said}\n'
     for more in ("", "Traceback (most recent call last):\nsubprocess.CalledProcessError: Command died\n"):
-        found = explain.cause(log + more)
-        assert words is None or words in str(found), found
-        assert "{0}" not in (str(found or "")) and "\n" not in (str(found or ""))
+        cause = explain.cause(log + more)
+        assert words is None or words in str(cause), cause
+        assert "{0}" not in (str(cause or "")) and "\n" not in (str(cause or ""))
 
 
 def test_the_last_exception_counts_and_warnings_before_it_do_not():

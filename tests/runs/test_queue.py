@@ -85,8 +85,8 @@ def states():
 
 
 def runs_of(*names):
-    found = {run.facts["output_name"]: run for run in reader.runs()}
-    return [found[name] for name in names]
+    runs = {run.facts["output_name"]: run for run in reader.runs()}
+    return [runs[name] for name in names]
 
 
 def test_three_of_which_the_second_fails(tmp_path):
@@ -95,9 +95,9 @@ def test_three_of_which_the_second_fails(tmp_path):
         queue.add_to_queue(job(tmp_path, name, secrets={"HF_TOKEN": "canary-of-the-form"}, **more))
     until(lambda: not queue.read_queue().worker and not queue.read_queue().waiting)
     assert states() == ["finished", "failed", "finished"]
-    one, two, three = runs_of("one", "two", "three")
-    assert one.facts["ended"] <= two.facts["started"] and two.facts["ended"] <= three.facts["started"]
-    assert one.facts["token"] == "canary-token" and one.facts["devices"] == ["cpu"]
+    first, two, three = runs_of("one", "two", "three")
+    assert first.facts["ended"] <= two.facts["started"] and two.facts["ended"] <= three.facts["started"]
+    assert first.facts["token"] == "canary-token" and first.facts["devices"] == ["cpu"]
     for file in tmp_path.rglob("*"):  # handed over by the environment, and kept in no other file
         assert not file.is_file() or file.name in ("run.json", "keys.json") or b"canary" not in file.read_bytes(), file
     queue.clear()
@@ -118,16 +118,16 @@ def test_a_training_that_fails_while_the_worker_looks_starts_no_other(tmp_path, 
     monkeypatch.setattr(queue, "work", lambda: None)
     monkeypatch.setattr(start, "begin_job", lambda job: pytest.fail(f"{job.name} was started"))
     queue.after_failure(False)
-    one = queue.add_to_queue(job(tmp_path, "one"))
+    first = queue.add_to_queue(job(tmp_path, "one"))
     queue.add_to_queue(job(tmp_path, "two"))
     record = Record.start({}, "flux_train_network", str(tmp_path / "out"), "one")
-    with queue.changing() as found:
-        found.find(one.id).run = record.id
+    with queue.changing() as entries:
+        entries.find(first.id).run = record.id
     note = worker.record_end
 
     def noted(found, entry):
         note(found, entry)
-        if entry.id == one.id:
+        if entry.id == first.id:
             with contextlib.suppress(RuntimeError), record:
                 raise RuntimeError
 
@@ -147,8 +147,8 @@ def test_after_the_computer_was_started_anew_the_queue_waits(tmp_path, home):
         killed.kill()
     psutil.wait_procs(ended, timeout=5)
     until(lambda: states() == ["interrupted", "waiting"])
-    found = queue.read_queue()
-    assert found.halted and not found.is_worked
+    entries = queue.read_queue()
+    assert entries.halted and not entries.is_worked
     queue.add_to_queue(job(tmp_path, "three"))  # adding does not set off what waited before
     time.sleep(0.3)
     assert states() == ["interrupted", "waiting", "waiting"] and queue.read_queue().halted
@@ -201,9 +201,9 @@ def test_browsers_that_change_it_at_once_lose_nothing(tmp_path, monkeypatch):
 
 def test_order_names_and_entries_that_are_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(queue, "work", lambda: None)
-    one, two, three = (queue.add_to_queue(job(tmp_path, name)) for name in ("one", "two", "three"))
+    first, two, three = (queue.add_to_queue(job(tmp_path, name)) for name in ("one", "two", "three"))
     queue.move(three.id, -1)
-    queue.move(one.id, -1)
+    queue.move(first.id, -1)
     queue.move(two.id, 1)
     assert [entry.name for entry in queue.read_queue().entries] == ["one", "three", "two"]
     assert [
@@ -268,9 +268,9 @@ def test_two_devices_work_at_once_and_who_waits_for_certain_gpus_keeps_them(monk
         queue.add_to_queue(job(tmp_path, name, how, **more))
     queue.go_on()
     until(lambda: states().count("finished") == 4)
-    one, both, two, three = runs_of("one", "both", "two", "three")
-    assert [run.facts["seen"] for run in (one, both, three)] == ["1", "0,1", "1"]
-    assert both.facts["started"] >= one.facts["ended"] and three.facts["started"] >= both.facts["ended"]
+    first, both, two, three = runs_of("one", "both", "two", "three")
+    assert [run.facts["seen"] for run in (first, both, three)] == ["1", "0,1", "1"]
+    assert both.facts["started"] >= first.facts["ended"] and three.facts["started"] >= both.facts["ended"]
     assert two.facts["started"] >= both.facts["ended"] and two.facts["started"] < three.facts["ended"]
     assert {two.facts["seen"], three.facts["seen"]} == {"0", "1"}
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from library.runs import curve, explain, layout, lineage, process, reader, registry, stop
+from library.runs import explain, layout, lineage, process, reader, registry, stop
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +29,16 @@ def write(folder, *events):
 def test_events_go_on_where_the_last_look_stopped(tmp_path):
     folder = make(tmp_path)
     write(folder, {"kind": "step", "step": 1}, {"kind": "step", "step": 2})
-    found, at = reader.read_progress("cat-1")
-    assert [event["step"] for event in found] == [1, 2]
+    events, at = reader.read_events(registry.folder_of_run("cat-1"))
+    assert [event["step"] for event in events] == [1, 2]
     with (folder / "progress.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
-    assert reader.read_progress("cat-1", at) == ([], at)
+    assert reader.read_events(registry.folder_of_run("cat-1"), at) == ([], at)
     with (folder / "progress.jsonl").open("a") as file:
         file.write('ep": 3}\nnot json\n')
-    found, at = reader.read_progress("cat-1", at)
-    assert [event["step"] for event in found] == [3]
-    assert reader.read_progress("cat-1", at) == ([], at)
+    events, at = reader.read_events(registry.folder_of_run("cat-1"), at)
+    assert [event["step"] for event in events] == [3]
+    assert reader.read_events(registry.folder_of_run("cat-1"), at) == ([], at)
 
 
 def test_progress_folds_events_into_what_a_panel_shows(tmp_path):
@@ -57,7 +57,7 @@ def test_a_long_curve_is_thinned_but_spans_the_run(tmp_path):
     folder = make(tmp_path)
     write(folder, *({"kind": "step", "step": n, "loss": 0.1} for n in range(1, 20001)))
     line = reader.RunProgress(folder).update().curve
-    assert len(line) <= curve.POINTS and line[0][0] == 1 and line[-1][0] > 19900
+    assert len(line) <= reader.POINTS and line[0][0] == 1 and line[-1][0] > 19900
 
 
 def steps(first, last, rate=1e-4):
@@ -104,7 +104,7 @@ def test_a_long_curve_stays_thin_when_it_is_gone_on_with(tmp_path):
     (second / "run.toml").write_text('[steps]\nresume = "gone-state"\n')
     write(second, *steps(3001, 6000))
     line = reader.progress(second).update().line
-    assert len(line.points) <= curve.POINTS and line.points[-1][0] > 5990 and line.resumed == [3000]
+    assert len(line.points) <= reader.POINTS and line.points[-1][0] > 5990 and line.resumed == [3000]
     assert [p[0] for p in line.points] == sorted({p[0] for p in line.points}) and len(line.rates) == len(line.points)
     layout.store(first / "run.json", {"id": "cat-1", "state": "stopped", "started": 9.0})  # no older one: no circle
     assert lineage.parent_run(second) is None

@@ -39,9 +39,11 @@ def test_a_run_is_a_folder_that_the_registry_knows(tmp_path):
         assert record.folder.parent == tmp_path / "out" / "runs"
         assert registry.folder_of_run(record.id) == record.folder
         assert [run.id for run in reader.runs()] == [record.id]
-        found = facts(record)
-        assert found["state"] == "running" and found["pid"] == os.getpid() and found["script"] == "flux_train_network"
-        assert found["versions"]["python"] and found["hardware"]["cpus"]
+        stored = facts(record)
+        assert (
+            stored["state"] == "running" and stored["pid"] == os.getpid() and stored["script"] == "flux_train_network"
+        )
+        assert stored["versions"]["python"] and stored["hardware"]["cpus"]
     assert reader.find_run(record.id).state == "finished"
 
 
@@ -89,8 +91,8 @@ def test_secrets_are_not_written(tmp_path):
 def test_an_exception_is_the_cause_of_the_failure(tmp_path):
     with pytest.raises(RuntimeError), begin(tmp_path) as record:
         raise RuntimeError("the loss is not a number")
-    found = reader.find_run(record.id)
-    assert found.state == "failed" and found.error == "RuntimeError: the loss is not a number"
+    run = reader.find_run(record.id)
+    assert run.state == "failed" and run.error == "RuntimeError: the loss is not a number"
     assert "Traceback" in reader.tail(record.folder)
 
 
@@ -100,7 +102,7 @@ def test_what_is_reported_can_be_translated_where_it_is_read_and_holds_no_secret
         record.phase(Message("trying {settings}", settings="fp8"), 1, 2)
         record.event("warning", text=Message("canary-3 is wrong"))
         raise ConfigError(*problems)
-    [phase, warning, _] = reader.read_progress(record.id)[0]
+    [phase, warning, _] = reader.read_events(registry.folder_of_run(record.id))[0]
     assert str(phase["name"]) == "trying fp8" and phase["name"].arguments == {"settings": "fp8"}
     assert str(warning["text"]) == "*** is wrong"
     error = reader.find_run(record.id).error
@@ -140,8 +142,8 @@ def test_a_users_words_that_read_like_a_message_stay_the_users(tmp_path):
     ],
 )
 def test_a_stored_text_that_its_template_does_not_give_is_never_formatted(template, arguments):
-    made = {"text": "saving", "template": template, "arguments": arguments, "at": ["name"]}
-    read = layout.parse_facts(json.dumps({"kind": "phase", "name": "saving", "texts": [made]}))
+    event = {"text": "saving", "template": template, "arguments": arguments, "at": ["name"]}
+    read = layout.parse_facts(json.dumps({"kind": "phase", "name": "saving", "texts": [event]}))
     assert read == {"kind": "phase", "name": "saving"} and type(read["name"]) is str
 
 
@@ -166,8 +168,8 @@ def test_why_a_training_of_the_page_cannot_begin_is_in_its_record(tmp_path, monk
     monkeypatch.setenv("KOHYA_RUN_DIR", str(tmp_path))
     layout.store(tmp_path / "run.json", {"state": "starting", "id": "cat"})
     refuse(ConfigError("{path} is no model", path="/x"))
-    found = layout.load_facts(tmp_path / "run.json")
-    assert (found["state"], str(found["error"]), found["error"].arguments) == (
+    stored = layout.load_facts(tmp_path / "run.json")
+    assert (stored["state"], str(stored["error"]), stored["error"].arguments) == (
         "failed",
         "/x is no model",
         {"path": "/x"},
@@ -228,8 +230,8 @@ def test_a_killed_trainer_is_interrupted(tmp_path):
         "r = Record.start({}, 'flux_train_network', sys.argv[1], 'cat'); print(r.id, flush=True)\n"
         "os.kill(os.getpid(), getattr(signal, 'SIGKILL', signal.SIGTERM))"
     )
-    made = subprocess.run([sys.executable, "-c", script, str(tmp_path / "out")], capture_output=True, text=True)
-    run = reader.find_run(made.stdout.strip())
+    trainer = subprocess.run([sys.executable, "-c", script, str(tmp_path / "out")], capture_output=True, text=True)
+    run = reader.find_run(trainer.stdout.strip())
     assert run.state == "interrupted" and not run.active
     assert json.loads((run.folder / "run.json").read_text())["state"] == "interrupted"
 
@@ -254,12 +256,12 @@ def test_a_clock_that_is_set_interrupts_nothing(tmp_path):
 @pytest.mark.skipif(not process._boot(), reason="the system does not name its start")
 @pytest.mark.parametrize("by", [-3600, 3600])
 def test_a_process_is_found_whatever_its_clock_is_set_to(monkeypatch, by):
-    known, create_time, boot_time = process.identity(), psutil.Process.create_time, psutil.boot_time
+    identity, create_time, boot_time = process.identity(), psutil.Process.create_time, psutil.boot_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: create_time(self) + by)
     monkeypatch.setattr(psutil, "boot_time", lambda: boot_time() + by)
-    assert process.alive(known)
-    assert not process.alive({**known, "since_boot": known["since_boot"] - 100})
-    assert not process.alive({**known, "boot": "of another start of the system"})
+    assert process.alive(identity)
+    assert not process.alive({**identity, "since_boot": identity["since_boot"] - 100})
+    assert not process.alive({**identity, "boot": "of another start of the system"})
 
 
 def deleted(record):
@@ -341,8 +343,10 @@ def test_what_a_run_of_the_page_prints_goes_on_into_its_new_log(tmp_path):
     folder.mkdir(parents=True)
     layout.store(folder / layout.RUN, {"id": folder.name, "state": "starting", "started": time.time()})
     with (folder / layout.LOG).open("ab") as log:
-        given = {**os.environ, "KOHYA_RUN_DIR": str(folder)}
-        subprocess.run([sys.executable, "-c", code, str(out)], stdout=log, stderr=log, check=True, cwd=ROOT, env=given)
+        environment = {**os.environ, "KOHYA_RUN_DIR": str(folder)}
+        subprocess.run(
+            [sys.executable, "-c", code, str(out)], stdout=log, stderr=log, check=True, cwd=ROOT, env=environment
+        )
     said = (folder / layout.LOG).read_text()
     assert said.index("one") < said.index("deleted while it trained") < said.index("two")
     assert reader.run_at(folder).state == "finished"

@@ -109,11 +109,11 @@ def test_a_run_outlives_the_process_that_started_it(tmp_path):
         "config = build_config(config_class('flux_train_network'), {'output_dir': sys.argv[1], 'output_name': 'cat'})\n"
         "print(start.launch_run(config), flush=True)\nos._exit(9)\n"
     )
-    made = subprocess.run(
+    server = subprocess.run(
         [sys.executable, "-c", page, str(tmp_path / "out"), CHILD], capture_output=True, text=True, env=os.environ
     )
-    assert made.returncode == 9, made.stderr
-    assert wait(made.stdout.strip(), lambda run: not run.active).state == "finished"
+    assert server.returncode == 9, server.stderr
+    assert wait(server.stdout.strip(), lambda run: not run.active).state == "finished"
 
 
 def test_a_trainer_that_cannot_even_start_is_a_failure_with_its_words(tmp_path, monkeypatch):

@@ -18,8 +18,8 @@ HOUR = 3600.0
 @pytest.fixture
 def record(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
-    with Record.start({}, "flux_train_network", tmp_path / "out", "m", "FLUX.1 LoRA") as made:
-        yield made
+    with Record.start({}, "flux_train_network", tmp_path / "out", "m", "FLUX.1 LoRA") as started:
+        yield started
 
 
 def aged(record, seconds):

@@ -21,7 +21,7 @@ ZORB = Prompt("a zorb, red", width=64, height=64, seed=3, sample_steps=1)
 WORD, CONTROL = "sdxl_train_textual_inversion", "sdxl_train_control_net_lllite"
 
 
-def quiet(what, done, total):
+def quiet(message, done, total):
     """A report that nobody reads."""
 
 
@@ -35,14 +35,14 @@ def files(shallow, tmp_path_factory):  # noqa: F811
     """An embedding of two vectors whose file says its word, the same as .pt, and LLLite that changes the images."""
     folder = tmp_path_factory.mktemp("files")
     chance = torch.Generator().manual_seed(1)
-    made = config_of(shallow, CONTROL, network_dim=4, cond_emb_dim=8)
-    family = families.family_for(made)
+    config = config_of(shallow, CONTROL, network_dim=4, cond_emb_dim=8)
+    family = families.family_for(config)
     parts = family.load(torch.float32)
     widths = {name: encoder.get_input_embeddings().weight.shape[1] for name, encoder in parts.encoders.items()}
     vectors = {name: torch.randn(2, width, generator=chance) for name, width in widths.items()}
     save_file(vectors, folder / "e.safetensors", {"modelspec.trigger_phrase": "zorb"})
     torch.save(vectors, folder / "zorb.pt")
-    method = methods.attach_method(parts, family, made)
+    method = methods.attach_method(parts, family, config)
     learned = {name: torch.randn(p.shape, generator=chance) * 0.2 for name, p in method.named().items()}
     save_file(learned, folder / "c.safetensors")
     Image.linear_gradient("L").resize((64, 64)).convert("RGB").save(folder / "edges.png")
@@ -91,7 +91,7 @@ def test_a_control_image_is_followed_as_strongly_as_asked(config, files, tmp_pat
     columns = plan.plan_columns("strengths", [(file, 1.0)], [0.0, 0.5, 1.0])
     off, half, whole = sampled(config, tmp_path / "o", columns, guided)
     (bare,) = sampled(config, tmp_path / "b", [plan.Column("", ())])
-    assert bare.tobytes() == off.tobytes() and len({one.tobytes() for one in (off, half, whole)}) == 3
+    assert bare.tobytes() == off.tobytes() and len({strength.tobytes() for strength in (off, half, whole)}) == 3
     family = families.family_for(config)
     parts = family.load(torch.float32)
     applied = AppliedFiles(parts, family)
@@ -105,11 +105,11 @@ def test_a_control_image_is_followed_as_strongly_as_asked(config, files, tmp_pat
     x = torch.randn(1, places, layer.down[0].in_features)
     with torch.no_grad():
         applied.set({file: 1.0})
-        one = layer(x)
+        strength = layer(x)
         applied.set({twice: 1.0})
-        torch.testing.assert_close(layer(x), one)
+        torch.testing.assert_close(layer(x), strength)
         applied.set({})
-        assert torch.equal(layer(x), layer.layer.layer(x)) and not torch.equal(layer(x), one)
+        assert torch.equal(layer(x), layer.layer.layer(x)) and not torch.equal(layer(x), strength)
 
 
 def test_files_and_images_that_do_not_fit_are_sentences(config, files, tmp_path):

@@ -30,7 +30,7 @@ SCRIPTS = [families.lora_script(name) for name in families.FAMILIES]
 CAT = Prompt("a cat", width=64, height=64, seed=3, sample_steps=2)
 
 
-def quiet(what, done, total):
+def quiet(message, done, total):
     """A report that nobody reads."""
 
 
@@ -48,13 +48,17 @@ def adapter_names(family, parts):
     """Some layers of the denoiser and of a text encoder, by the names that files have for them."""
     from library.methods import targets
 
-    found = {}
+    adapters = {}
     for part, root in lora.networks(parts).items():
         layers = [
-            one for one in targets.find_target_layers(root, part, family.adapter_name, ()) if "attn" in one.path.lower()
+            adapter
+            for adapter in targets.find_target_layers(root, part, family.adapter_name, ())
+            if "attn" in adapter.path.lower()
         ]
-        found |= {one.name: one.layer for one in layers[:3] if isinstance(one.layer, torch.nn.Linear)}
-    return found
+        adapters |= {
+            adapter.name: adapter.layer for adapter in layers[:3] if isinstance(adapter.layer, torch.nn.Linear)
+        }
+    return adapters
 
 
 def lora_file(path, layers, rank=4, seed=0, text=True):
@@ -101,7 +105,7 @@ def test_what_is_added_is_what_a_merge_adds(given, tmp_path):
     x = torch.randn(2, 5, layer.weight.shape[1])
     before = layer(x)
     rows, columns = layer.weight.shape
-    one, two = lora_file(tmp_path / "a.safetensors", layers), lora_file(tmp_path / "b.safetensors", layers, 3, 1)
+    first, two = lora_file(tmp_path / "a.safetensors", layers), lora_file(tmp_path / "b.safetensors", layers, 3, 1)
     w = {
         key: torch.randn(rows if key.endswith("_a") else 2, 2 if key.endswith("_a") else columns)
         for key in ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
@@ -120,7 +124,7 @@ def test_what_is_added_is_what_a_merge_adds(given, tmp_path):
         tmp_path / "lokr.safetensors",
     )
     applied = AppliedLoras(parts, family)
-    files = [one, two, tmp_path / "loha.safetensors", tmp_path / "lokr.safetensors"]
+    files = [first, two, tmp_path / "loha.safetensors", tmp_path / "lokr.safetensors"]
     for path in files:
         applied.add(path)
     assert applied.changes_text and torch.equal(layer(x), before)
@@ -130,7 +134,7 @@ def test_what_is_added_is_what_a_merge_adds(given, tmp_path):
     for path, delta in zip(files, deltas, strict=True):
         applied.set({path: 0.7})
         torch.testing.assert_close(layer(x), before + 0.7 * x @ delta.T, rtol=1e-4, atol=1e-3)
-    applied.set({one: 0.5, two: -1.0})
+    applied.set({first: 0.5, two: -1.0})
     both = before + x @ (0.5 * deltas[0] - deltas[1]).T
     torch.testing.assert_close(layer(x), both, rtol=1e-4, atol=1e-3)
     applied.set({})
@@ -185,8 +189,8 @@ def test_a_file_that_is_replaced_meanwhile_is_reported(given, tmp_path, when):
         if when == "loading the model":
             exchange()
 
-    def report(what, done, total):
-        if str(what) == when == "generating":
+    def report(message, done, total):
+        if str(message) == when == "generating":
             exchange()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -198,7 +202,7 @@ def test_a_file_that_is_replaced_meanwhile_is_reported(given, tmp_path, when):
 
 def test_columns_and_prompts_that_make_no_sense_are_refused():
     file, other = Path("a.safetensors"), Path("b.safetensors")
-    assert [one.title for one in plan.plan_columns("files", [(file, 1.0), (other, 0.8)])] == ["a", "b × 0.8"]
+    assert [column.title for column in plan.plan_columns("files", [(file, 1.0), (other, 0.8)])] == ["a", "b × 0.8"]
     assert plan.plan_columns("together", [])[0].loras == ()
     for compare, loras, strengths in (
         ("strengths", [], [1.0]),
@@ -294,7 +298,7 @@ def test_names_of_other_programs_are_understood(given, tmp_path):
     config = given(SCRIPTS[0])
     family = families.family_for(config)
     parts = family.load(torch.float32, torch.float32)
-    layers = {n: one for n, one in adapter_names(family, parts).items() if n.startswith("lora_unet")}
+    layers = {n: adapter for n, adapter in adapter_names(family, parts).items() if n.startswith("lora_unet")}
     path = lora_file(tmp_path / "a.safetensors", layers)
     out = tmp_path / "b.safetensors"
     assert main(["tools", "convert", str(path), "--to", "diffusers", "--out", str(out)]) == 0

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kohya_gui.server import allowed_code, allowed_folders, paths
+from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.json_api import ApiRequest, refused
 from library import families, packages
@@ -20,7 +20,7 @@ from library.methods import lycoris
 from library.optim import lr_schedule, names, optimizers
 from tests.unlisted_code import write_package
 
-SCRIPTS = [script for known in families.all_families() for script in known.scripts]
+SCRIPTS = [script for facts in families.all_families() for script in facts.scripts]
 SDXL = config_class("sdxl_train_network")
 OFFERED = [f"{one.module}.{one.name}" for one in names.SPECS.values() if packages.is_installed(one.package)]
 NO_CLASSES = (
@@ -52,12 +52,16 @@ def package(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def config(**given):
-    return build_config(SDXL, given, notes=[])
+def config(**options):
+    return build_config(SDXL, options, notes=[])
 
 
 def optimizer_problems(option, name):
-    return [str(one) for one in optimizers.find_optimizer_problems(config(**{option: name})) if one.option == option]
+    return [
+        str(problem)
+        for problem in optimizers.find_optimizer_problems(config(**{option: name}))
+        if problem.option == option
+    ]
 
 
 @pytest.mark.parametrize("option", ["optimizer_type", "lr_scheduler_type"])
@@ -86,8 +90,12 @@ def test_a_check_imports_nothing_that_is_not_listed_and_a_training_only_what_fit
     for option, name in (("optimizer_type", "Schedule"), ("lr_scheduler_type", "Own"), ("optimizer_type", "Other")):
         (said,) = optimizer_problems(option, f"own_package.classes.{name}")
         assert "is no subclass of" in said
-    assert any("is a function" in one for one in optimizer_problems("optimizer_type", "own_package.classes.function"))
-    assert any("did you mean Own" in one for one in optimizer_problems("optimizer_type", "own_package.classes.Owm"))
+    assert any(
+        "is a function" in problem for problem in optimizer_problems("optimizer_type", "own_package.classes.function")
+    )
+    assert any(
+        "did you mean Own" in problem for problem in optimizer_problems("optimizer_type", "own_package.classes.Owm")
+    )
     assert [*lycoris.find_lycoris_problems(config(network_module="own_package.nothing"))]
     assert not package.exists() and "own_package" not in sys.modules
     preflight.load_named_code(
@@ -181,8 +189,8 @@ def test_only_listed_packages_are_advised_to_be_installed():
 
 
 def test_the_check_says_that_unlisted_code_will_run(package):
-    found = preflight.code_notes(config(optimizer_type="own_package.classes.Own"))
-    assert [one.option for one in found] == ["optimizer_type"] and not package.exists()
+    notes = preflight.code_notes(config(optimizer_type="own_package.classes.Own"))
+    assert [note.option for note in notes] == ["optimizer_type"] and not package.exists()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -195,17 +203,17 @@ def test_from_the_page_unlisted_code_is_requested_once(script, package, tmp_path
         if option not in (code_names.BACKEND, *code_names.MODULES):
             name += {"optimizer_type": ".Own", "lr_scheduler_type": ".Schedule"}[option]
         monkeypatch.setattr(code_names, "why_not_network", lambda module: "")
-        made = build_config(kind, {option: name}, notes=[])
+        config = build_config(kind, {option: name}, notes=[])
         with pytest.raises(ConfigError, match="only in a training started in a shell"):
-            paths.allow(made, silent)
+            paths.allow(config, silent)
         with pytest.raises(ConfigError) as said:
-            paths.allow(made, asking)
+            paths.allow(config, asking)
         (wanted,) = refused(said.value)["allow"].values()
         assert wanted == f"code:{name}"
         AllowedFolders(asking).allow(ApiRequest({"folder": wanted}))
-        paths.allow(made, asking)
+        paths.allow(config, asking)
         with pytest.raises(ConfigError, match="in a shell"):  # a page that is open to others does not count it
-            paths.allow(made, silent)
+            paths.allow(config, silent)
         allowed_folders.allowed_file().unlink()
     assert not package.exists()
 
@@ -224,15 +232,15 @@ def test_what_is_allowed_keeps_folders_and_is_a_name_only(tmp_path, monkeypatch)
     allowed_folders.allowed_file().write_text(json.dumps({"code": [1, "x y", "c.D"]}))
     os.utime(allowed_folders.allowed_file())
     assert allowed_folders.remembered_code() == ("c.D",)
-    assert allowed_code.code_problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
+    assert paths.code_problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
 
 
 def test_every_kind_of_code_is_known_by_its_kind():
     for script in SCRIPTS:
-        known = options_of(config_class(script))
+        options = options_of(config_class(script))
         named = {
             name
             for name in ("optimizer_type", "lr_scheduler_type", "network_module", "compile_backend")
-            if name in known
+            if name in options
         }
         assert set(code_names.code_options(config_class(script))) == named

@@ -18,7 +18,7 @@ from library.config.schema import option_values, options_of
 from library.data import metadata
 from library.families import config_class, network_args
 
-SCRIPTS = [script for known in families.all_families() for script in known.scripts]
+SCRIPTS = [script for facts in families.all_families() for script in facts.scripts]
 KINDS = ("file", "files", "folder", "code", "secret")
 # Options that hold text which is neither a path nor a name of code. A new one is judged here, by whoever adds it.
 PLAIN = {
@@ -76,11 +76,11 @@ def place(tmp_path):
     return tmp_path.resolve()
 
 
-def refused(script, root, **given):
+def refused(script, root, **options):
     """The options of which the guard says that they lead outside."""
-    made = build_config(config_class(script), given, notes=[])
+    config = build_config(config_class(script), options, notes=[])
     try:
-        paths.allow(made, [root])
+        paths.allow(config, [root])
     except ConfigError as error:
         return {problem.option for problem in error.problems}, str(error)
     return set(), ""
@@ -101,9 +101,9 @@ def test_every_text_option_is_a_path_code_an_argument_or_known_to_be_plain(scrip
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_option_with_a_path_is_judged(script, place):
-    known = options_of(config_class(script))
+    options = options_of(config_class(script))
     (place / "root" / "link").symlink_to(place / "outside")
-    for name, option in known.items():
+    for name, option in options.items():
         if option.kind in PATHS:
             for path in (place / "outside" / "x", place / "root" / "link" / "x", place / "root" / ".." / "outside"):
                 reading = Reading(build_config(config_class(script), {}, notes=[]), [], [])
@@ -127,9 +127,9 @@ def refused_leniently(kind, name, text, root):
     """As `refused`, whatever rules there are among the options."""
     from library.config.building import draft
 
-    made = draft(kind, {name: options_of(kind)[name].read(text)})
+    config = draft(kind, {name: options_of(kind)[name].read(text)})
     try:
-        paths.allow(made, [root])
+        paths.allow(config, [root])
     except ConfigError as error:
         return {problem.option for problem in error.problems}, str(error)
     return set(), ""
@@ -180,8 +180,8 @@ def test_the_images_of_an_image_list_are_judged_by_their_folders(place, name):
         path = place / "root" / name
         path.write_text(text, encoding="utf-8")
         root = place / "root"
-        given = {"in_json": str(path), "train_data_dir": str(root)}
-        assert refused("sdxl_train", root, **given)[0] == {"in_json"}
+        options = {"in_json": str(path), "train_data_dir": str(root)}
+        assert refused("sdxl_train", root, **options)[0] == {"in_json"}
         data = root / "data.toml"
         data.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{root}'\nmetadata_file = '{path}'\n")
         assert refused("sdxl_train", root, dataset_config=str(data))[0] == {"dataset_config"}
@@ -209,10 +209,10 @@ def test_no_folder_of_a_long_list_is_left_out(place, monkeypatch):
     root = place / "root"
     images = [*(str(root / str(number) / "a.png") for number in range(50)), str(place / "outside" / "a.png")]
     (root / "list.json").write_text(json.dumps({image: {"caption": "x"} for image in images}), encoding="utf-8")
-    given = {"in_json": str(root / "list.json"), "train_data_dir": str(root)}
-    assert str(place / "outside") in refused("sdxl_train", root, **given)[1]
+    options = {"in_json": str(root / "list.json"), "train_data_dir": str(root)}
+    assert str(place / "outside") in refused("sdxl_train", root, **options)[1]
     monkeypatch.setattr(named_paths, "MAX_FOLDERS", 50)
-    wrong, said = refused("sdxl_train", root, **given)
+    wrong, said = refused("sdxl_train", root, **options)
     assert wrong == {"in_json"} and "51 folders" in said
 
 
@@ -235,7 +235,7 @@ def test_the_images_of_prompts_are_judged(place, key, ending):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_path_in_arguments_is_judged(script, place):
     kind, root = config_class(script), place / "root"
-    for name in (one for one in options_of(kind) if one.endswith(ARGUMENTS)):
+    for name in (option_name for option_name in options_of(kind) if option_name.endswith(ARGUMENTS)):
         for text in (
             f"x={place / 'outside'}",
             f"x='{place / 'outside'}'",
@@ -253,12 +253,12 @@ def test_a_preset_of_lycoris_that_is_a_file_is_judged(place):
 
     kind = config_class("sdxl_train_network")
     for text in ("x.toml", str(place / "outside" / "x.toml")):
-        made = draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={text}",)})
+        config = draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={text}",)})
         with pytest.raises(ConfigError, match="network_args"):
-            paths.allow(made, [place / "root"])
+            paths.allow(config, [place / "root"])
     assert all(
-        draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={one}",)})
-        for one in network_args.LAYER_PRESETS
+        draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={preset}",)})
+        for preset in network_args.LAYER_PRESETS
     )
 
 
@@ -267,8 +267,12 @@ def test_what_is_allowed_is_left_alone(place):
     (root / "images").mkdir()
     (root / "data.toml").write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{root / 'images'}'\n")
     (root / "p.txt").write_text(f"a cat --ci {root / 'a.png'}\n")
-    given = {"dataset_config": str(root / "data.toml"), "sample_prompts": str(root / "p.txt"), "output_dir": str(root)}
-    made = build_config(config_class("sdxl_train_network"), given, notes=[])
-    paths.allow(made, [root])
-    reading = paths.allowed(Reading(made, [], []), [root])
-    assert option_values(reading.config) == option_values(made) and not reading.problems
+    options = {
+        "dataset_config": str(root / "data.toml"),
+        "sample_prompts": str(root / "p.txt"),
+        "output_dir": str(root),
+    }
+    config = build_config(config_class("sdxl_train_network"), options, notes=[])
+    paths.allow(config, [root])
+    reading = paths.allowed(Reading(config, [], []), [root])
+    assert option_values(reading.config) == option_values(config) and not reading.problems

@@ -26,8 +26,8 @@ def place(tmp_path_factory):
     """`root` may be used; `outside` may not, and links lead there."""
     folder = tmp_path_factory.mktemp("place").resolve()
     root, outside = folder / "root", folder / "outside"
-    for made in (root / "sets" / "1_cat", outside / "1_dog", root / ".ssh"):
-        made.mkdir(parents=True)
+    for path in (root / "sets" / "1_cat", outside / "1_dog", root / ".ssh"):
+        path.mkdir(parents=True)
     for name in ("secret.toml", "secret.json", "secret.safetensors", "secret.txt", "1_dog/a.png", "1_dog/a.txt"):
         (outside / name).write_text(SECRET)
     (root / ".ssh" / "key.toml").write_text(SECRET)
@@ -67,15 +67,15 @@ def client(page):
     from kohya_gui.app import application
 
     app = application(page, {"host": "127.0.0.1"})
-    with TestClient(app, "http://127.0.0.1:7860", raise_server_exceptions=False, headers=OWN) as made:
-        yield made
+    with TestClient(app, "http://127.0.0.1:7860", raise_server_exceptions=False, headers=OWN) as session:
+        yield session
 
 
 def routes():
     """Every path that Gradio and the page know, with something in the place of what varies."""
     text = Path(gradio.routes.__file__).read_text("utf-8")
-    found = {f"/gradio_api{path}" for path in re.findall(r'@router\.\w+\(\s*"(/[^"]*)"', text)}
-    found |= set(re.findall(r'@app\.\w+\(\s*"(/[^"]*)"', text))
+    paths = {f"/gradio_api{path}" for path in re.findall(r'@router\.\w+\(\s*"(/[^"]*)"', text)}
+    paths |= set(re.findall(r'@app\.\w+\(\s*"(/[^"]*)"', text))
     own = {
         "/tensorboard/",
         "/tensorboard/start",
@@ -86,18 +86,18 @@ def routes():
         "/font-roboto/x",
         "/nowhere",
     }
-    return sorted(re.sub(r"\{[^}]*\}", "x", path) for path in found | own)
+    return sorted(re.sub(r"\{[^}]*\}", "x", path) for path in paths | own)
 
 
 def test_every_route_asks_for_name_origin_and_token(client, page):
     from kohya_gui.app import application
 
-    known = routes()
-    assert len(known) > 60
+    addresses = routes()
+    assert len(addresses) > 60
     with TestClient(
         application(page, {"host": "0.0.0.0", "token": "the-token"}), "http://10.0.0.1", headers={"host": "10.0.0.1"}
     ) as guarded:
-        for path, method in itertools.product(known, ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")):
+        for path, method in itertools.product(addresses, ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")):
             assert client.request(method, path, headers={"host": "evil.test"}).status_code == 403, (method, path)
             assert client.request(method, path, headers={"origin": "https://evil.test"}).status_code == 403
             answer = guarded.request(method, path, follow_redirects=False)

@@ -75,11 +75,11 @@ SLOTS = {
 def test_no_slot_of_a_training_unpickles(demo, squares, tmp_path, canary, script, slot):  # noqa: F811
     from library.config.formats import read_toml
 
-    known = read_toml(demo.configs[script]).get(slot)
-    place = Path(known).parent if isinstance(known, str) else tmp_path  # a model's tokenizers lie beside it
+    value = read_toml(demo.configs[script]).get(slot)
+    place = Path(value).parent if isinstance(value, str) else tmp_path  # a model's tokenizers lie beside it
     for how, suffix in (("pickle", ".ckpt"), ("torch", ".pt"), ("torch", ".safetensors")):
         file = armed(place / f"bomb of {slot} {how}{suffix}", canary, how)
-        given = [str(file)] if slot == "base_weights" else str(file)
+        path_value = [str(file)] if slot == "base_weights" else str(file)
         network = {"network_dim": 4} if slot == "network_weights" else {}
         config = config_of(
             demo,
@@ -87,7 +87,7 @@ def test_no_slot_of_a_training_unpickles(demo, squares, tmp_path, canary, script
             train_data_dir=squares,
             output_dir=tmp_path / "out",
             max_train_steps=1,
-            **{slot: given},
+            **{slot: path_value},
             **network,
         )
         with pytest.raises(ConfigError) as said:
@@ -98,17 +98,17 @@ def test_no_slot_of_a_training_unpickles(demo, squares, tmp_path, canary, script
 
 
 def test_no_state_unpickles(demo, squares, tmp_path, canary):  # noqa: F811
-    given = {"train_data_dir": squares, "output_dir": tmp_path / "out", "output_name": "m"}
-    train(config_of(demo, "flux_train_network", max_train_steps=1, save_state_on_train_end=True, **given))
+    options = {"train_data_dir": squares, "output_dir": tmp_path / "out", "output_name": "m"}
+    train(config_of(demo, "flux_train_network", max_train_steps=1, save_state_on_train_end=True, **options))
     state = tmp_path / "out" / "m-state"
     files = [file for file in state.iterdir() if file.suffix in (".bin", ".pt", ".safetensors")]
     assert len(files) >= 3
     for file in files:
-        kept = file.read_bytes()
+        content = file.read_bytes()
         armed(file, canary, "torch")
         with pytest.raises(ConfigError, match="resume"):
-            train(config_of(demo, "flux_train_network", max_train_steps=2, resume=str(state), **given))
-        file.write_bytes(kept)
+            train(config_of(demo, "flux_train_network", max_train_steps=2, resume=str(state), **options))
+        file.write_bytes(content)
 
 
 def test_no_tool_unpickles(tmp_path, canary):

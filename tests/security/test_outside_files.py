@@ -113,8 +113,8 @@ def test_an_index_of_weights_names_files_beside_it_alone(tmp_path, name):
 def test_an_image_that_is_a_pipe_or_a_device_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.png")
     (tmp_path / "b.png").symlink_to("/dev/zero")
-    found = folders.list_folder(tmp_path)
-    assert {name: one.num_bytes for name, one in found.images.items()} == {"a.png": 0, "b.png": 0}
+    listing = folders.list_folder(tmp_path)
+    assert {name: path.num_bytes for name, path in listing.images.items()} == {"a.png": 0, "b.png": 0}
 
 
 def test_captions_have_a_limit_too(tmp_path):
@@ -137,5 +137,5 @@ def test_whole_characters_and_names_that_are_not_utf_8_stay():
 
 
 def test_yaml_has_the_values_of_json_and_dates():
-    found = outside_files.parse_yaml("3: a\non: {2: b}\nx: !!set {c}\ny: !!binary aGk=\nz: 2020-01-02\n", "x.yaml")
-    assert found == {"3": "a", "True": {"2": "b"}, "x": ["c"], "y": "b'hi'", "z": datetime.date(2020, 1, 2)}
+    values = outside_files.parse_yaml("3: a\non: {2: b}\nx: !!set {c}\ny: !!binary aGk=\nz: 2020-01-02\n", "x.yaml")
+    assert values == {"3": "a", "True": {"2": "b"}, "x": ["c"], "y": "b'hi'", "z": datetime.date(2020, 1, 2)}

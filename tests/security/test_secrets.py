@@ -86,13 +86,13 @@ def test_no_secret_leaves_its_place(tab, sent, tmp_path, monkeypatch):
     said += [tab.on_queue(sent), tab.on_train(sent)]
     wait_for(lambda: reader.runs() and not reader.runs()[0].active and (tmp_path / "told.json").exists(), 60)
     run = reader.runs()[0]
-    given, environment = json.loads((tmp_path / "told.json").read_text("utf-8"))
+    command_line, environment = json.loads((tmp_path / "told.json").read_text("utf-8"))
     assert environment["HF_TOKEN"] == PLANTED["huggingface_token"]
     assert environment["WANDB_API_KEY"] == PLANTED["wandb_api_key"]
-    assert not leaks(" ".join(given))  # what stands in the list of processes
+    assert not leaks(" ".join(command_line))  # what stands in the list of processes
     packed = zipfile.ZipFile(io.BytesIO(bundle.bundle_run(run)))
     said += [packed.read(name).decode() for name in packed.namelist()]
-    assert not [one for one in said if leaks(str(one))]
+    assert not [text for text in said if leaks(str(text))]
     log = run.folder / "log.txt"  # all that a training prints gets there as it is, and ours prints none of its own
     assert list(places(tmp_path, but={keys.keys_file(), tmp_path / "told.json", log})) == []
     assert os.name == "nt" or keys.keys_file().stat().st_mode & 0o077 == 0

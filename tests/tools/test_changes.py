@@ -64,9 +64,9 @@ def test_a_change_is_that_of_the_forward_pass(name, layer):
             parameter.add_(torch.randn_like(parameter) * 0.2)
     x = torch.randn(2, 3, 16) if layer == "linear" else torch.randn(2, 8, 6, 6)
     change = LayerChange(
-        {TENSOR_ROLES[key]: one for key, one in adapter.custom_state_dict().items()}
+        {TENSOR_ROLES[key]: tensor for key, tensor in adapter.custom_state_dict().items()}
         if adapter.custom_state_dict()
-        else {TENSOR_ROLES[key]: one for key, one in adapter.state_dict().items()}
+        else {TENSOR_ROLES[key]: tensor for key, tensor in adapter.state_dict().items()}
     ).ready()
     assert change.fits(tuple(weight.shape)) and not change.fits(tuple(size + 1 for size in weight.shape))
     assert not change.is_dead and not change.missing
@@ -77,12 +77,12 @@ def test_a_change_is_that_of_the_forward_pass(name, layer):
             changed = weight + change.delta(weight, strength)
             added = change.bias(strength)
             new_bias = bias if added is None else bias + added
-            got = (
+            actual = (
                 nn.functional.linear(x, changed, new_bias)
                 if layer == "linear"
                 else nn.functional.conv2d(x, changed, new_bias, 2, 1)
             )
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
     assert torch.equal(weight + change.delta(weight, 0.0), weight)
 
 
@@ -95,7 +95,7 @@ def test_products_know_their_shape_and_their_factors(name):
     with torch.no_grad():
         for parameter in adapter.parameters():
             parameter.normal_()
-    change = LayerChange({TENSOR_ROLES[key]: one for key, one in adapter.custom_state_dict().items()})
+    change = LayerChange({TENSOR_ROLES[key]: tensor for key, tensor in adapter.custom_state_dict().items()})
     shape = change.shape()
     assert shape in ((48, 32, 3, 3), (48, 288))
     whole = change.ready().delta(torch.empty(shape, device="meta"))
@@ -116,8 +116,8 @@ def test_the_weight_of_a_layer_is_known_however_it_is_stored(stored):
         is_rotated = stored == "int8 rotated"
         int8.quantize_int8_(layer, torch.device("cpu"), is_rotated, is_rotated)
         assert is_rotated == ("rotation" in layer._buffers)
-    found = own_weight(layer, x)
-    assert found.dtype == torch.float32
+    weight = own_weight(layer, x)
+    assert weight.dtype == torch.float32
     torch.testing.assert_close(
-        found, original, rtol=0.07 if stored == "float8" else 0, atol=2e-3 * (stored != "float32")
+        weight, original, rtol=0.07 if stored == "float8" else 0, atol=2e-3 * (stored != "float32")
     )

@@ -75,11 +75,11 @@ def networks(variant):
     family = family_of(variant)
     module = families.random_module(family)
     sizes = dataclasses.replace(module.VARIANTS["chroma"] if variant == "chroma" else module.TINY, **FEW[family])
-    made = module.make_networks(sizes)
-    encoders = made.encoders if family in ("sdxl", "flux") else {}
+    builders = module.make_networks(sizes)
+    encoders = builders.encoders if family in ("sdxl", "flux") else {}
     place = torch.device("cpu"), torch.float32
     return (
-        lambda: random_weights.fill_randomly(made.denoiser(), *place),
+        lambda: random_weights.fill_randomly(builders.denoiser(), *place),
         lambda: {name: random_weights.fill_randomly(make(), *place) for name, make in encoders.items()},
         sizes,
     )
@@ -101,15 +101,15 @@ def written(variant, kind_id, more, path):
         **({"model_type": "chroma"} if variant == "chroma" else {}),
     }
     config = draft(families.config_class(families.lora_script(family)), values)
-    made, denoiser = families.family_for(config), networks(variant)[0]()
+    own_family, denoiser = families.family_for(config), networks(variant)[0]()
     encoders = networks(variant)[1]() if kind_id in WITH_ENCODERS and not more else {}
-    families.random_module(family).adopt_denoiser(made, denoiser)
-    method = methods.attach_method(ModelComponents(denoiser, None, encoders, {}), made, config)
+    families.random_module(family).adopt_denoiser(own_family, denoiser)
+    method = methods.attach_method(ModelComponents(denoiser, None, encoders, {}), own_family, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in method.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    save_file(method.state_dict(), path, {"ss_base_model_version": made.base_model_version})
+    save_file(method.state_dict(), path, {"ss_base_model_version": own_family.base_model_version})
     return path
 
 
@@ -181,7 +181,9 @@ def test_what_comfyui_computes_otherwise_is_reported(tmp_path):
         said = []
         file = written("zimage", kind, more, tmp_path / f"{number}.safetensors")
         convert_lora(file, tmp_path / f"{number}-there.safetensors", to="comfy", note=said.append)
-        assert len(said) == len(wanted) and all(part in str(one) for part, one in zip(wanted, said, strict=True))
+        assert len(said) == len(wanted) and all(
+            part in str(sentence) for part, sentence in zip(wanted, said, strict=True)
+        )
 
 
 def test_rotations_are_written_as_comfyui_computes_them():
@@ -192,9 +194,9 @@ def test_rotations_are_written_as_comfyui_computes_them():
         for limit in (0.0, 0.003):
             parts = {"oft_blocks": blocks, "rescale": torch.rand(48, 1) + 1, "alpha": torch.tensor(limit)}
             lora = adapters.Lora("anima", {}, other_changes={module: LayerChange(parts)})
-            made = for_comfyui.prepare_for_comfyui(lora, "a.safetensors").other_changes[module]
-            assert made.parts["oft_blocks"].ndim == 4 and float(made.parts["alpha"]) == 0
-            torch.testing.assert_close(made.delta(weight), LayerChange(parts).delta(weight), rtol=1e-4, atol=1e-4)
+            rotations = for_comfyui.prepare_for_comfyui(lora, "a.safetensors").other_changes[module]
+            assert rotations.parts["oft_blocks"].ndim == 4 and float(rotations.parts["alpha"]) == 0
+            torch.testing.assert_close(rotations.delta(weight), LayerChange(parts).delta(weight), rtol=1e-4, atol=1e-4)
 
 
 # ---- diffusers
@@ -257,7 +259,7 @@ def transformer(variant):
             adaln_lora_dim=sizes.modulation,
             **heads,
         )
-    made = diffusers.ChromaTransformer2DModel if variant == "chroma" else diffusers.FluxTransformer2DModel
+    cls = diffusers.ChromaTransformer2DModel if variant == "chroma" else diffusers.FluxTransformer2DModel
     own = {"pooled_projection_dim": sizes.clip_l, "guidance_embeds": True}
     if sizes.approximator:
         own = dict(
@@ -267,7 +269,7 @@ def transformer(variant):
                 strict=True,
             )
         )
-    return made(
+    return cls(
         in_channels=64,
         num_layers=1,
         num_single_layers=1,
@@ -322,14 +324,14 @@ def test_diffusers_adds_the_same_to_every_layer(variant, kind, more, tmp_path):
         module: part for module, part in {**whole.adapters, **whole.other_changes}.items() if module.part == "denoiser"
     }
     there = load_file(convert_lora(file, tmp_path / "b.safetensors", to="comfy"))
-    pipeline.load_lora_weights({key: one for key, one in there.items() if not key.startswith(names.TEXT)})
+    pipeline.load_lora_weights({key: tensor for key, tensor in there.items() if not key.startswith(names.TEXT)})
     layers = {name: m for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
-    found = set()
+    paths = set()
     for module, part in parts.items():
         deltas = [layers[path].get_delta_weight("default_0") for path in paths_of(variant, module, kind == "lokr")]
-        found |= {*paths_of(variant, module, kind == "lokr")}
+        paths |= {*paths_of(variant, module, kind == "lokr")}
         torch.testing.assert_close(torch.cat(deltas).flatten(1), change_of(part)[0], rtol=1e-4, atol=1e-6)
-    assert found == layers.keys() and len(found) >= 7
+    assert paths == layers.keys() and len(paths) >= 7
 
 
 def test_what_diffusers_does_not_read_is_refused_with_what_to_write(tmp_path):

@@ -18,10 +18,10 @@ from tests.tools.conftest import asked, file_of, loaded, saved, trained
 FAMILIES = ("sdxl", "flux")
 
 
-def same(one, two):
-    one, two = load_file(one), load_file(two)
-    assert one.keys() == two.keys()
-    return all(torch.equal(one[key], two[key]) and one[key].dtype == two[key].dtype for key in one)
+def same(first, two):
+    first, two = load_file(first), load_file(two)
+    assert first.keys() == two.keys()
+    return all(torch.equal(first[key], two[key]) and first[key].dtype == two[key].dtype for key in first)
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ def test_pieces_of_other_ranks_and_missing_ones_are_joined_exactly(tmp_path):
     stored["transformer.single_transformer_blocks.0.attn.to_k.lora_B.weight"] = torch.randn(width, 2)
     save_file(stored, tmp_path / "d.safetensors")
     kohya = convert_lora(tmp_path / "d.safetensors", tmp_path / "k.safetensors", to="kohya")
-    found = {module.kohya: adapter for module, adapter in adapters.read_lora(kohya).adapters.items()}
-    qkv = found["lora_unet_double_blocks_0_img_attn_qkv"]
+    adapters_by_name = {module.kohya: adapter for module, adapter in adapters.read_lora(kohya).adapters.items()}
+    qkv = adapters_by_name["lora_unet_double_blocks_0_img_attn_qkv"]
     assert (qkv.rank, qkv.up.shape[0], qkv.strength) == (5, 24, 1)
     for i, piece in enumerate(("q", "k", "v")):
         base = f"transformer.transformer_blocks.0.attn.to_{piece}"
@@ -91,7 +91,7 @@ def test_pieces_of_other_ranks_and_missing_ones_are_joined_exactly(tmp_path):
         else:
             wanted = torch.zeros(8, 8)
         torch.testing.assert_close(qkv.product().chunk(3)[i], wanted)
-    assert found["lora_unet_single_blocks_0_linear1"].up.shape == (7 * width, 2)
+    assert adapters_by_name["lora_unet_single_blocks_0_linear1"].up.shape == (7 * width, 2)
     assert same(tmp_path / "d.safetensors", convert_lora(kohya, tmp_path / "back.safetensors", to="diffusers"))
 
 
@@ -100,9 +100,9 @@ def test_alphas_in_the_metadata_of_diffusers_count(tmp_path):
     stored = {f"{base}.{m}.lora_{x}.weight": torch.ones(4, 4) for m in ("proj_in", "proj_out") for x in "AB"}
     about = {"unet.r": 4, "unet.lora_alpha": 2, "unet.alpha_pattern": {"down_blocks.1.attentions.0.proj_out": 8}}
     save_file(stored, tmp_path / "d.safetensors", {"lora_adapter_metadata": json.dumps(about)})
-    found = {m.kohya: a for m, a in adapters.read_lora(tmp_path / "d.safetensors").adapters.items()}
-    assert found["lora_unet_input_blocks_4_1_proj_in"].strength == 0.5
-    assert found["lora_unet_input_blocks_4_1_proj_out"].strength == 2
+    alphas = {m.kohya: a for m, a in adapters.read_lora(tmp_path / "d.safetensors").adapters.items()}
+    assert alphas["lora_unet_input_blocks_4_1_proj_in"].strength == 0.5
+    assert alphas["lora_unet_input_blocks_4_1_proj_out"].strength == 2
     assert sorted(row.strength for row in verify_lora(tmp_path / "d.safetensors").modules) == [0.5, 2]
     convert_lora(tmp_path / "d.safetensors", tmp_path / "again.safetensors", to="diffusers")
     up = load_file(tmp_path / "again.safetensors")[f"{base}.proj_out.lora_B.weight"]
@@ -209,13 +209,15 @@ def test_diffusers_reads_the_names_of_comfy(name, tmp_path):
         stored[f"{base}.alpha"] = torch.tensor(1.0)
     save_file(stored, tmp_path / "a.safetensors", {"ss_base_model_version": families.facts_of(name).base_model_version})
     there = load_file(convert_lora(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to="comfy"))
-    found = getattr(lora_pipeline, f"{mixin}LoraLoaderMixin").lora_state_dict(there)
-    found = found[0] if isinstance(found, tuple) else found
+    converted = getattr(lora_pipeline, f"{mixin}LoraLoaderMixin").lora_state_dict(there)
+    converted = converted[0] if isinstance(converted, tuple) else converted
     pieces = {"qkv": 3, "linear1": 4 if name == "flux" else 1}
-    assert len(found) == 2 * sum(pieces.get(layer.rpartition("_")[2], 1) for layer in LAYERS[name])
-    assert all(key.startswith("transformer.") and key.endswith(("lora_A.weight", "lora_B.weight")) for key in found)
+    assert len(converted) == 2 * sum(pieces.get(layer.rpartition("_")[2], 1) for layer in LAYERS[name])
+    assert all(key.startswith("transformer.") and key.endswith(("lora_A.weight", "lora_B.weight")) for key in converted)
     norm = sum(
-        float((found[key.replace("lora_A", "lora_B")] @ found[key]).square().sum()) for key in found if "lora_A" in key
+        float((converted[key.replace("lora_A", "lora_B")] @ converted[key]).square().sum())
+        for key in converted
+        if "lora_A" in key
     )
     wanted = sum(
         float((stored[key.replace("down", "up")] @ stored[key] / 2).square().sum()) for key in stored if "down" in key
@@ -248,8 +250,8 @@ def test_other_spellings_are_read(tmp_path):
     }
     for name, wanted in old.items():
         assert names.parse_name(name, "sdxl").module.kohya == wanted
-    found = names.parse_name("lora_transformer_single_transformer_blocks_3_proj_mlp", "flux")
-    assert found[:3] == (names.Module("denoiser", "single_blocks.3.linear1"), 3, 4)
+    parsed = names.parse_name("lora_transformer_single_transformer_blocks_3_proj_mlp", "flux")
+    assert parsed[:3] == (names.Module("denoiser", "single_blocks.3.linear1"), 3, 4)
 
 
 def test_what_is_no_adapter_is_refused(bases, lora_files, tmp_path):

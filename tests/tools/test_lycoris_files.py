@@ -74,7 +74,9 @@ def file(kind, tmp_path):
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     path = tmp_path / "a.safetensors"
-    state = {key.replace("_1_in_layers", "_0_in_layers"): one.contiguous() for key, one in network.state_dict().items()}
+    state = {
+        key.replace("_1_in_layers", "_0_in_layers"): tensor.contiguous() for key, tensor in network.state_dict().items()
+    }
     save_file(state, path, {"ss_base_model_version": "sdxl_base_v1-0"})
     return path
 
@@ -95,11 +97,13 @@ def changed(path):
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_checked_and_renamed(kind, file, tmp_path):
-    found = verify_lora(file)
-    assert (found.problems, found.family) == ([], "sdxl") and not any(row.dead for row in found.modules)
-    assert all((row.norm is None) == (row.kind in BOUND or "DoRA" in kind) for row in found.modules)
+    findings = verify_lora(file)
+    assert (findings.problems, findings.family) == ([], "sdxl") and not any(row.dead for row in findings.modules)
+    assert all((row.norm is None) == (row.kind in BOUND or "DoRA" in kind) for row in findings.modules)
     stored = load_file(file)
-    only = {FLUX[name] + key.removeprefix(name): one for name in FLUX for key, one in stored.items() if name in key}
+    only = {
+        FLUX[name] + key.removeprefix(name): tensor for name in FLUX for key, tensor in stored.items() if name in key
+    }
     save_file(only, tmp_path / "f.safetensors", {"ss_base_model_version": "flux1"})
     if kind.startswith("iA3"):
         with pytest.raises(ConfigError, match="ComfyUI has no names for"):
@@ -115,9 +119,9 @@ def test_checked_and_renamed(kind, file, tmp_path):
     assert back.keys() == only.keys()
     if "rescaled" in kind:  # written as ComfyUI computes them
         paths = tmp_path / "f.safetensors", there
-        (one,), (other,) = (adapters.read_lora(path).other_changes.values() for path in paths)
+        (tensor,), (other,) = (adapters.read_lora(path).other_changes.values() for path in paths)
         weight = torch.randn(64, 32)
-        torch.testing.assert_close(other.ready().delta(weight), one.ready().delta(weight), **NEAR)
+        torch.testing.assert_close(other.ready().delta(weight), tensor.ready().delta(weight), **NEAR)
     else:
         assert all(torch.equal(back[key], only[key]) for key in only)
     if not is_plain:
@@ -148,23 +152,23 @@ def test_resized_where_there_are_ranks(kind, file, tmp_path):
         return
     done = resize.resize_lora(file, tmp_path / "r.safetensors", choices=options)
     assert {after for _, after in done.ranks.values()} <= {1, 2} and 0 < done.kept_share < 1
-    found = verify_lora(done.path)
-    assert found.problems == [] and {row.kind for row in found.modules} - {"norm"} == {becomes}
+    findings = verify_lora(done.path)
+    assert findings.problems == [] and {row.kind for row in findings.modules} - {"norm"} == {becomes}
     if kind == "norms":
-        assert any(row.kind == "norm" for row in found.modules)
+        assert any(row.kind == "norm" for row in findings.modules)
     if becomes == "LoRA" and kind != "full":  # whose noise has no largest values that a quick look finds
         for module, (delta, bias) in changed(file).items():
             if delta.ndim == 2:
                 rank = 1 if "in_layers" in module.path else 2
                 u, s, v = torch.linalg.svd(delta, full_matrices=False)
-                got, kept = changed(done.path)[module]
-                torch.testing.assert_close(got, u[:, :rank] * s[:rank] @ v[:rank], rtol=1e-3, atol=1e-3)
-                assert bias is None or torch.equal(bias, kept)
+                actual, reduced = changed(done.path)[module]
+                torch.testing.assert_close(actual, u[:, :rank] * s[:rank] @ v[:rank], rtol=1e-3, atol=1e-3)
+                assert bias is None or torch.equal(bias, reduced)
 
 
-def near(got, wanted):
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, **NEAR)
+def near(actual, wanted):
+    for first, other in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(first, other, **NEAR)
 
 
 def applied(base, path, *strengths):
@@ -184,8 +188,8 @@ def test_checked_merged_and_sampled_as_it_was_trained(kind, sdxl, tmp_path):
     method.train(False)
     expected, plain = asked(sdxl, parts), asked(sdxl, loaded(sdxl)[2])
     assert not torch.allclose(plain[0], expected[0], atol=1e-3)
-    found = verify_lora(path, sdxl)
-    assert (found.problems, found.family) == ([], "sdxl")
+    findings = verify_lora(path, sdxl)
+    assert (findings.problems, findings.family) == ([], "sdxl")
     off, on = applied(sdxl, path, 0.0, 1.0)
     near(on, expected)
     assert all(torch.equal(a, b) for a, b in zip(off, plain, strict=True))

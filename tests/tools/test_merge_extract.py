@@ -36,12 +36,12 @@ def test_a_merged_model_answers_as_the_model_with_the_lora_attached(name, bases,
     done = merge.merge_into_checkpoint(file_of(base), [(first, 1.0)], out, report=lambda *s: steps.append(s))
     merged = {**base, "flux": done.path} if name == "flux" else done.path
     plain = asked(base, loaded(base)[2])
-    for got, wanted, before in zip(asked(base, loaded(merged)[2]), expected, plain, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    for actual, wanted, before in zip(asked(base, loaded(merged)[2]), expected, plain, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
         assert not wanted.any() or not torch.allclose(before, wanted, atol=1e-2)
     assert steps[-1][1] == steps[-1][2] >= 100
-    kept = load_file(file_of(base))
-    assert load_file(done.path).keys() == kept.keys()
+    stored = load_file(file_of(base))
+    assert load_file(done.path).keys() == stored.keys()
     assert done.left_out == [] or (name == "flux" and all("_te1_" in left for left in done.left_out))
 
 
@@ -52,8 +52,8 @@ def test_the_difference_of_a_merged_model_is_the_product(name, bases, lora_files
     new, old = ModelFile(done.path), ModelFile(base)
     for module, adapter in adapters.read_lora(first).adapters.items():
         if old.size(module) is not None:
-            got = extract.weight_difference(new, old, module).flatten(1)
-            torch.testing.assert_close(got, 0.5 * adapter.product(), rtol=1e-4, atol=1e-5)
+            actual = extract.weight_difference(new, old, module).flatten(1)
+            torch.testing.assert_close(actual, 0.5 * adapter.product(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -62,10 +62,10 @@ def test_extracting_recovers_what_was_merged(name, bases, lora_files, tmp_path):
     tuned = merge.merge_into_checkpoint(base, [(first, 1.0)], tmp_path / "m.safetensors").path
     choices = extract.ExtractOptions(rank=4, conv_rank=4 if name == "sdxl" else None, clamp=1, min_diff=0, iterations=6)
     done = extract.extract_lora(tuned, base, tmp_path / "x.safetensors", choices=choices)
-    given, got = products(first), products(done.path)
-    assert got.keys() == {n for n in given if name == "sdxl" or "_te1_" not in n}
-    for module, product in got.items():
-        torch.testing.assert_close(product, given[module], rtol=1e-3, atol=2e-4)
+    before, actual = products(first), products(done.path)
+    assert actual.keys() == {n for n in before if name == "sdxl" or "_te1_" not in n}
+    for module, product in actual.items():
+        torch.testing.assert_close(product, before[module], rtol=1e-3, atol=2e-4)
     about = metadata(done.path)
     assert about["ss_network_dim"] == "4" and "x.safetensors" not in about["ss_training_comment"]
     assert about["ss_base_model_version"] == {"sdxl": "sdxl_base_v1-0", "flux": "flux1"}[name]
@@ -110,9 +110,9 @@ def test_an_fp8_base_is_summed_in_float32_and_rounded_once(bases, lora_files, tm
     change = products(first)["lora_unet_double_blocks_0_img_attn_qkv"]
     for dtype, kind in ((None, torch.float8_e4m3fn), ("bf16", torch.bfloat16), ("fp8", torch.float8_e4m3fn)):
         path = merge.merge_into_checkpoint(base, [(first, 1.0)], tmp_path / f"to-{dtype}.safetensors", dtype=dtype).path
-        got = load_file(path)["model.diffusion_model." + key]
-        assert got.dtype == kind
-        assert torch.equal(got.float(), (stored.float() + change).to(kind).float())
+        actual = load_file(path)["model.diffusion_model." + key]
+        assert actual.dtype == kind
+        assert torch.equal(actual.float(), (stored.float() + change).to(kind).float())
 
 
 def test_a_diffusers_transformer_becomes_a_single_file(bases, lora_files, tmp_path):
@@ -190,9 +190,9 @@ def test_resizing_keeps_what_the_method_says(method, parameter, rank, tmp_path):
     done = resize.resize_lora(source, tmp_path / "b.safetensors", choices=choices)
     (adapter,) = adapters.read_lora(done.path).adapters.values()
     assert adapter.rank == rank and adapter.strength == 0.5 and float(adapter.alpha) == rank / 2
-    kept = torch.tensor([8.0, 4.0, 2.0, 1.0])[:rank] / 2
-    torch.testing.assert_close(torch.linalg.svdvals(adapter.product())[:rank], kept)
-    assert done.kept_share == pytest.approx(float(kept.norm()) / (85**0.5 / 2), rel=1e-5)
+    singular_values = torch.tensor([8.0, 4.0, 2.0, 1.0])[:rank] / 2
+    torch.testing.assert_close(torch.linalg.svdvals(adapter.product())[:rank], singular_values)
+    assert done.kept_share == pytest.approx(float(singular_values.norm()) / (85**0.5 / 2), rel=1e-5)
     about = metadata(done.path)
     assert about["ss_network_dim"] == str(rank)  # "Dynamic" is for modules of several ranks
     assert about["ss_training_comment"] == (
@@ -251,7 +251,7 @@ def test_fp8_is_for_the_matrices_of_layers(bases, lora_files, tmp_path):
     merged = load_file(
         merge.merge_into_checkpoint(base, [(lora_files["sdxl"][0], 1.0)], tmp_path / "m.safetensors", dtype="fp8").path
     )
-    in_8_bits = {key for key, one in merged.items() if one.dtype == torch.float8_e4m3fn}
+    in_8_bits = {key for key, tensor in merged.items() if tensor.dtype == torch.float8_e4m3fn}
     assert in_8_bits and all(stored[key].ndim > 1 for key in in_8_bits)
     assert not any(part in key for key in in_8_bits for part in ("first_stage_model", "norm", "embedding", "bias"))
     assert any("attn1.to_q" in key for key in in_8_bits) and any("in_layers.2" in key for key in in_8_bits)
@@ -264,17 +264,20 @@ KINDS = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize(("tuned", "base"), [(a, b) for a in KINDS for b in KINDS if a != b])
 def test_the_rounding_of_a_type_is_no_difference(tuned, base, bases, lora_files, tmp_path):
     """Both are roundings of the same numbers; then one layer learns something."""
-    original = {key: one + torch.randn_like(one) * 1e-3 for key, one in load_file(bases["sdxl"]).items() if one.ndim}
+    original = {
+        key: tensor + torch.randn_like(tensor) * 1e-3 for key, tensor in load_file(bases["sdxl"]).items() if tensor.ndim
+    }
     files = {}
     for name, kind in (("tuned", tuned), ("base", base)):
         files[name] = tmp_path / f"{name}.safetensors"
-        save_file({key: one.to(kind) for key, one in original.items()}, files[name])
+        save_file({key: tensor.to(kind) for key, tensor in original.items()}, files[name])
     with pytest.raises(ConfigError, match="do not differ"):
         extract.extract_lora(files["tuned"], files["base"], tmp_path / "no.safetensors")
     key = "model.diffusion_model.input_blocks.4.1.proj_in.weight"
     change = torch.outer(*(torch.randn(size) for size in original[key].shape)) * 0.05
     save_file(
-        {k: (one + change if k == key else one).to(tuned) for k, one in original.items()}, tmp_path / "c.safetensors"
+        {k: (tensor + change if k == key else tensor).to(tuned) for k, tensor in original.items()},
+        tmp_path / "c.safetensors",
     )
     choices = extract.ExtractOptions(rank=1, clamp=1)
     done = extract.extract_lora(tmp_path / "c.safetensors", files["base"], tmp_path / "x.safetensors", choices=choices)

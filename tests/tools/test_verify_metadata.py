@@ -43,15 +43,15 @@ def changed(file, path, **tensors):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_good_file_is_in_order(name, bases, lora_files):
-    found = verify_lora(lora_files[name][0], file_of(bases[name]))
-    assert found.ok and (found.family, found.style) == (name, "kohya")
+    findings = verify_lora(lora_files[name][0], file_of(bases[name]))
+    assert findings.ok and (findings.family, findings.style) == (name, "kohya")
     stored = load_file(lora_files[name][0])
-    assert len(found.modules) == sum(key.endswith(".alpha") for key in stored)
-    row = found.modules[0]
+    assert len(findings.modules) == sum(key.endswith(".alpha") for key in stored)
+    row = findings.modules[0]
     up, down = (stored[f"{row.module}.lora_{side}.weight"].flatten(1) for side in ("up", "down"))
     wanted = float((up @ down).norm()) * row.alpha / row.rank
     assert row.norm == pytest.approx(wanted, rel=1e-4) and not row.dead
-    about_text = any("clip_l could not be compared" in str(text) for text in found.warnings)
+    about_text = any("clip_l could not be compared" in str(text) for text in findings.warnings)
     assert about_text == (name == "flux")
 
 
@@ -66,8 +66,8 @@ def test_each_mistake_is_found(bases, lora_files, tmp_path):
         ({f"{NAME}__alpha": torch.ones(2)}, "an alpha of 2 numbers instead of one"),
     ]
     for i, (tensors, match) in enumerate(cases):
-        found = verify_lora(changed(file, tmp_path / f"{i}.safetensors", **tensors), base)
-        assert not found.ok and len(found.problems) == 1 and match in str(found.problems[0]), found.problems
+        findings = verify_lora(changed(file, tmp_path / f"{i}.safetensors", **tensors), base)
+        assert not findings.ok and len(findings.problems) == 1 and match in str(findings.problems[0]), findings.problems
     dead = verify_lora(changed(file, tmp_path / "dead.safetensors", **{f"{NAME}__lora_up__weight": torch.zeros(64, 3)}))
     assert dead.ok and "changed by 1 module: " in str(dead.warnings[0]) and sum(row.dead for row in dead.modules) == 1
 
@@ -107,9 +107,9 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
         (base, None, "no LoRA in this file"),
     ]
     for path, model, match in cases:
-        found = verify_lora(path, model)
-        assert not found.ok and any(match in str(text) for text in found.problems), (path, found.problems)
-        assert all(isinstance(text, Message) for text in found.problems)
+        findings = verify_lora(path, model)
+        assert not findings.ok and any(match in str(text) for text in findings.problems), (path, findings.problems)
+        assert all(isinstance(text, Message) for text in findings.problems)
     with pytest.raises(ConfigError, match="is a LoRA file"):
         verify_lora(file, file)
 
@@ -144,8 +144,12 @@ def made(path, layers, metadata=None, end="lora_{side}.weight"):
     ],
 )
 def test_models_that_are_not_trained_here_are_named(title, layers, about, tmp_path):
-    found = verify_lora(made(tmp_path / "a.safetensors", layers, {"ss_base_model_version": about} if about else None))
-    assert [str(one) for one in found.problems] and f"a LoRA for {title}, which is no model" in str(found.problems[0])
+    findings = verify_lora(
+        made(tmp_path / "a.safetensors", layers, {"ss_base_model_version": about} if about else None)
+    )
+    assert [str(one) for one in findings.problems] and f"a LoRA for {title}, which is no model" in str(
+        findings.problems[0]
+    )
     with pytest.raises(ConfigError, match=title):
         adapters.read_lora(tmp_path / "a.safetensors")
     values = {"network_weights": str(tmp_path / "a.safetensors")}
@@ -157,13 +161,13 @@ def test_models_that_are_not_trained_here_are_named(title, layers, about, tmp_pa
 def test_names_that_other_programs_do_not_look_for_are_a_warning(odd, lora_files, tmp_path):
     stored = load_file(lora_files["flux"][0])
     if odd == "_orig_mod.":
-        stored = {key.replace("lora_unet_", "lora_unet__orig_mod_"): one for key, one in stored.items()}
+        stored = {key.replace("lora_unet_", "lora_unet__orig_mod_"): tensor for key, tensor in stored.items()}
     else:
         stored = {f"transformer.transformer_blocks.0.attn.to_q.lora_{x}.default.weight": torch.ones(4, 4) for x in "AB"}
     save_file(stored, tmp_path / "odd.safetensors", {"ss_base_model_version": "flux1"})
-    found = verify_lora(tmp_path / "odd.safetensors")
-    assert not found.problems and any("other programs do not look for" in str(text) for text in found.warnings)
-    assert any("kohya tools convert" in str(text) for text in found.warnings)
+    findings = verify_lora(tmp_path / "odd.safetensors")
+    assert not findings.problems and any("other programs do not look for" in str(text) for text in findings.warnings)
+    assert any("kohya tools convert" in str(text) for text in findings.warnings)
     fine = verify_lora(convert_lora(tmp_path / "odd.safetensors", tmp_path / "fine.safetensors", to="kohya"))
     assert not any("other programs" in str(text) for text in fine.warnings)
 
@@ -200,12 +204,12 @@ def test_metadata_changes_and_tensors_do_not(lora_files, tmp_path):
     assert data_hash(new) == data_hash(file)
     with safe_open(new, framework="pt") as opened:
         assert opened.metadata() == values
-    one, two = load_file(file), load_file(new)
-    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    first, two = load_file(file), load_file(new)
+    assert first.keys() == two.keys() and all(torch.equal(first[key], two[key]) for key in first)
     metadata.edit(new, in_place=True, remove=["ss_*"])
     assert metadata.read_metadata(new) == {"modelspec.title": "Zorb ü"} and data_hash(new) == data_hash(file)
     metadata.edit(new, in_place=True, remove=["modelspec.title"])
-    assert metadata.read_metadata(new) == {} and load_file(new).keys() == one.keys()
+    assert metadata.read_metadata(new) == {} and load_file(new).keys() == first.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["new.safetensors"]
 
 
@@ -235,16 +239,27 @@ def run(capsys, *arguments):
 
 def test_the_whole_way_in_a_shell(bases, lora_files, tmp_path, capsys):
     base, (first, second, _) = bases["sdxl"], lora_files["sdxl"]
-    tuned, one = tmp_path / "tuned.safetensors", tmp_path / "one.safetensors"
+    tuned, small_file = tmp_path / "tuned.safetensors", tmp_path / "one.safetensors"
     steps = [
         ("merge", f"{first}=0.5", second, "--base", base, "--out", tuned),
-        ("extract", tuned, base, "--rank", 8, "--conv_rank", 4, "--clamp", 1, "--out", one, "--dtype", "float"),
-        ("resize", one, "--rank", 4, "--method", "sv_fro", "--parameter", 0.9, "--out", tmp_path / "r.safetensors"),
+        ("extract", tuned, base, "--rank", 8, "--conv_rank", 4, "--clamp", 1, "--out", small_file, "--dtype", "float"),
+        (
+            "resize",
+            small_file,
+            "--rank",
+            4,
+            "--method",
+            "sv_fro",
+            "--parameter",
+            0.9,
+            "--out",
+            tmp_path / "r.safetensors",
+        ),
         ("merge", first, second, "--rank", 2, "--out", tmp_path / "sum.safetensors"),
-        ("convert", one, "--to", "diffusers", "--out", tmp_path / "d.safetensors"),
-        ("metadata", one, "--set", "modelspec.title=a=b", "--out", tmp_path / "t.safetensors"),
-        ("metadata", one, "--remove", "ss_*", "--in_place", "--yes"),
-        ("verify", one, "--base", base, "--verbose"),
+        ("convert", small_file, "--to", "diffusers", "--out", tmp_path / "d.safetensors"),
+        ("metadata", small_file, "--set", "modelspec.title=a=b", "--out", tmp_path / "t.safetensors"),
+        ("metadata", small_file, "--remove", "ss_*", "--in_place", "--yes"),
+        ("verify", small_file, "--base", base, "--verbose"),
     ]
     for step in steps:
         code, out, err = run(capsys, *step)

@@ -314,8 +314,8 @@ def test_the_page_names_them_all(world, monkeypatch):
     values = {flag[2:].partition("=")[0]: flag.partition("=")[2] for flag in flags}
     given_ = {**flatten_sections(load_toml(world[1])), **values}
     sent = {"family": "flux", "values": given_, "launch": {"num_processes": launch[0].partition("=")[2]}}
-    found = tab.checked(json.dumps(sent))[-1]
-    named_all([one["text"] for one in found["findings"] if one["verdict"] == "bad"], words, kinds)
+    answer = tab.checked(json.dumps(sent))[-1]
+    named_all([finding["text"] for finding in answer["findings"] if finding["verdict"] == "bad"], words, kinds)
 
 
 @pytest.mark.parametrize("kind", HIDING)
@@ -338,5 +338,5 @@ def test_an_absurd_rank_does_not_fit_and_is_legal_with_lycoris(family):
     lokr = {**rank, "network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
     for values, verdict in ((rank, "bad"), (lokr, "ok")):
         config = build_config(config_class(family), values, notes=[])
-        (found,) = checking._check_memory(estimate.estimate(config, (512, 512)), config)
-        assert found.verdict == verdict, found
+        (finding,) = checking._check_memory(estimate.estimate(config, (512, 512)), config)
+        assert finding.verdict == verdict, finding

@@ -26,8 +26,8 @@ def expected(weights, decay=0.9, every=1):
     value = weights[0].double()
     for step in range(every, len(weights), every):
         number = step // every
-        kept = min(decay**every, (1 + number) / (10 + number))
-        value = kept * value + (1 - kept) * weights[step].double()
+        share = min(decay**every, (1 + number) / (10 + number))
+        value = share * value + (1 - share) * weights[step].double()
     return value
 
 
@@ -38,32 +38,32 @@ def test_numbers(every, dtype, where):
     torch.manual_seed(0)
     weights = [torch.randn(3, 2).to(dtype) for _ in range(20)]
     p = nn.Parameter(weights[0].clone())
-    made = average([p, nn.Parameter(torch.zeros(2))], ema_every_n_steps=every, ema_device=where)
+    mean_weights = average([p, nn.Parameter(torch.zeros(2))], ema_every_n_steps=every, ema_device=where)
     for step, value in enumerate(weights[1:], start=1):
         p.data.copy_(value)
-        made.update(step)
-    assert made.values[0].dtype == torch.float32
-    torch.testing.assert_close(made.values[0], expected(weights, every=every).float())
+        mean_weights.update(step)
+    assert mean_weights.values[0].dtype == torch.float32
+    torch.testing.assert_close(mean_weights.values[0], expected(weights, every=every).float())
 
 
 def test_the_networks_hold_it_for_a_while():
     p = nn.Parameter(torch.randn(4, 4, 2, 2).to(memory_format=torch.channels_last).bfloat16())
     before = p.detach().clone()
-    made = average([p])
-    made.values[0] += 1
-    with pytest.raises(KeyboardInterrupt), made.applied():
-        assert torch.equal(p, made.values[0].bfloat16())
+    ema = average([p])
+    ema.values[0] += 1
+    with pytest.raises(KeyboardInterrupt), ema.applied():
+        assert torch.equal(p, ema.values[0].bfloat16())
         raise KeyboardInterrupt
     assert torch.equal(p, before)
 
 
 def test_a_saved_average_must_fit():
-    made = average([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))])
+    ema = average([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))])
     other = average([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))])
-    made.load_state_dict(other.state_dict())
-    assert made.values[1].sum() == 0
+    ema.load_state_dict(other.state_dict())
+    assert ema.values[1].sum() == 0
     with pytest.raises(ConfigError, match="resume"):
-        made.load_state_dict(average([nn.Parameter(torch.ones(3))]).state_dict())
+        ema.load_state_dict(average([nn.Parameter(torch.ones(3))]).state_dict())
 
 
 def test_only_the_process_that_saves_keeps_one():
@@ -99,28 +99,28 @@ def test_files_beside_the_files(demo, squares, tmp_path, script):
     done = training.train(config)
     name = done.file.stem
     files = sorted(p.name.removeprefix(name) for p in (tmp_path / "a").glob("*.safetensors"))
-    kept = ["-step00000002", "-step00000003", "-step00000004", ""]
-    assert files == sorted(f"{step}{ema}.safetensors" for step in kept for ema in ("", "-ema"))
+    suffixes = ["-step00000002", "-step00000003", "-step00000004", ""]
+    assert files == sorted(f"{step}{ema}.safetensors" for step in suffixes for ema in ("", "-ema"))
     config = training.config_of(demo, script, **values, output_dir=tmp_path / "b")
     plain = training.train(config)
     assert plain.losses == done.losses
     steps = [load_file(tmp_path / "b" / f"{name}-step{i:08d}.safetensors") for i in range(1, 5)]
-    found = load_file(tmp_path / "a" / f"{name}-ema.safetensors")
-    assert found.keys() == steps[-1].keys()
-    moving = [key for key in found if not torch.equal(steps[0][key], steps[-1][key])]
+    tensors = load_file(tmp_path / "a" / f"{name}-ema.safetensors")
+    assert tensors.keys() == steps[-1].keys()
+    moving = [key for key in tensors if not torch.equal(steps[0][key], steps[-1][key])]
     assert len(moving) > 50
     source = load_file(training.config_of(demo, script).model.pretrained_model_name_or_path)
     for key in moving if script == "sdxl_train" else [k for k in moving if "lora_up" in k]:
         # Before the first step: an adapter's second half is zero; a model's weights are those of its file.
-        first = torch.zeros_like(found[key]) if "lora_up" in key else source[key].float()
+        first = torch.zeros_like(tensors[key]) if "lora_up" in key else source[key].float()
         value = expected([first, *(step[key] for step in steps)], decay=0.8)
-        torch.testing.assert_close(found[key].double(), value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(tensors[key].double(), value, rtol=1e-5, atol=1e-7)
 
 
 def test_no_average_is_saved_before_its_first_update(demo, squares, tmp_path):
-    given = {"train_data_dir": squares, "max_train_steps": 3, "save_every_n_steps": 1, "output_name": "m"}
+    options = {"train_data_dir": squares, "max_train_steps": 3, "save_every_n_steps": 1, "output_name": "m"}
     config = training.config_of(
-        demo, "flux_train_network", **given, ema_decay=0.8, ema_every_n_steps=2, output_dir=tmp_path / "out"
+        demo, "flux_train_network", **options, ema_decay=0.8, ema_every_n_steps=2, output_dir=tmp_path / "out"
     )
     done = training.train(config)
     averages = sorted(path.name for path in (tmp_path / "out").glob("*-ema.safetensors"))
@@ -142,12 +142,12 @@ FUSED = {
     ("script", "values"), [("flux_train", {}), ("flux_train", FUSED)], ids=["plain", "fused and rounded"]
 )
 def test_it_goes_on_bit_for_bit(demo, squares, tmp_path, script, values):
-    given = {"train_data_dir": squares, "ema_decay": 0.8, "ema_every_n_steps": 2, "max_train_steps": 5, **values}
-    straight = training.train(training.config_of(demo, script, **given, output_dir=tmp_path / "a"))
+    options = {"train_data_dir": squares, "ema_decay": 0.8, "ema_every_n_steps": 2, "max_train_steps": 5, **values}
+    straight = training.train(training.config_of(demo, script, **options, output_dir=tmp_path / "a"))
     more = {"output_dir": tmp_path / "b", "max_train_steps": 3, "save_state": True}
-    first = training.train(training.config_of(demo, script, **given | more))
+    first = training.train(training.config_of(demo, script, **options | more))
     state = tmp_path / "b" / f"{first.file.stem}-state"
-    second = training.train(training.config_of(demo, script, **given, output_dir=tmp_path / "c", resume=state))
+    second = training.train(training.config_of(demo, script, **options, output_dir=tmp_path / "c", resume=state))
     for ending in ("", "-ema"):
         a, c = (load_file(d.file.with_stem(d.file.stem + ending)) for d in (straight, second))
         assert all(torch.equal(a[key], c[key]) for key in a)

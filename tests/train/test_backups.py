@@ -70,15 +70,15 @@ def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(
 
         patch.setattr(place, name, cut)
         train(config_of(demo, script, **values))
-    kept = states(tmp_path / "out")[-1]
-    assert kept.name == "m-backup-step00000003-state" and resume_check.problems(kept) == []
+    state = states(tmp_path / "out")[-1]
+    assert state.name == "m-backup-step00000003-state" and resume_check.problems(state) == []
     (folder,) = runs_in(tmp_path / "out")
     run = reader.run_at(folder)
-    assert resume.newest_state(run) == kept and "Resume from step 3" in actions.buttons(run, [run])
+    assert resume.newest_state(run) == state and "Resume from step 3" in actions.buttons(run, [run])
     rows = history.history_html(run, reader.progress(folder).update())
     assert rows.count("backup") == 1  # those before are not there any more, or the last is not told of
 
-    again = train(config_of(demo, script, **values, resume=kept))
+    again = train(config_of(demo, script, **values, resume=state))
     assert again.numbers() == {step: loss for step, loss in straight.numbers().items() if step > 3}
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in straight.tensors().items())
     assert states(tmp_path / "out") == []  # a training that has finished needs none
@@ -141,7 +141,7 @@ def test_where_one_of_two_processes_is_killed_the_other_says_so_and_both_go_on(d
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     both = ranks(["-c", HANGS, tmp_path / "run.toml"])
     try:
-        wait_for(lambda: any(one.poll() is not None for one in both) or any(map(far, states(tmp_path / "out"))))
+        wait_for(lambda: any(state.poll() is not None for state in both) or any(map(far, states(tmp_path / "out"))))
     finally:
         both[0].kill()
         said = both[1].communicate(timeout=600)[0]
@@ -169,11 +169,13 @@ def test_without_room_it_is_left_out_and_reported_once(demo, squares, tmp_path, 
     values = {"train_data_dir": squares, "output_name": "m", "max_train_steps": 6}
     plain = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "plain", **values))
     monkeypatch.setattr(checkpointer, "free_space", lambda place: 10**6)
-    made = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "full", **values, **OFTEN))
-    (told,) = [event["text"] for event in made.events("warning") if "save_state_every_n_minutes" in str(event["text"])]
+    outcome = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "full", **values, **OFTEN))
+    (told,) = [
+        event["text"] for event in outcome.events("warning") if "save_state_every_n_minutes" in str(event["text"])
+    ]
     assert "there is none yet" in told and "0.0 GB free" in told
-    assert states(tmp_path / "full") == [] and made.facts["state"] == "finished"
-    assert made.losses == plain.losses
+    assert states(tmp_path / "full") == [] and outcome.facts["state"] == "finished"
+    assert outcome.losses == plain.losses
 
 
 def test_the_only_one_is_not_deleted_to_make_room(demo, squares, tmp_path, monkeypatch):
@@ -200,23 +202,23 @@ def test_the_only_one_is_not_deleted_to_make_room(demo, squares, tmp_path, monke
 
 
 def test_room_is_kept_for_what_is_saved_later(tmp_path, monkeypatch):
-    found = state_files.State({state_files.WEIGHTS: {"a": torch.zeros(2**20)}}, {"optimizer": torch.zeros(2**21)}, {})
+    state = state_files.State({state_files.WEIGHTS: {"a": torch.zeros(2**20)}}, {"optimizer": torch.zeros(2**21)}, {})
     names = paths.Names(tmp_path, "m", ".safetensors")
     keeper = checkpointer.Backups.__new__(checkpointer.Backups)
     keeper._names = names
-    later = found.size + found.size_of_weights
+    later = state.size + state.size_of_weights
     for free, held, fits in (
-        (found.size + later, 0, True),
-        (found.size + later - 1, 0, False),
-        (later, found.size, True),
-        (later - 1, found.size, False),
+        (state.size + later, 0, True),
+        (state.size + later - 1, 0, False),
+        (later, state.size, True),
+        (later - 1, state.size, False),
     ):
         shutil.rmtree(tmp_path / "m-backup-step00000001-state", ignore_errors=True)
         if held:
             names.backup(1).mkdir()
             (names.backup(1) / "x").write_bytes(bytes(held))
         monkeypatch.setattr(checkpointer, "free_space", lambda place, free=free: free)
-        assert (keeper._short(names.backup(2), found) == "") == fits, (free, held)
+        assert (keeper._short(names.backup(2), state) == "") == fits, (free, held)
 
 
 def test_a_disk_error_ends_no_training(demo, squares, tmp_path, monkeypatch):
@@ -234,9 +236,9 @@ def test_a_disk_error_ends_no_training(demo, squares, tmp_path, monkeypatch):
             max_train_steps=4,
             **OFTEN,
         )
-        made = train(config)
-    assert made.facts["state"] == "finished" and made.file.is_file()
-    assert sum("was not saved" in str(event["text"]) for event in made.events("warning")) == 1
+        outcome = train(config)
+    assert outcome.facts["state"] == "finished" and outcome.file.is_file()
+    assert sum("was not saved" in str(event["text"]) for event in outcome.events("warning")) == 1
 
 
 def test_check_counts_the_room(demo, squares, tmp_path, monkeypatch):
@@ -293,14 +295,14 @@ def test_a_folder_is_never_there_in_part(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir())[0].name.endswith(".tmp")
 
 
-@pytest.mark.parametrize("given", [-1, "nan", "inf", "soon"])
-def test_no_number_of_minutes(given):
+@pytest.mark.parametrize("options", [-1, "nan", "inf", "soon"])
+def test_no_number_of_minutes(options):
     with pytest.raises(ConfigError, match="save_state_every_n_minutes"):
-        build_config(config_class("flux_train_network"), {"save_state_every_n_minutes": given})
+        build_config(config_class("flux_train_network"), {"save_state_every_n_minutes": options})
 
 
 def test_nothing_is_the_default_as_upstream():
-    made = config_class("flux_train_network")
-    assert build_config(made, {}).save.save_state_every_n_minutes is None
-    assert build_config(made, {"save_state_every_n_minutes": "0"}).save.save_state_every_n_minutes is None
-    assert build_config(made, {"save_state_every_n_minutes": "7.5"}).save.save_state_every_n_minutes == 7.5
+    config = config_class("flux_train_network")
+    assert build_config(config, {}).save.save_state_every_n_minutes is None
+    assert build_config(config, {"save_state_every_n_minutes": "0"}).save.save_state_every_n_minutes is None
+    assert build_config(config, {"save_state_every_n_minutes": "7.5"}).save.save_state_every_n_minutes == 7.5

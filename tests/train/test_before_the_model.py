@@ -13,7 +13,7 @@ LOKR = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
 
 
 @pytest.fixture(scope="module")
-def made(demo, tmp_path_factory):
+def findings_of(demo, tmp_path_factory):
     """Two short trainings, their files and their states."""
     folder = tmp_path_factory.mktemp("made")
     base = {
@@ -95,32 +95,32 @@ FITS_NOT = [
 
 
 @pytest.mark.parametrize("how", FITS, ids=str)
-def test_what_fits_is_not_spoken_of(made, how):
-    assert made(FLUX, **how)[0] == []
+def test_what_fits_is_not_spoken_of(findings_of, how):
+    assert findings_of(FLUX, **how)[0] == []
 
 
 @pytest.mark.parametrize(("how", "words"), FITS_NOT, ids=str)
-def test_mismatch_is_reported_in_one_sentence(made, how, words):
-    (said,), remarks = made(FLUX, **how)
+def test_mismatch_is_reported_in_one_sentence(findings_of, how, words):
+    (said,), remarks = findings_of(FLUX, **how)
     assert words in str(said)
     assert not any("the training continues" in str(remark) for remark in remarks)
 
 
-def test_states_of_other_trainings_are_reported(made):
-    (said,) = made("flux_train", resume="HERE/out/plain-state")[0]
+def test_states_of_other_trainings_are_reported(findings_of):
+    (said,) = findings_of("flux_train", resume="HERE/out/plain-state")[0]
     assert "is the state of a training of adapters, and this one trains a whole model" in str(said)
-    (said,) = made(SDXL, resume="HERE/out/plain-state")[0]
+    (said,) = findings_of(SDXL, resume="HERE/out/plain-state")[0]
     assert "is the state of a training of another family" in str(said)
 
 
 @pytest.mark.parametrize("how", [{"block_lr": ",".join("0" * 23)}, {"learning_rate": 0}], ids=str)
-def test_full_training_without_trained_weights_is_reported(made, how):
-    (said,) = made("sdxl_train", **how)[0]
+def test_full_training_without_trained_weights_is_reported(findings_of, how):
+    (said,) = findings_of("sdxl_train", **how)[0]
     assert str(said).startswith(f"{next(iter(how))} is 0, so nothing would be trained")
 
 
-def test_several_mismatches_are_reported_together(made):
-    found, _ = made(
+def test_several_mismatches_are_reported_together(findings_of):
+    problems, _ = findings_of(
         FLUX,
         unet_lr=0,
         network_dim=2,
@@ -128,7 +128,7 @@ def test_several_mismatches_are_reported_together(made):
         resume="HERE/out/plain-state",
         base_weights="HERE/gone.safetensors",
     )
-    assert len(found) == 4 and len({str(line).split(":")[0].split(" ")[0] for line in found}) == 4
+    assert len(problems) == 4 and len({str(line).split(":")[0].split(" ")[0] for line in problems}) == 4
 
 
 HIGH = [
@@ -143,9 +143,9 @@ HIGH = [
 
 
 @pytest.mark.parametrize(("how", "words"), HIGH, ids=str)
-def test_what_is_legal_and_odd_is_a_remark(made, how, words):
-    found, remarks = made(FLUX, **how)
-    assert not found and any(words in str(line) for line in remarks)
+def test_what_is_legal_and_odd_is_a_remark(findings_of, how, words):
+    problems, remarks = findings_of(FLUX, **how)
+    assert not problems and any(words in str(line) for line in remarks)
 
 
 @pytest.mark.parametrize("value", ["1e30", "inf"])

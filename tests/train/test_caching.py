@@ -42,8 +42,8 @@ def toml(shallow, tmp_path):
 
 def made(folder):
     """The caches, with when each was written."""
-    found = (path for path in folder.rglob("*") if path.suffix in (".npz", ".safetensors"))
-    return {path.name: path.stat().st_mtime_ns for path in found}
+    paths = (path for path in folder.rglob("*") if path.suffix in (".npz", ".safetensors"))
+    return {path.name: path.stat().st_mtime_ns for path in paths}
 
 
 def cached(kind, *argv):
@@ -63,23 +63,23 @@ def test_two_shares_have_nothing_in_common_and_are_all_together(toml, script, mo
             super().__init__(config)
             self.rank, self.ranks, self.main = self.number, 2, self.number == 0
 
-    seen = {}
+    files = {}
     for kind in ("latents", "text"):
         with monkeypatch.context() as patched:
             patched.setattr(caching, "World", Share)
             assert cached(kind, "--config_file", path) == 0
-            first = {name: at for name, at in made(folder).items() if name not in seen}
+            first = {name: at for name, at in made(folder).items() if name not in files}
             patched.setattr(Share, "number", 1)
             assert cached(kind, "--config_file", path) == 0
         both = made(folder)
-        assert len(first) == 2 and len(both) == len(seen) + 4 and both.items() >= first.items()
-        seen = both
-    kept = [path for path in folder.rglob("*") if path.suffix in (".npz", ".safetensors")]
-    kept[0].unlink()  # as after an interruption
+        assert len(first) == 2 and len(both) == len(files) + 4 and both.items() >= first.items()
+        files = both
+    others = [path for path in folder.rglob("*") if path.suffix in (".npz", ".safetensors")]
+    others[0].unlink()  # as after an interruption
     for kind in ("latents", "text"):
         assert cached(kind, "--config_file", path) == 0
     now = made(folder)
-    assert now.keys() == seen.keys() and len(now.items() & seen.items()) == 7
+    assert now.keys() == files.keys() and len(now.items() & files.items()) == 7
     fresh()
     with untouched(folder):  # and a training finds all of them
         train(config_of(shallow, script, train_data_dir=folder, output_dir=tmp_path / "run", **DISK))

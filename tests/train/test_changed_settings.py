@@ -26,10 +26,10 @@ NEEDS = {
 }
 
 
-def config_of(name="AdamW", cls=FluxLora, **given):
+def config_of(name="AdamW", cls=FluxLora, **options):
     rate = 1.0 if optimizer_spec(name).finds_rate else 5e-3
     base = {"optimizer_type": name, "learning_rate": rate, "optimizer_args": FIXED.get(name, [])}
-    return build_config(cls, base | given, notes=[])
+    return build_config(cls, base | options, notes=[])
 
 
 class Run:
@@ -44,7 +44,7 @@ class Run:
             for weight, share, name in zip(self.weights, shares, ("unet", "text_encoder"), strict=True)
         ]
         self.made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), config)
-        self.schedule = optimizers.make_schedule(self.made, config, TOTAL)
+        self.schedule = lr_schedule.make_schedule(self.made, config, TOTAL)
         self.described = resuming.describe_groups(self.made)
         optimizers.train_mode(self.made)
 
@@ -80,27 +80,29 @@ class Run:
     def memory(self):
         """All tensors that the optimizer keeps, and its estimate."""
         parts = [bundle.optimizer for bundle in getattr(self.made, "bundles", ())] or [self.made]
-        kept = [value for part in parts for state in part.state.values() for value in state.values()]
+        tensors = [value for part in parts for state in part.state.values() for value in state.values()]
         estimates = [group.get(name) for group in self.groups for name in ("d", "k")]
-        return [value.clone() for value in kept if isinstance(value, torch.Tensor)], estimates
+        return [value.clone() for value in tensors if isinstance(value, torch.Tensor)], estimates
 
 
-def same(one, other):
-    return one[1] == other[1] and all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+def same(first, other):
+    return first[1] == other[1] and all(torch.equal(a, b) for a, b in zip(first[0], other[0], strict=True))
 
 
 def changed_arguments(name):
     """optimizer_args that change whatever of these the optimizer has, and which."""
     config = config_of(name)
     group = Run(config).groups[0]
-    given = {"weight_decay": 0.37, "eps": 1e-5} if not isinstance(group.get("eps"), tuple) else {"weight_decay": 0.37}
+    arguments = (
+        {"weight_decay": 0.37, "eps": 1e-5} if not isinstance(group.get("eps"), tuple) else {"weight_decay": 0.37}
+    )
     if isinstance(group.get("betas"), tuple) and len(group["betas"]) == 2:
-        given["betas"] = (0.5, 0.7)
+        arguments["betas"] = (0.5, 0.7)
     cls = classes.import_class(optimizer_spec(name))
-    taken = [key for key in given if not list(classes.unknown_arguments(cls, [key], "optimizer_args", name))]
-    given = {key: given[key] for key in taken if key in group}
-    args = [*config.optim.optimizer_args, *(f"{key}={value}" for key, value in given.items())]
-    return given, args
+    taken = [key for key in arguments if not list(classes.unknown_arguments(cls, [key], "optimizer_args", name))]
+    arguments = {key: arguments[key] for key in taken if key in group}
+    args = [*config.optim.optimizer_args, *(f"{key}={value}" for key, value in arguments.items())]
+    return arguments, args
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["new state", "old state"])
@@ -108,8 +110,8 @@ def changed_arguments(name):
 def test_rates_and_arguments_of_the_config_apply_and_moments_stay(name, known):
     began = Run(config_of(name))
     began.steps(STOP)
-    given, args = changed_arguments(name)
-    assert given or name in ("SGDNesterov",), name
+    arguments, args = changed_arguments(name)
+    assert arguments or name in ("SGDNesterov",), name
     rate = began.config.optim.learning_rate / 500
     now = config_of(name, learning_rate=rate, optimizer_args=args)
     before = began.memory()
@@ -120,8 +122,8 @@ def test_rates_and_arguments_of_the_config_apply_and_moments_stay(name, known):
     assert [g.get("initial_lr") for g in other.groups] == [g.get("initial_lr") for g in fresh.groups]
     assert other.schedule.base_lrs == fresh.schedule.base_lrs
     for group, own in zip(other.groups, fresh.groups, strict=True):
-        assert {key: group[key] for key in given} == {key: own[key] for key in given}
-    assert other.groups[0].get("weight_decay") == given.get("weight_decay", other.groups[0].get("weight_decay"))
+        assert {key: group[key] for key in arguments} == {key: own[key] for key in arguments}
+    assert other.groups[0].get("weight_decay") == arguments.get("weight_decay", other.groups[0].get("weight_decay"))
     assert other.steps(1) == [rate]
 
 
@@ -175,9 +177,9 @@ def test_the_rate_of_one_part_applies_to_its_group(shares):
 def test_another_schedule_goes_on_where_it_would_be(before, after):
     began = Run(config_of("Adafactor" if after == "adafactor" else "AdamW", lr_scheduler=before))
     began.steps(STOP)
-    given = {"optimizer_type": began.config.optim.optimizer, "lr_scheduler": after}
-    given |= {} if after in ("constant", "piecewise_constant", "adafactor") else {"lr_warmup_steps": 2}
-    now = config_of(**{"name": began.config.optim.optimizer, **given, **NEEDS.get(after, {})})
+    options = {"optimizer_type": began.config.optim.optimizer, "lr_scheduler": after}
+    options |= {} if after in ("constant", "piecewise_constant", "adafactor") else {"lr_warmup_steps": 2}
+    now = config_of(**{"name": began.config.optim.optimizer, **options, **NEEDS.get(after, {})})
     other, straight = began.resumed(now, rescheduled=True), Run(now)
     whole = straight.steps(TOTAL)
     if after != "adafactor":  # which computes its own from what the optimizer has gathered
@@ -215,8 +217,8 @@ def test_the_average_of_a_schedule_free_optimizer_survives_other_betas(name):
     began.steps(STOP)
     other = began.resumed(config_of(name, optimizer_args=["betas=0.6,0.99"]))
     with optimizers.averaged(began.made), optimizers.averaged(other.made):
-        for one, again in zip(began.weights, other.weights, strict=True):
-            assert torch.allclose(one, again, atol=1e-6)
+        for first, again in zip(began.weights, other.weights, strict=True):
+            assert torch.allclose(first, again, atol=1e-6)
 
 
 def test_an_estimate_stays_and_where_it_starts_no_longer_counts():
@@ -224,8 +226,8 @@ def test_an_estimate_stays_and_where_it_starts_no_longer_counts():
     began.steps(STOP)
     now = config_of("Prodigy", optimizer_args=["d0=1e-2", "d_coef=2.0"])
     other = began.resumed(now)
-    group, known = other.groups[0], began.groups[0]
-    assert (group["d"], group["d0"], group["d_coef"]) == (known["d"], 1e-4, 2.0)
+    group, estimate = other.groups[0], began.groups[0]
+    assert (group["d"], group["d0"], group["d_coef"]) == (estimate["d"], 1e-4, 2.0)
     assert resuming.only_for_starts({"optimizer_args": ["d0=1e-4"]}, now) == ["d0"]
 
 

@@ -39,8 +39,8 @@ READY = {
 
 @pytest.fixture
 def config(demo, tmp_path):
-    made = build_config(FLUX, read_toml(demo.configs["flux_train_network"]), notes=[])
-    return replace_options(made, output_dir=str(tmp_path / "out"), compile=False)
+    built = build_config(FLUX, read_toml(demo.configs["flux_train_network"]), notes=[])
+    return replace_options(built, output_dir=str(tmp_path / "out"), compile=False)
 
 
 def told(config, verdict="bad"):
@@ -80,14 +80,14 @@ def test_a_fault_is_named_and_its_remedy_mends_it(fault, config, demo, tmp_path,
     if "installed" in fault:
         monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     broken = replace_options(config, **{name: leaf if value == "LEAF" else value for name, value in changes.items()})
-    found = told(broken)
-    assert [finding.topic for finding in found] == [topic] and found[0].fix, found
-    assert told(replace_options(broken, **found[0].fix)) == []
+    findings = told(broken)
+    assert [finding.topic for finding in findings] == [topic] and findings[0].fix, findings
+    assert told(replace_options(broken, **findings[0].fix)) == []
 
 
 def test_captions_with_another_ending_are_a_hint_with_a_remedy(config):
-    found = [f for f in told(replace_options(config, caption_extension=".caption"), "hint") if f.topic == "captions"]
-    assert found and found[0].fix == {"caption_extension": ".txt"}
+    findings = [f for f in told(replace_options(config, caption_extension=".caption"), "hint") if f.topic == "captions"]
+    assert findings and findings[0].fix == {"caption_extension": ".txt"}
 
 
 def test_what_the_training_ends_before_is_reported(config, tmp_path):
@@ -99,9 +99,9 @@ def test_what_the_training_ends_before_is_reported(config, tmp_path):
         "save_every_n_epochs": 5,
     }
     prompts = {"sample_prompts": str(tmp_path / "prompts.txt")}
-    found = {str(hint.text) for hint in told(replace_options(config, **prompts, **late, validation_split=0.2), "hint")}
+    texts = {str(hint.text) for hint in told(replace_options(config, **prompts, **late, validation_split=0.2), "hint")}
     ends = {"steps": "60 steps", "epochs": "4 epochs"}
-    assert {f"{name} has no effect here: the training ends after {ends[name.split('_')[-1]]}" for name in late} <= found
+    assert {f"{name} has no effect here: the training ends after {ends[name.split('_')[-1]]}" for name in late} <= texts
     by_epochs = {"compile": True, "compile_backend": "eager", "compile_from_step": "55", "max_train_epochs": 3}
     (hint,) = (
         h for h in told(replace_options(config, **by_epochs), "hint") if str(h.text).startswith("compile_from_step")
@@ -115,38 +115,40 @@ def test_what_the_training_ends_before_is_reported(config, tmp_path):
     falling = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 40, "lr_decay_steps": "50%"}
     (bad,) = told(replace_options(config, **falling))
     assert "30 steps" in str(bad.text) and "all 60" in str(bad.text)
-    assert any(str(text).startswith("sample_prompts: samples are generated only when") for text in alone - found)
+    assert any(str(text).startswith("sample_prompts: samples are generated only when") for text in alone - texts)
 
 
 def test_a_prompt_that_is_sampled_at_another_size_is_reported(config, tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("a cat --w 100\na dog --l nan\n", encoding="utf-8")
-    remarks = [str(one) for one in preflight.findings(replace_options(config, sample_prompts=str(path)))[1]]
-    assert any("prompts.txt, line 1: --w 100 becomes 96" in one for one in remarks)
-    assert any("prompts.txt, line 2: --l nan has no effect" in one for one in remarks)
+    remarks = [str(problem) for problem in preflight.findings(replace_options(config, sample_prompts=str(path)))[1]]
+    assert any("prompts.txt, line 1: --w 100 becomes 96" in problem for problem in remarks)
+    assert any("prompts.txt, line 2: --l nan has no effect" in problem for problem in remarks)
 
 
 def test_what_is_held_out_for_validation_is_reported_by_folder(config):
     said = [
-        str(one.text) for one in told(replace_options(config, validation_split=0.25), "ok") if one.topic == "images"
+        str(finding.text)
+        for finding in told(replace_options(config, validation_split=0.25), "ok")
+        if finding.topic == "images"
     ]
     wanted = r"\d+ of \d+ images held out for validation: \d+ of \d+ in .+"
     assert any(re.fullmatch(wanted, text) for text in said)
-    assert not any("held out" in str(one.text) for one in told(config, "ok"))
+    assert not any("held out" in str(finding.text) for finding in told(config, "ok"))
 
 
 def test_a_hint_with_a_remedy_is_gone_after_it(config):
-    given = {
+    options = {
         "bucket_no_upscale": True,
         "ema_every_n_steps": 7,
         "max_bucket_reso": 512,
         "persistent_data_loader_workers": True,
     }
-    for name, value in given.items():
-        made = build_config(FLUX, {**option_values(config), name: value}, notes=[])
-        for hint in (one for one in told(made, "hint") if one.fix):
-            mended = build_config(FLUX, {**option_values(made), **hint.fix}, notes=[])
-            assert hint.text not in [one.text for one in checking.make_report(mended).findings], hint
+    for name, value in options.items():
+        built = build_config(FLUX, {**option_values(config), name: value}, notes=[])
+        for hint in (finding for finding in told(built, "hint") if finding.fix):
+            mended = build_config(FLUX, {**option_values(built), **hint.fix}, notes=[])
+            assert hint.text not in [finding.text for finding in checking.make_report(mended).findings], hint
 
 
 def test_everything_is_examined_within_seconds(config, tmp_path):
@@ -166,8 +168,8 @@ def test_check_without_compile_loads_no_compiler(config):
     config = replace_options(
         config, t5xxl_max_token_length=512
     )  # longer than any caption here, which need not be counted
-    given = {name: str(value) for name, value in flatten_sections(changed(config)).items()}
-    asked = json.dumps([{"script": config.script, "values": given, "problems": [], "wrong": []}])
+    options = {name: str(value) for name, value in flatten_sections(changed(config)).items()}
+    asked = json.dumps([{"script": config.script, "values": options, "problems": [], "wrong": []}])
     heavy = {"torch", "torch._dynamo", "torch._inductor", "transformers", "diffusers"}
     code = f"import sys\nfrom library.check import report\nreport.answer_requests()\nprint(*{heavy} & set(sys.modules))"
     done = command([sys.executable, "-c", code], input=asked)
@@ -177,8 +179,8 @@ def test_check_without_compile_loads_no_compiler(config):
 def test_the_command_says_it_in_lines_or_as_json(demo, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main.main(["check", str(demo.configs["flux_train_network"]), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {"topic", "verdict", "text", "fix"} <= set(found["findings"][0])
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"topic", "verdict", "text", "fix"} <= set(report["findings"][0])
     (tmp_path / "sdxl_train.toml").write_text("learning_rate = -1\n", encoding="utf-8")
     assert main.main(["check", "sdxl_train.toml"]) == 1
     assert "learning_rate must be at least 0" in capsys.readouterr().err
@@ -214,14 +216,14 @@ RULES = [
 def test_a_broken_rule_has_a_remedy(cls, given):
     with pytest.raises(ConfigError) as error:
         build_config(cls, given)
-    known = options_of(cls)
-    broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
+    options = options_of(cls)
+    broken = draft(cls, {name: options[name].read(value) for name, value in given.items()})
     for _ in range(3):  # one remedy may uncover the next problem
         problem = error.value.problems[0]
         mends = working_fix(problem, broken)
         assert mends, problem
         given = {**given, **mends}
-        broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
+        broken = draft(cls, {name: options[name].read(value) for name, value in given.items()})
         try:
             build_config(cls, given, notes=[])
         except ConfigError as wrong:
@@ -274,30 +276,32 @@ def test_an_option_that_has_to_be_changed_is_not_said_to_have_no_effect_besides(
         LORA, {"compile": True, "compile_backend": "eager", "compile_mode": "reduce-overhead"}, notes=[]
     )
     problems, remarks = preflight.evaluate(config, data.Check([], []))
-    assert [one.option for one in problems if "inductor" in str(one)] == ["compile_mode"]
-    assert not [one for one in remarks if one.option == "compile_mode"]
+    assert [problem.option for problem in problems if "inductor" in str(problem)] == ["compile_mode"]
+    assert not [problem for problem in remarks if problem.option == "compile_mode"]
 
 
 # ---- what a training needs
 
 
-def needs(cls, size=(1024, 1024), **given):
-    known = options_of(cls)
-    config = build_config(cls, {name: value for name, value in {**READY, **given}.items() if name in known}, notes=[])
+def needs(cls, size=(1024, 1024), **options):
+    declared = options_of(cls)
+    config = build_config(
+        cls, {name: value for name, value in {**READY, **options}.items() if name in declared}, notes=[]
+    )
     return estimate.estimate(config, size, "NVIDIA H200", 139.8)
 
 
 def test_the_estimate_follows_what_is_set(monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
-    plain, kept = needs(FLUX, gradient_checkpointing=True), needs(FLUX)
-    assert 24 < plain.peak < 34 < kept.peak  # 22 GB of weights, and what 57 blocks keep
+    plain, memory = needs(FLUX, gradient_checkpointing=True), needs(FLUX)
+    assert 24 < plain.peak < 34 < memory.peak  # 22 GB of weights, and what 57 blocks keep
     assert needs(FLUX, gradient_checkpointing=True, fp8_base=True).peak < plain.peak - 9
     assert needs(FLUX, gradient_checkpointing=True, blocks_to_swap=20).peak < plain.peak - 7
     assert needs(FLUX, train_batch_size=4).parts["activations"] == pytest.approx(
-        4 * kept.parts["activations"], rel=0.01
+        4 * memory.parts["activations"], rel=0.01
     )
-    assert needs(FLUX, (512, 512)).parts["activations"] < kept.parts["activations"] / 2
-    assert kept.step < plain.step and "published model" in str(plain.basis) and plain.fits
+    assert needs(FLUX, (512, 512)).parts["activations"] < memory.parts["activations"] / 2
+    assert memory.step < plain.step and "published model" in str(plain.basis) and plain.fits
     assert 5 < needs(LORA, gradient_checkpointing=True).peak < 12
     whole = needs(WHOLE_SDXL, gradient_checkpointing=True)
     assert whole.parts["optimizer"] == pytest.approx(2 * whole.parts["gradients"], rel=0.01)
@@ -327,12 +331,12 @@ MEASURED = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "batch", "given", "peak", "step"), MEASURED)
-def test_the_estimate_is_near_to_what_was_measured(cls, batch, given, peak, step, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("cls", "batch", "options", "peak", "step"), MEASURED)
+def test_the_estimate_is_near_to_what_was_measured(cls, batch, options, peak, step, monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
-    found = needs(cls, train_batch_size=batch, **given)
-    tensors = sum(size for part, size in found.parts.items() if part != "driver")
-    assert tensors == pytest.approx(peak, rel=0.08) and found.step == pytest.approx(step, rel=0.12)
+    needed = needs(cls, train_batch_size=batch, **options)
+    tensors = sum(size for part, size in needed.parts.items() if part != "driver")
+    assert tensors == pytest.approx(peak, rel=0.08) and needed.step == pytest.approx(step, rel=0.12)
 
 
 ROWS = {
@@ -348,16 +352,16 @@ def test_the_estimate_is_near_to_what_every_preset_took(family, monkeypatch, tmp
     """CUDA graphs, reference images and what a full fine-tune keeps included; a preset is held to its memory."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
     folder = presets.preset_folder(family)
-    found = [
+    cases = [
         case for case in presets.preset_cases(family, None, "full") if case.cap and f"{folder}/{case.name}" in ROWS
     ]
-    for case in found:
+    for case in cases:
         config = build_config(config_class(case.script), case.values, notes=[])
         needs = estimate.estimate(config, checking.largest_bucket(None, config), "NVIDIA H200", case.cap)
         row = ROWS[f"{folder}/{case.name}"]
         assert 0.74 < needs.peak / row["gpu_gib"] < 1.16 and needs.fits, (case.name, needs)
         assert 0.72 < needs.step / (row["gpu_busy_s"] or row["s_it"]) < 2, (case.name, needs)
-    assert found
+    assert cases
 
 
 def test_parameters_are_counted_in_headers(demo):
@@ -365,12 +369,12 @@ def test_parameters_are_counted_in_headers(demo):
 
     for script in ("flux_train_network", "sdxl_train_network"):
         config = build_config(config_class(script), read_toml(demo.configs[script]), notes=[])
-        found = model_stats.model_stats(config)
+        stats = model_stats.model_stats(config)
         every = header(config.model.pretrained_model_name_or_path)
         own = {n: s for n, s in every.items() if config.family == "flux" or n.startswith("model.diffusion_model.")}
-        assert found.counted and found.denoiser == sum(math.prod(shape) for shape in own.values())
-    assert {b.kind for b in found.blocks} == {"BasicTransformerBlock", "Conv2d"}
-    assert max(b.downsampling for b in found.blocks) > 1
+        assert stats.counted and stats.denoiser == sum(math.prod(shape) for shape in own.values())
+    assert {b.kind for b in stats.blocks} == {"BasicTransformerBlock", "Conv2d"}
+    assert max(b.downsampling for b in stats.blocks) > 1
 
 
 # ---- probing
@@ -397,8 +401,8 @@ class Machine:
         return Measured({}, step, peak=peak)
 
 
-def probed(memory, **given):
-    config = build_config(FLUX, {**READY, **given}, notes=[])
+def probed(memory, **options):
+    config = build_config(FLUX, {**READY, **options}, notes=[])
     machine = Machine(memory)
     return probe.Probe(config, (1024, 1024), memory, machine.attempt).run()
 
@@ -420,13 +424,13 @@ def test_a_probe_that_fails_otherwise_says_why():
 
 
 def test_a_try_is_a_training_on_made_pictures(config, tmp_path):
-    made = probe.prepare_try(
+    trial = probe.prepare_try(
         replace_options(config, max_train_epochs=3, lr_scheduler="cosine"), (128, 192), tmp_path / "try"
     )
-    assert checking.make_report(made).problems == []
-    assert made.steps.max_train_steps == probe.WARM + probe.TIMED and not made.steps.max_train_epochs
+    assert checking.make_report(trial).problems == []
+    assert trial.steps.max_train_steps == probe.WARM + probe.TIMED and not trial.steps.max_train_epochs
     assert {Image.open(p).size for p in (tmp_path / "try").rglob("*.png")} == {(128, 192)}
-    assert made.memory == config.memory and made.precision == config.precision
+    assert trial.memory == config.memory and trial.precision == config.precision
 
 
 BESIDE = {"flux_train_network": {"model_type": "kontext", "guidance_scale": 1.0}, "sdxl_train_control_net_lllite": {}}
@@ -434,10 +438,10 @@ BESIDE = {"flux_train_network": {"model_type": "kontext", "guidance_scale": 1.0}
 
 @pytest.mark.parametrize("script", BESIDE)
 def test_a_try_has_pictures_beside_its_images_where_the_model_is_shown_some(script, demo, tmp_path):
-    given = {**flatten_sections(read_toml(demo.configs[script])), **BESIDE[script]}
-    made = probe.prepare_try(build_config(config_class(script), given, notes=[]), (128, 256), tmp_path / "try")
-    found = data.check_data(made, made.grid)
-    assert not found.problems and {image.size_with_controls for image in found.images.items} == {(128, 256)}
+    options = {**flatten_sections(read_toml(demo.configs[script])), **BESIDE[script]}
+    trial = probe.prepare_try(build_config(config_class(script), options, notes=[]), (128, 256), tmp_path / "try")
+    check = data.check_data(trial, trial.grid)
+    assert not check.problems and {image.size_with_controls for image in check.images.items} == {(128, 256)}
 
 
 def test_the_pace_of_a_gpu_is_that_of_its_own_clock(tmp_path):
@@ -457,7 +461,7 @@ def test_the_check_counts_what_sample_images_take(config, demo, tmp_path):
     prompts = tmp_path / "p.txt"
     prompts.write_text("a cat --w 512 --h 512\na dog --w 1024 --h 1536\n", encoding="utf-8")
     asked = replace_options(config, sample_prompts=str(prompts), sample_every_n_steps=2)
-    (said,) = [one for one in checking.make_report(asked).findings if one.topic == "samples"]
+    (said,) = [finding for finding in checking.make_report(asked).findings if finding.topic == "samples"]
     assert said.verdict == "ok" and "1024x1536" in str(said.text)
     parts = {"model": 4.0, "optimizer": 0.5, "activations": 9.0}
     (tight,) = preview_memory.sentences(MemoryEstimate(6, parts, memory=6.0), asked)
@@ -488,5 +492,5 @@ def test_a_probe_whose_samples_were_left_out_does_not_fit(config, tmp_path, monk
 
     monkeypatch.setattr(probe.subprocess, "run", process)
     monkeypatch.setattr(probe, "prepare_try", made)
-    found = probe.measure_in_own_process(config, (64, 64), tmp_path, {"mixed_precision": "no"})
-    assert found.lacks_memory
+    result = probe.measure_in_own_process(config, (64, 64), tmp_path, {"mixed_precision": "no"})
+    assert result.lacks_memory

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from library.adapter_files import verify
-from library.demo import files, lora
+from library.demo import files, summary
 from library.tools import convert, extract, merge, metadata, resize
 from tests.training import config_of, train
 
@@ -41,7 +41,7 @@ def test_its_lora_has_the_names_that_others_load(demo, learnt):
     names = {name.split(".")[0] for name in tensors}
     assert len(names) == 2 * 8 + 4 * 2  # attention and MLP of two double blocks, two layers of four single ones
     assert {"lora_unet_double_blocks_0_img_mlp_0", "lora_unet_single_blocks_3_linear2"} <= names
-    matched, wrong = lora.check_lora_layers(learnt.file, config_of(demo, LORA))
+    matched, wrong = summary.check_lora_layers(learnt.file, config_of(demo, LORA))
     assert not wrong and matched == 2 * (6 + 2 + 4) + 4 * (4 + 1)
     assert len(list(learnt.file.parent.glob("sample/*.png"))) == 1
     about = metadata.read_metadata(learnt.file)
@@ -66,8 +66,8 @@ def test_training_goes_on_from_a_file_of_sd_scripts_names_and_compiled_losses_ar
         )
     )
     assert fast.losses == pytest.approx(eager.losses, rel=1e-4)
-    found = fast.facts["compile"]
-    assert (found["num_graphs"], found["recompiles"]) == (2, 0) and found["fallback"] in (None, "", False)
+    compiled = fast.facts["compile"]
+    assert (compiled["num_graphs"], compiled["recompiles"]) == (2, 0) and compiled["fallback"] in (None, "", False)
 
 
 def test_the_whole_model_learns_but_for_its_approximator(demo, squares, tmp_path):
@@ -83,9 +83,9 @@ def test_the_whole_model_learns_but_for_its_approximator(demo, squares, tmp_path
             save_precision="bf16",
         )
     )
-    made = done.tensors()
-    assert made.keys() == base.keys()
-    same = {name for name in base if torch.equal(made[name], base[name])}
+    tensors = done.tensors()
+    assert tensors.keys() == base.keys()
+    same = {name for name in base if torch.equal(tensors[name], base[name])}
     frozen = {name for name in base if name.startswith("distilled_guidance_layer.")}
     assert frozen <= same and len(same - frozen) < 0.2 * len(base)
     assert len(set(done.losses)) == 2
@@ -108,7 +108,7 @@ def test_lycoris_learns(demo, squares, tmp_path):
 
 
 def test_8_bit_bases(demo, squares, tmp_path):
-    for number, given in enumerate(({"fp8_base": True}, {"int8_base": True})):
+    for number, options in enumerate(({"fp8_base": True}, {"int8_base": True})):
         done = train(
             config_of(
                 demo,
@@ -117,7 +117,7 @@ def test_8_bit_bases(demo, squares, tmp_path):
                 output_dir=tmp_path / str(number),
                 mixed_precision="bf16",
                 max_train_steps=2,
-                **given,
+                **options,
             )
         )
         assert len(done.losses) == 2 and all(0 < loss < 100 for loss in done.losses)

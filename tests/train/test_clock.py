@@ -32,11 +32,11 @@ def test_length(steps, batches, total, per_epoch, epochs):
 
 def test_epochs_count_from_one_and_end_on_their_last_step():
     clock = Clock.of(config(max_train_steps=5), 2)
-    seen = []
+    positions = []
     while not clock.done:
         clock.tick()
-        seen.append((clock.step, clock.epoch, clock.epoch_ended))
-    assert seen == [(1, 1, False), (2, 1, True), (3, 2, False), (4, 2, True), (5, 3, False)]
+        positions.append((clock.step, clock.epoch, clock.epoch_ended))
+    assert positions == [(1, 1, False), (2, 1, True), (3, 2, False), (4, 2, True), (5, 3, False)]
 
 
 def test_due_by_step_and_by_epoch():

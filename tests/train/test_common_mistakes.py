@@ -63,11 +63,11 @@ def said(demo, wrong, tmp_path, script, values):
         "SDXL": demo.models["sdxl"]["sdxl"],
         **{k.upper(): v for k, v in demo.models["flux"].items()},
     }
-    given = {}
+    options = {}
     for name, value in values.items():
         for word, place in places.items():
             value = value.replace(word, str(place)) if isinstance(value, str) else value
-        given[name] = value
+        options[name] = value
     quick = {
         DATA: str(wrong / "txt"),
         "caption_extension": ".txt",
@@ -81,7 +81,7 @@ def said(demo, wrong, tmp_path, script, values):
     notes = []
     try:
         config = build_config(
-            config_class(script), {**read_toml(demo.configs[script]), **quick, **given}, "old.toml", notes
+            config_class(script), {**read_toml(demo.configs[script]), **quick, **options}, "old.toml", notes
         )
     except ConfigError as e:
         return str(e).splitlines(), []

@@ -86,5 +86,5 @@ def test_wrong_names_and_ranges_of_blocks_are_one_sentence(script):
         assert len(str(refused.value).splitlines()) == 1
     kinds, others = config().compile.kinds, names[1:]
     said = ",".join([f" {names[0]}:0-3, 7", *(f"{name}:all" for name in others)])
-    found = build_config(config, {"compile_blocks": f"{said} "}).compile.ranges()
-    assert found == {kinds[names[0]]: ((0, 3), (7, 7)), **{kinds[name]: None for name in others}}
+    chosen = build_config(config, {"compile_blocks": f"{said} "}).compile.ranges()
+    assert chosen == {kinds[names[0]]: ((0, 3), (7, 7)), **{kinds[name]: None for name in others}}

@@ -144,10 +144,10 @@ def test_a_later_run_of_the_same_process_is_not_held_back(run, broken_backend):
 
 def test_latents_lie_in_one_order_whether_they_are_cached_or_not():
     """A VAE's order in memory depends on the size of the image, and what is compiled would be made anew for another."""
-    seen = []
+    strides = []
     batch, generators = SimpleNamespace(latents=None, pixels=torch.zeros(())), StepGenerators(0, torch.device("cpu"), 0)
     family = SimpleNamespace(latents=lambda *_: torch.zeros(2, 4, 8, 8).to(memory_format=torch.channels_last))
     compute_loss = LossFunction(family, None, None, None, None, generators, None)
     with contextlib.suppress(ZeroDivisionError):
-        compute_loss(batch, noise=lambda latents: seen.append(latents.stride()) or 1 / 0)
-    assert seen == [(256, 64, 8, 1)]
+        compute_loss(batch, noise=lambda latents: strides.append(latents.stride()) or 1 / 0)
+    assert strides == [(256, 64, 8, 1)]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, safe_open
 
 from library.adapter_files import verify
 from library.check import preflight
-from library.demo import lora, main
+from library.demo import main, summary
 from library.runs import foreground
 from library.sampling import caption_prompts
 from library.tools import convert, extract, merge, resize
@@ -72,9 +72,9 @@ def run(demo, pairs, fill_model, tmp_path):
     count = iter(range(100))
 
     def start(kind, script=LORA, data=None, **values):
-        given = {"dataset_config": pairs / f"{data or kind}.toml", "train_data_dir": None, "model_type": kind}
-        given |= {"output_dir": tmp_path / f"run{next(count)}", "seed": 5, "network_dropout": 0.0}
-        values = given | values
+        options = {"dataset_config": pairs / f"{data or kind}.toml", "train_data_dir": None, "model_type": kind}
+        options |= {"output_dir": tmp_path / f"run{next(count)}", "seed": 5, "network_dropout": 0.0}
+        values = options | values
         if script == FULL:
             values = {name: value for name, value in values.items() if not name.startswith("network_")}
         if kind == "fill":
@@ -84,40 +84,40 @@ def run(demo, pairs, fill_model, tmp_path):
     return start
 
 
-def use_tools(made, base):
+def use_tools(outcome, base):
     """Merge a LoRA, verify it, get it back from the merged model, resize it, and convert it to other names and back."""
-    merged = merge.merge_into_checkpoint(base, [(made.file, 1.0)], made.file.with_name("merged.safetensors"))
-    assert merged.modules == len({name.split(".")[0] for name in made.tensors()})
-    assert not verify.verify_lora(made.file, base).problems
+    merged = merge.merge_into_checkpoint(base, [(outcome.file, 1.0)], outcome.file.with_name("merged.safetensors"))
+    assert merged.modules == len({name.split(".")[0] for name in outcome.tensors()})
+    assert not verify.verify_lora(outcome.file, base).problems
     assert load_file(merged.path).keys() == load_file(base).keys()
     choices = extract.ExtractOptions(rank=8, min_diff=0)
-    back = extract.extract_lora(merged.path, base, made.file.with_name("back.safetensors"), choices=choices)
+    back = extract.extract_lora(merged.path, base, outcome.file.with_name("back.safetensors"), choices=choices)
     assert any("single_blocks_0_linear1" in name for name in load_file(back.path))
     small = resize.resize_lora(
-        made.file, made.file.with_name("small.safetensors"), choices=resize.ResizeOptions(rank=2)
+        outcome.file, outcome.file.with_name("small.safetensors"), choices=resize.ResizeOptions(rank=2)
     )
     assert {new for _, new in small.ranks.values()} <= {1, 2}
-    there = convert.convert_lora(made.file, made.file.with_name("there.safetensors"), to="diffusers")
+    there = convert.convert_lora(outcome.file, outcome.file.with_name("there.safetensors"), to="diffusers")
     assert any(name.startswith("transformer.single_transformer_blocks.0.") for name in load_file(there))
-    again = convert.convert_lora(there, made.file.with_name("again.safetensors"), to="kohya")
-    assert load_file(again).keys() == made.tensors().keys()
+    again = convert.convert_lora(there, outcome.file.with_name("again.safetensors"), to="kohya")
+    assert load_file(again).keys() == outcome.tensors().keys()
 
 
 @pytest.mark.parametrize("kind", ["kontext", "fill"])
 def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_model, kind):
-    made = run(kind, sample_prompts=pairs / "prompts.txt", sample_at_first=True, max_train_steps=3, **DISK)
-    assert len(made.losses) == 3 and all(map(math.isfinite, made.losses))
-    assert len(list((made.file.parent / "sample").glob("*.png"))) == 2
+    outcome = run(kind, sample_prompts=pairs / "prompts.txt", sample_at_first=True, max_train_steps=3, **DISK)
+    assert len(outcome.losses) == 3 and all(map(math.isfinite, outcome.losses))
+    assert len(list((outcome.file.parent / "sample").glob("*.png"))) == 2
     model = {"pretrained_model_name_or_path": fill_model} if kind == "fill" else {}
-    use_tools(made, fill_model if kind == "fill" else demo.models["flux"]["flux"])
+    use_tools(outcome, fill_model if kind == "fill" else demo.models["flux"]["flux"])
     exclude = ["exclude_patterns=['.*(img_mod|txt_mod|modulation).*']"]  # as files of musubi-tuner have it
     own = run(kind, max_train_steps=1, network_args=exclude, learning_rate=1e-2, **DISK)
     more = run(kind, max_train_steps=1, network_args=exclude, learning_rate=1e-12, network_weights=own.file, **DISK)
     assert not any("_mod" in name for name in own.tensors()) and own.tensors().keys() == more.tensors().keys()
     assert all(torch.allclose(tensor, own.tensors()[name], atol=1e-6) for name, tensor in more.tensors().items())
-    fits, wrong = lora.check_lora_layers(made.file, config_of(demo, LORA, **model))
+    fits, wrong = summary.check_lora_layers(outcome.file, config_of(demo, LORA, **model))
     assert fits > 0 and not wrong
-    with safe_open(made.file, "pt") as file:
+    with safe_open(outcome.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == {"kontext": "flux_kontext", "fill": "flux_fill"}[kind]
     caches = {path.name for path in (pairs / "1_zorb toy").glob("0*")}
     if kind == "kontext":
@@ -134,15 +134,15 @@ def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_mod
 @pytest.mark.parametrize("kind", ["kontext", "fill"])
 def test_samples_from_captions_show_the_model_the_images_that_it_needs(run, monkeypatch, kind):
     monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
-    made = run(kind, sample_from_captions=1, sample_at_first=True, max_train_steps=1, **DISK)
-    assert len(made.events("sample")) == 4 and not made.events("sample_failed")
+    outcome = run(kind, sample_from_captions=1, sample_at_first=True, max_train_steps=1, **DISK)
+    assert len(outcome.events("sample")) == 4 and not outcome.events("sample_failed")
 
 
 @pytest.mark.parametrize("kind", ["kontext", "fill"])
 def test_the_whole_model_learns(run, kind):
-    made = run(kind, FULL, max_train_steps=2, learning_rate=1e-4)
-    assert len(set(made.losses)) == 2 and all(map(math.isfinite, made.losses))
-    assert made.tensors()["img_in.weight"].shape[1] == {"kontext": 64, "fill": 384}[kind]
+    outcome = run(kind, FULL, max_train_steps=2, learning_rate=1e-4)
+    assert len(set(outcome.losses)) == 2 and all(map(math.isfinite, outcome.losses))
+    assert outcome.tensors()["img_in.weight"].shape[1] == {"kontext": 64, "fill": 384}[kind]
 
 
 def test_sizes_of_images_and_references_need_the_predicted_graphs(run):
@@ -166,22 +166,22 @@ def test_sizes_of_images_and_references_need_the_predicted_graphs(run):
     ],
 )
 def test_eight_bits_and_lycoris(run, values):
-    made = run("kontext", max_train_steps=2, **DISK, **values)
-    assert all(map(math.isfinite, made.losses)) and len(made.losses) == 2
+    outcome = run("kontext", max_train_steps=2, **DISK, **values)
+    assert all(map(math.isfinite, outcome.losses)) and len(outcome.losses) == 2
 
 
-@pytest.mark.parametrize("given", [DISK, {"data": "bare", "random_masks": 3}])
-def test_a_resumed_training_goes_on_as_it_would_have(run, given):
-    straight = run("fill", max_train_steps=4, save_every_n_steps=2, save_state=True, output_name="m", **given)
+@pytest.mark.parametrize("options", [DISK, {"data": "bare", "random_masks": 3}])
+def test_a_resumed_training_goes_on_as_it_would_have(run, options):
+    straight = run("fill", max_train_steps=4, save_every_n_steps=2, save_state=True, output_name="m", **options)
     state = straight.file.parent / "m-step00000002-state"
-    resumed = run("fill", max_train_steps=4, resume=state, **given)
+    resumed = run("fill", max_train_steps=4, resume=state, **options)
     assert resumed.losses == straight.losses[2:]
     assert all(torch.equal(tensor, resumed.tensors()[name]) for name, tensor in straight.tensors().items())
 
 
 def sentences(demo, pairs, **values):
-    given = {"dataset_config": pairs / "kontext.toml", "train_data_dir": None, "output_dir": pairs / "out"}
-    return " / ".join(map(str, preflight.find_problems(config_of(demo, LORA, **given | values))))
+    options = {"dataset_config": pairs / "kontext.toml", "train_data_dir": None, "output_dir": pairs / "out"}
+    return " / ".join(map(str, preflight.findings(config_of(demo, LORA, **options | values))[0]))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_model, tmp_path):

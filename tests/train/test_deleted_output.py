@@ -20,7 +20,7 @@ def test_the_result_and_the_record_are_there_at_the_end(demo, tmp_path, monkeypa
             shutil.rmtree(tmp_path / "out")
 
     monkeypatch.setattr(Record, "step", step)
-    made = train(
+    outcome = train(
         config_of(
             demo,
             script,
@@ -31,6 +31,6 @@ def test_the_result_and_the_record_are_there_at_the_end(demo, tmp_path, monkeypa
             save_last_n_steps=2,
         )
     )
-    assert made.file.is_file() and len(made.losses) == 5
-    assert made.facts["state"] == "finished" and made.facts["restored"]
-    assert sum("was deleted" in str(event["text"]) for event in made.events("warning")) == 1
+    assert outcome.file.is_file() and len(outcome.losses) == 5
+    assert outcome.facts["state"] == "finished" and outcome.facts["restored"]
+    assert sum("was deleted" in str(event["text"]) for event in outcome.events("warning")) == 1

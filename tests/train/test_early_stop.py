@@ -73,8 +73,8 @@ def test_an_ended_training_is_not_taken_further_by_mistake(demo, eight, tmp_path
     state = tmp_path / "a" / "m-state"
 
     def problems(**values):
-        given = STILL | {"resume": state, "output_dir": tmp_path / "a", "output_name": "m"} | values
-        return [*preflight.find_problems(config_of(demo, SCRIPT, train_data_dir=eight, **given))]
+        options = STILL | {"resume": state, "output_dir": tmp_path / "a", "output_name": "m"} | values
+        return [*preflight.findings(config_of(demo, SCRIPT, train_data_dir=eight, **options))[0]]
 
     (problem,) = problems()
     assert problem.option == "resume" and "early_stop_patience" in problem.options and "step 3" in str(problem)
@@ -100,9 +100,9 @@ def test_two_processes_end_after_the_same_step(demo, eight, tmp_path):
 
 def test_a_patience_that_no_training_of_this_length_needs_is_pointed_out(demo, eight, tmp_path):
     def told(**values):
-        given = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 9} | values
-        found = preflight.findings(config_of(demo, SCRIPT, **STILL | given))[1]
-        return [str(one) for one in found if one.option == "early_stop_patience"]
+        options = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 9} | values
+        problems = preflight.findings(config_of(demo, SCRIPT, **STILL | options))[1]
+        return [str(problem) for problem in problems if problem.option == "early_stop_patience"]
 
     assert told(early_stop_patience=3) == [
         "early_stop_patience has no effect here: this training has only 3 validations"
@@ -114,9 +114,9 @@ def test_a_training_that_ends_before_its_first_validation_is_pointed_out(demo, e
     """The end of an epoch that is cut short is none."""
 
     def told(**values):
-        given = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 2} | values
-        found = preflight.findings(config_of(demo, SCRIPT, **STILL | given))[1]
-        return [one for one in found if "never measured" in str(one)]
+        options = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 2} | values
+        problems = preflight.findings(config_of(demo, SCRIPT, **STILL | options))[1]
+        return [problem for problem in problems if "never measured" in str(problem)]
 
     (first,) = told()
     assert first.option == "early_stop_patience" and "the training ends after 2 steps" in str(first)
@@ -134,13 +134,13 @@ def test_it_needs_held_out_images(eight, tmp_path):
     file = tmp_path / "data.toml"
     file.write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{eight / '1_zorb toy'}'\n")
     config = draft(config_class("sdxl_train"), {"early_stop_patience": 2, "dataset_config": file, "max_train_steps": 3})
-    found = [str(problem) for problem in preflight.find_problems(config) if problem.option == "early_stop_patience"]
-    assert found == [
+    problems = [str(problem) for problem in preflight.findings(config)[0] if problem.option == "early_stop_patience"]
+    assert problems == [
         "early_stop_patience needs held-out images, and none are held out: set validation_split in the dataset_config"
     ]
 
 
 def test_states_of_trainings_without_it_say_nothing_of_it(demo, eight, tmp_path):
-    given = {"train_data_dir": eight, "output_dir": tmp_path, "output_name": "m", "max_train_steps": 1}
-    train(config_of(demo, SCRIPT, save_state_on_train_end=True, **given))
+    options = {"train_data_dir": eight, "output_dir": tmp_path, "output_name": "m", "max_train_steps": 1}
+    train(config_of(demo, SCRIPT, save_state_on_train_end=True, **options))
     assert IN_STATE not in state_files.read_progress(tmp_path / "m-state")

@@ -102,10 +102,12 @@ def test_mask_area_is_divided_out_on_request(demo, squares, tmp_path):
             cut = image.convert("RGBA")
         cut.putalpha(Image.linear_gradient("L").resize(cut.size).point(lambda value: 255 * (value > 127)))
         cut.save(path)
-    given = {"train_data_dir": tmp_path / "cut", "alpha_mask": True, "max_train_steps": 1, "seed": 1}
+    options = {"train_data_dir": tmp_path / "cut", "alpha_mask": True, "max_train_steps": 1, "seed": 1}
     plain, divided = (
         train(
-            config_of(demo, "flux_train_network", output_dir=tmp_path / str(on), normalize_masked_area_loss=on, **given)
+            config_of(
+                demo, "flux_train_network", output_dir=tmp_path / str(on), normalize_masked_area_loss=on, **options
+            )
         )
         for on in (False, True)
     )
@@ -137,9 +139,9 @@ def test_what_has_adapters_and_of_which_size(demo, script):
         method = methods.attach_method(family.load(torch.float32), family, config)
         assert {adapter.spec.dropout for adapter in method.adapters.values()} == {0.3}
         tensors = method.state_dict()
-        found = {name.split("_")[0] + "_" + name.split("_")[1] for name in tensors}
+        kinds = {name.split("_")[0] + "_" + name.split("_")[1] for name in tensors}
         second = {"lora_te2"} if config.family == "sdxl" and "lora_te1" in expected else set()
-        assert found == expected | second
+        assert kinds == expected | second
         assert {t.shape[0] for name, t in tensors.items() if name.endswith("lora_down.weight")} == {6}
         assert {float(t) for name, t in tensors.items() if name.endswith("alpha")} == {3.0}
 
@@ -165,8 +167,8 @@ def test_states_and_files_of_epochs_leave_when_they_are_old(run, tmp_path):
     files = {path.name for path in (tmp_path / "out").iterdir()} - {"runs", "m.safetensors", "m-state"}
     assert files == {f"m-00000{n}.safetensors" for n in (2, 3, 4)} | {"m-000004-state"}
     run(folder="few", max_train_epochs=4, save_n_epoch_ratio=2, output_name="few", save_every_n_epochs=1)
-    kept = {path.name for path in (tmp_path / "few").iterdir()} - {"runs"}
-    assert kept == {"few-000002.safetensors", "few.safetensors"}
+    names = {path.name for path in (tmp_path / "few").iterdir()} - {"runs"}
+    assert names == {"few-000002.safetensors", "few.safetensors"}
 
 
 WORDS = (
@@ -275,7 +277,7 @@ def test_trackers_that_cannot_be_used_are_known_before(demo, squares, tmp_path, 
         log_with="wandb",
         log_tracker_config=tmp_path / "none.toml",
     )
-    told = list(preflight.find_problems(config))
+    told = list(preflight.findings(config)[0])
     assert len(told) == 2 and "pip install wandb" in str(told[0]) and "none.toml does not exist" in str(told[1])
 
 
@@ -349,15 +351,15 @@ def test_every_linear_layer_of_t5_learns(tmp_path, demo, squares):
     attention, dense = "layer_0_SelfAttention_", "layer_1_DenseReluDense_"
     layers = [attention + n for n in ("q", "k", "v", "o")] + [dense + n for n in ("wi_0", "wi_1", "wo")]
     expected = {f"lora_te3_encoder_block_{block}_{layer}" for block in (0, 1) for layer in layers}
-    found = {name.partition(".")[0] for name in out if name.startswith("lora_te3_")}
-    assert found == expected
-    assert all(out[f"{name}.lora_up.weight"].any() for name in found)
+    layer_kinds = {name.partition(".")[0] for name in out if name.startswith("lora_te3_")}
+    assert layer_kinds == expected
+    assert all(out[f"{name}.lora_up.weight"].any() for name in layer_kinds)
 
 
 # A model with convolutions, and one without.
 @pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train_network"])
 def test_whole_matrices_of_lokr_are_saved_in_float16_and_gone_on_with(tmp_path, demo, squares, script):
-    given = {
+    options = {
         "train_data_dir": squares,
         "network_module": "lycoris.kohya",
         "network_dim": 100_000,
@@ -367,7 +369,9 @@ def test_whole_matrices_of_lokr_are_saved_in_float16_and_gone_on_with(tmp_path, 
         "save_state": True,
         "output_name": "m",
     }
-    first = train(config_of(demo, script, **given, output_dir=tmp_path / "a", max_train_steps=2, save_every_n_steps=2))
+    first = train(
+        config_of(demo, script, **options, output_dir=tmp_path / "a", max_train_steps=2, save_every_n_steps=2)
+    )
     assert {path.name for path in (tmp_path / "a").iterdir()} >= {
         "m.safetensors",
         "m-step00000002.safetensors",
@@ -378,17 +382,21 @@ def test_whole_matrices_of_lokr_are_saved_in_float16_and_gone_on_with(tmp_path, 
     alphas = [tensor for name, tensor in first.tensors().items() if name.endswith(".alpha")]
     assert alphas and all(alpha.dtype == torch.float16 and alpha == float("inf") for alpha in alphas)
     state, file = tmp_path / "a" / "m-state", str(first.file)
-    on = train(config_of(demo, script, **given, output_dir=tmp_path / "b", max_train_steps=3, resume=state))
+    on = train(config_of(demo, script, **options, output_dir=tmp_path / "b", max_train_steps=3, resume=state))
     weights = {"network_weights": file, "dim_from_weights": True, "max_train_steps": 1}
-    anew = train(config_of(demo, script, **{**given, **weights}, output_dir=tmp_path / "c"))
+    anew = train(config_of(demo, script, **{**options, **weights}, output_dir=tmp_path / "c"))
     assert all(map(math.isfinite, [*on.losses, *anew.losses]))
 
 
 def test_lora_fa_learns_one_half_and_goes_on_exactly(tmp_path, demo, squares):
     def trained(name, steps, **more):
         values = {"train_data_dir": squares, "output_dir": tmp_path / name, "max_train_steps": steps, "seed": 5}
-        given = {"network_module": "networks.lora_fa", "network_args": ["conv_dim=4"], "network_train_unet_only": True}
-        return train(config_of(demo, "sdxl_train_network", **values, **given, **more))
+        options = {
+            "network_module": "networks.lora_fa",
+            "network_args": ["conv_dim=4"],
+            "network_train_unet_only": True,
+        }
+        return train(config_of(demo, "sdxl_train_network", **values, **options, **more))
 
     first = trained("a", 2, save_state=True, save_every_n_steps=1, output_name="m")
     before, after = (load_file(tmp_path / "a" / name) for name in ("m-step00000001.safetensors", "m.safetensors"))

@@ -5,10 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from library import families, methods
-from library.demo import lora
-from library.families.flux import keys
+from library.demo import summary
 from library.families.flux import random as flux_random
-from tests import flux_files
+from tests import double_stream, flux_files
 from tests.training import config_of, train
 
 CAPTIONS = ["zorb toy, red"]
@@ -18,13 +17,13 @@ SIZE = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]])
 @pytest.fixture(scope="module")
 def trained(demo, squares, tmp_path_factory):
     """A LoRA of each family, with text encoders that learned, and the config that it was trained with."""
-    made = {}
+    outcomes = {}
     for family in ("sdxl", "flux"):
         values = {"train_data_dir": squares, "output_dir": tmp_path_factory.mktemp(family), "learning_rate": 2e-2}
         values |= {"network_train_unet_only": False, "cache_text_encoder_outputs": False, "network_alpha": 4}
         config = config_of(demo, f"{family}_train_network", **values)
-        made[family] = config, train(config).file
-    return made
+        outcomes[family] = config, train(config).file
+    return outcomes
 
 
 def ours(config, file=None):
@@ -52,10 +51,10 @@ def answers(family, parts):
     return text, family.predict(parts.denoiser, noised(family, parts), text, SIZE)
 
 
-def closely(one, other, base):
+def closely(first, other, base):
     """Equal up to rounding, and different from what it was without adapters."""
-    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(base.std()))
-    assert (one - base).abs().max() > 0.02 * base.std()
+    torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-3 * float(base.std()))
+    assert (first - base).abs().max() > 0.02 * base.std()
 
 
 def test_sdxl_through_load_lora_weights(trained, caplog):
@@ -93,7 +92,7 @@ def test_flux_through_the_converter(trained):
     from diffusers import FluxTransformer2DModel
 
     config, file = trained["flux"]
-    matched, wrong = lora.check_lora_layers(file, config)
+    matched, wrong = summary.check_lora_layers(file, config)
     assert wrong == [] and matched
     family, parts = ours(config)
     base = answers(family, parts)
@@ -101,9 +100,9 @@ def test_flux_through_the_converter(trained):
     expected = answers(*with_adapters)
 
     stored = load_file(config.model.pretrained_model_name_or_path)
-    known = {k: v for k, v in flux_files.diffusers_config(stored).items() if not k.startswith("_")}
-    other = FluxTransformer2DModel(**known)
-    other.load_state_dict({name: tensor.float() for name, tensor in keys.flux_to_diffusers(stored).items()})
+    settings = {k: v for k, v in flux_files.diffusers_config(stored).items() if not k.startswith("_")}
+    other = FluxTransformer2DModel(**settings)
+    other.load_state_dict({name: tensor.float() for name, tensor in double_stream.flux_to_diffusers(stored).items()})
     converted, _ = flux_random.convert_for_diffusers(load_file(file), config)
     other.load_lora_adapter({f"transformer.{name}": tensor for name, tensor in converted.items()}, prefix="transformer")
     assert sum(name.endswith("lora_A.default_0.weight") for name, _ in other.named_parameters()) == matched
@@ -145,7 +144,7 @@ def test_the_text_encoder_of_flux(trained):
 def test_the_check_of_the_demo_agrees(trained, family):
     """Of text encoders' adapters it says nothing; all others are matched."""
     config, file = trained[family]
-    matched, wrong = lora.check_lora_layers(file, config)
+    matched, wrong = summary.check_lora_layers(file, config)
     layers = sum(name.startswith("lora_unet") and name.endswith(".alpha") for name in load_file(file))
     assert wrong == [] and (matched == layers if family == "sdxl" else matched > layers)
 
@@ -167,9 +166,9 @@ def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, sty
         asked = replace_options(config, **values)
         of = families.family_for(asked)
         method = methods.attach_method(of.load(torch.float32), of, asked)
-        found = method.state_dict()
-        assert found.keys() == expected.keys()
-        for name, tensor in found.items():
+        tensors = method.state_dict()
+        assert tensors.keys() == expected.keys()
+        for name, tensor in tensors.items():
             torch.testing.assert_close(tensor.float(), expected[name].float(), rtol=1e-5, atol=1e-7)
     merged = replace_options(config, base_weights=[str(other)])
     of = families.family_for(merged)

@@ -11,7 +11,7 @@ from library.config.schema import options_of
 from library.families import RUNS, config_class
 
 LORA, WHOLE_SDXL = (config_class(script) for script in ("sdxl_train_network", "sdxl_train"))
-RULED = {(type(made.precision), type(made.optim)): type(made) for made in (config_class(one)() for one in RUNS)}
+RULED = {(type(config.precision), type(config.optim)): type(config) for config in (config_class(one)() for one in RUNS)}
 
 
 @pytest.mark.parametrize("cls", RULED.values(), ids=lambda cls: cls.script)
@@ -20,20 +20,20 @@ def test_no_fix_of_a_rule_leads_to_another_mistake(cls):
     names = [name for name, one in options_of(cls).items() if one.section == "precision" and one.type is bool]
     pairs = [*itertools.combinations([*names, "fused_backward_pass"], 2)]
     for kind, pair in itertools.product(("no", "fp16"), pairs):
-        given = {"mixed_precision": kind, "optimizer_type": "Adafactor", **dict.fromkeys(pair, True)}
-        reading = read_layers(cls, [Layer(given)])
-        known = {(one.option, one.template) for one in reading.problems}
+        options = {"mixed_precision": kind, "optimizer_type": "Adafactor", **dict.fromkeys(pair, True)}
+        reading = read_layers(cls, [Layer(options)])
+        before = {(one.option, one.template) for one in reading.problems}
         for problem in reading.problems:
             fix = working_fix(problem, reading.config)
-            assert fix, (problem, given)
-            left = read_layers(cls, [Layer({**given, **fix})]).problems
-            assert problem not in left and {(one.option, one.template) for one in left} <= known, (given, fix, left)
+            assert fix, (problem, options)
+            left = read_layers(cls, [Layer({**options, **fix})]).problems
+            assert problem not in left and {(one.option, one.template) for one in left} <= before, (options, fix, left)
 
 
 def test_a_fix_brings_along_what_its_value_needs_or_switches_off_what_cannot_be():
-    def fix(cls, option, **given):
-        reading = read_layers(cls, [Layer(given)])
-        return next(working_fix(one, reading.config) for one in reading.problems if one.option == option)
+    def fix(cls, option, **options):
+        reading = read_layers(cls, [Layer(options)])
+        return next(working_fix(problem, reading.config) for problem in reading.problems if problem.option == option)
 
     half = {"full_fp16": True, "fused_backward_pass": True, "optimizer_type": "Adafactor"}
     assert fix(WHOLE_SDXL, "full_fp16", **half) == {"full_fp16": False}

@@ -23,8 +23,8 @@ def single(tmp_path_factory):
 
 def learner_of(model, output, learn=0.25, **values):
     """A model of which a little has been learned, and the config."""
-    given = {"pretrained_model_name_or_path": str(model), "output_dir": str(output), "output_name": "m"}
-    config = build_config(SdxlTrain, {**given, "save_model_as": "diffusers", **values}, notes=[])
+    options = {"pretrained_model_name_or_path": str(model), "output_dir": str(output), "output_name": "m"}
+    config = build_config(SdxlTrain, {**options, "save_model_as": "diffusers", **values}, notes=[])
     family = families.family_for(config)
     method = full.unfreeze_model(family.load(torch.float32), family, config)
     with torch.no_grad():
@@ -69,13 +69,15 @@ def test_diffusers_reads_it(saved):
     ids = pipe.tokenizer_2(words, padding="max_length", max_length=77, return_tensors="pt").input_ids
     with torch.no_grad():
         expected = parts.encoders["clip_g"](ids, output_hidden_states=True)
-        found = pipe.text_encoder_2(ids, output_hidden_states=True)
-        torch.testing.assert_close(found.text_embeds, expected.text_embeds)
-        torch.testing.assert_close(found.hidden_states[-2], expected.hidden_states[-2])
+        output = pipe.text_encoder_2(ids, output_hidden_states=True)
+        torch.testing.assert_close(output.text_embeds, expected.text_embeds)
+        torch.testing.assert_close(output.hidden_states[-2], expected.hidden_states[-2])
         x, context = torch.randn(1, 4, 8, 8), torch.randn(1, 77, 192)
         added = {"text_embeds": torch.randn(1, 128), "time_ids": torch.ones(1, 6)}
-        one, other = (net(x, 7, context, added_cond_kwargs=added).sample for net in (pipe.unet.eval(), parts.denoiser))
-        torch.testing.assert_close(one, other)
+        first, other = (
+            net(x, 7, context, added_cond_kwargs=added).sample for net in (pipe.unet.eval(), parts.denoiser)
+        )
+        torch.testing.assert_close(first, other)
         latents = torch.randn(1, 4, 8, 8)
         torch.testing.assert_close(pipe.vae.decode(latents).sample, parts.vae.decode(latents).sample)
     assert pipe.vae.config.force_upcast and pipe.vae.config.scaling_factor == 0.13025
@@ -86,9 +88,9 @@ def test_it_is_read_back_here(saved, single, tmp_path):
     again, _ = learner_of(path, tmp_path, learn=0)
     for part in ("denoiser", "vae"):
         same(getattr(method.components, part), getattr(again.components, part))
-    one, other = method.state_dict(), again.state_dict()
-    assert one.keys() == other.keys() == load_file(single).keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, other = method.state_dict(), again.state_dict()
+    assert first.keys() == other.keys() == load_file(single).keys()
+    assert all(torch.equal(first[name], other[name]) for name in first)
     assert not list(again.family.problems())
 
 

@@ -32,8 +32,8 @@ class Trainings:
         self.demo, self.images, self.folder = demo, images, folder
 
     def config(self, name, script="flux_train", **values):
-        given = FLUX | {"train_data_dir": self.images, "output_dir": self.folder / name} | values
-        return config_of(self.demo, script, **given)
+        options = FLUX | {"train_data_dir": self.images, "output_dir": self.folder / name} | values
+        return config_of(self.demo, script, **options)
 
     def run(self, number=2, **cases):
         """Each case is a script and what it is told, one after the other in the same processes."""
@@ -58,10 +58,10 @@ class Trainings:
 def trained(demo, squares, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")
     (folder / "prompts.txt").write_text("one --w 64 --h 64 --s 1 --d 1\ntwo --w 64 --h 64 --s 2 --d 2\nthree --s 1\n")
-    made = Trainings(demo, squares, folder)
+    trainings = Trainings(demo, squares, folder)
     sampled = {"sample_prompts": folder / "prompts.txt", "sample_every_n_steps": 3}
-    one = made.config("one", **KEPT, train_batch_size=2)
-    train(one)
+    config = trainings.config("one", **KEPT, train_batch_size=2)
+    train(config)
     cases = {
         "whole": ("flux_train", KEPT),
         "shards": ("flux_train", {**KEPT, **sampled, "fsdp": True}),
@@ -71,8 +71,8 @@ def trained(demo, squares, tmp_path_factory):
         "halfshards": ("flux_train", {**HALF, "fsdp": True}),
         "compiled": ("flux_train", {**KEPT, "fsdp": True, "compile": True, "compile_backend": "eager"}),
     }
-    made.run(**cases)
-    return made
+    trainings.run(**cases)
+    return trainings
 
 
 def same_files(one, other):
@@ -120,8 +120,8 @@ def test_compiled_blocks_give_the_same_losses(trained):
 
 def test_a_state_goes_on_with_other_numbers_of_processes(trained):
     """From one process to two, and from two to one and to three."""
-    one, two = trained["one"], trained["fromone"]
-    assert two.losses == pytest.approx(one.losses[2:], rel=1e-4)
+    first, two = trained["one"], trained["fromone"]
+    assert two.losses == pytest.approx(first.losses[2:], rel=1e-4)
     state = trained.state("shards")
     alone = trained.config("alone", **KEPT | {"save_state": False}, train_batch_size=2, resume=state)
     assert train(alone).losses == pytest.approx(trained["shards"].losses[2:], rel=1e-4)
@@ -134,14 +134,16 @@ def test_a_state_goes_on_with_other_numbers_of_processes(trained):
 
 def test_an_sdxl_model_with_text_encoders(demo, squares, tmp_path):
     """Whose encoders every process has whole, and with images that are held back, one more than divides by two."""
-    made = Trainings(demo, squares, tmp_path)
+    trainings = Trainings(demo, squares, tmp_path)
     (images,) = squares.iterdir()
     told = f'[[datasets]]\nresolution = 64\nvalidation_split = 0.75\n[[datasets.subsets]]\nimage_dir = "{images}"\n'
     (tmp_path / "images.toml").write_text(told, encoding="utf-8")
     values = {"train_text_encoder": True, "cache_text_encoder_outputs": False, "max_train_steps": 2}
     values |= {"dataset_config": tmp_path / "images.toml", "train_data_dir": None}
-    made.run(whole=("sdxl_train", values), shards=("sdxl_train", {**values, "fsdp": True, "mixed_precision": "no"}))
-    whole, shards = made["whole"], made["shards"]
+    trainings.run(
+        whole=("sdxl_train", values), shards=("sdxl_train", {**values, "fsdp": True, "mixed_precision": "no"})
+    )
+    whole, shards = trainings["whole"], trainings["shards"]
     validated = [event["loss"] for event in whole.events("validation")]
     assert [event["loss"] for event in shards.events("validation")] == pytest.approx(validated, rel=1e-4) and validated
     assert shards.losses == pytest.approx(whole.losses, rel=1e-4)
@@ -151,10 +153,10 @@ def test_an_sdxl_model_with_text_encoders(demo, squares, tmp_path):
 
 
 def test_chroma_whose_approximator_stays_unchanged(squares, tmp_path):
-    made = Trainings(files.prepare_demo(tmp_path / "demo", ("chroma",)), squares, tmp_path)
+    trainings = Trainings(files.prepare_demo(tmp_path / "demo", ("chroma",)), squares, tmp_path)
     name, values = "chroma_flux_train", {"max_train_steps": 2, "max_grad_norm": 1.0}
-    made.run(whole=(name, values), shards=(name, {**values, "fsdp": True}))
-    whole, shards = made["whole"], made["shards"]
+    trainings.run(whole=(name, values), shards=(name, {**values, "fsdp": True}))
+    whole, shards = trainings["whole"], trainings["shards"]
     assert shards.losses == pytest.approx(whole.losses, rel=1e-5)
     for a, b in same_files(whole.file, shards.file):
         assert torch.allclose(a, b, atol=1e-4)
@@ -200,11 +202,11 @@ print(json.dumps(last), flush=True)
 
 
 def test_two_processes_hold_little_more_than_half_each(demo, squares, tmp_path):
-    made = Trainings(demo, squares, tmp_path)
+    trainings = Trainings(demo, squares, tmp_path)
     jobs = []
     for name, fsdp in (("whole", False), ("shards", True)):
         toml = tmp_path / f"{name}.toml"
-        toml.write_text(to_toml(made.config(name, fsdp=fsdp, max_train_steps=2)), encoding="utf-8")
+        toml.write_text(to_toml(trainings.config(name, fsdp=fsdp, max_train_steps=2)), encoding="utf-8")
         jobs += [toml, free_port()]
     for process in ranks(["-c", HELD, *jobs]):
         said = process.communicate(timeout=600)[0]
@@ -269,12 +271,12 @@ def test_a_config_of_accelerates_shards_as_the_option_does(demo, monkeypatch):
     (problem,) = train_script.read_command_line(config_class("flux_train_network"), []).problems
     assert "fsdp" in str(problem) and "MULTI_GPU" in str(problem)
     config = config_of(demo, "flux_train", fsdp=True)
-    assert not [p for p in preflight.find_problems(config) if "accelerate" in str(p)]
+    assert not [p for p in preflight.findings(config)[0] if "accelerate" in str(p)]
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    assert [p for p in preflight.find_problems(config) if "fsdp_offload_params" in str(p)]
+    assert [p for p in preflight.findings(config)[0] if "fsdp_offload_params" in str(p)]
     monkeypatch.setenv("FSDP_VERSION", "1")
     assert not train_script.read_command_line(config_class("flux_train"), []).config.distributed.fsdp
-    (problem,) = [p for p in preflight.find_problems(config) if "accelerate" in str(p)]
+    (problem,) = [p for p in preflight.findings(config)[0] if "accelerate" in str(p)]
     assert "version 1 of FSDP" in str(problem) and "fsdp = true" in str(problem)
 
 

@@ -23,16 +23,16 @@ def full(demo, squares, tmp_path):
 
     def run(script="sdxl_train", **values):
         number = len(list(tmp_path.iterdir()))
-        given = {"train_data_dir": squares, "output_dir": tmp_path / str(number), "max_train_steps": 2, **values}
-        return training.train(training.config_of(demo, script, **given))
+        options = {"train_data_dir": squares, "output_dir": tmp_path / str(number), "max_train_steps": 2, **values}
+        return training.train(training.config_of(demo, script, **options))
 
     return run
 
 
-def same(one, other):
-    a, b = one.tensors(), other.tensors()
+def same(first, other):
+    a, b = first.tensors(), other.tensors()
     assert a.keys() == b.keys()
-    return one.losses == other.losses and all(torch.equal(a[name], b[name]) for name in a)
+    return first.losses == other.losses and all(torch.equal(a[name], b[name]) for name in a)
 
 
 # ---- what learns
@@ -131,12 +131,14 @@ def test_early_steps_change_no_number(full, script):
 
 @training.several_blocks
 def test_blocks_are_bundles(full, monkeypatch):
-    seen = []
+    bundles = []
     begin = PartitionedOptimizer.step_early
-    monkeypatch.setattr(PartitionedOptimizer, "step_early", lambda self, *args: (seen.append(self), begin(self, *args)))
+    monkeypatch.setattr(
+        PartitionedOptimizer, "step_early", lambda self, *args: (bundles.append(self), begin(self, *args))
+    )
     full("flux_train", blockwise_fused_optimizers=True, max_train_steps=1)
-    (made,) = seen
-    assert len(made.bundles) == 1 + 2 + 4  # what is outside of blocks, double blocks, single blocks
+    (bundle,) = bundles
+    assert len(bundle.bundles) == 1 + 2 + 4  # what is outside of blocks, double blocks, single blocks
 
 
 @training.several_blocks

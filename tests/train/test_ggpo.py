@@ -75,15 +75,15 @@ def test_casting_keeps_what_is_remembered_exact():
 
 def test_trainings_are_disturbed_from_the_second_step_and_resume_exactly(demo, squares, tmp_path):
     def outcome(name, steps, **more):
-        given = {"train_data_dir": squares, "max_train_steps": steps, "save_state_on_train_end": True, **more}
-        return training.train(training.config_of(demo, FLUX, **given, output_dir=tmp_path / name))
+        options = {"train_data_dir": squares, "max_train_steps": steps, "save_state_on_train_end": True, **more}
+        return training.train(training.config_of(demo, FLUX, **options, output_dir=tmp_path / name))
 
     plain = outcome("plain", 4)
     whole = outcome("whole", 4, network_args=ARGS, save_state=True, save_every_n_steps=3)
     assert whole.losses[0] == plain.losses[0] and whole.losses[2:] != plain.losses[2:]
     (state,) = (tmp_path / "whole").glob("*-step00000003-state")
-    rest = outcome("rest", 4, network_args=ARGS, resume=state)
-    assert rest.losses == whole.losses[3:]
+    continued = outcome("rest", 4, network_args=ARGS, resume=state)
+    assert continued.losses == whole.losses[3:]
     # Backward passes are traced of the quicker kind.
     how = {"compile_backend": "aot_eager", "compile_blocks": "double:all=eager,single:all", "compile_fullgraph": True}
     compiled = outcome("compiled", 4, network_args=ARGS, compile=True, **how)

@@ -90,21 +90,21 @@ print(json.dumps(told), flush=True)
 
 def answers(*arguments):
     """What both processes print in their last lines."""
-    found = []
+    gradients = []
     for process in ranks(["-c", *arguments]):
         said = process.communicate(timeout=300)[0]
         assert process.returncode == 0, said
-        found.append(json.loads(said.splitlines()[-1]))
-    return found
+        gradients.append(json.loads(said.splitlines()[-1]))
+    return gradients
 
 
 @pytest.mark.parametrize(("size", "buckets"), [(2**20, 2), (64, 5)])
 def test_gradients_are_the_mean_of_all_processes(size, buckets):
     """In one message for each dtype after the backward pass, or in many from within the last one of a step."""
-    for found in (two := answers(CODE, size)):
-        assert all(found["equal"]) and found["lacking"] == ["never.weight", "never.bias"]
-        assert found["buckets"] >= buckets and found["sent"] == 3 * found["buckets"]
-        assert not any(found["begun"][::2])  # nothing is sent before the last batch of a step
+    for gradients in (two := answers(CODE, size)):
+        assert all(gradients["equal"]) and gradients["lacking"] == ["never.weight", "never.bias"]
+        assert gradients["buckets"] >= buckets and gradients["sent"] == 3 * gradients["buckets"]
+        assert not any(gradients["begun"][::2])  # nothing is sent before the last batch of a step
     assert two[0]["weights"] == two[1]["weights"]
     if buckets > 2:
         assert all(two[0]["begun"][1::2])

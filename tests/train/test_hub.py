@@ -121,7 +121,7 @@ def test_a_repository_that_cannot_be_had_is_known_before_the_model_is_loaded(the
 
 def test_missing_token_is_reported_at_once(config, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    (said,) = (p for p in preflight.find_problems(config(huggingface_token=None)) if "token" in str(p))
+    (said,) = (p for p in preflight.findings(config(huggingface_token=None))[0] if "token" in str(p))
     assert "HF_TOKEN" in str(said)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: TOKEN)
     assert not list(hub.find_upload_problems(config(huggingface_token=None)))
@@ -134,7 +134,7 @@ def test_a_state_on_the_hub_is_gone_on_with(there, config, tmp_path):
     again = config(
         **values, output_dir=tmp_path / "again", resume="me/cats/kept/m-state:v1", resume_from_huggingface=True
     )
-    assert not list(preflight.find_problems(again))
+    assert not list(preflight.findings(again)[0])
     assert there.cache.exists() is False
     assert train(again).losses == straight.losses[2:]
     assert there.asked == ("me/cats", {"revision": "v1", "repo_type": None, "token": TOKEN})

@@ -85,7 +85,7 @@ def test_failed_download_is_reported_before_the_model_is_loaded(hub, downloads, 
     named = config_of(shallow, SCRIPT, train_data_dir=squares, output_name="m", base_weights=[NAME])
 
     def said():
-        return [str(one) for one in preflight.findings(named)[0] if one.option == "base_weights"]
+        return [str(problem) for problem in preflight.findings(named)[0] if problem.option == "base_weights"]
 
     (problem,) = said()
     assert "There is no Hugging Face repository someone/adapters" in problem

@@ -23,8 +23,10 @@ BY_TIME = {"save_state_every_n_minutes": 1e-9, "save_state_on_train_end": True}
 )
 def test_a_training_survives_30_deaths(demo, tmp_path, kills, how, seen):
     small = random.FluxSizes(double_blocks=1, single_blocks=1, clip_layers=1, t5_layers=1)
-    made = random.write_random_model(tmp_path / "models", sizes=small)
-    models = {name: made[name] for name in ("clip_l", "t5xxl", "ae")} | {"pretrained_model_name_or_path": made["flux"]}
+    model = random.write_random_model(tmp_path / "models", sizes=small)
+    models = {name: model[name] for name in ("clip_l", "t5xxl", "ae")} | {
+        "pretrained_model_name_or_path": model["flux"]
+    }
     config = config_of(
         demo,
         "flux_train_network",
@@ -46,7 +48,7 @@ def test_a_training_survives_30_deaths(demo, tmp_path, kills, how, seen):
     program = fork_server.start(arguments)
     said = program.communicate()[0]
     assert program.returncode == 0, said
-    found = next(json.loads(line) for line in said.splitlines() if line.startswith("{"))
-    assert len(found["deaths"]) == kills and found["finished"] >= 1
+    event = next(json.loads(line) for line in said.splitlines() if line.startswith("{"))
+    assert len(event["deaths"]) == kills and event["finished"] >= 1
     for what in seen:
-        assert any(what in death for death in found["deaths"]), (what, found["deaths"])
+        assert any(what in death for death in event["deaths"]), (what, event["deaths"])

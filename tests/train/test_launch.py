@@ -23,7 +23,7 @@ def pressed(demo, shapes, tmp_path_factory):
     output = tmp_path_factory.mktemp("page") / "out put"
     config = config_of(demo, SCRIPT, train_data_dir=shapes, output_dir=output, resolution="96", output_name="m", **FEW)
     run_id = start.launch_run(config)
-    folder = wait_for(lambda: (found := reader.find_run(run_id)).active or found.folder)
+    folder = wait_for(lambda: (run := reader.find_run(run_id)).active or run.folder)
     while reader.find_run(run_id).active:
         wait_for(lambda: not reader.find_run(run_id).active)
     assert folder is not None
@@ -84,7 +84,7 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
     (tmp_path / "prompts.txt").write_text("one --w 64 --h 64 --s 1 --d 1\ntwo --w 64 --h 64 --s 1 --d 2\n")
     script, output = "sdxl_train_network", tmp_path / "two"
     values |= {"output_name": "m"}
-    one = train(config_of(demo, script, output_dir=tmp_path / "one", train_batch_size=2, **values))
+    alone = train(config_of(demo, script, output_dir=tmp_path / "one", train_batch_size=2, **values))
     values |= {"save_every_n_steps": None, "resume": tmp_path / "one" / "m-step00000001-state"}
     config = config_of(demo, script, output_dir=output, train_batch_size=1, **values)
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
@@ -94,9 +94,9 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
     (folder,) = runs_in(output)
     two = Outcome(output / "m.safetensors", folder)
     assert two.facts["hardware"]["processes"] == 2
-    assert two.losses == pytest.approx(one.losses[1:], rel=1e-4)
+    assert two.losses == pytest.approx(alone.losses[1:], rel=1e-4)
     assert list(two.numbers("grad_norm").values()) == pytest.approx(
-        list(one.numbers("grad_norm").values())[1:], rel=1e-3
+        list(alone.numbers("grad_norm").values())[1:], rel=1e-3
     )
     assert {path.name for path in output.iterdir()} == {"m.safetensors", "m-state", "runs", "sample"}
     assert len(list((output / "sample").iterdir())) == 2
@@ -107,7 +107,7 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
 @pytest.mark.parametrize("what", ["FSDP", "DEEPSPEED"])
 def test_what_would_cut_the_model_into_shards_is_refused(demo, monkeypatch, what):
     monkeypatch.setenv(f"ACCELERATE_USE_{what}", "true")
-    (problem,) = [p for p in preflight.find_problems(config_of(demo, SCRIPT)) if "accelerate" in str(p)]
+    (problem,) = [p for p in preflight.findings(config_of(demo, SCRIPT))[0] if "accelerate" in str(p)]
     assert what.lower() in str(problem).lower() and "MULTI_GPU" in str(problem)
 
 
@@ -135,9 +135,9 @@ def test_the_other_scripts_as_well(demo, squares, tmp_path):
     for process in ranks(["-m", "tests.several_trainings", *pairs]):
         said = process.communicate(timeout=600)[0]
         assert process.returncode == 0, said
-    for name, one in alone.items():
+    for name, outcome in alone.items():
         (folder,) = runs_in(tmp_path / name / "two")
         two = Outcome(tmp_path / name / "two" / "m.safetensors", folder)
         assert two.facts["hardware"]["processes"] == 2
-        assert two.losses == pytest.approx(one.losses, rel=1e-4), name
-        assert two.numbers("grad_norm") == pytest.approx(one.numbers("grad_norm"), rel=1e-3), name
+        assert two.losses == pytest.approx(outcome.losses, rel=1e-4), name
+        assert two.numbers("grad_norm") == pytest.approx(outcome.numbers("grad_norm"), rel=1e-3), name

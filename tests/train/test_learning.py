@@ -1,11 +1,11 @@
 """A LoRA of the small trained model learns a thing that is new to it, and no training with a planted error passes for
-that. The bounds, how they are measured, and the errors are in benchmarks/small_model/learning.py."""
+that. The bounds, how they are measured, and the errors are in tests/train/learning.py."""
 
 import pytest
 import torch
 
-from benchmarks.small_model import learning
 from tests import training
+from tests.train import learning
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,8 @@ def test_a_lora_learns_the_zorb_and_leaves_the_rest_alone(meter):
     """The bounds that planted errors break hold after as few steps, too, in a training without any."""
     bounds = learning.MOST_EARLY_ERROR
     lora = learning.train_with(None, meter, seed=1, save_every_n_steps=min(bounds))
-    found = meter.measure(lora)
-    assert not found.failures, found
+    figures = meter.measure(lora)
+    assert not figures.failures, figures
     early = {steps: meter.error_share(lora.with_stem(f"{lora.stem}-step{steps:08d}")) for steps in bounds}
     assert all(early[steps] <= bounds[steps] for steps in bounds), early
 

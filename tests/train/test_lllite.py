@@ -105,10 +105,10 @@ def test_a_layer_answers_as_upstreams(depth):
             p.copy_(filled(*p.shape, factor=0.7, start=number) * 0.3)
     places = (64 // 8 // 2 ** (depth - 1)) ** 2
     layer.picture.pixels = filled(2, 3, 64, 64, factor=0.01)
-    found = layer((torch.arange(2 * places * 6) * 0.3).cos().reshape(2, places, 6))
+    actual = layer((torch.arange(2 * places * 6) * 0.3).cos().reshape(2, places, 6))
     total, last = ANSWERS[depth]
-    assert found.sum().item() == pytest.approx(total, abs=1e-3)
-    assert found[1, -1].tolist() == pytest.approx(last, abs=1e-5)
+    assert actual.sum().item() == pytest.approx(total, abs=1e-3)
+    assert actual[1, -1].tolist() == pytest.approx(last, abs=1e-5)
 
 
 def test_names_and_shapes_of_the_published_model_are_upstreams():
@@ -128,22 +128,22 @@ def test_a_run_learns_samples_and_says_what_it_made(trained):
     with safe_open(trained.file, "pt") as file:
         about = file.metadata()
     assert about["modelspec.architecture"] == "stable-diffusion-xl-v1-base/control-net-lllite"
-    one, other = (Image.open(path) for path in sorted((trained.file.parent / "sample").glob("*.png")))
-    assert one.tobytes() != other.tobytes()  # with the control image and without it
+    first, other = (Image.open(path) for path in sorted((trained.file.parent / "sample").glob("*.png")))
+    assert first.tobytes() != other.tobytes()  # with the control image and without it
 
 
 def test_what_is_resumed_ends_bit_for_bit_the_same(trained, config, tmp_path):
     again = train(config(tmp_path, resume=trained.file.with_name("c-step00000002-state")))
     assert not [e for e in again.events("warning") if "resume" in str(e["text"])]
     assert again.losses == trained.losses[2:]
-    found = again.tensors()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in trained.tensors().items())
+    tensors = again.tensors()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in trained.tensors().items())
 
 
 def test_going_on_from_a_file_and_what_does_not_fit(trained, config, tmp_path):
     _, _, method = attached(config(tmp_path, network_weights=trained.file))
-    found = method.state_dict()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in trained.tensors().items())
+    tensors = method.state_dict()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in trained.tensors().items())
     with pytest.raises(ConfigError, match="network_weights: .* does not fit"):
         preflight.check_before_training(config(tmp_path, network_weights=trained.file, network_dim=4))
     save_file({"lora_unet_x.lora_up.weight": torch.zeros(2)}, tmp_path / "lora.safetensors")
@@ -156,7 +156,7 @@ def test_a_batch_has_the_control_images_cut_and_mirrored_like_its_images(config,
     made = config(tmp_path, cache_latents=cached, flip_aug=True, train_batch_size=2)
     batches = Batches(data.scan(made), made, 0)
     draw = next(draw for draw in batches.draws(1) if len(draw.images) == 2)
-    draw = replace(draw, images=tuple(n for n, one in enumerate(batches.images.items) if one.size == (64, 64)))
+    draw = replace(draw, images=tuple(n for n, image in enumerate(batches.images.items) if image.size == (64, 64)))
     parts = list(batches.choices(draw))
     if cached:  # latents are not made here
         batches.images.latents = type(
@@ -164,9 +164,9 @@ def test_a_batch_has_the_control_images_cut_and_mirrored_like_its_images(config,
             (),
             {"load": lambda *_: {name: torch.zeros(4, 8, 8).numpy() for name in ("latents", "latents_flipped")}},
         )()
-    (seen,) = batches.make(draw).controls
-    assert seen.shape == (2, 3, 64, 64)
-    for part, pixels in zip(parts, seen, strict=True):
+    (control,) = batches.make(draw).controls
+    assert control.shape == (2, 3, 64, 64)
+    for part, pixels in zip(parts, control, strict=True):
         expected = to_tensor(read_pixels(part.image.mask_file))
         assert torch.equal(pixels, expected.flip(-1) if part.flip else expected)
 
@@ -179,9 +179,9 @@ def test_control_images_are_found_as_upstream_finds_them(config, folders, tmp_pa
     text += f"conditioning_data_dir = '{control}'\n"
     toml.write_text(text, encoding="utf-8")
     by_file = config(tmp_path / "o", dataset_config=toml, train_data_dir=None, conditioning_data_dir=None)
-    for given in (by_file, config(tmp_path / "o", train_data_dir=flat, conditioning_data_dir=control)):
-        found = data.scan(given).items
-        assert sorted(image.mask_file for image in found) == [str(control / f"{number}.png") for number in range(3)]
+    for source_config in (by_file, config(tmp_path / "o", train_data_dir=flat, conditioning_data_dir=control)):
+        image_set = data.scan(source_config).items
+        assert sorted(image.mask_file for image in image_set) == [str(control / f"{number}.png") for number in range(3)]
     (control / "1.png").unlink()
     Image.new("RGB", (32, 32)).save(control / "0.png")
     with pytest.raises(ConfigError) as error:
@@ -191,10 +191,10 @@ def test_control_images_are_found_as_upstream_finds_them(config, folders, tmp_pa
     assert "0.png is 32x32, but its image is 64x64" in said
     for name in ("0.png", "2.png"):
         (control / name).unlink()
-    (problem,) = [one for one in preflight.find_problems(by_file) if one.option == "conditioning_data_dir"]
+    (problem,) = [remark for remark in preflight.findings(by_file)[0] if remark.option == "conditioning_data_dir"]
     assert "no control image of 3 images: " in str(problem)
     control.rmdir()
-    (problem,) = [one for one in preflight.find_problems(by_file) if one.option == "conditioning_data_dir"]
+    (problem,) = [remark for remark in preflight.findings(by_file)[0] if remark.option == "conditioning_data_dir"]
     assert "does not exist" in str(problem)
     toml.write_text(text.replace("conditioning_data_dir", "# "), encoding="utf-8")
     with pytest.raises(ConfigError, match="conditioning_data_dir.* is not set: name the folder of control images"):
@@ -217,20 +217,20 @@ def test_images_may_keep_the_base_models_answer(config, folders, tmp_path):
     text = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{folder}'\n"
     text += f"conditioning_data_dir = '{folders[1]}'\ncustom_attributes.diff_output_preservation = true\n"
     toml.write_text(text, encoding="utf-8")
-    given = {"dataset_config": toml, "train_data_dir": None, "conditioning_data_dir": None, "max_train_steps": 2}
-    plain = train(config(tmp_path / "plain", **given))
+    options = {"dataset_config": toml, "train_data_dir": None, "conditioning_data_dir": None, "max_train_steps": 2}
+    plain = train(config(tmp_path / "plain", **options))
     assert plain.losses == [0.0, 0.0]
     changed = tmp_path / "changed.safetensors"
     save_file({name: torch.ones_like(tensor) * 0.05 for name, tensor in plain.tensors().items()}, changed)
-    assert train(config(tmp_path / "back", **given, network_weights=changed)).losses[0] > 0
+    assert train(config(tmp_path / "back", **options, network_weights=changed)).losses[0] > 0
 
 
 def test_compiled_it_needs_the_predicted_graphs_and_gives_the_same_losses(config, tmp_path):
-    given = {"gradient_checkpointing": True, "max_train_steps": 4, "resolution": "192"}
-    eager = train(config(tmp_path / "eager", **given))
+    options = {"gradient_checkpointing": True, "max_train_steps": 4, "resolution": "192"}
+    eager = train(config(tmp_path / "eager", **options))
     # The small networks are in transformer blocks; the others are compiled in test_compiled.py.
-    made = {"compile": True, "compile_backend": "eager", "compile_blocks": "transformer:0"}
-    compiled = train(config(tmp_path / "compiled", **given, **made))
+    compile_options = {"compile": True, "compile_backend": "eager", "compile_blocks": "transformer:0"}
+    compiled = train(config(tmp_path / "compiled", **options, **compile_options))
     told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] and told["graphs"] and not told["recompiles"], told
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-5)

@@ -15,21 +15,21 @@ def noised(rows):
 
 def test_a_short_batch_is_predicted_in_full_shape_with_its_own_numbers():
     torch.manual_seed(0)
-    seen = SimpleNamespace(shapes=[])
+    model = SimpleNamespace(shapes=[])
 
     def predict(given, text, sizes):
-        seen.shapes.append((len(given.latents), len(given.sigmas), len(text["t"]), len(sizes)))
+        model.shapes.append((len(given.latents), len(given.sigmas), len(text["t"]), len(sizes)))
         return given.latents * given.timesteps[:, None, None, None] + text["t"][:, :, None, None].mean() + sizes.mean()
 
-    one, text, sizes = noised(3), {"t": torch.ones(3, 4)}, torch.ones(3, 6)
-    answer = predict_padded(5, predict, one, text, sizes)
-    assert seen.shapes == [(5, 5, 5, 5)]
-    torch.testing.assert_close(answer, predict(one, text, sizes))
-    assert predict_padded(3, predict, one, text, sizes).shape[0] == 3
+    batch, text, sizes = noised(3), {"t": torch.ones(3, 4)}, torch.ones(3, 6)
+    answer = predict_padded(5, predict, batch, text, sizes)
+    assert model.shapes == [(5, 5, 5, 5)]
+    torch.testing.assert_close(answer, predict(batch, text, sizes))
+    assert predict_padded(3, predict, batch, text, sizes).shape[0] == 3
 
 
 def test_gradients_of_filling_rows_do_not_count():
     weight = torch.ones((), requires_grad=True)
-    one, sizes = noised(1), torch.ones(1, 6)
-    predict_padded(4, lambda n, *_: n.latents * weight, one, {}, sizes).sum().backward()
-    torch.testing.assert_close(weight.grad, one.latents.sum())
+    batch, sizes = noised(1), torch.ones(1, 6)
+    predict_padded(4, lambda n, *_: n.latents * weight, batch, {}, sizes).sum().backward()
+    torch.testing.assert_close(weight.grad, batch.latents.sum())

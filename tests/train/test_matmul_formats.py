@@ -27,32 +27,32 @@ def start(demo, squares, tmp_path, monkeypatch):  # noqa: F811
             return {matmul_formats.IN_16_BITS: 1.0} | times
 
         monkeypatch.setattr(matmul_formats, "time_formats", time_formats)
-        given = {"max_train_steps": 2, "output_dir": tmp_path / f"run{next(numbers)}", "auto_compute": True}
-        return train(config_of(demo, script, train_data_dir=squares, **COMPILED | given | values))
+        options = {"max_train_steps": 2, "output_dir": tmp_path / f"run{next(numbers)}", "auto_compute": True}
+        return train(config_of(demo, script, train_data_dir=squares, **COMPILED | options | values))
 
     begin.asked = []
     return begin
 
 
-def said(found):
-    lines = (found.folder / "log.txt").read_text(encoding="utf-8").splitlines()
+def said(outcome):
+    lines = (outcome.folder / "log.txt").read_text(encoding="utf-8").splitlines()
     (line,) = [line for line in lines if line.startswith("Matrix products")]
     return line
 
 
 def test_the_fastest_is_used_remembered_and_kept_by_a_resumed_training(start, demo, squares, tmp_path):
-    found = start({"int8": 0.5}, save_state=True, gradient_checkpointing=True)
-    assert "as a share of the time in 16 bits: int8 0.50; int8 is used (" in said(found)
-    ((sizes, formats, kept, passes),) = start.asked
-    assert (formats, kept, passes) == (["int8"], "", 2)
+    outcome = start({"int8": 0.5}, save_state=True, gradient_checkpointing=True)
+    assert "as a share of the time in 16 bits: int8 0.50; int8 is used (" in said(outcome)
+    ((sizes, formats, base_format, passes),) = start.asked
+    assert (formats, base_format, passes) == (["int8"], "", 2)
     tokens = {size.tokens for size in sizes}
     images = min(tokens) // 16  # of a batch: 64 x 64 pixels are 16 tokens, and the text has 32
     assert tokens == {16 * images, 32 * images, 48 * images}
     asked = {"int8_base": True, "int8_compute": True, "auto_compute": False, "gradient_checkpointing": True}
-    assert start(**asked).losses == found.losses
+    assert start(**asked).losses == outcome.losses
     again = start({"int8": 2.0}, gradient_checkpointing=True)
-    assert len(start.asked) == 1 and again.losses == found.losses and "int8 is used (remembered)" in said(again)
-    (state,) = found.file.parent.glob("*-state")
+    assert len(start.asked) == 1 and again.losses == outcome.losses and "int8 is used (remembered)" in said(again)
+    (state,) = outcome.file.parent.glob("*-state")
     values = {"resume": state, "max_train_steps": 3, "gradient_checkpointing": True}
     for file in (tmp_path / "tuning").iterdir():
         file.unlink()
@@ -62,15 +62,15 @@ def test_the_fastest_is_used_remembered_and_kept_by_a_resumed_training(start, de
 
 
 def test_sixteen_bits_stay_where_eight_gain_little(start):
-    found = start({"int8": 0.97}, script="sdxl_train_network", compile_blocks="transformer:0", fp8_base=True)
-    assert "16 bits is used" in said(found) and start.asked[0][2] == "fp8"
+    outcome = start({"int8": 0.97}, script="sdxl_train_network", compile_blocks="transformer:0", fp8_base=True)
+    assert "16 bits is used" in said(outcome) and start.asked[0][2] == "fp8"
 
 
 def test_a_machine_without_such_products_says_so_in_a_line(start, monkeypatch):
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: False)
-    found = start({})
-    assert not start.asked and "computed in 16 bits: this machine cannot multiply in 8 bits." in said(found)
-    assert found.losses == start(auto_compute=False).losses
+    outcome = start({})
+    assert not start.asked and "computed in 16 bits: this machine cannot multiply in 8 bits." in said(outcome)
+    assert outcome.losses == start(auto_compute=False).losses
 
 
 def test_without_compiling_eight_bits_are_not_timed(start):
@@ -82,8 +82,8 @@ def test_without_compiling_eight_bits_are_not_timed(start):
 
 def test_formats_are_timed_by_computing_products_and_those_that_fail_are_left_out(monkeypatch):
     cpu, sizes = torch.device("cpu"), matmul_formats.Sizes({SIZE: 3})
-    for name, kept in ((matmul_formats.IN_16_BITS, ""), (matmul_formats.IN_16_BITS, "fp8"), ("int8", "")):
-        forward, backward = matmul_formats.calls(SIZE, name, cpu, torch.float32, kept)
+    for name, base_format in ((matmul_formats.IN_16_BITS, ""), (matmul_formats.IN_16_BITS, "fp8"), ("int8", "")):
+        forward, backward = matmul_formats.calls(SIZE, name, cpu, torch.float32, base_format)
         assert (forward().shape, backward().shape) == ((32, 48), (32, 64))
     real = matmul_formats.calls
 
@@ -93,8 +93,8 @@ def test_formats_are_timed_by_computing_products_and_those_that_fail_are_left_ou
         return real(size, name, *how)
 
     monkeypatch.setattr(matmul_formats, "calls", failing)
-    found = matmul_formats.time_formats(sizes, ["fp8", "int8"], cpu, torch.float32, "", 1)
-    assert found.keys() == {matmul_formats.IN_16_BITS, "int8"} and min(found.values()) > 0
+    seconds = matmul_formats.time_formats(sizes, ["fp8", "int8"], cpu, torch.float32, "", 1)
+    assert seconds.keys() == {matmul_formats.IN_16_BITS, "int8"} and min(seconds.values()) > 0
 
 
 @pytest.mark.gpu
@@ -102,16 +102,17 @@ def test_a_gpu_times_all_of_its_formats_within_seconds():
     device, sizes = torch.device("cuda"), matmul_formats.Sizes({matmul_formats.Size(4608, 3072, 9216): 2, SIZE: 1})
     works = {"fp8": fp8_matmul.supports_fp8(device), "int8": int8_matmul.supports_int8(device)}
     formats = [name for name, yes in works.items() if yes]
-    found = matmul_formats.time_formats(sizes, formats, device, torch.bfloat16, "", 1)
-    assert found.keys() == {matmul_formats.IN_16_BITS, *formats} and min(found.values()) > 0
+    seconds = matmul_formats.time_formats(sizes, formats, device, torch.bfloat16, "", 1)
+    assert seconds.keys() == {matmul_formats.IN_16_BITS, *formats} and min(seconds.values()) > 0
 
 
 def test_the_choice_is_told_with_its_numbers():
-    found = {matmul_formats.IN_16_BITS: 2.0, "fp8": 1.62, "int8": 2.2}
+    seconds = {matmul_formats.IN_16_BITS: 2.0, "fp8": 1.62, "int8": 2.2}
     assert (
-        matmul_formats.fastest_format(found) == "fp8" and matmul_formats.fastest_format({}) == matmul_formats.IN_16_BITS
+        matmul_formats.fastest_format(seconds) == "fp8"
+        and matmul_formats.fastest_format({}) == matmul_formats.IN_16_BITS
     )
-    assert matmul_formats.choice_sentence(found, "fp8", "remembered") == (
+    assert matmul_formats.choice_sentence(seconds, "fp8", "remembered") == (
         "Matrix products, as a share of the time in 16 bits: fp8 0.81, int8 1.10; fp8 is used (remembered)."
     )
 
@@ -121,8 +122,8 @@ def test_the_sizes_of_every_familys_matrices_are_found(family):
     """From random text outputs in its own shapes, which a benchmark's steps are given as well."""
     subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
     device, config = torch.device("cpu"), subject.config({})
-    made = subject.make(config, device)
-    answer = subject.predict(made, 64, device)(made.components.denoiser)
+    trainable = subject.make(config, device)
+    answer = subject.predict(trainable, 64, device)(trainable.components.denoiser)
     assert answer.shape[-2:] == (8, 8) and answer.isfinite().all()
-    sizes = matmul_formats.matrix_sizes(config, made.family, made.components.denoiser, (1, 8, 8))
+    sizes = matmul_formats.matrix_sizes(config, trainable.family, trainable.components.denoiser, (1, 8, 8))
     assert sizes and all(size.tokens > 1 for size in sizes)

@@ -25,12 +25,12 @@ def messages(monkeypatch):
     hosts = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)]
 
     def make(ranks, timeout_of_step=60.0):
-        found = []
+        messages = []
         for rank in range(ranks):
             own = TCPStore("127.0.0.1", hosts[0].port, is_master=False)
             monkeypatch.setattr(torch_private, "process_store", lambda own=own: own)
-            found.append(Messages(rank, ranks, timeout_of_step))
-        return found
+            messages.append(Messages(rank, ranks, timeout_of_step))
+        return messages
 
     make.end = hosts.clear  # of the process that has the store
     return make

@@ -59,37 +59,44 @@ def config(cls=FluxLora, **values):
 
 
 def test_every_key_is_there_and_every_value_is_text():
-    got = made(config())
-    assert {k.removeprefix("ss_") for k in got if k.startswith("ss_")} == set(f"{KEYS} {ALONE} {FLUX}".split())
-    assert all(type(v) is str for v in got.values())
-    assert got["ss_unet_lr"] == "None" and got["ss_cache_latents"] == "False" and got["ss_text_encoder_lr"] == "None"
-    assert (got["ss_steps"], got["ss_epoch"], got["ss_base_model_version"]) == ("30", "2", "flux1")
-    assert got["ss_optimizer"].endswith("AdamW(weight_decay=0.1)") and got["ss_network_module"] == "networks.lora_flux"
+    actual = made(config())
+    assert {k.removeprefix("ss_") for k in actual if k.startswith("ss_")} == set(f"{KEYS} {ALONE} {FLUX}".split())
+    assert all(type(v) is str for v in actual.values())
+    assert (
+        actual["ss_unet_lr"] == "None"
+        and actual["ss_cache_latents"] == "False"
+        and actual["ss_text_encoder_lr"] == "None"
+    )
+    assert (actual["ss_steps"], actual["ss_epoch"], actual["ss_base_model_version"]) == ("30", "2", "flux1")
+    assert (
+        actual["ss_optimizer"].endswith("AdamW(weight_decay=0.1)")
+        and actual["ss_network_module"] == "networks.lora_flux"
+    )
     sdxl = made(config(SdxlLora), architecture="stable-diffusion-xl-v1-base")
     assert {k.removeprefix("ss_") for k in sdxl if k.startswith("ss_")} == set(f"{KEYS} {ALONE}".split())
     assert sdxl["ss_base_model_version"] == "sdxl_base_v1-0"
 
 
 def test_figures_of_the_data():
-    got = made(config())
-    assert (got["ss_num_train_images"], got["ss_num_reg_images"], got["ss_num_epochs"]) == ("4", "3", "3")
-    assert json.loads(got["ss_tag_frequency"]) == {"2_cats": {"cat": 3, "sitting": 1, "asleep": 1}}
-    assert json.loads(got["ss_dataset_dirs"]) == {"2_cats": {"n_repeats": 2, "img_count": 2}}
-    assert json.loads(got["ss_reg_dataset_dirs"]) == {"1_people": {"n_repeats": 1, "img_count": 1}}
-    buckets = json.loads(got["ss_bucket_info"])
+    actual = made(config())
+    assert (actual["ss_num_train_images"], actual["ss_num_reg_images"], actual["ss_num_epochs"]) == ("4", "3", "3")
+    assert json.loads(actual["ss_tag_frequency"]) == {"2_cats": {"cat": 3, "sitting": 1, "asleep": 1}}
+    assert json.loads(actual["ss_dataset_dirs"]) == {"2_cats": {"n_repeats": 2, "img_count": 2}}
+    assert json.loads(actual["ss_reg_dataset_dirs"]) == {"1_people": {"n_repeats": 1, "img_count": 1}}
+    buckets = json.loads(actual["ss_bucket_info"])
     assert buckets["buckets"]["0"] == {"resolution": [832, 1216], "count": 2}
     assert buckets["mean_img_ar_error"] == pytest.approx(abs(832 / 1216 - 2 / 3) / 3)
-    assert got["ss_resolution"] == "(1024, 1024)"
+    assert actual["ss_resolution"] == "(1024, 1024)"
 
 
 def test_figures_of_a_dataset_config(tmp_path):
     (tmp_path / "d.toml").touch()
     chosen = config(dataset_config=str(tmp_path / "d.toml"))
-    got = made(chosen)
-    (dataset,) = json.loads(got["ss_datasets"])
+    actual = made(chosen)
+    (dataset,) = json.loads(actual["ss_datasets"])
     assert dataset["is_dreambooth"] and dataset["num_reg_images"] == 3 and dataset["batch_size_per_device"] == 2
     assert [s["image_dir"] for s in dataset["subsets"]] == ["2_cats", "1_people"]
-    assert set(json.loads(got["ss_dataset_dirs"])) == {"2_cats", "1_people"} and "ss_bucket_info" not in got
+    assert set(json.loads(actual["ss_dataset_dirs"])) == {"2_cats", "1_people"} and "ss_bucket_info" not in actual
 
 
 def test_tags_of_captions_that_are_not_there():
@@ -107,42 +114,42 @@ def test_no_local_path_gets_into_a_file(tmp_path):
         output_dir=str(tmp_path),
         network_args=["train_blocks=single", f"preset={base}"],
     )
-    got = made(chosen)
-    assert not [k for k, v in got.items() if str(tmp_path) in v or "someone" in v or "secret" in v]
-    assert got["ss_sd_model_name"] == got["ss_vae_name"] == "base.safetensors"
-    assert got["ss_new_sd_model_hash"] == hashlib.sha256(base.read_bytes()).hexdigest()
-    assert got["ss_sd_model_hash"] == hashlib.sha256(base.read_bytes()[0x100000:0x110000]).hexdigest()[:8]
-    args = json.loads(got["ss_network_args"])
+    actual = made(chosen)
+    assert not [k for k, v in actual.items() if str(tmp_path) in v or "someone" in v or "secret" in v]
+    assert actual["ss_sd_model_name"] == actual["ss_vae_name"] == "base.safetensors"
+    assert actual["ss_new_sd_model_hash"] == hashlib.sha256(base.read_bytes()).hexdigest()
+    assert actual["ss_sd_model_hash"] == hashlib.sha256(base.read_bytes()[0x100000:0x110000]).hexdigest()[:8]
+    args = json.loads(actual["ss_network_args"])
     assert args == {"train_blocks": "single", "preset": "base.safetensors", "dropout": None}
 
 
 def test_hashes_of_what_is_no_file(tmp_path):
     assert short_hash(tmp_path) == long_hash(tmp_path) == "IsADirectory"
     assert short_hash(tmp_path / "no") == long_hash(tmp_path / "no") == "NOFILE"
-    got = made(config(pretrained_model_name_or_path="someone/a-model"))
-    assert got["ss_sd_model_name"] == "someone/a-model" and "ss_sd_model_hash" not in got
+    actual = made(config(pretrained_model_name_or_path="someone/a-model"))
+    assert actual["ss_sd_model_name"] == "someone/a-model" and "ss_sd_model_hash" not in actual
 
 
 def test_no_metadata_keeps_the_least():
-    got = made(config(no_metadata=True, network_dim=8, network_args=["train_blocks=single"]))
-    kept = {"v2", "base_model_version", "network_module", "network_dim", "network_alpha", "network_args"}
-    assert {k.removeprefix("ss_") for k in got if k.startswith("ss_")} == kept
-    assert got["ss_network_dim"] == "8" and got["modelspec.architecture"] == "flux-1-dev/lora"
+    actual = made(config(no_metadata=True, network_dim=8, network_args=["train_blocks=single"]))
+    keys = {"v2", "base_model_version", "network_module", "network_dim", "network_alpha", "network_args"}
+    assert {k.removeprefix("ss_") for k in actual if k.startswith("ss_")} == keys
+    assert actual["ss_network_dim"] == "8" and actual["modelspec.architecture"] == "flux-1-dev/lora"
 
 
 def test_modelspec_of_adapters_and_models(tmp_path):
     (tmp_path / "t.png").write_bytes(b"png")
     options = {"metadata_author": "me", "metadata_trigger_phrase": "xyz", "metadata_thumbnail": str(tmp_path / "t.png")}
-    got = modelspec(
+    actual = modelspec(
         config(SdxlLora, resolution="768,1024", v_parameterization=True, **options), "stable-diffusion-xl-v1-base"
     )
-    assert got["modelspec.architecture"] == "stable-diffusion-xl-v1-base/lora"
-    assert got["modelspec.implementation"] == "https://github.com/Stability-AI/generative-models"
-    assert (got["modelspec.title"], got["modelspec.resolution"]) == ("m", "768x1024")
-    assert (got["modelspec.author"], got["modelspec.trigger_phrase"]) == ("me", "xyz")
-    assert got["modelspec.thumbnail"] == "data:image/png;base64,cG5n" and got["modelspec.prediction_type"] == "v"
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", got["modelspec.date"])
-    assert "modelspec.license" not in got and got["modelspec.sai_model_spec"] == "1.0.1"
+    assert actual["modelspec.architecture"] == "stable-diffusion-xl-v1-base/lora"
+    assert actual["modelspec.implementation"] == "https://github.com/Stability-AI/generative-models"
+    assert (actual["modelspec.title"], actual["modelspec.resolution"]) == ("m", "768x1024")
+    assert (actual["modelspec.author"], actual["modelspec.trigger_phrase"]) == ("me", "xyz")
+    assert actual["modelspec.thumbnail"] == "data:image/png;base64,cG5n" and actual["modelspec.prediction_type"] == "v"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", actual["modelspec.date"])
+    assert "modelspec.license" not in actual and actual["modelspec.sai_model_spec"] == "1.0.1"
     whole = made(config(FluxTrain, output_name=None), architecture="flux-1-schnell")
     assert whole["modelspec.architecture"] == "flux-1-schnell" and whole["modelspec.title"].startswith("Checkpoint@")
     assert whole["modelspec.resolution"] == "1024x1024" and "modelspec.prediction_type" not in whole

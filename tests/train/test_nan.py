@@ -24,11 +24,11 @@ def stepped(guard_waits, numbers, **options):
     optimizer = torch.optim.AdamW(weights, lr=0.1, **options)
     guard = NonFiniteGuard(optimizer, CPU, scaled=False)
     guard.waits = guard_waits
-    for given in [[torch.tensor(1.0)], [torch.tensor(n) for n in numbers]]:
+    for gradients in [[torch.tensor(1.0)], [torch.tensor(n) for n in numbers]]:
         before = [w.detach().clone() for w in weights], [s["exp_avg"].clone() for s in optimizer.state.values()]
         for w in weights:
-            w.grad = torch.full_like(w, given[0].item())
-        if guard.should_step(*given):
+            w.grad = torch.full_like(w, gradients[0].item())
+        if guard.should_step(*gradients):
             optimizer.step()
     return before, ([w.detach() for w in weights], [s["exp_avg"] for s in optimizer.state.values()]), optimizer
 
@@ -108,26 +108,26 @@ def config(demo, squares, folder, script="flux_train_network", **values):
 
 def test_it_names_step_and_images_and_keeps_the_last_good_files(demo, squares, tmp_path, spoilt):
     spoilt("2.png", epoch=2)
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as raised:
         train(config(demo, squares, tmp_path))
-    run, words = reader.run_at(next(iter(runs_in(tmp_path)))), str(found.value)
+    run, words = reader.run_at(next(iter(runs_in(tmp_path)))), str(raised.value)
     step = int(words.split("the loss of step ")[1].split()[0])
     assert 5 <= step <= 8 and "is NaN" in words and "2.png" in words and "\n" not in words
     assert run.state == "failed" and str(run.error) == words
     steps = [event for event in reader.read_events(run.folder)[0] if event["kind"] == "step"]
     assert steps[-1]["step"] == step and steps[-1]["loss"] is None  # JSON knows no NaN
     good = [f"m-step{n:08d}" for n in range(1, step)]
-    kept = {name for name in listing(tmp_path) if "/" not in name}
-    assert kept == {"runs", *(f"{name}.safetensors" for name in good), *(f"{name}-state" for name in good)}
+    files = {name for name in listing(tmp_path) if "/" not in name}
+    assert files == {"runs", *(f"{name}.safetensors" for name in good), *(f"{name}-state" for name in good)}
     assert words.endswith(f"resume from {tmp_path / good[-1]}-state")
 
 
 def test_from_the_last_state_it_goes_on_as_if_nothing_had_been(demo, squares, tmp_path, spoilt, monkeypatch):
     straight = train(config(demo, squares, tmp_path / "straight"))
     spoilt("2.png", epoch=2)
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as raised:
         train(config(demo, squares, tmp_path / "out"))
-    state = str(found.value).split("resume from ")[1]
+    state = str(raised.value).split("resume from ")[1]
     monkeypatch.undo()
     again = train(config(demo, squares, tmp_path / "out", resume=state))
     assert all(torch.equal(tensor, again.tensors()[name]) for name, tensor in straight.tensors().items())
@@ -172,7 +172,6 @@ def test_weights_that_are_no_numbers_are_not_saved(demo, squares, tmp_path, monk
 
 TWO = """
 import sys
-from library.cli.train_script import config_from_argv
 from library.data.loading import Batches
 from library.families import config_class
 make = Batches.make

@@ -83,15 +83,17 @@ class Hub:
 
 
 @pytest.fixture(scope="module")
-def kept():
+def baseline():
     """What a training learned that nothing has disturbed; filled by the first test that trains one."""
     return {}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_warning(run, kept, fault, monkeypatch):
-    if not kept:
-        kept |= run("undisturbed").tensors()
+def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_warning(
+    run, baseline, fault, monkeypatch
+):
+    if not baseline:
+        baseline |= run("undisturbed").tensors()
     monkeypatch.setattr(Hub, "fault", FAULTS[fault])
     failed = set()
     for place, name in PLACES:
@@ -108,7 +110,7 @@ def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_w
     monkeypatch.undo()
     assert disturbed.facts["state"] == "finished" and disturbed.facts["error"] is None
     assert disturbed.losses and len(disturbed.losses) == STEPS
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in disturbed.tensors().items())
+    assert all(torch.equal(tensor, baseline[name]) for name, tensor in disturbed.tensors().items())
     said = [str(event["text"]) for event in disturbed.events("warning")]
     assert (Sampler, "latents") in failed and (validation.ValidationRunner, "_loss") in failed
     assert sum("a sample is left out" in text for text in said) == STEPS + 1
@@ -116,19 +118,19 @@ def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_w
     assert sum("could not be uploaded" in text for text in said) == STEPS + 1
 
 
-def test_samples_that_do_not_fit_are_decoded_in_tiles_and_the_training_is_unchanged(run, kept, monkeypatch):
-    if not kept:
-        kept |= run("undisturbed").tensors()
+def test_samples_that_do_not_fit_are_decoded_in_tiles_and_the_training_is_unchanged(run, baseline, monkeypatch):
+    if not baseline:
+        baseline |= run("undisturbed").tensors()
 
     def fails(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(AutoencoderKL, "decode", fails)
     monkeypatch.setattr(vae_memory, "SMALL", 0)
-    made = run("tiled")
-    assert [str(event["text"]) for event in made.events("warning")] == [samples.DECODED["tiles"]]
-    assert len(made.events("sample")) == 2 * (STEPS + 1) and not made.events("sample_failed")
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in made.tensors().items())
+    outcome = run("tiled")
+    assert [str(event["text"]) for event in outcome.events("warning")] == [samples.DECODED["tiles"]]
+    assert len(outcome.events("sample")) == 2 * (STEPS + 1) and not outcome.events("sample_failed")
+    assert all(torch.equal(tensor, baseline[name]) for name, tensor in outcome.tensors().items())
 
 
 def test_prompts_that_cannot_be_encoded_at_first_are_encoded_when_they_are_needed(run, monkeypatch):
@@ -141,10 +143,10 @@ def test_prompts_that_cannot_be_encoded_at_first_are_encoded_when_they_are_neede
         return real(self, request)
 
     monkeypatch.setattr(Sampler, "encode_request", encode_request)
-    made = run("encoded", max_train_steps=1)
-    (said,) = (str(event["text"]) for event in made.events("warning"))
+    outcome = run("encoded", max_train_steps=1)
+    (said,) = (str(event["text"]) for event in outcome.events("warning"))
     assert "could not be encoded" in said and "gradient_checkpointing" not in said
-    assert len(made.events("sample")) == 4 and not made.events("sample_failed")
+    assert len(outcome.events("sample")) == 4 and not outcome.events("sample_failed")
     assert calls == ["zorb", "zorb", "red zorb"]  # once for both times that samples are made
 
 
@@ -159,8 +161,8 @@ def test_advice_for_samples_names_nothing_that_only_steps_need(run, monkeypatch)
     ):
         if "latents" in vars(owner):
             monkeypatch.setattr(owner, "latents", fails)
-    made = run("small", max_train_steps=1, sample_at_first=False)
-    (said,) = (str(event["text"]) for event in made.events("warning"))
+    outcome = run("small", max_train_steps=1, sample_at_first=False)
+    (said,) = (str(event["text"]) for event in outcome.events("warning"))
     assert "ask for smaller sample images" in said and "train_batch_size" not in said and "lower resolution" not in said
 
 
@@ -175,15 +177,15 @@ def test_a_vae_that_does_not_fit_on_the_gpu_decodes_where_it_is(run, monkeypatch
         return real(self, device)
 
     monkeypatch.setattr(Sampler, "vae_on", vae_on)
-    made = run("moved", max_train_steps=1, sample_at_first=False)
-    assert len(made.events("sample")) == 2 and not made.events("sample_failed") and len(calls) == 3
+    outcome = run("moved", max_train_steps=1, sample_at_first=False)
+    assert len(outcome.events("sample")) == 2 and not outcome.events("sample_failed") and len(calls) == 3
 
 
 @pytest.mark.parametrize("name", ["decoded", "sampled", "validated"])
-def test_each_place_beside_the_training_fails_alone(run, kept, name, monkeypatch):
+def test_each_place_beside_the_training_fails_alone(run, baseline, name, monkeypatch):
     """With the places before it in order, at every step."""
-    if not kept:
-        kept |= run("undisturbed").tensors()
+    if not baseline:
+        baseline |= run("undisturbed").tensors()
     owner = Sampler if name == "decoded" else Journal
 
     def fails(*_):
@@ -192,7 +194,7 @@ def test_each_place_beside_the_training_fails_alone(run, kept, name, monkeypatch
     monkeypatch.setattr(owner, name, fails)
     disturbed = run("disturbed")
     assert disturbed.facts["state"] == "finished"
-    assert all(torch.equal(tensor, kept[key]) for key, tensor in disturbed.tensors().items())
+    assert all(torch.equal(tensor, baseline[key]) for key, tensor in disturbed.tensors().items())
     said = [str(event["text"]) for event in disturbed.events("warning")]
     assert sum("broken" in text and "goes on" in text for text in said) == STEPS + (name != "validated")
 
@@ -265,16 +267,16 @@ def test_prompt_cache_has_a_limit_and_keeps_prompts_of_one_request():
     from library.families.base import SampleRequest
     from library.families.shared.sampler import MAX_ENCODED_PROMPTS
 
-    one = sampler_of(None)
+    sampler = sampler_of(None)
     for number in range(MAX_ENCODED_PROMPTS + 20):
-        one.remember([SampleRequest(f"prompt {number}")])
-    assert len(one._known) == MAX_ENCODED_PROMPTS and not one.unknown(
+        sampler.remember([SampleRequest(f"prompt {number}")])
+    assert len(sampler._known) == MAX_ENCODED_PROMPTS and not sampler.unknown(
         [SampleRequest(f"prompt {MAX_ENCODED_PROMPTS + 19}")]
     )
-    assert one.unknown([SampleRequest("prompt 0")])
+    assert sampler.unknown([SampleRequest("prompt 0")])
     many = [SampleRequest(f"other {number}") for number in range(MAX_ENCODED_PROMPTS + 5)]
-    one.remember(many)
-    assert not one.unknown(many) and len(one._known) == MAX_ENCODED_PROMPTS + 5
+    sampler.remember(many)
+    assert not sampler.unknown(many) and len(sampler._known) == MAX_ENCODED_PROMPTS + 5
 
 
 # ---- trackers

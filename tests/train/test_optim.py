@@ -26,35 +26,39 @@ def method(*rates):
 
 def curve(total=10, **values):
     chosen = config(**values)
-    made = optimizers.make_optimizer(method(0.5), chosen)
-    schedule = optimizers.make_schedule(made, chosen, total)
+    optimizer = optimizers.make_optimizer(method(0.5), chosen)
+    schedule = lr_schedule.make_schedule(optimizer, chosen, total)
     rates = []
     for _ in range(total):
-        rates.append(made.param_groups[0]["lr"])
-        made.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
         schedule.step()
     return rates
 
 
 def test_adamw_is_the_default_with_rates_by_group():
-    made = optimizers.make_optimizer(method(0.1, 0.2), config())
-    assert type(made) is torch.optim.AdamW and [(g["name"], g["lr"]) for g in made.param_groups] == [
+    optimizer = optimizers.make_optimizer(method(0.1, 0.2), config())
+    assert type(optimizer) is torch.optim.AdamW and [(g["name"], g["lr"]) for g in optimizer.param_groups] == [
         ("part0", 0.1),
         ("part1", 0.2),
     ]
-    assert not made.defaults["fused"]  # on the CPU
+    assert not optimizer.defaults["fused"]  # on the CPU
 
 
 def test_arguments_reach_the_optimizer():
-    made = optimizers.make_optimizer(
+    optimizer = optimizers.make_optimizer(
         method(0.1), config(optimizer_args=["betas=0.8,0.9", "weight_decay=0.3", "amsgrad=True"])
     )
-    assert made.defaults["betas"] == (0.8, 0.9) and made.defaults["weight_decay"] == 0.3 and made.defaults["amsgrad"]
-    made = optimizers.make_optimizer(method(0.1), config(optimizer_type="sgdnesterov"))
-    assert made.defaults["nesterov"] and made.defaults["momentum"] == 0.9
+    assert (
+        optimizer.defaults["betas"] == (0.8, 0.9)
+        and optimizer.defaults["weight_decay"] == 0.3
+        and optimizer.defaults["amsgrad"]
+    )
+    optimizer = optimizers.make_optimizer(method(0.1), config(optimizer_type="sgdnesterov"))
+    assert optimizer.defaults["nesterov"] and optimizer.defaults["momentum"] == 0.9
     assert type(optimizers.make_optimizer(method(0.1), config(optimizer_type="RAdam"))) is torch.optim.RAdam
-    made = optimizers.make_optimizer(method(0.1), config(optimizer_type="torch.optim.NAdam"))
-    assert type(made) is torch.optim.NAdam
+    optimizer = optimizers.make_optimizer(method(0.1), config(optimizer_type="torch.optim.NAdam"))
+    assert type(optimizer) is torch.optim.NAdam
 
 
 def test_every_name_has_a_line_in_the_table():
@@ -126,15 +130,15 @@ def test_wrong_choices(values, sentence, monkeypatch):
     ],
 )
 def test_curves(values, expected):
-    got = curve(**values)
-    assert all(e is None or g == pytest.approx(e, abs=1e-4) for g, e in zip(got, expected, strict=True)), got
+    actual = curve(**values)
+    assert all(e is None or g == pytest.approx(e, abs=1e-4) for g, e in zip(actual, expected, strict=True)), actual
 
 
 def test_other_curves_end_where_they_should():
-    got = curve(total=100, lr_scheduler="cosine_with_min_lr", lr_scheduler_min_lr_ratio=0.1)
-    assert got[0] == 0.5 and got[-1] == pytest.approx(0.05, abs=0.001)
-    got = curve(total=100, lr_scheduler="cosine_with_restarts", lr_scheduler_num_cycles=2)
-    assert got[50] == 0.5 and got[49] < 0.01
+    actual = curve(total=100, lr_scheduler="cosine_with_min_lr", lr_scheduler_min_lr_ratio=0.1)
+    assert actual[0] == 0.5 and actual[-1] == pytest.approx(0.05, abs=0.001)
+    actual = curve(total=100, lr_scheduler="cosine_with_restarts", lr_scheduler_num_cycles=2)
+    assert actual[50] == 0.5 and actual[49] < 0.01
     assert curve(lr_scheduler="inverse_sqrt", lr_scheduler_timescale=4)[5] == pytest.approx(0.5 * (4 / 9) ** 0.5)
 
 
@@ -143,26 +147,26 @@ def test_other_curves_end_where_they_should():
 )
 def test_more_warmup_than_steps_trains_on_the_way_up_as_in_sd_scripts(name):
     """A hint before the training, and no error in it."""
-    given = {"lr_scheduler": name, "lr_warmup_steps": 20, "lr_decay_steps": 5 if "decay" in name else 0}
-    assert curve(**given) == pytest.approx([0.5 * step / 20 for step in range(10)])
-    said = list(optimizers.optimizer_notes(config(**given, max_train_steps=10)))
+    options = {"lr_scheduler": name, "lr_warmup_steps": 20, "lr_decay_steps": 5 if "decay" in name else 0}
+    assert curve(**options) == pytest.approx([0.5 * step / 20 for step in range(10)])
+    said = list(optimizers.optimizer_notes(config(**options, max_train_steps=10)))
     assert any("lr_warmup_steps 20 is not below max_train_steps" in str(line) for line in said)
 
 
 def test_decay_overlapping_the_warmup_is_rejected_and_one_that_never_begins_is_reported():
-    given = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 6}
+    options = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 6}
     for total, decay in ((10, 5), (20, "75%")):
-        (wrong,) = lr_schedule.too_long(config(**given, lr_decay_steps=decay), total)
+        (wrong,) = lr_schedule.too_long(config(**options, lr_decay_steps=decay), total)
         assert "would jump" in str(wrong) and wrong.options == {"lr_decay_steps", "lr_warmup_steps"}
         with pytest.raises(ConfigError, match="would jump"):
-            curve(total=total, **given, lr_decay_steps=decay)
-    fits = curve(total=10, **given, lr_decay_steps=4)
+            curve(total=total, **options, lr_decay_steps=decay)
+    fits = curve(total=10, **options, lr_decay_steps=4)
     assert max(abs(after - before) for before, after in itertools.pairwise(fits)) < 0.25
-    told = [one for one in optimizers.optimizer_notes(config(**given)) if one.option == "lr_decay_steps"]
+    told = [note for note in optimizers.optimizer_notes(config(**options)) if note.option == "lr_decay_steps"]
     assert len(told) == 1 and told[0].fix == {"lr_decay_steps": 0.1}
-    assert not [*lr_schedule.schedule_notes(config(**given, lr_decay_steps=4))]
+    assert not [*lr_schedule.schedule_notes(config(**options, lr_decay_steps=4))]
     others = {"lr_scheduler_args": ["num_decay_steps=9"], "lr_decay_steps": 9}
-    assert not [*lr_schedule.too_long(config(**given, **others), 10)]
+    assert not [*lr_schedule.too_long(config(**options, **others), 10)]
 
 
 WARMUPS = [  # optimizer, its arguments, and those that keep a warm-up of 10 steps
@@ -177,17 +181,19 @@ WARMUPS = [  # optimizer, its arguments, and those that keep a warm-up of 10 ste
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "given", "kept"), WARMUPS)
+@pytest.mark.parametrize(("optimizer", "arguments", "kept"), WARMUPS)
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_the_warmup_of_an_optimizer_without_a_schedule_becomes_an_argument_of_its_own(optimizer, given, kept, schedule):
-    values = {"optimizer_type": optimizer, "optimizer_args": given, "lr_scheduler": schedule, "lr_warmup_steps": 10}
+def test_the_warmup_of_an_optimizer_without_a_schedule_becomes_an_argument_of_its_own(
+    optimizer, arguments, kept, schedule
+):
+    values = {"optimizer_type": optimizer, "optimizer_args": arguments, "lr_scheduler": schedule, "lr_warmup_steps": 10}
     if schedule == "constant":  # refused, as for any optimizer
         with pytest.raises(ConfigError) as refused:
             config(**values)
         problems = refused.value.problems
     else:
         problems = [*lr_schedule.schedule_notes(config(**values))]
-    (said,) = [one for one in problems if one.option == "lr_warmup_steps"]
+    (said,) = [problem for problem in problems if problem.option == "lr_warmup_steps"]
     mended = config(**values | dict(said.fix))
     assert (mended.optim.optimizer_args, mended.optim.lr_warmup_steps) == (kept, 0)
     assert not [*lr_schedule.schedule_notes(mended)] and mended.optim.lr_scheduler == schedule
@@ -195,12 +201,12 @@ def test_the_warmup_of_an_optimizer_without_a_schedule_becomes_an_argument_of_it
 
 
 def test_other_optimizers_keep_their_warmup():
-    for optimizer, given in (
+    for optimizer, options in (
         ("AdamW", []),
         ("Adafactor", ["relative_step=False"]),
         ("ProdigyPlusScheduleFree", ["use_schedulefree=False"]),
     ):
-        chosen = config(optimizer_type=optimizer, optimizer_args=given, lr_scheduler="cosine", lr_warmup_steps=4)
+        chosen = config(optimizer_type=optimizer, optimizer_args=options, lr_scheduler="cosine", lr_warmup_steps=4)
         assert not chosen.optim.without_schedule and not [*lr_schedule.schedule_notes(chosen)]
     share = {"optimizer_type": "AdamWScheduleFree", "lr_scheduler": "cosine", "lr_warmup_steps": 0.05}
     (said,) = lr_schedule.schedule_notes(config(**share, max_train_steps=200))
@@ -213,19 +219,20 @@ def test_other_optimizers_keep_their_warmup():
 
 def test_adafactor_sets_its_own_rate_by_default():
     chosen = config(optimizer_type="AdaFactor", learning_rate=1e-3, lr_scheduler="cosine")
-    made = optimizers.make_optimizer(method(1e-4), chosen)
-    schedule = optimizers.make_schedule(made, chosen, 10)
-    assert type(schedule).__name__ == "AdafactorSchedule" and made.defaults["relative_step"]
-    for p in made.param_groups[0]["params"]:
+    optimizer = optimizers.make_optimizer(method(1e-4), chosen)
+    schedule = lr_schedule.make_schedule(optimizer, chosen, 10)
+    assert type(schedule).__name__ == "AdafactorSchedule" and optimizer.defaults["relative_step"]
+    for p in optimizer.param_groups[0]["params"]:
         p.grad = torch.ones_like(p)
-    made.step()
+    optimizer.step()
     schedule.step()
     assert any("Adafactor sets its own" in str(note) for note in optimizers.optimizer_notes(chosen))
     args = ["scale_parameter=False", "relative_step=False", "warmup_init=False"]
     chosen = config(optimizer_type="Adafactor", optimizer_args=args, lr_scheduler="constant_with_warmup")
-    made = optimizers.make_optimizer(method(1e-4), chosen)
+    optimizer = optimizers.make_optimizer(method(1e-4), chosen)
     assert (
-        made.param_groups[0]["lr"] == 1e-4 and type(optimizers.make_schedule(made, chosen, 10)).__name__ == "LambdaLR"
+        optimizer.param_groups[0]["lr"] == 1e-4
+        and type(lr_schedule.make_schedule(optimizer, chosen, 10)).__name__ == "LambdaLR"
     )
 
 
@@ -249,9 +256,9 @@ def test_notes_on_what_is_seldom_meant():
 
 def test_schedule_free_weights_are_averaged_only_inside():
     calls = []
-    made = SimpleNamespace(train=lambda: calls.append("train"), eval=lambda: calls.append("eval"))
-    optimizers.train_mode(made)
-    with pytest.raises(RuntimeError), optimizers.averaged(made):
+    optimizer = SimpleNamespace(train=lambda: calls.append("train"), eval=lambda: calls.append("eval"))
+    optimizers.train_mode(optimizer)
+    with pytest.raises(RuntimeError), optimizers.averaged(optimizer):
         calls.append("save")
         raise RuntimeError
     assert calls == ["train", "eval", "save", "train"]
@@ -285,9 +292,9 @@ def checked(total=20, **values):
 def test_what_the_check_lets_through_a_schedule_takes_for_all_steps(name):
     """With every argument of every class of PyTorch, and values of every wrong kind."""
     needed = NEEDED.get(name, [])
-    known = [*inspect.signature(getattr(torch.optim.lr_scheduler, name)).parameters]
-    others = [pair for pair in needed if pair.partition("=")[0] not in known]
-    for arg, value in itertools.product(known, BAD):
+    parameters = [*inspect.signature(getattr(torch.optim.lr_scheduler, name)).parameters]
+    others = [pair for pair in needed if pair.partition("=")[0] not in parameters]
+    for arg, value in itertools.product(parameters, BAD):
         own = [*(pair for pair in needed if not pair.startswith(f"{arg}=")), *others, f"{arg}={value}"]
         values = {"lr_scheduler_type": name, "lr_scheduler_args": own}
         said = checked(**values)
@@ -330,7 +337,9 @@ def test_an_argument_that_cannot_be_read_is_not_called_missing_besides():
     (said,) = checked(lr_scheduler_type="OneCycleLR", lr_scheduler_args=["max_lr=high"])
     assert "'max_lr=high' must be written key=value" in str(said)
     said = checked(lr_scheduler_type="OneCycleLR", lr_scheduler_args=["max_lr=high", "foo=1"])
-    assert ["must be written" in str(one) for one in said] == [True, False] and "no argument foo" in str(said[1])
+    assert ["must be written" in str(problem) for problem in said] == [True, False] and "no argument foo" in str(
+        said[1]
+    )
     (said,) = checked(lr_scheduler="cosine_with_min_lr", lr_scheduler_args=["min_lr=low"])
     assert "'min_lr=low' must be written key=value" in str(said)
 

@@ -31,13 +31,16 @@ RATES = {"CAME": 3e-4, "RAdamScheduleFree": 0.05, "SGDScheduleFree": 0.5}
 
 
 def config(name, cls=FluxLora, **values):
-    given = {"optimizer_type": name, "learning_rate": 1.0 if optimizer_spec(name).finds_rate else RATES.get(name, 1e-3)}
+    options = {
+        "optimizer_type": name,
+        "learning_rate": 1.0 if optimizer_spec(name).finds_rate else RATES.get(name, 1e-3),
+    }
     if name == "Adafactor":
-        given["optimizer_args"] = ["relative_step=False", "scale_parameter=False"]
+        options["optimizer_args"] = ["relative_step=False", "scale_parameter=False"]
     if optimizer_spec(name).finds_rate:
         # They begin at 1e-6, and take long to find their rate.
-        given["optimizer_args"] = ["d0=0.1" if name == "DAdaptAdaGrad" else "d0=1e-4"]
-    return build_config(cls, given | values, notes=[])
+        options["optimizer_args"] = ["d0=0.1" if name == "DAdaptAdaGrad" else "d0=1e-4"]
+    return build_config(cls, options | values, notes=[])
 
 
 class Toy(nn.Sequential):
@@ -54,19 +57,19 @@ class Toy(nn.Sequential):
             {"params": [p for layer in layers for p in layer.parameters()], "lr": share * rate, "name": name}
             for layers, share, name in ((list(self)[:1], 1, "unet"), (list(self)[1:], other, "text_encoder"))
         ]
-        made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
-        optimizers.train_mode(made)
-        return made
+        optimizer = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+        optimizers.train_mode(optimizer)
+        return optimizer
 
-    def steps(self, made, first, last):
+    def steps(self, optimizer, first, last):
         """Losses of some steps, all with the same images."""
         found = []
         for _ in range(first, last):
             images = torch.randn(4, 4, 64, generator=torch.Generator().manual_seed(1)).to(self[0].weight.dtype)
             loss = (self(images) - 1).square().mean()
             loss.backward()
-            made.step()
-            made.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             found.append(loss.item())
         return found
 
@@ -79,8 +82,8 @@ def copied(state):
     return torch.load(file, weights_only=True)
 
 
-def equal(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+def equal(first, other):
+    return all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,25 +91,25 @@ def test_each_steps_learns_and_resumes_exactly(name):
     chosen = config(name)
     assert list(optimizers.find_optimizer_problems(chosen)) == []
     toy, began = Toy(), Toy()
-    made = toy.made(chosen)
-    losses = toy.steps(made, 0, 30)
+    optimizer = toy.made(chosen)
+    losses = toy.steps(optimizer, 0, 30)
     assert min(losses) < 0.95 * losses[0], losses
     assert all(not torch.equal(a, b) for a, b in zip(toy.parameters(), began.parameters(), strict=True))
-    state = copied(made.state_dict())
+    state = copied(optimizer.state_dict())
     other = Toy()
     other.load_state_dict(toy.state_dict())
     again = other.made(chosen)
     again.load_state_dict(state)
-    assert toy.steps(made, 30, 33) == other.steps(again, 30, 33) and equal(toy, other)
+    assert toy.steps(optimizer, 30, 33) == other.steps(again, 30, 33) and equal(toy, other)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "ScheduleFree" in name])
 def test_the_average_is_shown_for_saving_and_put_back(name):
     toy = Toy()
-    made = toy.made(config(name))
-    toy.steps(made, 0, 10)
+    optimizer = toy.made(config(name))
+    toy.steps(optimizer, 0, 10)
     before = [p.detach().clone() for p in toy.parameters()]
-    with optimizers.averaged(made):
+    with optimizers.averaged(optimizer):
         assert not all(torch.equal(a, b) for a, b in zip(before, toy.parameters(), strict=True))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(before, toy.parameters(), strict=True))
 
@@ -116,40 +119,42 @@ def test_half_precision_is_stepped_wide_and_resumes_exactly(name):
     chosen = config(name, FluxTrain, full_bf16=True, mixed_precision="bf16")
     assert not [note for note in optimizers.optimizer_notes(chosen) if "nearest" in str(note)]
     toy = Toy(torch.bfloat16)
-    made = toy.made(chosen)
-    assert type(made).__name__ == "PartitionedOptimizer"
-    losses = toy.steps(made, 0, 20)
+    optimizer = toy.made(chosen)
+    assert type(optimizer).__name__ == "PartitionedOptimizer"
+    losses = toy.steps(optimizer, 0, 20)
     assert min(losses[-5:]) < 0.95 * losses[0], losses
-    state, other = copied(made.state_dict()), Toy(torch.bfloat16)
+    state, other = copied(optimizer.state_dict()), Toy(torch.bfloat16)
     other.load_state_dict(toy.state_dict())
     again = other.made(chosen)
     again.load_state_dict(state)
-    assert toy.steps(made, 20, 23) == other.steps(again, 20, 23) and equal(toy, other)
+    assert toy.steps(optimizer, 20, 23) == other.steps(again, 20, 23) and equal(toy, other)
 
 
 @pytest.mark.parametrize("name", ["AdamMini", "Muon"])
 def test_a_schedule_reaches_all_weights_of_a_bundle(name):
     toy = Toy(torch.bfloat16)
-    made = toy.made(config(name, FluxTrain, full_bf16=True, mixed_precision="bf16"))
-    for group in made.param_groups:
+    optimizer = toy.made(config(name, FluxTrain, full_bf16=True, mixed_precision="bf16"))
+    for group in optimizer.param_groups:
         group["lr"] = 0.0
     before = [p.detach().clone() for p in toy.parameters()]
-    toy.steps(made, 0, 1)
+    toy.steps(optimizer, 0, 1)
     assert all(torch.equal(a, b) for a, b in zip(before, toy.parameters(), strict=True))
 
 
 def test_muon_turns_matrices_and_leaves_the_rest_to_adamw():
     toy = Toy()
-    made = toy.made(config("muon"))
-    sorted_by = {(group["name"], group["use_muon"]): [p.dim() for p in group["params"]] for group in made.param_groups}
+    optimizer = toy.made(config("muon"))
+    sorted_by = {
+        (group["name"], group["use_muon"]): [p.dim() for p in group["params"]] for group in optimizer.param_groups
+    }
     assert sorted_by == {
         ("unet", True): [2],
         ("unet", False): [1],
         ("text_encoder", True): [3, 2],
         ("text_encoder", False): [1, 1, 1, 1],
     }
-    assert {(g["name"], g["lr"]) for g in made.param_groups} == {("unet", 1e-3), ("text_encoder", 5e-4)}
-    assert all(group["use_adjusted_lr"] for group in made.param_groups if group["use_muon"])
+    assert {(g["name"], g["lr"]) for g in optimizer.param_groups} == {("unet", 1e-3), ("text_encoder", 5e-4)}
+    assert all(group["use_adjusted_lr"] for group in optimizer.param_groups if group["use_muon"])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in PAGED])
@@ -157,14 +162,14 @@ def test_the_memory_of_an_estimate_is_what_it_takes(name):
     weight = nn.Parameter(torch.randn(256, 512) * 0.02)
     chosen = config(name)
     groups = [{"params": [weight], "lr": chosen.optim.learning_rate, "name": "unet"}]
-    made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
-    optimizers.train_mode(made)
+    optimizer = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+    optimizers.train_mode(optimizer)
     weight.grad = torch.randn_like(weight)
-    made.step()
-    taken = sum(v.numel() * v.element_size() for v in made.state[weight].values() if isinstance(v, torch.Tensor))
+    optimizer.step()
+    taken = sum(v.numel() * v.element_size() for v in optimizer.state[weight].values() if isinstance(v, torch.Tensor))
     taken += sum(
         v.numel() * v.element_size()
-        for held in made.state[weight].values()
+        for held in optimizer.state[weight].values()
         if isinstance(held, dict)
         for v in held.values()
         if isinstance(v, torch.Tensor)
@@ -208,9 +213,9 @@ def test_others_are_found_in_their_packages(written):
     chosen = build_config(FluxLora, {"optimizer_type": written, "learning_rate": 1e-3}, notes=[])
     assert list(optimizers.find_optimizer_problems(chosen)) == []
     toy = Toy()
-    made = toy.made(chosen)
-    assert type(made).__name__.lower() == written.rpartition(".")[2].lower()
-    assert len(toy.steps(made, 0, 2)) == 2
+    optimizer = toy.made(chosen)
+    assert type(optimizer).__name__.lower() == written.rpartition(".")[2].lower()
+    assert len(toy.steps(optimizer, 0, 2)) == 2
 
 
 def test_optimizer_for_matrices_only_is_reported():
@@ -258,11 +263,11 @@ def test_several_rates_are_refused_by_those_that_have_one(name):
     groups = [{"params": [nn.Parameter(torch.ones(2, 2))], "lr": lr, "name": str(lr)} for lr in (1.0, 0.5)]
     method = SimpleNamespace(groups=lambda _=None: groups)
     if not optimizer_spec(name).one_rate:
-        made = optimizers.make_optimizer(method, chosen)
-        optimizers.train_mode(made)
+        optimizer = optimizers.make_optimizer(method, chosen)
+        optimizers.train_mode(optimizer)
         for group in groups:
             group["params"][0].grad = torch.ones(2, 2)
-        made.step()
+        optimizer.step()
         return
     mends = working_fix(said[0], chosen)
     assert mends == {"unet_lr": None, "text_encoder_lr": (), "learning_rate": 1.0}
@@ -272,18 +277,18 @@ def test_several_rates_are_refused_by_those_that_have_one(name):
 
 @pytest.mark.parametrize("written", ["Automagic", "automagic", "toolkit.optimizers.automagic.Automagic"])
 def test_automagic_is_refused_by_name_and_mended(written):
-    given = {"optimizer_type": written, "learning_rate": 1e-6, "optimizer_args": ["min_lr=1e-7", "weight_decay=0.1"]}
+    options = {"optimizer_type": written, "learning_rate": 1e-6, "optimizer_args": ["min_lr=1e-7", "weight_decay=0.1"]}
     with pytest.raises(ConfigError, match="Automagic is a part of ai-toolkit and in no package") as refused:
-        build_config(FluxLora, given)
+        build_config(FluxLora, options)
     mends = working_fix(
-        refused.value.problems[0], draft(FluxLora, {**given, "optimizer_args": tuple(given["optimizer_args"])})
+        refused.value.problems[0], draft(FluxLora, {**options, "optimizer_args": tuple(options["optimizer_args"])})
     )
     assert mends == {
         "optimizer_type": "ProdigyPlusScheduleFree",
         "learning_rate": 1.0,
         "optimizer_args": ("weight_decay=0.1",),
     }
-    assert list(optimizers.find_optimizer_problems(build_config(FluxLora, {**given, **mends}, notes=[]))) == []
+    assert list(optimizers.find_optimizer_problems(build_config(FluxLora, {**options, **mends}, notes=[]))) == []
     rough = draft(FluxLora, {"optimizer_type": written, "learning_rate": 1e-6})
     assert not [
         problem for problem in optimizers.find_optimizer_problems(rough) if "Automagic" in str(problem)
@@ -352,7 +357,7 @@ def test_a_rate_of_one_does_not_stay_with_adamw(monkeypatch):
 @pytest.mark.parametrize("name", ["AdamW8bit", "ProdigyPlusScheduleFree", "Muon"])
 def test_a_whole_training_resumes_exactly(name, demo, squares, tmp_path):
     def run(folder, **values):
-        given = {
+        options = {
             "train_data_dir": squares,
             "output_dir": tmp_path / folder,
             "output_name": "m",
@@ -364,7 +369,7 @@ def test_a_whole_training_resumes_exactly(name, demo, squares, tmp_path):
             "save_every_n_steps": 2,
             "save_state": True,
         }
-        return train(config_of(demo, "flux_train_network", **given | values))
+        return train(config_of(demo, "flux_train_network", **options | values))
 
     whole = run("whole")
     state = next((tmp_path / "whole").glob("m-step*2-state"))
@@ -386,19 +391,19 @@ class FakeStream:
 
 def test_8_bit_steps_run_on_the_default_stream_between_what_another_computes(monkeypatch):
     default, recorded = FakeStream(), FakeStream()
-    current, seen = [recorded], []
+    current, streams = [recorded], []
     monkeypatch.setattr(torch.cuda, "default_stream", lambda: default)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
 
     class Watched(torch.optim.SGD):
         def step(self, closure=None):
-            seen.append((current[0], list(default.waited_for), list(recorded.waited_for)))
+            streams.append((current[0], list(default.waited_for), list(recorded.waited_for)))
 
-    made = Watched([nn.Parameter(torch.ones(2))], lr=0.1)
-    step_on_default_stream(made)
-    made.step()
-    assert seen == [(default, [recorded], [])]
+    optimizer = Watched([nn.Parameter(torch.ones(2))], lr=0.1)
+    step_on_default_stream(optimizer)
+    optimizer.step()
+    assert streams == [(default, [recorded], [])]
     assert current == [recorded] and recorded.waited_for == [default]
 
 
@@ -408,18 +413,18 @@ def test_8_bit_steps_on_another_stream_wait_for_their_gradients(name):
     def trained(stream):
         with torch.cuda.stream(stream):
             method = Learner8bit()
-            made = optimizers.make_optimizer(method, config(name, mixed_precision="bf16"))
+            optimizer = optimizers.make_optimizer(method, config(name, mixed_precision="bf16"))
             for _ in range(20):
                 busy = torch.randn(4096, 4096, device="cuda")
                 for _ in range(8):
                     busy = busy @ busy / 64  # so that the gradients come late
                 method.weight.grad = torch.sin(method.weight.detach() * 3) + busy[:256, :256] * 0
-                made.step()
+                optimizer.step()
         torch.cuda.synchronize()
         return method.weight.detach().clone()
 
-    expected, found = trained(torch.cuda.default_stream()), trained(torch.cuda.Stream())
-    assert expected.isfinite().all() and torch.equal(found, expected)
+    expected, actual = trained(torch.cuda.default_stream()), trained(torch.cuda.Stream())
+    assert expected.isfinite().all() and torch.equal(actual, expected)
 
 
 class Learner8bit:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from library.cli import train
 from library.cli import train as command
 from library.config.problems import ConfigError
-from library.train.saving import output_lock
 from tests.training import config_of
 
 BUSY = "output_name: a training that writes these files is running; stop it, or choose another name"
@@ -13,8 +13,8 @@ BUSY = "output_name: a training that writes these files is running; stop it, or 
 @pytest.fixture
 def config(demo, squares, tmp_path):
     def made(**values):
-        given = {"train_data_dir": squares, "output_dir": tmp_path / "out", "output_name": "m"}
-        return config_of(demo, "flux_train_network", **given | values)
+        options = {"train_data_dir": squares, "output_dir": tmp_path / "out", "output_name": "m"}
+        return config_of(demo, "flux_train_network", **options | values)
 
     return made
 
@@ -55,7 +55,7 @@ def test_the_lock_ends_with_the_training_however_it_ends(config, monkeypatch, tm
 def test_files_that_another_has_written_since_the_check_are_not_overwritten(config, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "m.safetensors").touch()
-    with pytest.raises(ConfigError, match="would be overwritten"), output_lock.hold_output_name(config()):
+    with pytest.raises(ConfigError, match="would be overwritten"), train.hold_output_name(config()):
         pass
     assert not (tmp_path / "out" / ".m.lock").exists()
 
@@ -65,5 +65,5 @@ def test_a_disk_without_locks_is_trained_on(config, monkeypatch):
         raise NotImplementedError
 
     monkeypatch.setattr("library.runs.locking.FileLock.acquire", without)
-    with output_lock.hold_output_name(config()):
+    with train.hold_output_name(config()):
         pass

@@ -59,8 +59,8 @@ def test_each_is_installed_with_a_plain_set_up_and_locked():
 
 def test_what_works_is_remembered_and_not_tried_twice(home, monkeypatch):
     assert trial.package("lion_pytorch") == ""
-    known = json.loads((home / "home" / "cache" / "packages.json").read_text())
-    assert known["lion_pytorch"]["error"] == ""
+    remembered = json.loads((home / "home" / "cache" / "packages.json").read_text())
+    assert remembered["lion_pytorch"]["error"] == ""
     monkeypatch.setattr(packages, "examine_packages", lambda _: pytest.fail("tried again"))
     assert all(packages.loading_failure(module) == "" for module in packages.PACKAGE_NAMES)  # as pip has put them there
 
@@ -89,11 +89,11 @@ def test_a_preset_takes_what_is_nearest_and_says_so(family, tmp_path, monkeypatc
     told = []
     assert presets.apply(preset, config, {}, told).optim.optimizer_type == "AdamW8bit" and told == []
     hide(monkeypatch, "bitsandbytes")
-    made = presets.apply(preset, config, {}, told)
-    assert made.optim.optimizer_type == "AdamW" and len(told) == 1
+    applied = presets.apply(preset, config, {}, told)
+    assert applied.optim.optimizer_type == "AdamW" and len(told) == 1
     assert str(told[0]).startswith("optimizer_type is AdamW here, as AdamW8bit needs a package that is not installed: ")
     assert packages.install_command("bitsandbytes") in str(told[0])
-    assert list(optim.find_optimizer_problems(made)) == []
+    assert list(optim.find_optimizer_problems(applied)) == []
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_a_package_that_does_not_load_counts_as_none(error, home, tmp_path, monk
     assert packages.install_command("bitsandbytes", again=True) in str(said)
     assert working_fix(said, lora(optimizer_type="AdamW8bit")) == {"optimizer_type": "AdamW"}
     told = []
-    made = presets.apply(eight_bit(tmp_path), LORA, {}, told)
-    assert made.optim.optimizer_type == "AdamW" and "does not load here" in str(told[0]) and words in str(told[0])
+    applied = presets.apply(eight_bit(tmp_path), LORA, {}, told)
+    assert applied.optim.optimizer_type == "AdamW" and "does not load here" in str(told[0]) and words in str(told[0])
 
 
 def test_the_page_finds_out_by_itself_what_does_not_load(home, monkeypatch):

@@ -40,10 +40,10 @@ EXPECTED = (*NEEDS_GPU.values(), "no GPU that records CUDA graphs")  # of what a
 
 def asked(preset):
     """What a preset asks for, whatever its numbers, which are for the size of real images; of a profile, all of it."""
-    found = read_toml(preset.path)
+    table = read_toml(preset.path)
     if preset.is_profile:
         return preset.id
-    alike = {name: bool(value) if type(value) in (int, float) else str(value) for name, value in found.items()}
+    alike = {name: bool(value) if type(value) in (int, float) else str(value) for name, value in table.items()}
     return preset.family, *sorted(alike.items(), key=str)
 
 
@@ -63,8 +63,8 @@ def relatives(tmp_path_factory):
 
 def relative_of(preset):
     """The relative that a preset is for, as the demo calls it; "" for none."""
-    found = read_toml(preset.path)
-    named = found.get("model_type") or found.get("model_version") or ""
+    table = read_toml(preset.path)
+    named = table.get("model_type") or table.get("model_version") or ""
     return RELATIVES.get(named, named)
 
 
@@ -85,12 +85,12 @@ def start(demo, relatives, squares, tmp_path):
         paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
         now = build_config(config, read_toml(base) | paths, notes=[])
         told: list[str] = []
-        made = presets.apply(preset, config, option_values(now), told)
+        applied = presets.apply(preset, config, option_values(now), told)
         small = SMALL | (TRACED if preset.is_profile else {"compile": False})
         small |= {"alpha_mask": True} if shown.inpaints else {}
-        small |= {"lr_warmup_steps": 1} if made.optim.lr_warmup_steps else {}
+        small |= {"lr_warmup_steps": 1} if applied.optim.lr_warmup_steps else {}
         small = {name: value for name, value in small.items() if name in options_of(config)}
-        return train(build_config(config, option_values(made) | small, notes=[])), told
+        return train(build_config(config, option_values(applied) | small, notes=[])), told
 
     return run
 
@@ -125,10 +125,10 @@ def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, 
             paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
             ours = {name: value for name, value in paths.items() if presets.is_own(options_of(config)[name])}
             ours |= {"alpha_mask": True} if shown.inpaints else {}
-            found = preflight.check_before_training(
+            remarks = preflight.check_before_training(
                 build_config(config, read_toml(preset.path) | ours | small, notes=[])
             )
-            assert [said for said in found if not any(words in str(said) for words in EXPECTED)] == [], preset.id
+            assert [said for said in remarks if not any(words in str(said) for words in EXPECTED)] == [], preset.id
 
 
 def test_a_preset_trains_without_the_package_of_its_optimizer(start, tmp_path, monkeypatch):

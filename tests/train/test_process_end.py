@@ -10,7 +10,7 @@ from tests.source import ROOT
 
 ENDING = """
 import atexit, threading, time
-from library.cli.process_end import end_at_once
+from library.cli.train_script import end_at_once
 
 class Kept:
     def __del__(self):
@@ -53,7 +53,7 @@ def test_threads_exit_functions_and_output_come_before_the_end(code):
 
 def test_a_program_that_runs_a_script_goes_on(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import sys\nfrom library.cli.process_end import end_at_once\nend_at_once(0)\nsys.exit(0)\n")
+    script.write_text("import sys\nfrom library.cli.train_script import end_at_once\nend_at_once(0)\nsys.exit(0)\n")
     around = """
 import runpy, sys
 try:
@@ -67,6 +67,6 @@ sys.exit(3)
 
 
 def test_a_closed_output_is_reported_as_ever():
-    closing = "import os\nfrom library.cli.process_end import end_at_once\nprint('text')\nos.close(1)\nend_at_once(0)"
+    closing = "import os\nfrom library.cli.train_script import end_at_once\nprint('text')\nos.close(1)\nend_at_once(0)"
     done = ended(closing)
     assert done.returncode == 120 and "Exception ignored" in done.stderr

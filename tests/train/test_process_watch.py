@@ -44,11 +44,11 @@ def first(tmp_path, monkeypatch):
     ended = threading.Event()
     world: Any = SimpleNamespace(rank=0, gather=lambda own: [own, process.identity(other.pid)])
     record = Record.start({}, "flux_train_network", tmp_path / "out", "m")
-    found = ProcessWatch(world, record)
-    monkeypatch.setattr(process_watch.os, "_exit", lambda code: (found.leave(), ended.set()))
-    yield SimpleNamespace(process_watch=found, other=other, ended=ended, record=record)
+    watch = ProcessWatch(world, record)
+    monkeypatch.setattr(process_watch.os, "_exit", lambda code: (watch.leave(), ended.set()))
+    yield SimpleNamespace(process_watch=watch, other=other, ended=ended, record=record)
     other.kill()
-    found.leave()
+    watch.leave()
     record.finish("finished")
 
 

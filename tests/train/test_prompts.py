@@ -148,7 +148,7 @@ def test_what_is_not_read_whole_is_named(tmp_path, line, what, why):
         assert f": {what} {why}" in str(note) or f": {what} is {why}" in str(note), str(note)
     for good in ("a well--known red - blue cat", "a --w 640 --l 7.50 --d 042 --n no --text", "a \u2014 b"):
         told = prompt_checks.notes(write(tmp_path, "p.txt", good))
-        assert not [one for one in told if "read as" in str(one) or "part of" in str(one)], good
+        assert not [remark for remark in told if "read as" in str(remark) or "part of" in str(remark)], good
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     (tmp_path / "p.json").write_text(
         '[{"prompt": "a", "control_image_path": ["a.png", "b.png"]}, {"prompt": "b", "control_image_path": "c.png"}]'
     )
-    assert [one.control_image_path for one in prompts.read_prompts(tmp_path / "p.json")] == [
+    assert [problem.control_image_path for problem in prompts.read_prompts(tmp_path / "p.json")] == [
         ("a.png", "b.png"),
         ("c.png",),
     ]
@@ -243,7 +243,7 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
         (ControlUse(inpaints=True), ("a b.png", "m.png")),
     ):
         said = prompt_checks.unreadable(tmp_path / "p.txt", shown, lambda path: "")
-        assert [str(one).rpartition(": ")[2] for one in said] == list(missing)  # those alone that it is shown
+        assert [str(problem).rpartition(": ")[2] for problem in said] == list(missing)  # those alone that it is shown
     (tmp_path / "d.txt").write_text(f"a --ci {tmp_path / 'p.txt'}")
     (said,) = prompt_checks.unreadable(tmp_path / "d.txt", use, lambda path: "it is text")
     assert "names an image that cannot be read" in str(said) and "(it is text)" in str(said)

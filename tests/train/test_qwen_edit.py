@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from library.adapter_files import verify
 from library.check import preflight
 from library.config.problems import ConfigError
-from library.demo import files, lora
+from library.demo import files, summary
 from library.families import recognition
 from library.families.qwen_image.facts import INDEX
 from library.sampling import caption_prompts
@@ -56,17 +56,22 @@ def run(edit, data, tmp_path):
     count = iter(range(100))
 
     def start(script=LORA, kind="own", **values):
-        given = {"dataset_config": data / f"{kind}.toml", "train_data_dir": None, "control_directory": None, "seed": 5}
-        given |= {"output_dir": tmp_path / f"run{next(count)}", "max_train_steps": 4, **DISK}
-        return train(config_of(edit, script, **given | values))
+        options = {
+            "dataset_config": data / f"{kind}.toml",
+            "train_data_dir": None,
+            "control_directory": None,
+            "seed": 5,
+        }
+        options |= {"output_dir": tmp_path / f"run{next(count)}", "max_train_steps": 4, **DISK}
+        return train(config_of(edit, script, **options | values))
 
     return start
 
 
 def test_samples_from_captions_show_the_model_the_references(run, monkeypatch):
     monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
-    made = run(sample_from_captions=2, sample_at_first=True, max_train_steps=1)
-    assert len(made.events("sample")) == 6 and not made.events("sample_failed")
+    outcome = run(sample_from_captions=2, sample_at_first=True, max_train_steps=1)
+    assert len(outcome.events("sample")) == 6 and not outcome.events("sample_failed")
 
 
 def test_a_lora_learns_from_one_to_three_references(run, data, edit):
@@ -100,7 +105,7 @@ def test_a_lora_learns_from_one_to_three_references(run, data, edit):
     assert resumed.losses == eager.losses[2:]
 
     base = edit.models["qwen_image_edit"]["qwen_image"]
-    fits, wrong = lora.check_lora_layers(eager.file, config_of(edit, LORA))
+    fits, wrong = summary.check_lora_layers(eager.file, config_of(edit, LORA))
     assert fits > 0 and not wrong
     with safe_open(eager.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "qwen_image_edit"
@@ -119,12 +124,12 @@ def test_a_lora_learns_from_one_to_three_references(run, data, edit):
 
 
 def test_the_whole_model_learns_and_its_file_says_what_it_is(run):
-    made = run(FULL, "same", max_train_steps=2, learning_rate=1e-4, save_precision="float")
-    assert all(map(math.isfinite, made.losses))
-    assert INDEX in made.tensors()
-    found = recognition.recognise_file(made.file)
-    assert found.words == "a Qwen-Image-Edit-2511 transformer"
-    assert dict(found.options) == {"model_version": "edit-2511", "cache_text_encoder_outputs": True}
+    outcome = run(FULL, "same", max_train_steps=2, learning_rate=1e-4, save_precision="float")
+    assert all(map(math.isfinite, outcome.losses))
+    assert INDEX in outcome.tensors()
+    description = recognition.recognise_file(outcome.file)
+    assert description.words == "a Qwen-Image-Edit-2511 transformer"
+    assert dict(description.options) == {"model_version": "edit-2511", "cache_text_encoder_outputs": True}
 
 
 def test_older_ones_learn_in_eight_bits_with_swapped_blocks(run, edit, tmp_path):
@@ -132,18 +137,18 @@ def test_older_ones_learn_in_eight_bits_with_swapped_blocks(run, edit, tmp_path)
     tensors = load_file(edit.models["qwen_image_edit"]["qwen_image"])
     path = tmp_path / "plain.safetensors"
     save_file({name: tensor for name, tensor in tensors.items() if name != INDEX}, path)
-    given = {"pretrained_model_name_or_path": path, "model_version": "edit-2509", "max_train_steps": 2}
-    eager = run(kind="same", **given)
-    swapped = run(kind="same", blocks_to_swap=2, gradient_checkpointing=True, **given)
+    options = {"pretrained_model_name_or_path": path, "model_version": "edit-2509", "max_train_steps": 2}
+    eager = run(kind="same", **options)
+    swapped = run(kind="same", blocks_to_swap=2, gradient_checkpointing=True, **options)
     assert swapped.losses == pytest.approx(eager.losses, rel=1e-5)
-    small = run(kind="same", fp8_base=True, mixed_precision="bf16", **given)
+    small = run(kind="same", fp8_base=True, mixed_precision="bf16", **options)
     assert all(map(math.isfinite, small.losses))
 
 
 def sentences(edit, data, **values):
-    given = {"dataset_config": data / "own.toml", "train_data_dir": None, "control_directory": None}
-    given |= {"output_dir": data / "out"}
-    return " / ".join(map(str, preflight.find_problems(config_of(edit, LORA, **given | values))))
+    options = {"dataset_config": data / "own.toml", "train_data_dir": None, "control_directory": None}
+    options |= {"output_dir": data / "out"}
+    return " / ".join(map(str, preflight.findings(config_of(edit, LORA, **options | values))[0]))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(edit, data, tmp_path):

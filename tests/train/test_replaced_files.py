@@ -34,12 +34,12 @@ def in_place(path):
 
 def model_files(config):
     """The options of a config that name a file of its model."""
-    found = {
+    paths = {
         name: value
         for name, value in option_values(config).items()
         if options_of(type(config))[name].section == "model"
     }
-    return {name: Path(value) for name, value in found.items() if isinstance(value, str) and Path(value).is_file()}
+    return {name: Path(value) for name, value in paths.items() if isinstance(value, str) and Path(value).is_file()}
 
 
 def own_copy(demo, script, option, tmp_path, **given):

@@ -74,17 +74,22 @@ def test_prompts_that_are_changed_while_it_trains_are_sampled_from_then_on(
         if values["step"] in said:
             file.write_text(said[values["step"]], encoding="utf-8")
 
-    kept = {} if cached else {"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False}
-    values = {"train_data_dir": squares, "sample_prompts": file, "sample_every_n_steps": 2, "max_train_steps": 6} | kept
+    options = {} if cached else {"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False}
+    values = {
+        "train_data_dir": squares,
+        "sample_prompts": file,
+        "sample_every_n_steps": 2,
+        "max_train_steps": 6,
+    } | options
     file.write_text(second + first, encoding="utf-8")
     straight = train(config_of(demo, script, output_dir=tmp_path / "straight", **values))
     file.write_text(first, encoding="utf-8")
     monkeypatch.setattr(Record, "step", change)
     changed = train(config_of(demo, script, output_dir=tmp_path / "changed", **values))
-    sampled = [(one["step"], one["prompt"]) for one in changed.events("sample")]
+    sampled = [(left["step"], left["prompt"]) for left in changed.events("sample")]
     assert sampled == [(step, text) for step in (2, 4, 6) for text in ("sea, night", "zorb toy")]
-    for one, other in zip(changed.events("sample"), straight.events("sample"), strict=True):
-        assert Path(one["file"]).read_bytes() == Path(other["file"]).read_bytes()
+    for left, other in zip(changed.events("sample"), straight.events("sample"), strict=True):
+        assert Path(left["file"]).read_bytes() == Path(other["file"]).read_bytes()
     assert changed.losses == straight.losses
     log = (changed.folder / "log.txt").read_text(encoding="utf-8")
     assert "prompts.txt was changed: 2 sample prompts from here on" in log
@@ -124,8 +129,8 @@ def test_a_file_that_does_not_load_is_found_out(demo, squares, tmp_path):
     ):
         before = file.read_bytes()
         rewritten(file, change)
-        found = verify.verify_saved_file(file, lambda: shapes, config)
-        assert not found["ok"] and words in str(found["text"])
+        problem = verify.verify_saved_file(file, lambda: shapes, config)
+        assert not problem["ok"] and words in str(problem["text"])
         file.write_bytes(before)
     file.write_bytes(before[:500])
     assert "cannot be read back" in str(verify.verify_saved_file(file, lambda: shapes, config)["text"])

@@ -145,13 +145,13 @@ def test_twice_interrupted_is_bit_for_bit_the_same(run, six, stop_after, script)
     whole, again = straight.tensors(), part.tensors()
     assert whole.keys() == again.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
-    one, other = (listing(outcome.file.with_name("m-state")) for outcome in (straight, part))
-    assert one.keys() == other.keys()
-    assert one["model.safetensors"] == other["model.safetensors"]
+    first, other = (listing(outcome.file.with_name("m-state")) for outcome in (straight, part))
+    assert first.keys() == other.keys()
+    assert first["model.safetensors"] == other["model.safetensors"]
     progress = [json.loads((o.file.with_name("m-state") / "train_state.json").read_text()) for o in (straight, part)]
     assert progress[0] == progress[1] and progress[0]["current_step"] == total
     if "ema_decay" in LIVELY[script]:
-        assert one["ema.safetensors"] == other["ema.safetensors"]
+        assert first["ema.safetensors"] == other["ema.safetensors"]
 
 
 def test_numbers_of_files_go_on_and_old_ones_leave(run, stop_after, tmp_path):
@@ -181,10 +181,10 @@ def test_numbers_of_files_go_on_and_old_ones_leave(run, stop_after, tmp_path):
 
 def test_train_state_has_the_fields_of_sd_scripts(run, tmp_path):
     run(max_train_steps=8, save_state_on_train_end=True)
-    found = json.loads((tmp_path / "out" / "m-state" / "train_state.json").read_text())
-    assert (found["current_epoch"], found["current_step"]) == (2, 8)
-    kept = {path.name for path in (tmp_path / "out" / "m-state").iterdir()}
-    assert kept == {
+    state = json.loads((tmp_path / "out" / "m-state" / "train_state.json").read_text())
+    assert (state["current_epoch"], state["current_step"]) == (2, 8)
+    names = {path.name for path in (tmp_path / "out" / "m-state").iterdir()}
+    assert names == {
         "model.safetensors",
         "optimizer.bin",
         "scheduler.bin",
@@ -197,12 +197,12 @@ def test_train_state_has_the_fields_of_sd_scripts(run, tmp_path):
 def test_a_finished_training_says_so(run, tmp_path):
     done = run(max_train_steps=6, save_state_on_train_end=True)
     for more in ({"max_train_steps": 6}, {"max_train_steps": 4}, {"max_train_epochs": 1}):  # of six steps
-        with pytest.raises(ConfigError) as found:
+        with pytest.raises(ConfigError) as raised:
             run(resume=tmp_path / "out" / "m-state", **more)
         assert re.search(
-            "after step 6, and this training has (6|4|5) steps, so nothing is left to do", str(found.value)
+            "after step 6, and this training has (6|4|5) steps, so nothing is left to do", str(raised.value)
         )
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(raised.value)
     longer = run(resume=tmp_path / "out" / "m-state", max_train_steps=7)
     assert [event["step"] for event in longer.events("step")] == [7] and done.facts["step"] == 6
     assert not longer.events("warning")  # a constant learning rate does not look at the length
@@ -246,13 +246,13 @@ def test_a_changed_rate_holds_from_the_first_step_and_the_check_says_so(run, dem
     """Where the state has 5e-3 and the config 1e-5, no weight moves further than 1e-5 in a step of AdamW."""
     from safetensors.torch import load_file
 
-    given = {"learning_rate": 1e-5, "optimizer_args": ["weight_decay=0"], "max_train_steps": 5}
-    part = run(resume=after_four, save_state_on_train_end=True, **given)
+    options = {"learning_rate": 1e-5, "optimizer_args": ["weight_decay=0"], "max_train_steps": 5}
+    part = run(resume=after_four, save_state_on_train_end=True, **options)
     assert [event["lr"] for event in part.events("step")] == [{"unet": 1e-5}]
     before, after = (load_file(state / "model.safetensors") for state in (after_four, tmp_path / "out" / "m-state"))
     assert 0 < max(float((after[name] - before[name]).abs().max()) for name in before) <= 1.5e-5
     base = {"train_data_dir": ten, "output_dir": tmp_path / "new", "output_name": "m", "resume": after_four}
-    config = config_of(demo, "flux_train_network", min_bucket_reso=64, resolution=96, **base, **given)
+    config = config_of(demo, "flux_train_network", min_bucket_reso=64, resolution=96, **base, **options)
     (said,) = [str(problem) for problem in preflight.check_before_training(config) if problem.option == "resume"]
     assert "learning_rate was 0.005 and is 1e-05; optimizer_args was not set and is weight_decay=0" in said
 

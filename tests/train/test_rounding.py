@@ -32,19 +32,19 @@ def rounded(numbers, throws=1):
 
 def test_rounding_is_right_on_average_and_to_a_neighbour():
     numbers = torch.randn(64, 8) * torch.logspace(-30, 30, 8)
-    found = rounded(numbers, 2000)
+    results = rounded(numbers, 2000)
     # Rounding to either neighbour has a standard deviation of at most half their distance: 2^-8 of the number.
-    error = (found.mean(0) - numbers.double()).abs() / numbers.abs()
+    error = (results.mean(0) - numbers.double()).abs() / numbers.abs()
     assert error.max() < 5 * 2**-8 / math.sqrt(2000)
-    assert ((found - numbers).abs() <= numbers.abs() * 2**-7).all()
+    assert ((results - numbers).abs() <= numbers.abs() * 2**-7).all()
 
 
 def test_what_bfloat16_can_hold_stays():
     numbers = torch.tensor([0.0, -0.0, 1.0, -2.5, 1e-38, float("inf"), -float("inf"), 3.0e38]).bfloat16().float()
-    found = rounded(numbers, 20)
+    result = rounded(numbers, 20)
     finite = numbers.isfinite()
-    assert (found[:, finite] == numbers.double()[finite]).all()
-    assert not found[:, ~finite].isfinite().any()
+    assert (result[:, finite] == numbers.double()[finite]).all()
+    assert not result[:, ~finite].isfinite().any()
 
 
 def test_nan_is_never_rounded_away():
@@ -86,10 +86,10 @@ class Learner:
                 p.fill_(scale)
 
     def groups(self):
-        first, *rest = self.model
+        first, *others = self.model
         return [
             {"params": list(first.parameters()), "lr": 0.25, "name": "first"},
-            {"params": [p for layer in rest for p in layer.parameters()], "lr": 0.5, "name": "rest"},
+            {"params": [p for layer in others for p in layer.parameters()], "lr": 0.5, "name": "rest"},
         ]
 
     def parameters(self):
@@ -110,13 +110,13 @@ def gradients(method, step=0, scale=1.0):
         p.grad = (torch.randn(p.shape, generator=chance) * scale).to(p.dtype)
 
 
-def stepped(method, steps, made=None, first=0, **values):
-    made = made or optimizers.make_optimizer(method, config(**values), 7)
+def stepped(method, steps, optimizer=None, first=0, **values):
+    optimizer = optimizer or optimizers.make_optimizer(method, config(**values), 7)
     for step in range(first, first + steps):
         gradients(method, step)
-        made.step()
-        made.zero_grad()
-    return made
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
 
 
 @pytest.mark.parametrize("half", [HALF, {"mixed_precision": "bf16"}], ids=["full_bf16", "loaded in bf16"])
@@ -129,13 +129,13 @@ def test_small_updates_add_up(name, half):
 
     def moved(dtype, **values):
         method = Learner(dtype)
-        made = optimizers.make_optimizer(method, config(**more, **values), 7)
-        for group in made.param_groups:
+        optimizer = optimizers.make_optimizer(method, config(**more, **values), 7)
+        for group in optimizer.param_groups:
             group["lr"] = rate
         for _ in range(400):
             for p in method.parameters():
                 p.grad = torch.full_like(p, 0.0625 if name == "SGD" else 1.0)
-            made.step()
+            optimizer.step()
         return torch.cat([p.detach().float().flatten() for p in method.parameters()]).mean().item() - 1
 
     exact = moved(torch.float32)
@@ -143,11 +143,11 @@ def test_small_updates_add_up(name, half):
     assert moved(torch.bfloat16, **half) == pytest.approx(exact, rel=0.25)
     if name != "Adafactor":
         plain = Learner(torch.bfloat16)
-        made = getattr(torch.optim, name)(plain.parameters(), lr=rate, weight_decay=0)
+        torch_optimizer = getattr(torch.optim, name)(plain.parameters(), lr=rate, weight_decay=0)
         for _ in range(400):
             for p in plain.parameters():
                 p.grad = torch.full_like(p, 0.0625 if name == "SGD" else 1.0)
-            made.step()
+            torch_optimizer.step()
         assert all((p == 1).all() for p in plain.parameters()), "what this is for"
 
 
@@ -187,23 +187,23 @@ def test_half_weights_follow_the_float32_ones():
 
 
 def test_the_optimizer_remembers_matrices_in_bfloat16_and_the_rest_exactly():
-    made = stepped(Learner(torch.bfloat16), 1, **HALF)
-    found = {
+    optimizer = stepped(Learner(torch.bfloat16), 1, **HALF)
+    kinds = {
         (value.dim(), value.dtype)
-        for bundle in made.bundles
+        for bundle in optimizer.bundles
         for state in bundle.optimizer.state.values()
         for key, value in state.items()
         if key != "step"
     }
-    assert found == {(2, torch.bfloat16), (1, torch.float32)}
+    assert kinds == {(2, torch.bfloat16), (1, torch.float32)}
 
 
 def test_full_fp16_steps_in_float32():
     """In float16 the squares of small gradients are 0, and AdamW divides by them."""
     method = Learner(torch.float16)
-    made = optimizers.make_optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
+    optimizer = optimizers.make_optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
     gradients(method, scale=1e-4)
-    made.step()
+    optimizer.step()
     for p, rate in zip(method.parameters(), [0.25] * 2 + [0.5] * 4, strict=True):
         assert p.dtype == torch.float16
         assert ((p.float() - 1).abs() < 1.05 * rate).all()
@@ -211,23 +211,23 @@ def test_full_fp16_steps_in_float32():
 
 def test_the_scaler_takes_gradients_in_float16():
     method = Learner(torch.float16)
-    made = optimizers.make_optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
+    optimizer = optimizers.make_optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
     gradients(method)
     expected = [p.grad / 8 for p in method.parameters()]
     usual = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler = GradScaler("cpu", half=True, on_host=False, init_scale=8.0)
     usual.scale(torch.zeros(1)), scaler.scale(torch.zeros(1))
     with pytest.raises(ValueError, match="FP16"):
-        usual.unscale_(made)
+        usual.unscale_(optimizer)
     before = [p.detach().clone() for p in method.parameters()]
-    scaler.unscale_(made)
+    scaler.unscale_(optimizer)
     torch.testing.assert_close([p.grad for p in method.parameters()], expected)
-    scaler.step(made)
+    scaler.step(optimizer)
     scaler.update()
     assert not any(torch.equal(p, q) for p, q in zip(method.parameters(), before, strict=True))
     method.parameters()[0].grad = torch.full_like(method.parameters()[0], float("inf"))
     before = [p.detach().clone() for p in method.parameters()]
-    scaler.step(made)
+    scaler.step(optimizer)
     assert all(torch.equal(p, q) for p, q in zip(method.parameters(), before, strict=True)), "skipped"
 
 
@@ -239,44 +239,44 @@ def test_a_saved_state_goes_on_bit_for_bit(values):
     state = stepped(first, 2, **values).state_dict()
     for p, q in zip(second.parameters(), first.parameters(), strict=True):
         p.data.copy_(q.data)
-    made = optimizers.make_optimizer(second, config(**values), 7)
-    made.load_state_dict(state)
+    optimizer = optimizers.make_optimizer(second, config(**values), 7)
+    optimizer.load_state_dict(state)
     kinds = {
-        v.dtype for b in made.bundles for s in b.optimizer.state.values() for v in s.values() if torch.is_tensor(v)
+        v.dtype for b in optimizer.bundles for s in b.optimizer.state.values() for v in s.values() if torch.is_tensor(v)
     }
     assert (torch.bfloat16 in kinds) == (values == HALF)
-    stepped(second, 3, made, first=2)
+    stepped(second, 3, optimizer, first=2)
     assert all((p == q).all() for p, q in zip(straight.parameters(), second.parameters(), strict=True))
 
 
 def test_a_state_of_another_optimizer_is_refused_in_a_sentence():
     plain = stepped(Learner(), 1)
-    made = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
+    optimizer = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
     with pytest.raises(ConfigError, match="resume"):
-        made.load_state_dict(plain.state_dict())
+        optimizer.load_state_dict(plain.state_dict())
 
 
 def test_rates_are_those_of_the_whole():
     method = Learner()
-    made = optimizers.make_optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
-    made.param_groups[1]["lr"] = 0.125
+    optimizer = optimizers.make_optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
+    optimizer.param_groups[1]["lr"] = 0.125
     for p in method.parameters():
         p.grad = torch.ones_like(p)
-    made.step()
+    optimizer.step()
     assert [p.flatten()[0].item() for p in method.parameters()] == [0.75] * 2 + [0.875] * 4
 
 
 def test_tensors_are_counted_out_to_bundles_and_a_new_rate_begins_one():
-    made = optimizers.make_optimizer(Learner(), config(fused_optimizer_groups=3), 0)
-    assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
-    made = optimizers.make_optimizer(Learner(), config(fused_optimizer_groups=2), 0)
-    assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3, 4], [5]]
+    optimizer = optimizers.make_optimizer(Learner(), config(fused_optimizer_groups=3), 0)
+    assert [[number for number, _ in b.weights] for b in optimizer.bundles] == [[0, 1], [2, 3], [4, 5]]
+    optimizer = optimizers.make_optimizer(Learner(), config(fused_optimizer_groups=2), 0)
+    assert [[number for number, _ in b.weights] for b in optimizer.bundles] == [[0, 1], [2, 3, 4], [5]]
 
 
 def test_large_weights_are_widened_one_at_a_time(monkeypatch):
     monkeypatch.setattr(fused_step, "WIDENED", 100)
-    made = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
-    assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
+    optimizer = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
+    assert [[number for number, _ in b.weights] for b in optimizer.bundles] == [[0, 1], [2, 3], [4, 5]]
 
 
 class Operations(TorchDispatchMode):
@@ -303,15 +303,15 @@ def test_small_weights_round_together_as_one_by_one(monkeypatch, make):
         monkeypatch.setattr(stochastic_rounding, "SMALL", most)
         weights = half_weights(12)
         weights[3].data = weights[3].data.to(memory_format=torch.channels_last)
-        made = fused_step.PartitionedOptimizer([{"params": weights, "lr": 0.01}], fused_step.by_size, make, 5)
+        optimizer = fused_step.PartitionedOptimizer([{"params": weights, "lr": 0.01}], fused_step.by_size, make, 5)
         for step in range(4):
             chance = torch.Generator().manual_seed(step)
             for number, p in enumerate(weights):
                 if (number + step) % 5:  # some weights have no gradient
                     p.grad = torch.randn(p.shape, generator=chance).bfloat16()
-            made.step()
-            made.zero_grad()
-        states = [bundle.optimizer.state[m] for bundle in made.bundles for m in bundle.master_params]
+            optimizer.step()
+            optimizer.zero_grad()
+        states = [bundle.optimizer.state[m] for bundle in optimizer.bundles for m in bundle.master_params]
         return weights, [value for state in states for value in state.values() if torch.is_tensor(value)]
 
     for alone, together in zip(trained(0), trained(2**18), strict=True):
@@ -322,14 +322,14 @@ def test_small_weights_round_together_as_one_by_one(monkeypatch, make):
 def test_rounding_small_weights_draws_once_for_each_tensor_and_copies_all_at_once():
     def operations(count):
         weights = half_weights(count)
-        made = fused_step.PartitionedOptimizer(
+        optimizer = fused_step.PartitionedOptimizer(
             [{"params": weights, "lr": 0.01}], fused_step.by_size, partial(torch.optim.AdamW, foreach=True), 5
         )
         for _ in range(2):  # the second step finds states
             for p in weights:
                 p.grad = torch.ones_like(p)
             with Operations() as counted:
-                made.step()
+                optimizer.step()
         assert counted.calls["aten.random_"] == count + 2 * (count // 2), "weights, and two states of each matrix"
         # AdamW reads the number of steps of each weight on the host.
         of_each = {"aten.view", "aten.detach", "aten.new_empty", "aten.random_", "aten._local_scalar_dense"}
@@ -351,32 +351,35 @@ def backward(method, step):
 )
 def test_early_steps_give_the_same_weights(values):
     plain, early = Learner(scale=0.1), Learner(scale=0.1)
-    kept = {name: value for name, value in values.items() if name.startswith("optimizer")}
-    after, within = optimizers.make_optimizer(plain, config(**kept)), optimizers.make_optimizer(early, config(**values))
+    options = {name: value for name, value in values.items() if name.startswith("optimizer")}
+    after, within = (
+        optimizers.make_optimizer(plain, config(**options)),
+        optimizers.make_optimizer(early, config(**values)),
+    )
     within.step_early(0.0)
     for step in range(4):
-        for method, made in ((plain, after), (early, within)):
+        for method, optimizer in ((plain, after), (early, within)):
             backward(method, step)
-            if made is within:
+            if optimizer is within:
                 assert all(p.grad is None for p in method.parameters())
-            made.step()
-            made.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
     assert all((p == q).all() for p, q in zip(plain.parameters(), early.parameters(), strict=True))
 
 
 def test_each_gradient_is_clipped_alone():
     method = Learner(scale=0.5)
     before = [p.detach().clone() for p in method.parameters()]
-    made = optimizers.make_optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=2))
-    made.step_early(1e-3)
+    optimizer = optimizers.make_optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=2))
+    optimizer.step_early(1e-3)
     backward(method, 0)
     moves = [(p - q).norm().item() for p, q in zip(method.parameters(), before, strict=True)]
     assert moves == pytest.approx([0.25e-3] * 2 + [0.5e-3] * 4, rel=1e-3)
-    assert made.norm() > 1e-3 * math.sqrt(6)
-    assert made.norm() is None
+    assert optimizer.norm() > 1e-3 * math.sqrt(6)
+    assert optimizer.norm() is None
 
 
-def most_alive(method, made):
+def most_alive(method, optimizer):
     """The most bytes of gradients that existed at once during a backward pass, wherever they are held."""
     alive, most = [], 0
 
@@ -387,8 +390,8 @@ def most_alive(method, made):
 
     for p in method.parameters():
         p.register_post_accumulate_grad_hook(note)
-    if isinstance(made, fused_step.PartitionedOptimizer) and not made.bundles[0].waiting:
-        made.step_early(1.0)
+    if isinstance(optimizer, fused_step.PartitionedOptimizer) and not optimizer.bundles[0].waiting:
+        optimizer.step_early(1.0)
     backward(method, 0)
     return most
 
@@ -408,12 +411,12 @@ def test_a_step_that_is_done_again_counts_once():
     """When compiling fails in the backward pass, some bundles have been stepped already."""
     method, once = Learner(scale=0.1), Learner(scale=0.1)
     for trained, times in ((method, 2), (once, 1)):
-        made = optimizers.make_optimizer(trained, config(optimizer_type="SGD", fused_optimizer_groups=9))
-        made.step_early(0.0)
+        optimizer = optimizers.make_optimizer(trained, config(optimizer_type="SGD", fused_optimizer_groups=9))
+        optimizer.step_early(0.0)
         for _ in range(times):
             backward(trained, 0)
-            made.zero_grad()
-        made.step()
+            optimizer.zero_grad()
+        optimizer.step()
     assert all((p == q).all() for p, q in zip(method.parameters(), once.parameters(), strict=True))
 
 

@@ -40,13 +40,13 @@ def prompts_of(items, number=2, use=PLAIN, sentences=()):
 
 def test_captions_from_all_over_the_data_and_one_that_is_new():
     items = [image(f"zorb toy, number {n}\n") for n in range(10)] + [image("a toy", is_reg=True), image(" ")]
-    found = prompts_of(items)
-    assert [prompt.prompt for prompt in found] == [
+    chosen = prompts_of(items)
+    assert [prompt.prompt for prompt in chosen] == [
         "zorb toy, number 0",
         "zorb toy, number 5",
         "zorb toy, number, on a beach at sunset",
     ]
-    assert [prompt.seed for prompt in found] == [1, 2, 3] and found == prompts_of(items)
+    assert [prompt.seed for prompt in chosen] == [1, 2, 3] and chosen == prompts_of(items)
 
 
 def test_the_new_prompt_is_in_no_caption():
@@ -67,8 +67,8 @@ def test_samples_are_small_and_have_the_proportions_of_the_image(bucket, size):
 
 def test_a_model_that_edits_is_shown_the_references_of_the_image():
     shown = [SimpleNamespace(path=f"{n}.png", is_masked=False, mask="") for n in range(3)]
-    one, new = prompts_of([image("make it red", controls=shown)], use=ControlUse(least=1, most=2))
-    assert one.control_image_path == new.control_image_path == ("0.png", "1.png")
+    first, new = prompts_of([image("make it red", controls=shown)], use=ControlUse(least=1, most=2))
+    assert first.control_image_path == new.control_image_path == ("0.png", "1.png")
     assert new.prompt == "make it a pencil drawing"
     masked = [SimpleNamespace(path="a.png", is_masked=True, mask="m.png")]
     painted = prompts_of([image("a", controls=masked)], use=ControlUse(inpaints=True))[0]
@@ -77,8 +77,8 @@ def test_a_model_that_edits_is_shown_the_references_of_the_image():
 
 
 def test_sentences_of_words_that_learn_take_the_place_of_captions():
-    found = prompts_of([image("a")], sentences=("a photo of {}", "a painting of {}"))
-    assert [prompt.prompt for prompt in found[:2]] == ["a photo of {}", "a painting of {}"]
+    chosen = prompts_of([image("a")], sentences=("a photo of {}", "a painting of {}"))
+    assert [prompt.prompt for prompt in chosen[:2]] == ["a photo of {}", "a painting of {}"]
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def run(demo, tmp_path, monkeypatch):
     place = pictures(tmp_path / "data", repeats=1)
 
     def start(script=FLUX, **values):
-        given = {"train_data_dir": place, "output_dir": tmp_path / "out", "output_name": "m", "max_train_steps": 3}
-        return train(config_of(demo, script, **given | values))
+        options = {"train_data_dir": place, "output_dir": tmp_path / "out", "output_name": "m", "max_train_steps": 3}
+        return train(config_of(demo, script, **options | values))
 
     return start
 
@@ -110,19 +110,21 @@ def test_a_dataset_file_gives_prompts_too(run, tmp_path):
     place = pictures(tmp_path / "other", repeats=1)
     text = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{place / '1_zorb toy'}'\n"
     (tmp_path / "set.toml").write_text(f"{text}caption_extension = '.txt'\n", encoding="utf-8")
-    made = run(train_data_dir=None, dataset_config=tmp_path / "set.toml", sample_from_captions=1, sample_at_first=True)
-    assert [event["step"] for event in made.events("sample")] == [0, 0, 3, 3]
+    outcome = run(
+        train_data_dir=None, dataset_config=tmp_path / "set.toml", sample_from_captions=1, sample_at_first=True
+    )
+    assert [event["step"] for event in outcome.events("sample")] == [0, 0, 3, 3]
 
 
 def test_an_edit_model_is_sampled_with_references(run, tmp_path):
     shown = references(pictures(tmp_path / "data", repeats=1), tmp_path)
-    made = run("flux_2_train_network", control_directory=shown, max_train_steps=1, **FROM_CAPTIONS)
-    assert len(made.events("sample")) == 6 and not made.events("sample_failed")
+    outcome = run("flux_2_train_network", control_directory=shown, max_train_steps=1, **FROM_CAPTIONS)
+    assert len(outcome.events("sample")) == 6 and not outcome.events("sample_failed")
 
 
 def test_one_switch_leaves_all_samples_out(run, tmp_path):
-    made = run(sample_images=False, sample_prompts=tmp_path / "gone.txt", **FROM_CAPTIONS)
-    assert made.facts["state"] == "finished" and not made.events("sample") and not made.events("sample_failed")
+    outcome = run(sample_images=False, sample_prompts=tmp_path / "gone.txt", **FROM_CAPTIONS)
+    assert outcome.facts["state"] == "finished" and not outcome.events("sample") and not outcome.events("sample_failed")
 
 
 def test_a_training_whose_samples_all_fail_goes_on_and_says_so(run, monkeypatch):
@@ -130,17 +132,17 @@ def test_a_training_whose_samples_all_fail_goes_on_and_says_so(run, monkeypatch)
         raise RuntimeError("broken VAE")
 
     monkeypatch.setattr(samples.SampleRunner, "_sample_one", fails)
-    made = run(**FROM_CAPTIONS)
-    said = [str(event["text"]) for event in made.events("warning")]
-    assert made.facts["state"] == "finished" and len(made.losses) == 3 and all(map(math.isfinite, made.losses))
+    outcome = run(**FROM_CAPTIONS)
+    said = [str(event["text"]) for event in outcome.events("warning")]
+    assert outcome.facts["state"] == "finished" and len(outcome.losses) == 3 and all(map(math.isfinite, outcome.losses))
     assert sum("a sample is left out (RuntimeError: broken VAE)" in text for text in said) == 3
-    assert len(made.events("sample_failed")) == 3 and not made.events("sample")
+    assert len(outcome.events("sample_failed")) == 3 and not outcome.events("sample")
 
 
 def test_a_check_names_what_is_missing_and_what_would_help(demo, squares):
     asked = config_of(demo, FLUX, train_data_dir=squares, sample_at_first=True)
-    found = [problem for problem in preflight.find_problems(asked) if problem.option == "sample_prompts"]
-    assert found and found[0].fix == {"sample_from_captions": 2}
+    problems = [problem for problem in preflight.findings(asked)[0] if problem.option == "sample_prompts"]
+    assert problems and problems[0].fix == {"sample_from_captions": 2}
     never = build_config(
         type(asked), flatten_sections(changed(asked)) | {"sample_from_captions": 2, "sample_at_first": False}, notes=[]
     )

@@ -32,7 +32,7 @@ def tensors():
 
 def test_names_are_those_of_sd_scripts(tmp_path):
     unnamed, named = paths.output_names(config(tmp_path)), paths.output_names(config(tmp_path, output_name="m"))
-    got = {
+    actual = {
         "default_epoch": unnamed.epoch(3),
         "default_step": unnamed.step(1500),
         "default_last": unnamed.last,
@@ -43,21 +43,21 @@ def test_names_are_those_of_sd_scripts(tmp_path):
         "state_step": named.state(step=1500),
         "state_last": named.state(),
     }
-    assert {key: path.name for key, path in got.items()} == {k: v for k, v in VECTORS.items() if isinstance(v, str)}
+    assert {key: path.name for key, path in actual.items()} == {k: v for k, v in VECTORS.items() if isinstance(v, str)}
     assert paths.output_names(config(tmp_path, output_name="v1.5")).state(epoch=1).name == "v1.5-000001-state"
 
 
 def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
-    kept = config(tmp_path, output_name="m", save_every_n_epochs=1, save_last_n_epochs=2)
+    run_config = config(tmp_path, output_name="m", save_every_n_epochs=1, save_last_n_epochs=2)
     for epoch, old in VECTORS["remove_epoch_when_saving"].items():
-        path = paths.outdated_epoch(kept, int(epoch))
+        path = paths.outdated_epoch(run_config, int(epoch))
         assert (path and path.name) == (None if old is None else f"m-{old:06d}.safetensors")
-    kept = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30)
+    run_config = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30)
     for step, old in VECTORS["remove_step_when_saving"].items():
-        path = paths.outdated_step(kept, int(step))
+        path = paths.outdated_step(run_config, int(step))
         assert (path and path.name) == (None if old is None else f"m-step{old:08d}.safetensors")
-    assert paths.outdated_step(kept, 40, state=True) is None
-    assert paths.outdated_step(kept, 50, state=True).name == "m-step00000010-state"
+    assert paths.outdated_step(run_config, 40, state=True) is None
+    assert paths.outdated_step(run_config, 50, state=True).name == "m-step00000010-state"
     own = config(tmp_path, output_name="m", save_every_n_epochs=2, save_last_n_epochs=1, save_last_n_epochs_state=3)
     assert paths.outdated_epoch(own, 8, state=True).name == "m-000002-state"
     assert paths.outdated_epoch(config(tmp_path), 5) is None and paths.outdated_step(config(tmp_path), 5) is None
@@ -65,11 +65,11 @@ def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
 
 def test_chosen_steps_have_several_notations_and_their_files_stay(tmp_path):
     for steps in ("20,50", "20, 50", "20 50", [20, 50], ("20", "50"), ["20,50"], ["20,", "50"]):
-        kept = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30, save_at_steps=steps)
-        assert kept.save.save_at_steps == (20, 50)
+        run_config = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30, save_at_steps=steps)
+        assert run_config.save.save_at_steps == (20, 50)
     assert config(tmp_path, save_at_steps="").save.save_at_steps == ()
-    assert paths.outdated_step(kept, 50).name == "m-step00000010.safetensors"
-    assert paths.outdated_step(kept, 60) is None and paths.outdated_step(kept, 60, state=True) is None
+    assert paths.outdated_step(run_config, 50).name == "m-step00000010.safetensors"
+    assert paths.outdated_step(run_config, 60) is None and paths.outdated_step(run_config, 60, state=True) is None
     wrong = {
         "0": "must be at least 1, got 0",
         "-5": "must be at least 1",
@@ -86,11 +86,11 @@ def test_chosen_steps_have_several_notations_and_their_files_stay(tmp_path):
 
 
 def test_steps_beyond_the_end_and_intervals_that_never_begin_are_pointed_out(demo, squares, tmp_path):
-    given = {"train_data_dir": squares, "output_dir": tmp_path, "max_train_steps": 4}
+    options = {"train_data_dir": squares, "output_dir": tmp_path, "max_train_steps": 4}
 
     def told(name, **values):
-        config = config_of(demo, "flux_train_network", **given | values)
-        return [(str(one), one.fix) for one in preflight.findings(config)[1] if one.option == name]
+        config = config_of(demo, "flux_train_network", **options | values)
+        return [(str(problem), problem.fix) for problem in preflight.findings(config)[1] if problem.option == name]
 
     ((said, fix),) = told("save_at_steps", save_at_steps=[2, 4, 5, 900])
     assert "5 and 900 will not be saved, as the training ends after 4 steps" in said and fix == {
@@ -124,8 +124,8 @@ def test_bytes_are_those_of_the_safetensors_package():
     kinds += [torch.uint8, torch.int8, torch.bool, torch.int16]
     mixed = {f"t{i}": torch.ones(3, 1).to(kind) for i, kind in enumerate(kinds)} | tensors()
     layout = FilePlan.of_tensors(mixed)
-    got = layout.header({"ss_x": "ü"}) + b"".join(layout.data())
-    assert got == package_bytes(mixed, {"ss_x": "ü"})
+    actual = layout.header({"ss_x": "ü"}) + b"".join(layout.data())
+    assert actual == package_bytes(mixed, {"ss_x": "ü"})
 
 
 def test_a_file_holds_what_was_given_with_its_hashes(tmp_path):
@@ -194,7 +194,7 @@ def test_the_kind_of_file(tmp_path, cls, values, expected):
 
 
 def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):
-    given = {
+    tensors = {
         "x.lora_up.weight": torch.tensor([1e6, -1.0]),
         "x.lora_down.weight": torch.tensor([65519.0, 1.0]),
         "x.alpha": torch.tensor(100_000),
@@ -203,22 +203,22 @@ def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):
         "y.lokr_w2_a": torch.ones(2, 2),
         "y.lokr_w2_b": torch.ones(2, 2),
     }
-    path = paths.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
+    path = paths.model(tmp_path / "m.safetensors", tensors, config(tmp_path, save_precision="fp16"), {})
     stored = load_file(path)
     wide = {name for name, tensor in stored.items() if tensor.dtype == torch.float32}
     assert wide == {"x.lora_up.weight", "x.alpha", "y.alpha"}
     assert all(torch.isfinite(tensor).all() for tensor in stored.values())
-    assert torch.equal(stored["x.lora_up.weight"], given["x.lora_up.weight"]) and stored["y.alpha"] == 1e5
+    assert torch.equal(stored["x.lora_up.weight"], tensors["x.lora_up.weight"]) and stored["y.alpha"] == 1e5
     assert "m.safetensors: x.lora_up.weight is stored in float32" in caplog.text
 
 
 @pytest.mark.parametrize("alpha", [1e5, float("inf")])
 def test_the_alpha_of_whole_matrices_may_be_infinite(tmp_path, alpha):
-    given = {"y.alpha": torch.tensor(alpha), "y.lokr_w1": torch.ones(2, 2), "y.lokr_w2": torch.ones(2, 2)}
-    path = paths.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
+    tensors = {"y.alpha": torch.tensor(alpha), "y.lokr_w1": torch.ones(2, 2), "y.lokr_w2": torch.ones(2, 2)}
+    path = paths.model(tmp_path / "m.safetensors", tensors, config(tmp_path, save_precision="fp16"), {})
     assert load_file(path)["y.alpha"].dtype == torch.float16 and load_file(path)["y.alpha"] == float("inf")
     with pytest.raises(ConfigError, match="y.lokr_w2"):
-        broken = {**given, "y.lokr_w2": torch.full((2, 2), float("inf"))}
+        broken = {**tensors, "y.lokr_w2": torch.full((2, 2), float("inf"))}
         paths.model(path, broken, config(tmp_path, save_precision="fp16"), {})
     with pytest.raises(ConfigError, match="y.alpha"):
         paths.model(path, {"y.alpha": torch.tensor(float("inf"))}, config(tmp_path), {})
@@ -254,9 +254,11 @@ def test_remote_tensor_is_requested_once_and_early_if_it_may_not_fit(tmp_path, p
         return LazyTensor(value.shape, value.dtype, lambda: asked.append(name) or value)
 
     whole = {"a": torch.randn(3, 4), "b": torch.randn(2, 2, dtype=torch.bfloat16)}
-    given = config(tmp_path, SdxlTrain, save_precision=precision)
-    paths.model(tmp_path / "lazy.safetensors", {name: lazy(name, one) for name, one in whole.items()}, given, {})
-    paths.model(tmp_path / "whole.safetensors", whole, given, {})
+    run_config = config(tmp_path, SdxlTrain, save_precision=precision)
+    paths.model(
+        tmp_path / "lazy.safetensors", {name: lazy(name, tensor) for name, tensor in whole.items()}, run_config, {}
+    )
+    paths.model(tmp_path / "whole.safetensors", whole, run_config, {})
     assert "".join(sorted(asked)) == times
     assert (tmp_path / "lazy.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
@@ -269,7 +271,7 @@ def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
     for name in ("m.safetensors", "m-000002.safetensors", "m-step00000010-state"):
         (tmp_path / name).touch()
     said = list(paths.find_output_problems(chosen))
-    assert [one.code for one in said] == [paths.THERE]
+    assert [problem.code for problem in said] == [paths.THERE]
     assert (
         len(said) == 1 and "m-000002.safetensors and 2 more" in str(said[0]) and "another output_name" in str(said[0])
     )

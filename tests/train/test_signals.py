@@ -78,9 +78,9 @@ def training(demo, squares, tmp_path):
         return started[-1]
 
     yield start
-    for one in started:
-        if one.process.poll() is None:
-            os.killpg(one.process.pid, signal.SIGKILL)
+    for process in started:
+        if process.process.poll() is None:
+            os.killpg(process.process.pid, signal.SIGKILL)
 
 
 def is_saved(training):
@@ -93,44 +93,44 @@ def is_saved(training):
 
 
 def test_ctrl_c_finishes_the_step_and_saves(training):
-    one = training()
-    one.until("step")
-    one.process.send_signal(signal.SIGINT)
-    code, words = one.ended()
+    process = training()
+    process.until("step")
+    process.process.send_signal(signal.SIGINT)
+    code, words = process.ended()
     assert code == 0, words
     assert "Stopping after this step" in words and "Traceback" not in words
-    assert one.run.state == "stopped" and is_saved(one)
+    assert process.run.state == "stopped" and is_saved(process)
 
 
 def test_before_the_first_step_it_ends_with_nothing_saved(training, tmp_path):
-    one = training("-c", HELD, str(tmp_path / "go"))
-    one.until("phase")
-    one.process.terminate()
+    process = training("-c", HELD, str(tmp_path / "go"))
+    process.until("phase")
+    process.process.terminate()
     (tmp_path / "go").touch()
-    code, words = one.ended()
+    code, words = process.ended()
     assert code == 130 and "Stopped before the first step" in words and "Traceback" not in words, words
-    assert one.run.state == "stopped" and one.run.error is None
-    assert [path.name for path in one.output.iterdir()] == ["runs"]
+    assert process.run.state == "stopped" and process.run.error is None
+    assert [path.name for path in process.output.iterdir()] == ["runs"]
 
 
 def test_through_accelerate_launch(training):
     """A kill reaches only the launcher, which dies of it; the training notices, and saves."""
-    one = training("-m", "accelerate.commands.launch", "--num_processes", "1", *TWO[2:])
-    one.until("step")
-    trainer = psutil.Process(one.run.facts["pid"])
-    assert trainer.ppid() == one.process.pid
-    one.process.terminate()
-    assert one.ended()[0] == -signal.SIGTERM
+    process = training("-m", "accelerate.commands.launch", "--num_processes", "1", *TWO[2:])
+    process.until("step")
+    trainer = psutil.Process(process.run.facts["pid"])
+    assert trainer.ppid() == process.process.pid
+    process.process.terminate()
+    assert process.ended()[0] == -signal.SIGTERM
     psutil.wait_procs([trainer], timeout=300)
-    assert one.run.state == "stopped" and is_saved(one)
+    assert process.run.state == "stopped" and is_saved(process)
 
 
 def test_ctrl_c_reaches_two_processes_from_terminal_and_launcher(training):
-    one = training("-m", "accelerate.commands.launch", "--multi_gpu", *TWO)
-    one.until("step")
-    os.killpg(one.process.pid, signal.SIGINT)
-    words = one.ended()[1]
-    assert one.run.state == "stopped" and is_saved(one), words
+    process = training("-m", "accelerate.commands.launch", "--multi_gpu", *TWO)
+    process.until("step")
+    os.killpg(process.process.pid, signal.SIGINT)
+    words = process.ended()[1]
+    assert process.run.state == "stopped" and is_saved(process), words
     assert "Stopping after this step" in words
 
 
@@ -140,12 +140,12 @@ def test_kohya_train_ends_well_when_its_training_does(training, monkeypatch):
         f"arguments, variables = launcher.starting(sys.argv[-1], {SCRIPT!r}); "
         "sys.exit(foreground.run_in_foreground(arguments, variables))"
     )
-    one = training("-c", launched)
-    one.until("step")
-    one.process.terminate()
-    code, words = one.ended()
+    process = training("-c", launched)
+    process.until("step")
+    process.process.terminate()
+    code, words = process.ended()
     assert code == 0, words
-    assert one.run.state == "stopped" and is_saved(one)
+    assert process.run.state == "stopped" and is_saved(process)
 
 
 # ---- the listener alone
@@ -174,9 +174,9 @@ print("saving", flush=True)
 
 def listener(code, together=0.2):
     """A process that listens, and then does this; signals within so many seconds are one."""
-    found = fork_server.start(["-c", LOOP.format(together, code)])
-    heard(found, "up\n")
-    return found
+    process = fork_server.start(["-c", LOOP.format(together, code)])
+    heard(process, "up\n")
+    return process
 
 
 def heard(process, words):
@@ -185,41 +185,41 @@ def heard(process, words):
 
 
 def test_a_third_signal_ends_it_even_if_it_hangs_and_the_second_says_so():
-    one = listener("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()")
-    one.terminate()
-    heard(one, "Stopping")
-    heard(one, "saving\n")
+    process = listener("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()")
+    process.terminate()
+    heard(process, "Stopping")
+    heard(process, "saving\n")
     time.sleep(0.3)
-    one.send_signal(signal.SIGINT)
-    heard(one, "once more kills the training: what is not saved by then is lost")
+    process.send_signal(signal.SIGINT)
+    heard(process, "once more kills the training: what is not saved by then is lost")
     time.sleep(0.3)
-    assert one.poll() is None
-    one.send_signal(signal.SIGINT)
-    assert one.communicate(120)[0].endswith("\nstopped\n") and one.returncode == 128 + signal.SIGINT
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(120)[0].endswith("\nstopped\n") and process.returncode == 128 + signal.SIGINT
 
 
 def test_a_second_signal_waits_for_a_save():
-    one = listener("time.sleep(1); print('saved', flush=True)")
-    one.terminate()
-    heard(one, "Stopping")
-    heard(one, "saving\n")
+    process = listener("time.sleep(1); print('saved', flush=True)")
+    process.terminate()
+    heard(process, "Stopping")
+    heard(process, "saving\n")
     time.sleep(0.3)
-    one.send_signal(signal.SIGINT)
-    assert one.communicate(120)[0].splitlines()[-1] == "saved" and one.returncode == 0
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(120)[0].splitlines()[-1] == "saved" and process.returncode == 0
 
 
 def test_signals_that_come_together_are_one_wish():
-    one = listener("time.sleep(0.5)", together=10)
+    process = listener("time.sleep(0.5)", together=10)
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
-        one.send_signal(number)
-    one.communicate(120)
-    assert one.returncode == 0
+        process.send_signal(number)
+    process.communicate(120)
+    assert process.returncode == 0
 
 
 def test_handlers_are_given_back(request):
     # A process that was started in the background ignores Ctrl+C, and so would this test.
-    found = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, found))
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     requests = ControlRequests()
     requests.listen()

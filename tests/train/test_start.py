@@ -114,13 +114,13 @@ def test_a_cached_training_loads_no_compiler_no_text_model_and_one_network(demo,
 @pytest.fixture
 def read(monkeypatch):
     """Every file of weights that is opened, and every VAE and text encoder that is built."""
-    seen = {"opened": [], "built": []}
+    counts = {"opened": [], "built": []}
 
     def spy(place, name, kind, what):
         real = getattr(place, name)
 
         def wrapped(*given, **named):
-            seen[kind].append(what(*given))
+            counts[kind].append(what(*given))
             return real(*given, **named)
 
         monkeypatch.setattr(place, name, wrapped)
@@ -133,7 +133,7 @@ def read(monkeypatch):
     spy(flux_2_vae, "build_flux_2_vae", "built", lambda *_: "vae")
     spy(text_encoder, "build_text_encoder", "built", lambda *_: "qwen")
     spy(language_model, "empty_qwen3", "built", lambda *_: "qwen")
-    return seen
+    return counts
 
 
 TO_DISK = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True, "sample_prompts": None}

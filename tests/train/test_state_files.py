@@ -117,8 +117,8 @@ def test_a_damaged_state_is_refused_before_anything_is_trained(began, state, tmp
 def test_an_older_state_without_the_list_is_resumed_with_a_remark(began, state, tmp_path):
     """As version 0.3 wrote it: no list, no word of it in train_state.json, and no step in the files."""
     facts = state_files.read_progress(state)
-    known = {name: value for name, value in facts.items() if name not in (state_files.CHECKED, "groups")}
-    (state / "train_state.json").write_text(json.dumps(known))
+    remaining = {name: value for name, value in facts.items() if name not in (state_files.CHECKED, "groups")}
+    (state / "train_state.json").write_text(json.dumps(remaining))
     for name in ("optimizer.bin", "scheduler.bin", "random_states_0.bin"):
         value = torch.load(state / name, weights_only=True)
         value.pop(state_files.STEP_KEY)

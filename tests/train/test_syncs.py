@@ -46,13 +46,13 @@ class AttentionRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if name in ("_to_copy", "copy_"):
-            source, target = (args[0], made) if name == "_to_copy" else (args[1], args[0])
+            source, target = (args[0], result) if name == "_to_copy" else (args[1], args[0])
             waits = not kwargs.get("non_blocking", len(args) > 2 and args[2])
             if source.device != target.device and (waits or target.device.type == "cpu"):
                 self.found.append(place(f"{name} {source.device} -> {target.device}"))
-        return made
+        return result
 
 
 class Calls(TorchFunctionMode):
@@ -63,10 +63,10 @@ class Calls(TorchFunctionMode):
         self.found = found
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        if func in (torch.tensor, torch.as_tensor, torch.asarray) and made.device == META:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor, torch.asarray) and result.device == META:
             self.found.append(place(f"torch.{func.__name__}"))
-        return made
+        return result
 
 
 def place(what):
@@ -77,12 +77,12 @@ def place(what):
 @pytest.fixture
 def meta_as_cpu(monkeypatch):
     """What PyTorch does not know for the meta device is answered as for a CPU: autocast, and random numbers."""
-    drawn, made = vae.randn_tensor, torch.randn
+    drawn, original = vae.randn_tensor, torch.randn
 
     def randn(shape, generator, device, dtype):
         if torch.device(device) != META:  # what is kept beside the pictures that other tests read
             return drawn(shape, generator=generator, device=device, dtype=dtype)
-        return made(shape, device=device, dtype=dtype)  # where diffusers would draw on the CPU and copy
+        return original(shape, device=device, dtype=dtype)  # where diffusers would draw on the CPU and copy
 
     monkeypatch.setattr(vae, "randn_tensor", randn)
     on = StepRNG.generator_for

@@ -42,8 +42,8 @@ def run(demo, tmp_path):
     count = iter(range(100))
 
     def start(folder, script=SCRIPT, **values):
-        given = {"t5xxl_max_token_length": 256, "output_dir": tmp_path / f"run{next(count)}", "max_train_steps": 3}
-        return train(config_of(demo, script, train_data_dir=folder, **given | values))
+        options = {"t5xxl_max_token_length": 256, "output_dir": tmp_path / f"run{next(count)}", "max_train_steps": 3}
+        return train(config_of(demo, script, train_data_dir=folder, **options | values))
 
     return start
 
@@ -51,16 +51,16 @@ def run(demo, tmp_path):
 @pytest.fixture
 def read(monkeypatch):
     """The tokens of image and of text that each loss was made with, and whether gradients were on."""
-    found, text_of = [], LossFunction.text
+    lengths, text_of = [], LossFunction.text
 
     def text(self, batch):
         text = text_of(self, batch)
-        found.append((batch.shape[0] * batch.shape[1] // 4, text["t5_out"].shape[1], torch.is_grad_enabled()))
+        lengths.append((batch.shape[0] * batch.shape[1] // 4, text["t5_out"].shape[1], torch.is_grad_enabled()))
         assert text["t5_out"].shape[:2] == text["t5_attn_mask"].shape == text["txt_ids"].shape[:2]
         return text
 
     monkeypatch.setattr(LossFunction, "text", text)
-    return found
+    return lengths
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -139,5 +139,5 @@ def test_the_check_tells_of_captions_that_are_cut(demo, tmp_path):
     Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
     (tmp_path / "a.txt").write_text("red " * 99)
     said = preflight.findings(config_of(demo, SCRIPT, train_data_dir=tmp_path))[1]
-    (told,) = [str(one) for one in said if "cut after" in str(one)]
+    (told,) = [str(warning) for warning in said if "cut after" in str(warning)]
     assert told.startswith("1 caption cut after 31 tokens") and told.endswith("t5xxl_max_token_length = 512 reads more")

@@ -30,8 +30,8 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def config(demo, data):
     """A function: options -> a config of the tiny model whose word is zorb."""
-    known = {"train_data_dir": data, "save_model_as": "safetensors", "output_name": "w", "max_train_steps": 3}
-    return lambda output, **values: config_of(demo, SCRIPT, **known | {"output_dir": output, "seed": 5} | values)
+    options = {"train_data_dir": data, "save_model_as": "safetensors", "output_name": "w", "max_train_steps": 3}
+    return lambda output, **values: config_of(demo, SCRIPT, **options | {"output_dir": output, "seed": 5} | values)
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +62,15 @@ def test_only_the_new_vectors_learn_and_the_rest_stays(config, tmp_path):
     assert method.layers["clip_g"].vectors.grad.abs().sum(1).gt(0).all()
     assert all(layer.known.weight.grad is None for layer in method.layers.values())
     begins = added_words.word_tokens(parts.tokenizers["clip_l"], "cat")  # init_word: its tokens in turn
-    known = method.layers["clip_l"].known.weight
-    assert torch.equal(method.layers["clip_l"].vectors, known[[begins[i % len(begins)] for i in range(2)]])
+    vectors = method.layers["clip_l"].known.weight
+    assert torch.equal(method.layers["clip_l"].vectors, vectors[[begins[i % len(begins)] for i in range(2)]])
 
 
 def test_other_captions_are_read_as_before(config, tmp_path):
-    given = config(tmp_path)
-    family = families.family_for(given)
+    run_config = config(tmp_path)
+    family = families.family_for(run_config)
     plain = family.text(family.load(torch.float32), ["a red cat"])
-    family, parts, _ = attached(given)
+    family, parts, _ = attached(run_config)
     with torch.no_grad():
         assert all(torch.equal(value, plain[name]) for name, value in family.text(parts, ["a red cat"]).items())
 
@@ -78,10 +78,10 @@ def test_other_captions_are_read_as_before(config, tmp_path):
 def test_the_file_is_upstreams_and_loads_in_diffusers_with_both_encoders(trained, config, tmp_path):
     from diffusers.loaders import TextualInversionLoaderMixin
 
-    found = trained.tensors()
-    assert {name: len(vectors) for name, vectors in found.items()} == {"clip_l": 2, "clip_g": 2}
+    tensors = trained.tensors()
+    assert {name: len(vectors) for name, vectors in tensors.items()} == {"clip_l": 2, "clip_g": 2}
     family, parts, method = attached(config(tmp_path, weights=trained.file))
-    assert all(torch.equal(layer.vectors, found[name]) for name, layer in method.layers.items())
+    assert all(torch.equal(layer.vectors, tensors[name]) for name, layer in method.layers.items())
     with torch.no_grad():
         ours = family.text(parts, [PROMPT.replace("zorb", "zorb zorb1")])
     plain = family.load(torch.float32)
@@ -89,7 +89,7 @@ def test_the_file_is_upstreams_and_loads_in_diffusers_with_both_encoders(trained
         pipe = TextualInversionLoaderMixin()
         pipe.tokenizer, pipe.text_encoder = plain.tokenizers[name], plain.encoders[name]
         pipe.components, pipe.hf_device_map = {}, None
-        pipe.load_textual_inversion(found[name], token="zorb")
+        pipe.load_textual_inversion(tensors[name], token="zorb")
         prompt = pipe.maybe_convert_prompt(PROMPT, pipe.tokenizer)
         ids = pipe.tokenizer(prompt, add_special_tokens=False).input_ids
         row = [pipe.tokenizer.bos_token_id, *ids, pipe.tokenizer.eos_token_id]
@@ -115,11 +115,11 @@ def test_what_is_resumed_ends_bit_for_bit_the_same_as_pt_too(trained, config, tm
     again = train(config(tmp_path, resume=state, save_model_as="pt"))
     assert not [e for e in again.events("warning") if "resume" in e["text"]]
     assert again.losses == trained.losses[2:]
-    found = torch.load(again.file, weights_only=True)
-    assert {name: vectors.dtype for name, vectors in found.items()} == dict.fromkeys(
+    tensors = torch.load(again.file, weights_only=True)
+    assert {name: vectors.dtype for name, vectors in tensors.items()} == dict.fromkeys(
         ("clip_l", "clip_g"), torch.float32
     )
-    assert all(torch.equal(vectors, trained.tensors()[name]) for name, vectors in found.items())
+    assert all(torch.equal(vectors, trained.tensors()[name]) for name, vectors in tensors.items())
 
 
 def test_captions_get_all_vectors_or_become_sentences():
@@ -127,8 +127,8 @@ def test_captions_get_all_vectors_or_become_sentences():
     plain = SubsetConfig()
     assert captions.process("zorb, red", plain, Random(0), change=words.caption_change) == "zorb zorb1 zorb2, red"
     one = embedding.Embedding(token_string="zorb", use_object_template=True)
-    found = {captions.process("a caption", plain, Random(i), change=one.caption_change) for i in range(500)}
-    assert len(found) == 27 and {"a photo of my zorb", "a rendering of a zorb", "a dark photo of the zorb"} <= found
+    results = {captions.process("a caption", plain, Random(i), change=one.caption_change) for i in range(500)}
+    assert len(results) == 27 and {"a photo of my zorb", "a rendering of a zorb", "a dark photo of the zorb"} <= results
     style = embedding.Embedding(token_string="zorb", num_vectors_per_token=2, use_style_template=True).caption_change
     assert len(style.sentences) == 19 and "a nice painting in the style of zorb zorb1" in style.sentences
     dropped = SubsetConfig(caption_dropout_rate=1.0)
@@ -164,13 +164,13 @@ def test_a_file_of_another_model_is_refused(config, tmp_path, trained):
 
 def test_rules_of_the_options_and_the_script_that_a_file_is_for(tmp_path):
     kind = families.config_class(SCRIPT)
-    for given, said in (
+    for options, said in (
         ({"token_string": "my cat"}, "token_string must be one word without blanks: write my-cat"),
         ({"use_object_template": True, "use_style_template": True}, "use_object_template"),
         ({"cache_text_encoder_outputs": True}, "the word that learns is read in each step"),
     ):
         with pytest.raises(ConfigError, match=said):
-            build_config(kind, given)
+            build_config(kind, options)
     path = tmp_path / "run.toml"
     path.write_text(to_toml(build_config(kind, {"token_string": "zorb", "resolution": "64"})), encoding="utf-8")
     assert script_of_toml(path) == SCRIPT

@@ -146,12 +146,12 @@ def test_caches_on_disk_are_read_again(demo, run, plain, tmp_path):
     expected = set()
     for script in LORAS:
         first = run(script, **values)
-        made = caches(data)
+        files = caches(data)
         assert run(script, **values).losses == first.losses == plain(script).losses
-        assert caches(data) == made
+        assert caches(data) == files
         family = families.family_for(config_of(demo, script))
         expected |= {f"0064x0064{family.latent_cache.suffix}", family.text_cache.suffix.removeprefix("_")}
-        assert {path.name.split("_", 1)[1] for path in made} == expected
+        assert {path.name.split("_", 1)[1] for path in files} == expected
     assert expected >= {"0064x0064_sdxl.npz", "te_outputs.npz", "0064x0064_flux.npz", "flux_te.npz"}
     images = {path.stem: path for path in data.rglob("*.png")}
     with_them = {file for image in images.values() for file in companions(image, sorted(os.listdir(image.parent)))}
@@ -211,12 +211,12 @@ def test_a_file_on_the_way_holds_the_weights_of_that_step(run, tmp_path):
 
 @pytest.mark.parametrize("script", LORAS)
 def test_a_lora_says_how_it_was_made(run, demo, script):
-    made = run(script, max_train_epochs=1, output_name="zorb", network_alpha=4, training_comment="for a test")
-    said, known = metadata(made.file), families.facts_of(families.config_class(script).family)
-    family = known.name
+    outcome = run(script, max_train_epochs=1, output_name="zorb", network_alpha=4, training_comment="for a test")
+    said, facts = metadata(outcome.file), families.facts_of(families.config_class(script).family)
+    family = facts.name
     expected = {
         "ss_output_name": "zorb",
-        "ss_network_module": next(iter(known.adapter_modules)),
+        "ss_network_module": next(iter(facts.adapter_modules)),
         "ss_network_dim": "8",
         "ss_network_alpha": "4.0",
         "ss_learning_rate": "0.005",
@@ -225,10 +225,10 @@ def test_a_lora_says_how_it_was_made(run, demo, script):
         "ss_epoch": "1",
         "ss_num_train_images": "8",
         "ss_num_batches_per_epoch": "4",
-        "ss_base_model_version": known.base_model_version,
+        "ss_base_model_version": facts.base_model_version,
         "ss_training_comment": "for a test",
         "ss_sd_model_name": demo.models[family][family].name,
-        "modelspec.architecture": f"{known.architecture}/lora",
+        "modelspec.architecture": f"{facts.architecture}/lora",
         "modelspec.title": "zorb",
         "modelspec.resolution": "64x64",
     }
@@ -242,21 +242,21 @@ def test_a_lora_says_how_it_was_made(run, demo, script):
 @pytest.mark.parametrize("script", FULL)
 def test_a_model_is_saved_as_the_file_it_came_from(plain, demo, script):
     family = families.config_class(script).family
-    made = plain(script)
-    before, after = load_file(demo.models[family][family]), made.tensors()
+    outcome = plain(script)
+    before, after = load_file(demo.models[family][family]), outcome.tensors()
     assert {n: t.shape for n, t in after.items()} == {n: t.shape for n, t in before.items()}
     learnt = {name for name, tensor in after.items() if not torch.equal(tensor, before[name].float())}
     denoiser = [name for name in before if family != "sdxl" or name.startswith("model.diffusion_model.")]
     assert learnt <= set(denoiser) and len(learnt) > 0.9 * len(denoiser)
-    assert metadata(made.file)["modelspec.architecture"] == families.facts_of(family).architecture
+    assert metadata(outcome.file)["modelspec.architecture"] == families.facts_of(family).architecture
 
 
 def test_sdxl_text_encoders_are_trained_on_request(run, demo):
-    made = run("sdxl_train", train_text_encoder=True, cache_text_encoder_outputs=False, learning_rate_te2=1e-3)
-    before, after = load_file(demo.models["sdxl"]["sdxl"]), made.tensors()
+    outcome = run("sdxl_train", train_text_encoder=True, cache_text_encoder_outputs=False, learning_rate_te2=1e-3)
+    before, after = load_file(demo.models["sdxl"]["sdxl"]), outcome.tensors()
     for encoder in ("conditioner.embedders.0.", "conditioner.embedders.1."):
         assert any(not torch.equal(after[n], t.float()) for n, t in before.items() if n.startswith(encoder))
-    assert {"unet", "text_encoder1", "text_encoder2"} == set(made.events("step")[0]["lr"])
+    assert {"unet", "text_encoder1", "text_encoder2"} == set(outcome.events("step")[0]["lr"])
 
 
 # ---- curves
@@ -313,16 +313,16 @@ def scalars(folder):
     ],
 )
 def test_tensorboard_has_the_curves_of_sd_scripts(run, tmp_path, script, extra, tags):
-    made = run(script, max_train_steps=6, logging_dir=tmp_path / "logs", log_prefix="x-", **extra)
+    outcome = run(script, max_train_steps=6, logging_dir=tmp_path / "logs", log_prefix="x-", **extra)
     file, curves = scalars(tmp_path / "logs")
     project = "network_train" if script in LORAS else "finetuning"
     assert re.fullmatch(rf"x-\d{{14}}/{project}/events.*", file.relative_to(tmp_path / "logs").as_posix())
     assert set(curves) == tags
     each, average = ("loss/current", "loss/epoch_average") if script in LORAS else ("loss", "loss/epoch")
-    assert curves[each] == pytest.approx(made.numbers())
+    assert curves[each] == pytest.approx(outcome.numbers())
     assert all(curves[tag] == curves["lr/unet"] for tag in tags & {"lr/group0", "lr/group1"})
-    assert curves["lr/unet"][6] == pytest.approx(made.events("step")[5]["lr"]["unet"])
-    averages = made.numbers("avr_loss")
+    assert curves["lr/unet"][6] == pytest.approx(outcome.events("step")[5]["lr"]["unet"])
+    averages = outcome.numbers("avr_loss")
     assert curves[average] == pytest.approx({1: averages[4], 2: averages[6]})  # four steps an epoch
 
 
@@ -360,16 +360,16 @@ def test_previews_do_not_disturb_and_are_named_as_before(run, tmp_path, script):
     )
     assert sampled.losses == plain.losses
     assert all(torch.equal(sampled.tensors()[n], t) for n, t in list(plain.tensors().items())[:20])
-    found = sorted(path.name for path in (folder / "sample").iterdir())
+    names = sorted(path.name for path in (folder / "sample").iterdir())
     moment = r"\d{14}"
     whens = ("000001", "000002", "e000000")
     expected = [rf"m_{when}_{i:02d}_{moment}{seed}\.png" for when in whens for i, seed in ((0, "_7"), (1, ""))]
-    assert len(found) == 6 and all(map(re.fullmatch, expected, found))
+    assert len(names) == 6 and all(map(re.fullmatch, expected, names))
     from PIL import Image
 
-    sizes = {Image.open(folder / "sample" / name).size for name in found}
+    sizes = {Image.open(folder / "sample" / name).size for name in names}
     assert sizes == {(64, 96), (64, 64)}
-    same_seed = [(folder / "sample" / name).read_bytes() for name in found if name.endswith("_7.png")]
+    same_seed = [(folder / "sample" / name).read_bytes() for name in names if name.endswith("_7.png")]
     assert len(set(same_seed)) == 3  # before, amidst and after: it learns
     assert [event["step"] for event in sampled.events("sample")] == [0, 0, 1, 1, 2, 2]
 
@@ -387,8 +387,8 @@ def test_previews_by_epoch_are_named_by_epoch(run, tmp_path):
         sample_every_n_epochs=1,
         sample_every_n_steps=1,
     )
-    found = sorted(path.name for path in (folder / "sample").iterdir())
-    assert [re.sub(r"\d{14}", "T", name) for name in found] == ["m_e000001_00_T_5.png", "m_e000002_00_T_5.png"]
+    names = sorted(path.name for path in (folder / "sample").iterdir())
+    assert [re.sub(r"\d{14}", "T", name) for name in names] == ["m_e000001_00_T_5.png", "m_e000002_00_T_5.png"]
 
 
 # ---- stopping

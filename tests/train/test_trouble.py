@@ -113,12 +113,12 @@ def test_the_log_of_a_run_from_the_page_gets_the_traceback_too(tmp_path, monkeyp
     (folder / layout.LOG).write_text("first line\n")
     monkeypatch.setenv("KOHYA_RUN_DIR", str(folder))
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
-    with pytest.raises(RuntimeError) as found, Record.start({}, SCRIPT, tmp_path / "out", "cat") as record:
+    with pytest.raises(RuntimeError) as raised, Record.start({}, SCRIPT, tmp_path / "out", "cat") as record:
         record.say("spoken lines get there by the console")
         raise RuntimeError("odd")
     log = (folder / layout.LOG).read_text()
     assert log.startswith("first line\nTraceback") and "spoken" not in log and 'RuntimeError("odd")' in log
-    assert found.value.__notes__ == [f"The whole story is in {folder / layout.LOG}"]
+    assert raised.value.__notes__ == [f"The whole story is in {folder / layout.LOG}"]
 
 
 def test_no_secret_is_in_any_file(run_shell, monkeypatch, tmp_path):
@@ -152,16 +152,16 @@ def test_an_image_that_is_gone_costs_no_step(config, tmp_path, monkeypatch):
     straight = train(config(**values, output_dir=tmp_path / "straight"))
     (path,) = own.rglob("4.png")
     content, push = path.read_bytes(), StepLog.push
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="4.png is missing.*; resume from") as found:
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="4.png is missing.*; resume from") as raised:
         patch.setattr(StepLog, "push", lambda self, *told: (push(self, *told), path.unlink(missing_ok=True)))
         train(config(**values))
     (state,) = (tmp_path / "out").glob("m-backup-step*-state")
-    assert str(state) in str(found.value) and str(the_run(tmp_path / "out").error) == str(found.value)
+    assert str(state) in str(raised.value) and str(the_run(tmp_path / "out").error) == str(raised.value)
     path.write_bytes(content)
     done = state_files.read_progress(state)["current_step"]
-    rest = train(config(**values, resume=state))
-    assert 0 < done < 5 and rest.losses == straight.losses[done:]
-    assert all(torch.equal(rest.tensors()[name], tensor) for name, tensor in straight.tensors().items())
+    resumed = train(config(**values, resume=state))
+    assert 0 < done < 5 and resumed.losses == straight.losses[done:]
+    assert all(torch.equal(resumed.tensors()[name], tensor) for name, tensor in straight.tensors().items())
 
 
 # ---- memory

@@ -36,8 +36,8 @@ def run(demo, eight, tmp_path):
 def without(demo, eight, tmp_path, script, **values):
     """The same training on the same six images, with the two others gone."""
     config = config_of(demo, script, train_data_dir=eight, validation_split=0.25, output_dir=tmp_path, **values)
-    kept = {image.path for image in data.scan(config).items}
-    gone = [path for path in eight.rglob("*.png") if str(path) not in kept]
+    paths = {image.path for image in data.scan(config).items}
+    gone = [path for path in eight.rglob("*.png") if str(path) not in paths]
     assert len(gone) == 2
     return gone
 
@@ -56,9 +56,9 @@ def test_training_does_not_notice(run, monkeypatch, script):
 
 
 def test_no_graph_is_made_for_it(run):
-    found = run(compile=True, compile_backend="eager", max_train_steps=4, validate_every_n_steps=2)
-    assert len(found.events("validation")) == 3
-    assert {event["step"] for event in found.events("compile")} <= {0, 1}
+    outcome = run(compile=True, compile_backend="eager", max_train_steps=4, validate_every_n_steps=2)
+    assert len(outcome.events("validation")) == 3
+    assert {event["step"] for event in outcome.events("compile")} <= {0, 1}
 
 
 def test_the_same_model_measures_the_same_loss(run):
@@ -78,12 +78,12 @@ def test_the_same_model_measures_the_same_loss(run):
 
 def test_divergence_is_the_distance_from_training(run):
     outcome = run(validate_every_n_steps=2, validate_every_n_epochs=2)
-    found = outcome.events("validation")
-    assert [(event["when"], event["step"]) for event in found] == [("step", 2), ("step", 4), ("step", 6), ("epoch", 6)]
+    values = outcome.events("validation")
+    assert [(event["when"], event["step"]) for event in values] == [("step", 2), ("step", 4), ("step", 6), ("epoch", 6)]
     average = outcome.numbers("avr_loss")
-    for event in found:
+    for event in values:
         assert event["divergence"] == pytest.approx(event["loss"] - average[event["step"]])
-    assert found[2]["loss"] == found[3]["loss"]  # measured once
+    assert values[2]["loss"] == values[3]["loss"]  # measured once
 
 
 def test_timesteps_of_sdxl_follow_its_limits(demo):
@@ -111,13 +111,15 @@ def test_curves_have_the_names_of_sd_scripts(run, tmp_path):
 
 
 def test_at_most_so_many_batches(run, monkeypatch):
-    seen = []
-    monkeypatch.setattr(module.ValidationRunner, "_loss", lambda self, batch, *_: seen.append(batch) or torch.zeros(()))
+    counts = []
+    monkeypatch.setattr(
+        module.ValidationRunner, "_loss", lambda self, batch, *_: counts.append(batch) or torch.zeros(())
+    )
     run(max_validation_steps=1, max_train_steps=6, train_batch_size=1)
-    assert len(seen) == 4
-    seen.clear()
+    assert len(counts) == 4
+    counts.clear()
     run(max_train_steps=6, train_batch_size=1)
-    assert len(seen) == 8
+    assert len(counts) == 8
 
 
 def test_held_back_images_are_not_varied_and_not_learned(demo, eight, tmp_path):
@@ -136,9 +138,11 @@ def test_held_back_images_are_not_varied_and_not_learned(demo, eight, tmp_path):
     assert len(images.items) == 6 and len(images.validation.items) == 2
     assert not {i.path for i in images.items} & {i.path for i in images.validation.items}
     batches = Batches(images.validation, config, seed=1)
-    made = [batches.make(draw) for epoch in (1, 2, 3) for draw in batches.draws(epoch)]
-    assert all(words.startswith("zorb toy") for batch in made for words in batch.captions)
-    assert all(torch.equal(one.pixels, made[0].pixels) for one in made if one.paths == made[0].paths)
+    drawn_batches = [batches.make(draw) for epoch in (1, 2, 3) for draw in batches.draws(epoch)]
+    assert all(words.startswith("zorb toy") for batch in drawn_batches for words in batch.captions)
+    assert all(
+        torch.equal(one.pixels, drawn_batches[0].pixels) for one in drawn_batches if one.paths == drawn_batches[0].paths
+    )
 
 
 @pytest.mark.parametrize("script", FULL_OF_EACH_KIND)
@@ -147,7 +151,7 @@ def test_a_dataset_file_holds_back_in_full_trainings_too(demo, eight, tmp_path, 
         "[[datasets]]\nresolution = 64\nbatch_size = 2\nvalidation_split = 0.25\n"
         f"[[datasets.subsets]]\nimage_dir = '{(eight / '1_zorb toy').as_posix()}'\ncaption_extension = '.txt'\n"
     )
-    found = train(
+    events = train(
         config_of(
             demo,
             script,
@@ -157,7 +161,7 @@ def test_a_dataset_file_holds_back_in_full_trainings_too(demo, eight, tmp_path, 
             max_train_steps=3,
         )
     ).events("validation")
-    assert [event["step"] for event in found] == [3] and found[0]["loss"] > 0
+    assert [event["step"] for event in events] == [3] and events[0]["loss"] > 0
 
 
 def test_an_image_that_cannot_be_read_leaves_out_the_validation_alone(run, monkeypatch):

@@ -56,7 +56,6 @@ class InputContext:
 
     @property
     def tokens(self) -> int:
-        """Return the image tokens of all frames."""
         frames = self.frames if self.layout in ("video", "frames", "last", "tokens") else 1
         return frames * self.halved**2
 
@@ -65,7 +64,6 @@ class InputContext:
         return None if None in size else torch.randn(*size, device=self.device)  # type: ignore[arg-type]
 
     def width(self, *names: str, number: int = 0) -> int | None:
-        """Return the first of these entries that the config sets; of a list, the element with this number."""
         entry = next((self.config[name] for name in names if self.config.get(name)), None)
         return entry[min(number, len(entry) - 1)] if isinstance(entry, list | tuple) else entry
 

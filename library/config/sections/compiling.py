@@ -198,12 +198,10 @@ class Compile:
             )
 
     def never_begun(self, steps: int) -> Iterator[Problem]:
-        """Blocks that stay eager, as a training of so many steps ends before compiling of them begins."""
         return never_begun(self.compile_from_step or "", self.kinds, steps) if self.compile else iter(())
 
     @property
     def records_graphs(self) -> bool:
-        """Whether it is asked for CUDA graphs: kernels are replayed at fixed addresses and for fixed sizes."""
         return bool(self.recorded_by)
 
     @property
@@ -298,7 +296,6 @@ class Compile:
 
     @property
     def ahead(self) -> bool:
-        """Whether all compiling is over before the first step."""
         return self.compile and self.compile_warmup != "false"
 
     def why_not_in_background(self, run: Any) -> MessageLike:
@@ -322,5 +319,4 @@ class Compile:
 
     @property
     def dynamic(self) -> bool | None:
-        """What torch.compile(dynamic=) takes: True, False, or None for its own choice."""
         return {"auto": None, "true": True, "false": False}[self.compile_dynamic]

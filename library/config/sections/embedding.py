@@ -54,7 +54,6 @@ class Embedding:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that a text encoder gets, one per vector: cat, cat1, cat2."""
         word = self.token_string or ""
         return (word, *(f"{word}{number}" for number in range(1, self.num_vectors_per_token)))
 

@@ -36,20 +36,16 @@ def flow_shift(usual: float) -> Any:
 
 
 def reference_folder(shown_with: Mapping[str, tuple[str, ...]]) -> Any:
-    """Declare the option control_directory, shown with these values of other options."""
     words = "A folder of reference images, with the names of their images."
     return opt(None, words, kind="folder", label="Reference folder", shown_with=shown_with)
 
 
 def blocks_to_swap(limit: int) -> Any:
-    """Declare the option blocks_to_swap of a model that can do without at most `limit` blocks on the GPU."""
     words = f"Blocks in CPU memory, at most {limit}. Raise it only until the model fits: costs speed."
     return opt(None, words, min=0, max=limit)
 
 
 def network_module() -> Any:
-    """Declare the option network_module; its type lists the family's modules, and `usual` is the default of an empty
-    one."""
     words = "The network module, that is the adapter type. Empty: LoRA."
     return opt(None, words, label="Network module", kind="code")
 

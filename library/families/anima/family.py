@@ -14,7 +14,7 @@ from library.families.anima.model import DENOISER_BLOCK
 from library.families.anima.options import AnimaLora, AnimaTrain
 from library.families.anima.sampler import AnimaSampler
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
-from library.families.caption_limit import CaptionLimit
+from library.families.capabilities import CaptionLimit
 from library.families.facts import Shapes
 from library.families.shared import language_model, packing, qwen_vae, t5, tokenizers
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily

@@ -66,7 +66,6 @@ class AnimaShape:
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """The share of a head's width that frame, row and column get: of 128 (44, 42, 42)."""
         side = self.head // 6 * 2
         return self.head - 2 * side, side, side
 

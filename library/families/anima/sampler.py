@@ -43,5 +43,4 @@ class AnimaSampler(FlowSampler):
 
 
 def anima_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
-    """Return the steps + 1 sigmas of a sampling run, from 1 to 0."""
     return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift).tolist()

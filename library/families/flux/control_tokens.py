@@ -41,7 +41,6 @@ def packed(controls: Sequence[Tensor], inpaints: bool) -> list[Tensor]:
 
 
 def add_control_tokens(tokens: Tensor, controls: Sequence[Tensor], inpaints: bool) -> Tensor:
-    """Combine tokens of the noised image [B, S, 64] with those of `packed`: appended, or as further channels."""
     controls = [control.to(tokens).expand(len(tokens), -1, -1) for control in controls]
     return torch.cat((tokens, *controls), dim=-1 if inpaints else 1) if controls else tokens
 

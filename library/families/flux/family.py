@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from library.config import ineffective
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
-from library.families.caption_limit import CaptionLimit
+from library.families.capabilities import CaptionLimit
 from library.families.facts import Shapes
 from library.families.flux import checkpoint, control_tokens, variants
 from library.families.flux.model import APPROXIMATOR, Sizes
@@ -132,7 +132,6 @@ class FluxFamily(TransformerFamily):
         )
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
-        """Return the tokenizers of the existing text encoders. Raises ConfigError if one is unavailable."""
         folders_and_names = {part: (self._tokenizer_folder(part), name) for part, (name, _) in self.tokenizers.items()}
         return tokenizers.Tokenizers(folders_and_names)
 
@@ -249,12 +248,10 @@ class FluxFamily(TransformerFamily):
         return components
 
     def adapter_name(self, part: str, path: str) -> str:
-        """("denoiser", "double_blocks.0.img_attn.qkv") -> "lora_unet_double_blocks_0_img_attn_qkv"."""
         path = clip.canonical_clip_path(path) if part == "clip_l" else path
         return f"{PART_PREFIXES[part]}_{path.replace('.', '_')}"
 
     def is_frozen(self, path: str) -> bool:
-        """Return whether a parameter is frozen: in Chroma's approximator, or in a guidance embedding that is unused."""
         bypassed = self.config.model.bypass_guidance_embedding and path.startswith("guidance_in.")
         return bypassed or path.startswith(f"{APPROXIMATOR}.")
 

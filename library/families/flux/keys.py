@@ -3,30 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from torch import Tensor
-
 from library.families.flux.variants import CHROMA, FILL, IN_DIFFUSERS_LAYOUT, TRANSFORMER
 from library.families.shared import double_stream_keys
 from library.families.shared.double_stream_keys import (
     DOUBLE_STREAM_ATTENTION,
     SWAPPED,
     DoubleStreamKeys,
-    join_tensors,
     linears,
 )
 from library.families.shared.double_stream_lora import DoubleStreamLoraNames
 from library.families.shared.lora_names import Shapes, SharedForm
-
-__all__ = [
-    "SWAPPED",
-    "TREES",
-    "count_flux_blocks",
-    "is_diffusers",
-    "join_tensors",
-    "flux_sources",
-    "flux_to_bfl",
-    "flux_to_diffusers",
-]
 
 TREES = DoubleStreamKeys(
     outside={
@@ -63,12 +49,7 @@ MODULATIONS = ("time_in.", "vector_in.", SWAPPED, "img_mod.", "txt_mod.", "modul
 APPROXIMATOR = "distilled_guidance_layer."
 
 
-def is_diffusers(names: Iterable[str]) -> bool:
-    return TREES.is_diffusers(names)
-
-
 def count_flux_blocks(names: Iterable[str]) -> dict[str, int]:
-    """Return the number of blocks of each class in a transformer, from its plain keys in either layout."""
     double, single = TREES.counts(names)
     return {"DoubleStreamBlock": double, "SingleStreamBlock": single}
 
@@ -81,17 +62,16 @@ def flux_sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     names = set(names)
     guided = "time_text_embed.guidance_embedder.linear_1.weight" in names
     return double_stream_keys.present_pairs(
-        _key_pairs(*TREES.counts(names), guided, _count_approximator_layers(names)), names
+        key_pairs(*TREES.counts(names), guided, count_approximator_layers(names)), names
     )
 
 
-def _count_approximator_layers(names: Iterable[str]) -> int:
-    """Return the number of the approximator's layers; 0 without one, as in FLUX.1."""
+def count_approximator_layers(names: Iterable[str]) -> int:
     layers = f"{APPROXIMATOR}layers."
     return len({name.removeprefix(layers).split(".")[0] for name in names if name.startswith(layers)})
 
 
-def _key_pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+def key_pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield every BFL key of a model with these numbers of blocks and of the approximator's layers, and the diffusers
     keys of its rows.
     """
@@ -104,25 +84,6 @@ def _key_pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterato
         layer, norm = f"{APPROXIMATOR}layers.{i}.", f"{APPROXIMATOR}norms.{i}."
         yield from linears({"in_layer": ("linear_1",), "out_layer": ("linear_2",)}, layer, layer, TREES.ends)
         yield f"{norm}scale", (f"{norm}weight",)
-
-
-def flux_to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert diffusers' state dict to the single file's, joining the tensors that are one there."""
-    return {
-        name: join_tensors(name, [tensors[part] for part in made_of]) for name, made_of in flux_sources(tensors).items()
-    }
-
-
-def flux_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the single file's state dict to diffusers'. Rows of fused tensors are views."""
-    hidden, guided = tensors["img_in.weight"].shape[0], "guidance_in.in_layer.weight" in tensors
-
-    # Query, key, value, and in single blocks the MLP, which is the rest.
-    def sizes(tensor: Tensor, pieces: int) -> list[int]:
-        return [hidden, hidden, hidden, tensor.shape[0] - 3 * hidden][:pieces]
-
-    pairs = _key_pairs(*TREES.counts(tensors), guided, _count_approximator_layers(tensors))
-    return double_stream_keys.split_tensors(tensors, pairs, sizes)
 
 
 class FluxLoraNames(DoubleStreamLoraNames):

@@ -68,12 +68,10 @@ class Sizes:
 
     @property
     def is_schnell(self) -> bool:
-        """Whether neither guidance nor approximator exists: the text is shorter, and noise is not shifted."""
         return not self.guidance and self.approximator is None
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """The share of a head's width that each axis of a position gets: (index, row, column)."""
         return rope_axes(self.head)
 
 

@@ -103,7 +103,6 @@ class FluxModel(sections.Model):
 
     @property
     def text_tokens(self) -> int | None:
-        """The maximum number of text tokens per step, None if no option limits it."""
         length, train_length = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
         return min(length, train_length) if length and train_length else length or train_length
 

@@ -137,7 +137,6 @@ def _t5(sizes: FluxSizes, words: int) -> nn.Module:
 
 
 def adopt_denoiser(family: FluxFamily, denoiser: Flux) -> None:
-    """Set what a family otherwise reads from the header of its checkpoint."""
     family.is_schnell = denoiser.sizes.is_schnell
     family.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
 

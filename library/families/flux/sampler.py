@@ -77,7 +77,6 @@ class FluxSampler(FlowSampler):
         return self.integrate(noise.to(device), sigmas, request, velocities)
 
     def encoded(self, pixels: Tensor) -> Tensor:
-        """Return latents of an image. The VAE is moved to the device for this and back."""
         with self.vae_on(pixels.device):
             return self.family.control_latents(self.components, pixels)
 

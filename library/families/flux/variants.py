@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from library.config.run_config import ControlUse
-from library.families.variant import Variant
+from library.families.facts import Variant
 
 DEV = {"sample_steps": 20, "scale": 1.0, "guidance_scale": 3.5}
 
@@ -96,7 +96,6 @@ FLUX_VARIANTS = {
 
 
 def options_naming(test: Callable[[FluxVariant], bool]) -> dict[str, tuple[str, ...]]:
-    """Return the option and those of its values whose variants pass a test."""
     return {"model_type": tuple(name for name, variant in FLUX_VARIANTS.items() if test(variant))}
 
 

@@ -12,10 +12,9 @@ from library.config.problems import Problem
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux_2 import text_encoder
 from library.families.flux_2.checkpoint import flux_2_checkpoint, transformer_sizes
-from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Shape
+from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Positions, Flux2Shape, append_controls
 from library.families.flux_2.options import Flux2Lora, Flux2Train
 from library.families.flux_2.sampler import Flux2Sampler
-from library.families.flux_2.tokens import Flux2Positions, append_controls
 from library.families.flux_2.vae import normalise_flux_2
 from library.families.flux_2.versions import VERSIONS, Flux2Version, model_in_header
 from library.families.shared import autoencoder, packing
@@ -60,7 +59,6 @@ class Flux2Family(OneEncoderFamily):
 
     @cached_property
     def sizes(self) -> Flux2Shape | None:
-        """The sizes of the transformer, from its header; None if its file is not on this machine."""
         return transformer_sizes(self.config)
 
     @property

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
-from torch import Tensor
-
 from library.families.flux_2.facts import FLUX_2_TRANSFORMER
 from library.families.shared import double_stream_keys
-from library.families.shared.double_stream_keys import DOUBLE_STREAM_ATTENTION, SWAPPED, DoubleStreamKeys, join_tensors
+from library.families.shared.double_stream_keys import DOUBLE_STREAM_ATTENTION, SWAPPED, DoubleStreamKeys
 from library.families.shared.double_stream_lora import DoubleStreamLoraNames
 from library.families.shared.lora_names import Shapes, SharedForm
 
@@ -46,19 +44,6 @@ def flux_2_sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     names = set(names)
     guided = "time_guidance_embed.guidance_embedder.linear_1.weight" in names
     return double_stream_keys.present_pairs(TREES.pairs(*TREES.counts(names), guided), names)
-
-
-def flux_2_to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert diffusers' state dict to the single file's, joining the tensors that are one there."""
-    return {
-        name: join_tensors(name, [tensors[part] for part in made_of])
-        for name, made_of in flux_2_sources(tensors).items()
-    }
-
-
-def flux_2_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    pairs = TREES.pairs(*TREES.counts(tensors), "guidance_in.in_layer.weight" in tensors)
-    return double_stream_keys.split_tensors(tensors, pairs, lambda tensor, pieces: [len(tensor) // pieces] * pieces)
 
 
 class Flux2LoraNames(DoubleStreamLoraNames):

@@ -102,7 +102,6 @@ def make_networks(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False)
 
 
 def adopt_denoiser(family: Flux2Family, denoiser: Flux2) -> None:
-    """Set what a family otherwise reads from the header of its checkpoint."""
     family.sizes = denoiser.sizes
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from library.families.base import SampleRequest
-from library.families.flux_2.tokens import append_controls
+from library.families.flux_2.model import append_controls
 from library.families.flux_2.vae import denormalise_flux_2
 from library.families.shared import packing
 from library.families.shared.sampler import TOKEN, FlowSampler, sample_generator
@@ -55,7 +55,6 @@ class Flux2Sampler(FlowSampler):
         return packing.unpack(tokens, height, width)
 
     def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
-        """Return latents of a reference image. The VAE is moved to the device for this and back."""
         with self.vae_on(device):
             return self.family.control_latents(self.components, reference_pixels(picture).to(device))
 
@@ -90,6 +89,5 @@ def empirical_mu(tokens: int, steps: int) -> float:
 
 
 def flux_2_sigmas(steps: int, tokens: int) -> list[float]:
-    """Return the steps + 1 sigmas of a sampling run, from 1 to 0."""
     line = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
     return flow.shifted(line, math.exp(empirical_mu(tokens, steps))).tolist()

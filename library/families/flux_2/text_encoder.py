@@ -51,7 +51,6 @@ def load_short_qwen3(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 
 
 def load_short_mistral(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    """Read Mistral without unused layers and without its vision part."""
     return language_model.load_mistral(path, dtype, mmap, skipped)
 
 

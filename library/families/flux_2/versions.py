@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from library.families.variant import Variant
+from library.families.facts import Variant
 
 BASE_DEFAULTS = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
 DISTILLED = BASE_DEFAULTS | {"sample_steps": 4, "scale": 1.0}

@@ -94,7 +94,6 @@ class QwenFamily(OneEncoderFamily):
         return text_encoder.picture_tokens(components.tokenizers[ENCODER], counts, self.variant.numbered)
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
-        """Return the denoiser under the keys of a single file, with ComfyUI's mark of Qwen-Image-Edit-2511."""
         return super().export(components) | ({INDEX: torch.zeros(0)} if self.variant.still_references else {})
 
     # ---- a training step

@@ -63,7 +63,6 @@ class QwenShape:
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """The share of a head's width that each axis of a position gets: (frame, row, column)."""
         return rope_axes(self.head)
 
 
@@ -235,7 +234,6 @@ class QwenImage(nn.Module):
         self._tables.keeps = False
 
     def positions(self, sizes: tuple[Size, ...], length: int, device: torch.device) -> Tensor:
-        """Return the RoPE table [2, L + I, D / 2] for images and a text of these numbers of tokens, cached by size."""
         key = (*(side for size in sizes for side in size), length)
         return self._tables.of(key, device, lambda: rope_table(sizes, length, device, self.axes))
 

@@ -144,18 +144,24 @@ def build_vision_model(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
     return model
 
 
-def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the arguments of `empty_vision_model` from shapes by plain name. Raises KeyError naming a missing one."""
+def language_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Return the sizes of the language model from shapes by plain name. Raises KeyError naming a missing one."""
     words, hidden = shapes["embed_tokens.weight"]
-    width = shapes[VISION_MARK][0]
-    blocks = {name.split(".")[2] for name in shapes if name.startswith(f"{VISION}blocks.")}
     return {
         "words": words,
         "hidden": hidden,
         "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
         "layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
         "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
-        "vision": width,
+    }
+
+
+def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Return the arguments of `empty_vision_model` from shapes by plain name. Raises KeyError naming a missing one."""
+    blocks = {name.split(".")[2] for name in shapes if name.startswith(f"{VISION}blocks.")}
+    return {
+        **language_sizes(shapes),
+        "vision": shapes[VISION_MARK][0],
         "vision_mlp": shapes[f"{VISION}blocks.0.mlp.gate_proj.weight"][0],
         "vision_layers": len(blocks),
     }

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.families.qwen_image.pictures import VISION, ImagePatches, positions
+from library.families.qwen_image.pictures import VISION, ImagePatches, language_sizes, positions
 from library.families.shared import language_model
 from library.families.shared.language_model import HEAD_WIDTH
 from library.families.shared.weights import assign
@@ -32,20 +32,8 @@ BEHIND = "<|im_end|>\n<|im_start|>assistant\n"
 def build_text_encoder(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Return the model with the sizes of its tensors (names without prefix), which are not copied."""
     return assign(
-        empty_qwen_encoder(**encoder_sizes({name: tuple(tensor.shape) for name, tensor in tensors.items()})), tensors
+        empty_qwen_encoder(**language_sizes({name: tuple(tensor.shape) for name, tensor in tensors.items()})), tensors
     )
-
-
-def encoder_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the arguments of `empty_qwen_encoder` from shapes by name. Raises KeyError naming a missing one."""
-    words, hidden = shapes["embed_tokens.weight"]
-    return {
-        "words": words,
-        "hidden": hidden,
-        "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
-        "layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
-        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
-    }
 
 
 def empty_qwen_encoder(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Module:
@@ -83,7 +71,6 @@ def qwen_token_ids(tokenizer: Any, captions: Sequence[str], before: str = BEFORE
 
 
 def longest_qwen_caption(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> int:
-    """Return the most tokens that the denoiser reads of one of these captions, as a multiple of LENGTH_MULTIPLE."""
     ids, dropped = qwen_token_ids(tokenizer, list(captions), before)
     return language_model.padded_length(ids, LENGTH_MULTIPLE, dropped)
 

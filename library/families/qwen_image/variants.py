@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from library.config.run_config import ControlUse
-from library.families.variant import Variant
+from library.families.facts import Variant
 
 TRANSFORMER, EDIT_2511 = "a Qwen-Image transformer", "a Qwen-Image-Edit-2511 transformer"
 CONDITION, WHOLE = 384 * 384, 1024 * 1024  # pixels of a reference image as the text encoder sees it

@@ -51,7 +51,6 @@ def unet(shapes: Shapes) -> list[str]:
 
 
 def projected_clip(names: Collection[str]) -> list[str]:
-    """Return the tensor names of the second text encoder, as transformers has them."""
     return [*expected_tensors.clip(names), "text_projection.weight"]
 
 

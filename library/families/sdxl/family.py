@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
-from library.families.caption_limit import CaptionLimit, count_caption_tokens
+from library.families.capabilities import CaptionLimit, count_caption_tokens
 from library.families.sdxl import checkpoint, conditions, emphasis, folder, keys, model
 from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_number
@@ -63,7 +63,6 @@ class SdxlFamily:
 
     @property
     def token(self) -> str | None:
-        """The Hugging Face token of the config; the environment's is used without it."""
         return self.config.hub.huggingface_token
 
     def problems(self) -> Iterator[Problem]:
@@ -184,7 +183,6 @@ class SdxlFamily:
 
     @property
     def text_lengths(self) -> dict[str, int]:
-        """The lengths in tokens of the hidden states in the text cache."""
         chunks = clip.chunks_of(self.config.model.max_token_length)
         return dict.fromkeys(("hidden_state1", "hidden_state2"), 75 * chunks + 2)
 
@@ -281,7 +279,6 @@ class SdxlFamily:
                 yield path, self.resolution_level(path)
 
     def control_name(self, path: str) -> str:
-        """("down_blocks.1.attentions.0...attn1.to_q") -> "lllite_unet_input_blocks_4_1_..._attn1_to_q"."""
         return f"lllite_{self.adapter_name('denoiser', path).removeprefix('lora_')}"
 
     def swap_plan(self, number: int) -> dict[str, int]:
@@ -300,7 +297,6 @@ class SdxlFamily:
         return block_number(self.adapter_name("denoiser", path.rpartition(".")[0]))
 
     def adapter_name(self, part: str, path: str) -> str:
-        """("denoiser", "down_blocks.1.attentions.0.proj_in") -> "lora_unet_input_blocks_4_1_proj_in"."""
         return keys.adapter_name(part, path, self.layout)
 
 

@@ -252,7 +252,6 @@ class SdxlLoraNames(LoraNames):
         return (replace_prefix(path, inverse(unet_table(Layout()))),)
 
     def is_large_conv(self, path: str) -> bool:
-        """Return whether it is a 3x3 convolution: in residual blocks, between levels, and at both ends."""
         return re.search(r"\.(in_layers\.2|out_layers\.3|op|conv)$|^input_blocks\.0\.0$|^out\.2$", path) is not None
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:

@@ -301,6 +301,5 @@ NETWORK_BUILDERS = {
 
 
 def _short(error: Exception) -> str:
-    """Return the first informative line of a load_state_dict error, which can have hundreds."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[1] if len(lines) > 1 else lines[0] if lines else type(error).__name__)[:160]

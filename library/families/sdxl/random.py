@@ -91,7 +91,6 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
 
 
 def adopt_denoiser(family: SdxlFamily, denoiser: nn.Module) -> None:
-    """Set what a family otherwise reads from the header of its checkpoint."""
     family.layout = keys.Layout.of({name: tuple(p.shape) for name, p in denoiser.named_parameters()})
 
 
@@ -151,7 +150,6 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
 
 
 def small_sdxl_tables(models: Mapping[str, Path]) -> DemoTables:
-    """Return the tables of a demo TOML for the small trained model."""
     return demo_tables(models) | {"sample": [("sample_sampler", "euler", "")]}
 
 

@@ -19,7 +19,6 @@ def find_word_problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> I
 
 
 def is_known(tokenizer: Any, word: str) -> bool:
-    """Return whether a word, or the beginning of a word, is one token of a vocabulary. Case is ignored."""
     vocab = tokenizer.get_vocab()
     return any(f"{word.lower()}{end}" in vocab for end in ("", "</w>"))  # CLIP marks the end of a word by </w>
 

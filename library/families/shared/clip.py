@@ -109,5 +109,4 @@ def merged(hidden: Tensor, chunks: int) -> Tensor:
 
 
 def chunks_of(max_token_length: int | None) -> int:
-    """Return the number of chunks of 75 tokens in a length of 75, 150 or 225; None counts as 75."""
     return math.ceil((max_token_length or 75) / 75)

@@ -12,7 +12,6 @@ LayerSizes = dict[str, tuple[int, int]]
 
 
 def stored_shapes(config: RunConfig) -> Shapes:
-    """Return the shapes in a config's base model, by names without prefix."""
     stored = weights.header(config.model.pretrained_model_name_or_path or "")
     return {plain: stored[name] for plain, name in tensor_names.without_prefix(stored).items()}
 

@@ -4,7 +4,7 @@ A BFL tensor is the concatenation of one or several diffusers tensors along thei
 modulation, whose two halves (shift, scale) are swapped in diffusers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -117,22 +117,3 @@ def join_tensors(name: str, rows: list[Tensor]) -> Tensor:
         scale, shift = rows[0].chunk(2)
         return torch.cat((shift, scale))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-
-def split_tensors(
-    tensors: Mapping[str, Tensor],
-    pairs: Iterable[tuple[str, tuple[str, ...]]],
-    sizes: Callable[[Tensor, int], list[int]],
-) -> dict[str, Tensor]:
-    """Convert the single file's state dict to diffusers'. `sizes` returns the rows of each slice of a fused tensor;
-    slices are views.
-    """
-    out: dict[str, Tensor] = {}
-    for name, made_of in pairs:
-        tensor = tensors[name]
-        if name.startswith(SWAPPED):
-            shift, scale = tensor.chunk(2)
-            tensor = torch.cat((scale, shift))
-        parts = tensor.split(sizes(tensor, len(made_of))) if len(made_of) > 1 else (tensor,)
-        out.update(zip(made_of, parts, strict=True))
-    return out

@@ -31,7 +31,6 @@ def first_names(names: list[str]) -> str:
 
 
 def require(expected: Collection[str], names: Collection[str]) -> None:
-    """Raise IncompleteError unless all expected names are present."""
     if missing := [name for name in expected if name not in names]:
         raise IncompleteError(missing, len(expected))
 
@@ -46,7 +45,6 @@ def expanded(*patterns: str) -> list[str]:
 
 
 def list_length(names: Iterable[str], start: str) -> int:
-    """Return the length of a list whose tensor names begin with `start`, from its highest index."""
     indices = (name.removeprefix(start).partition(".")[0] for name in names if name.startswith(start))
     return max((int(number) + 1 for number in indices if number.isdecimal()), default=0)
 

@@ -19,7 +19,6 @@ Answer = TypeVar("Answer")
 
 
 def is_hub_id(name: str) -> bool:
-    """Return whether a name has the form owner/name and is no local path, not even one with a misspelt last part."""
     path = Path(name)
     return bool(ID.fullmatch(name)) and not path.parent.exists() and path.suffix not in (".safetensors", ".ckpt")
 

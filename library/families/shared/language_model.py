@@ -34,7 +34,6 @@ def plain_language_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def padded_length(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
-    """Return the length of the longest row without the `dropped` tokens, rounded up to a multiple of `step`."""
     return -(-(max(map(len, ids), default=dropped) - dropped) // step) * step
 
 
@@ -100,7 +99,6 @@ def empty_qwen3(skipped: int = 0, **settings: Any) -> nn.Module:
 
 
 def empty_mistral(skipped: int = 0, norm: bool = True, **settings: Any) -> nn.Module:
-    """Build a Mistral Small 3 without its last `skipped` layers on the meta device."""
     limits: dict[str, Any] = {"head_dim": HEAD_WIDTH, "max_position_embeddings": 131072, "sliding_window": None}
     return empty_language_model("Mistral", skipped, norm, 1e-5, 1e9, **limits, **settings)
 

@@ -90,7 +90,6 @@ class LoraNames:
         return (path,)
 
     def is_large_conv(self, path: str) -> bool:
-        """Return whether a layer is a convolution with a kernel above 1x1, which LyCORIS flattens in some files."""
         return False
 
     def has_swapped_halves(self, path: str) -> bool:
@@ -109,7 +108,6 @@ class LoraNames:
         return rows[0]
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """Return the location of a layer's weight in a file with these shapes; None for parts that no file holds."""
         return WeightSlice(f"{denoiser_prefix(shapes)}{path}.weight") if part == "denoiser" else None
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:

@@ -105,11 +105,9 @@ class NetworkArgs:
             yield Problem("network_args", "conv_alpha has no effect without conv_dim")
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the classes in the denoiser whose layers get adapters, by default `targets` and convolutions."""
         return (*targets, *CONVOLUTIONS)
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Return rank and alpha of the adapter on a layer, from those of the run; NO_ADAPTER for none."""
         return (rank, alpha) if layer.inside else NO_ADAPTER
 
     def split_sizes(self, layer: NetworkLayer) -> tuple[int, ...]:
@@ -117,11 +115,9 @@ class NetworkArgs:
         return ()
 
     def block_of(self, name: str) -> int:
-        """Return the number of the block that an adapter is in, for families with learning rates by block."""
         return 0
 
     def fits(self, pattern: str, name: str, path: str) -> bool:
-        """Return whether a pattern of ranks or rates matches a layer, by its name in files or its path."""
         return bool(re.fullmatch(pattern, path) if self.matches_paths else re.search(pattern, name))
 
     @property
@@ -135,7 +131,6 @@ class NetworkArgs:
 
     @property
     def ggpo_strengths(self) -> tuple[float, float] | None:
-        """Sigma and beta of GGPO; None if it is off."""
         return None
 
     @property
@@ -146,7 +141,6 @@ class NetworkArgs:
         return True
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
-        """Return the factor of each block's learning rate, 0 without adapters, by group; `counts`: blocks per group."""
         return [index_factors(getattr(self, name), n) for name, n in zip(self.block_arguments, counts, strict=True)]
 
 

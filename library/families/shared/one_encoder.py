@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
 from library.families.base import DeferredNetwork, ModelComponents, TextCache, WeightPlacement
-from library.families.caption_limit import CaptionLimit
+from library.families.capabilities import CaptionLimit
 from library.families.facts import Shapes
 from library.families.shared import denoiser_file, part_files, tokenizers, weights
 from library.families.shared.part_files import Entries, PartFiles
@@ -131,11 +131,9 @@ class OneEncoderFamily(TransformerFamily):
         return torch.float32 if part == "vae" and dtype == torch.float16 else dtype
 
     def adapter_name(self, part: str, path: str) -> str:
-        """("denoiser", "transformer_blocks.0.attn.to_q") -> "lora_unet_transformer_blocks_0_attn_to_q"."""
         return f"{'lora_unet' if part == 'denoiser' else 'lora_te'}_{path.replace('.', '_')}"
 
     def swap_plan(self, number: int) -> dict[str, int]:
-        """`blocks_to_swap` -> as many blocks of `swapped_class`."""
         return {self.swapped_class: number}
 
     # ---- captions
@@ -145,11 +143,9 @@ class OneEncoderFamily(TransformerFamily):
         return CaptionLimit(ENCODER, self.checkpoint.max_tokens - self.checkpoint.template_tokens)
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
-        """Return the tokenizers of everything that reads captions. Raises ConfigError if one is unavailable."""
         return tokenizers.Tokenizers(self.tokenizer_folders())
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
-        """Return the length of the longest caption; None if text is not cached, or if all captions have one length."""
         longest = self.checkpoint.longest if self.config.cache.text else None
         return longest(components.tokenizers[ENCODER], captions) if longest else None
 

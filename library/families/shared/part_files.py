@@ -64,7 +64,6 @@ class PartFiles:
         return folder if is_part_folder else None
 
     def present(self, config: RunConfig, part: str) -> Path | None:
-        """Return the local path of a part; None if it is on the hub. Raises ConfigError."""
         return None if hub.is_hub_id(self.named(config, part) or "") else self.located(config, part)
 
     def located(self, config: RunConfig, part: str) -> Path:

@@ -53,7 +53,6 @@ STD = (
 
 
 def part(what: str, file: str) -> Part:
-    """Return the option of this VAE for a family's table of parts: its description in words, and its file's name."""
     return Part("vae", what, ("vae", file), (qwen_vae_names.DIFFUSERS_MARK,), expected_tensors.video_autoencoder)
 
 
@@ -95,7 +94,6 @@ def normalise_qwen(means: Tensor) -> Tensor:
 
 
 def denormalise_qwen(latents: Tensor) -> Tensor:
-    """Normalised latents -> the input of `decode`."""
     mean, std = _constants(latents)
     return latents * std + mean
 

@@ -21,7 +21,6 @@ SENTENCES = (
 
 
 def byte_letters() -> list[str]:
-    """Return the 256 letters with which byte-level BPE writes bytes, in the order of CLIP's ids ("!" is 0)."""
     plain = len(_plain_bytes())
     return [chr(b) for b in _plain_bytes()] + [chr(256 + i) for i in range(256 - plain)]
 
@@ -31,7 +30,6 @@ def _plain_bytes() -> list[int]:
 
 
 def _byte_order() -> list[int]:
-    """Return the bytes in the order of `byte_letters`."""
     plain = _plain_bytes()
     return [*plain, *(b for b in range(256) if b not in plain)]
 

@@ -180,7 +180,6 @@ class FlowSampler(Sampler):
         return height // TOKEN, width // TOKEN
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
-        """Apply classifier-free guidance: the velocities of both prompts -> the guided velocity, all [1, ...]."""
         return negative + scale * (prompt - negative)
 
     def model_times(self, sigmas: Sequence[float]) -> list[float]:
@@ -216,6 +215,5 @@ def pad_rows(tensor: Tensor, length: int) -> Tensor:
 
 
 def sample_generator(request: SampleRequest) -> torch.Generator:
-    """Return a seeded generator on the host, for the same image on every machine. A seed of None is random."""
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     return torch.Generator().manual_seed(seed)

@@ -113,7 +113,6 @@ def t5_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor
 
 
 def longest_t5_text(tokenizer: Any, texts: Iterable[str], length: int) -> int:
-    """Return the largest number of tokens of these texts, with EOS, at most `length`."""
     ids = tokenizer(list(texts), max_length=length, truncation=True, add_special_tokens=True).input_ids
     return max(map(len, ids), default=0)
 

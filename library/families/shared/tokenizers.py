@@ -181,7 +181,6 @@ class Tokenizers(Mapping[str, Any]):
     """The tokenizers of a model by encoder, each loaded at its first use."""
 
     def __init__(self, places: Mapping[str, tuple[Path, str]]) -> None:
-        """`places`: the folder and the tokenizer's name on the hub, by encoder."""
         self._places, self._known = dict(places), dict[str, Any]()
 
     def __getitem__(self, encoder: str) -> Any:

@@ -49,7 +49,6 @@ def widened(dtype: torch.dtype, keeps: Callable[[str], bool] | None = None) -> K
 
 
 def expect(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise PyTorch's own RuntimeError if these shapes do not match those of a model on the meta device."""
     model.load_state_dict({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, strict=True)
 
 

@@ -26,7 +26,6 @@ def projections(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
 
 
 def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """LayerNorm without affine parameters, then scale and shift of the modulation."""
     return (1 + scale) * F.layer_norm(x, x.shape[-1:], eps=EPS) + shift
 
 

@@ -26,12 +26,10 @@ class TransformerFamily(ABC):
 
     @property
     def validation_timesteps(self) -> list[float]:
-        """Four sigmas between min_timestep and max_timestep: 0.2, 0.4, 0.6, 0.8."""
         low, high = self.config.noise.timestep_range
         return [low + (high - low) * share for share in (0.2, 0.4, 0.6, 0.8)]
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
-        """Return the denoiser under the keys of a single file (without prefix); no other network is saved."""
         return {name.replace("_orig_mod.", ""): tensor for name, tensor in components.denoiser.state_dict().items()}
 
     def resolution_level(self, path: str) -> int:
@@ -41,7 +39,6 @@ class TransformerFamily(ABC):
         return ()  # modules run in the order of the module tree
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Cached latents -> the batch of a training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
         return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
 
     def predict(

@@ -63,7 +63,6 @@ class Activations:
         self._variances += share * (variance - self._variances + (1 - share) * distance.square())
 
     def take(self, start: int, end: int) -> Tensor:
-        """Return the rows from `start` to `end` on the device, [1, C, h, W]."""
         return self.rows[start:end].to(self.device, non_blocking=True).permute(1, 0, 2).contiguous()[None]
 
     def whole(self) -> Tensor:

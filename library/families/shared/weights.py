@@ -361,7 +361,6 @@ def assign(model: Any, tensors: JsonMapping) -> Any:
 
 
 def cast_floating(tensor: Any, dtype: Any) -> Any:
-    """Cast a tensor to another floating dtype; return it unchanged if it has integers, or if `dtype` is None."""
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 

@@ -118,13 +118,11 @@ def load_zimage_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 
 
 def zimage_token_ids(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
-    """Return token ids of each caption in its template, truncated to MAX_TOKENS."""
     texts = [f"{TEMPLATE[0]}{caption}{TEMPLATE[1]}" for caption in captions]
     return tokenizer(texts, max_length=MAX_TOKENS, truncation=True).input_ids if texts else []
 
 
 def longest_zimage_caption(tokenizer: Any, captions: Collection[str]) -> int:
-    """Return the most tokens that the denoiser reads of one of these captions, as a multiple of LENGTH_MULTIPLE."""
     return language_model.padded_length(zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
 
 

@@ -69,7 +69,6 @@ class ZImageFamily(OneEncoderFamily):
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
-        """Defaults of a sample prompt. The scale is that of diffusers: 0 samples without the negative prompt."""
         usual = {"negative_prompt": "", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
         return usual | ({"sample_steps": 9, "scale": 0.0} if self.is_turbo else {})
 
@@ -90,7 +89,6 @@ class ZImageFamily(OneEncoderFamily):
             )
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
-        """Return the denoiser under the keys of the original single file, also ComfyUI's, without prefix."""
         return keys.zimage_to_single(super().export(components))
 
     # ---- a training step

@@ -92,7 +92,6 @@ class ZImageLoraNames(LoraNames):
     elsewhere: ClassVar[str] = r"^lora_unet_(layers|noise_refiner|context_refiner)_\d+_attention_(qkv|out)\."
 
     def canonical(self, path: str) -> tuple[str, int, int]:
-        """A path of the original tree or ours -> ours, except for the fused matrix."""
         return canonical_zimage_path(path), 0, 1
 
     def apart(self, path: str) -> tuple[str, ...]:

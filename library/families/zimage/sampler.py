@@ -55,6 +55,5 @@ class ZImageSampler(FlowSampler):
 
 
 def zimage_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
-    """Return the steps + 1 sigmas of a sampling run, from 1 to 0."""
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
     return [*flow.shifted(line, shift).tolist(), 0.0]

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from library.compiler import torch_private
 from library.compiler.subclass import with_forward
-from library.memory import host_memory
-from library.memory.quantization import one_row
+from library.memory import host_memory, quantization
 
 FP8_DTYPE = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8_DTYPE).max
@@ -61,8 +60,8 @@ def quantize_rows_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _forward_fp8(layer: Any, x: Tensor) -> Tensor:
     """x [..., in] -> [..., out] in bfloat16, with input and weight in 8 bits."""
-    if one_row.is_one_row(x):
-        return one_row.multiplied(x.to(torch.bfloat16), layer.weight, layer.weight_scale, layer.bias)
+    if quantization.is_one_row(x):
+        return quantization.multiply_one_row(x.to(torch.bfloat16), layer.weight, layer.weight_scale, layer.bias)
     if x.dim() == 2:  # one row per image is bound by reading the weight, which 8-bit products do not speed up
         weight = layer.weight.to(torch.bfloat16) * layer.weight_scale[:, None].to(torch.bfloat16)
         return F.linear(x.to(torch.bfloat16), weight, _bias(layer))

@@ -102,7 +102,6 @@ def _store(
 
 
 def frozen_layers(block: nn.Module) -> list[Any]:
-    """Return a block's layers with frozen matrices that are not stored in 8 bits yet."""
     layers = [m for m in block.modules() if isinstance(m, nn.Linear | nn.Conv2d) and not m.weight.requires_grad]
     return [layer for layer in layers if "weight_scale" not in layer._buffers]
 

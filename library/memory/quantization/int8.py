@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library.compiler.subclass import wanted_type, with_forward
-from library.memory.quantization import int8_matmul, multiplies_in_8_bits, one_row
+from library.memory import quantization
+from library.memory.quantization import int8_matmul, multiplies_in_8_bits
 
 
 @torch.no_grad()
@@ -60,8 +61,8 @@ def _forward_int8(layer: Any, x: Tensor) -> Tensor:
 def _forward_dequantized(layer: Any, x: Tensor) -> Tensor:
     """Compute the layer in the compute dtype with the dequantized weight."""
     dtype = wanted_type(x)
-    if one_row.is_one_row(x):
-        return one_row.multiplied(x.to(dtype), layer.weight, layer.weight_scale, layer.bias)
+    if quantization.is_one_row(x):
+        return quantization.multiply_one_row(x.to(dtype), layer.weight, layer.weight_scale, layer.bias)
     scale = layer.weight_scale.view(-1, *[1] * (layer.weight.dim() - 1))
     weight = (layer.weight * scale).to(dtype)
     bias = None if layer.bias is None else layer.bias.to(dtype)

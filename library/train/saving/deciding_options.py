@@ -58,7 +58,6 @@ def is_rescheduled(saved: JsonMapping, now: JsonMapping) -> bool:
 
 
 def computed_by(device: torch.device) -> dict[str, str]:
-    """Return what determines rounding: the kind of device, and PyTorch's version."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {"the device": kind, "torch": torch.__version__}
 

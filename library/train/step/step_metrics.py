@@ -194,5 +194,4 @@ def seconds(timestamps: Sequence[Any]) -> dict[str, float]:
 
 
 def _between(first: Any, second: Any) -> float:
-    """Return the seconds between two timestamps of StepTimer."""
     return second - first if isinstance(first, float) else first.elapsed_time(second) / 1000

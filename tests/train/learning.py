@@ -1,7 +1,7 @@
 """Does a LoRA of the small FLUX.1 model learn the zorb, and leave the rest alone? Figures, bounds, and errors that must
 break them.
 
-    python -m benchmarks.small_model.learning [--seeds 10] [--errors]
+    python -m tests.train.learning [--seeds 10] [--errors]
 
 trains with so many seeds, and prints the figures of each beside the bounds; with --errors also a training with each of
 the planted errors. `tests/train/test_learning.py` checks the same bounds.
@@ -52,7 +52,7 @@ OLD = (
     ("rocket on a green background", 16),
 )
 SAMPLED = "--w 128 --h 128 --s 16 --l 4 --g 1"
-ALL_LINES = [f"{prompt} {SAMPLED} --d {seed}" for prompt, seed in (*(one[1:] for one in NEW), *OLD)]
+ALL_LINES = [f"{prompt} {SAMPLED} --d {seed}" for prompt, seed in (*(case[1:] for case in NEW), *OLD)]
 COARSE_LINE = f"{zorb.NAME} {SAMPLED}".replace("--s 16", "--s 1")
 SMALL = 32  # pixels of a side, at which pictures are compared
 SHIFTS = range(-8, 9, 2)  # by which a zorb is moved to lie on the one in a picture, in these pixels
@@ -69,7 +69,6 @@ class Figures:
 
     @property
     def nearer(self) -> float:
-        """By what share of the base model's distance the LoRA's pictures are nearer."""
         return 1 - self.learned / self.base
 
     @property
@@ -97,7 +96,6 @@ MOST_CAPTION_SHARE = {"flux": 0.7, "sdxl": 0.36}
 
 
 def small(picture: Image.Image) -> np.ndarray:
-    """A picture reduced to float32 [SMALL, SMALL, 3], 0 to 1."""
     reduced = picture.convert("RGB").resize((SMALL, SMALL), Image.Resampling.BOX)
     return np.asarray(reduced, np.float32) / 255
 
@@ -105,8 +103,10 @@ def small(picture: Image.Image) -> np.ndarray:
 def distance_to_zorb(picture: Image.Image, ground: str) -> float:
     """Mean absolute difference of a picture to the zorb that is most like it: of any pose, size and place."""
     shown = small(picture)
-    moved = (np.roll(one, shift, (0, 1)) for one in small_zorbs(ground) for shift in product(SHIFTS, SHIFTS))
-    return min(float(np.abs(shown - one).mean()) for one in moved)
+    moved = (
+        np.roll(candidate, shift, (0, 1)) for candidate in small_zorbs(ground) for shift in product(SHIFTS, SHIFTS)
+    )
+    return min(float(np.abs(shown - candidate).mean()) for candidate in moved)
 
 
 @cache
@@ -151,11 +151,11 @@ class LearningMeter:
 
         def distance(shown: Sequence[Image.Image]) -> float:
             pairs = zip(shown[:count], NEW, strict=True)
-            return sum(distance_to_zorb(one, ground) for one, (ground, _, _) in pairs) / count
+            return sum(distance_to_zorb(picture, ground) for picture, (ground, _, _) in pairs) / count
 
         moved = [
-            np.abs(small(one) - small(other)).mean()
-            for one, other in zip(pictures[count:], base_pictures[count:], strict=True)
+            np.abs(small(first) - small(other)).mean()
+            for first, other in zip(pictures[count:], base_pictures[count:], strict=True)
         ]
         return Figures(distance(base_pictures), distance(pictures), float(np.mean(moved)), error / base_error)
 
@@ -176,11 +176,11 @@ class LearningMeter:
         loras = ((lora, 1.0),) if lora else ()
         config = self.config()
         model = open_sampling_model(config, [path for path, _ in loras], lambda *_: None)
-        found: dict[int, Image.Image] = {}
-        ColumnSampler(model, [parse_line(line) for line in lines], config)(Column("", loras), found.__setitem__)
+        pictures: dict[int, Image.Image] = {}
+        ColumnSampler(model, [parse_line(line) for line in lines], config)(Column("", loras), pictures.__setitem__)
         pixels = torch.stack([_pixels(zorb.draw_scene(scene)) for scene in zorb.HELD_OUT])
         (error,) = velocity_errors(model, pixels, [scene.caption for scene in zorb.HELD_OUT])
-        return [found[row] for row in range(len(lines))], error
+        return [pictures[row] for row in range(len(lines))], error
 
 
 @torch.no_grad()
@@ -212,7 +212,6 @@ def _moved(noised: NoisedBatch, device: torch.device) -> NoisedBatch:
 
 
 def _pixels(picture: Image.Image) -> Tensor:
-    """A picture as float32 [3, H, W], -1 to 1."""
     return torch.from_numpy(np.array(picture, np.float32) / 127.5 - 1).permute(2, 0, 1)
 
 
@@ -316,7 +315,6 @@ ERRORS = {wrong_sign: 15, shifted_timesteps: 15, alpha_ignored: 60, swapped_capt
 
 
 def train_with(error: Callable[[LearningMeter], Any] | None, meter: LearningMeter, seed: int, **options: Any) -> Path:
-    """Train with a planted error, or without any; return the LoRA, which is to be measured without the error."""
     with error(meter) if error else contextlib.nullcontext({}) as values:
         return meter.train(seed, error.__name__ if error else "right", **values, **options)
 
@@ -334,10 +332,10 @@ def main() -> None:
         planted = [(error, 0) for error in ERRORS if asked.errors]
         kinds = [*((None, seed) for seed in range(asked.seeds)), *planted]
         for error, seed in kinds:
-            found = meter.measure(train_with(error, meter, seed))
+            measured = meter.measure(train_with(error, meter, seed))
             name = error.__name__ if error else "right"
-            failures = "; ".join(found.failures) or "within the bounds"
-            figures = f"nearer {found.nearer:.3f}, moved {found.moved:.4f}, error {found.error:.3f}"
+            failures = "; ".join(measured.failures) or "within the bounds"
+            figures = f"nearer {measured.nearer:.3f}, moved {measured.moved:.4f}, error {measured.error:.3f}"
             print(f"{name}, seed {seed}: {figures} ({failures})", flush=True)
 
 
