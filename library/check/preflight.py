@@ -151,7 +151,8 @@ def evaluate(
         remarks += [] if failed["network"] else methods.method_notes(config)
         remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.find_relative_notes(config)
         remarks += [] if config.compile.compile_fullgraph else _find_graph_problems(config, images, failed)
-        remarks += [] if failed["optimizer"] else optimizers.optimizer_notes(config)
+        in_half = families.facts_of(config.family).trained_in_compute_dtype
+        remarks += [] if failed["optimizer"] else optimizers.optimizer_notes(config, in_half)
         remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_check_single_process(config), *_check_half_precision(config), *_missing_gpu_features(config)]

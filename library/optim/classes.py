@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, MessageLike, Problem
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean, quoted
 from library.imports import without_collecting, without_optional
-from library.optim.names import FREE, SPECS, OptimizerSpec
+from library.optim.names import BNB, FREE, SPECS, OptimizerSpec
 from library.optim.names import optimizer_spec as spec_named
 
 # Optimizers with independent state per weight that step in its dtype, in addition to all of three packages.
@@ -54,11 +54,11 @@ def is_schedule_free(config: RunConfig) -> bool:
 
 def steps_alone(config: RunConfig) -> bool:
     """Return whether all optimizer state belongs to single weights, and steps keep the dtype of the parameters."""
-    # Excluded are bitsandbytes' 8-bit and paged optimizers, and those that adapt the learning rate from all weights.
+    # Excluded are those that adapt the learning rate from all weights.
     spec = chosen_optimizer(config)
     if spec in [SPECS[name] for name in ALONE]:
         return True
-    return spec.module in ("torch.optim", "lion_pytorch", "transformers.optimization") and spec.name != "LBFGS"
+    return spec.module in ("torch.optim", "lion_pytorch", "transformers.optimization", BNB) and spec.name != "LBFGS"
 
 
 def steps_rows(config: RunConfig) -> bool:

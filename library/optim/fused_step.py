@@ -279,4 +279,7 @@ def _narrow_states(state: dict[str, Any], p: nn.Parameter) -> list[str]:
 
 
 def _follows(value: Any, p: nn.Parameter) -> bool:
-    return isinstance(value, Tensor) and value.shape == p.shape and value.dim() > 0
+    """Whether a value of the optimizer's state has an element for each of the weight's, and moves with it."""
+    # The driver moves paged states, which bitsandbytes keeps in host memory.
+    is_paged = getattr(value, "is_paged", False)
+    return isinstance(value, Tensor) and value.shape == p.shape and value.dim() > 0 and not is_paged

@@ -233,8 +233,10 @@ def _rates_of_models(config: RunConfig) -> dict[str, float]:
     return rates
 
 
-def optimizer_notes(config: RunConfig) -> Iterator[Problem]:
-    """Yield options that are probably unintended, or have no effect."""
+def optimizer_notes(config: RunConfig, trained_in_compute_dtype: bool = False) -> Iterator[Problem]:
+    """Yield options that are probably unintended, or have no effect. `trained_in_compute_dtype`: a fine-tune loads the
+    weights in the dtype of mixed_precision.
+    """
     name = chosen_optimizer(config).name
     if chosen_optimizer(config).finds_rate and config.optim.learning_rate <= 0.1:
         yield Problem(
@@ -272,15 +274,7 @@ def optimizer_notes(config: RunConfig) -> Iterator[Problem]:
             "{warm} is not below max_train_steps: the learning rate never reaches its value",
             warm=warm,
         )
-    precision = config.precision
-    half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
-    by_chance = name == "ProdigyPlusScheduleFree" and precision.full_bf16  # it has its own stochastic rounding
-    if half and not steps_alone(config) and not by_chance:
-        yield Problem(
-            half,
-            ": {name} rounds to the nearest number, which loses small updates; AdamW and Adafactor do not",
-            name=name,
-        )
+    yield from _find_lost_updates(config, trained_in_compute_dtype)
     if not config.optim.ema_decay:
         for option in ("ema_every_n_steps", "ema_device"):
             if getattr(config.optim, option) not in (1, "gpu"):
@@ -290,6 +284,21 @@ def optimizer_notes(config: RunConfig) -> Iterator[Problem]:
             "",
             topic="training",
             template="learning rates and lr_scheduler have no effect: Adafactor sets its own (relative_step=True)",
+        )
+
+
+def _find_lost_updates(config: RunConfig, trained_in_compute_dtype: bool) -> Iterator[Problem]:
+    """Report weights in half precision of an optimizer that cannot step them in bundles."""
+    name, precision = chosen_optimizer(config).name, config.precision
+    half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
+    if not (half or config.adapters or precision.mixed_precision == "no") and trained_in_compute_dtype:
+        half = "mixed_precision"
+    by_chance = name == "ProdigyPlusScheduleFree" and precision.full_bf16  # it has its own stochastic rounding
+    if half and not steps_alone(config) and not by_chance:
+        yield Problem(
+            half,
+            ": {name} rounds to the nearest number, which loses small updates; AdamW and Adafactor do not",
+            name=name,
         )
 
 

@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from benchmarks.quality_report import distance
 from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.run_config import RunConfig
@@ -55,14 +56,13 @@ SAMPLED = "--w 128 --h 128 --s 16 --l 4 --g 1"
 ALL_LINES = [f"{prompt} {SAMPLED} --d {seed}" for prompt, seed in (*(case[1:] for case in NEW), *OLD)]
 COARSE_LINE = f"{zorb.NAME} {SAMPLED}".replace("--s 16", "--s 1")
 SMALL = 32  # pixels of a side, at which pictures are compared
-SHIFTS = range(-8, 9, 2)  # by which a zorb is moved to lie on the one in a picture, in these pixels
 
 
 @dataclass(frozen=True)
 class Figures:
     """What one LoRA did, from pictures that are generated afterwards, without any planted error."""
 
-    base: float  # mean distance of the base model's pictures of a zorb to the nearest zorb, 0 to 1
+    base: float  # mean distance of the base model's pictures of a zorb to drawn ones, 0 to 1
     learned: float  # the same of the LoRA
     moved: float  # mean difference of the pictures of old things, with and without the LoRA, 0 to 1
     error: float  # squared error of the velocity on held-out zorbs, as a share of the base model's
@@ -100,21 +100,11 @@ def small(picture: Image.Image) -> np.ndarray:
     return np.asarray(reduced, np.float32) / 255
 
 
-def distance_to_zorb(picture: Image.Image, ground: str) -> float:
-    """Mean absolute difference of a picture to the zorb that is most like it: of any pose, size and place."""
-    shown = small(picture)
-    moved = (
-        np.roll(candidate, shift, (0, 1)) for candidate in small_zorbs(ground) for shift in product(SHIFTS, SHIFTS)
-    )
-    return min(float(np.abs(shown - candidate).mean()) for candidate in moved)
-
-
 @cache
-def small_zorbs(ground: str) -> list[np.ndarray]:
-    """Zorbs of all poses in some sizes, reduced."""
+def drawn_zorbs(ground: str) -> list[Image.Image]:
+    """Zorbs of all poses in two sizes."""
     poses = (scene.pose for scene in zorb.TO_LEARN_FROM[:6])
-    scenes = (zorb.Scene(pose, size, (0.5, 0.5), ground, 0) for pose, size in product(poses, (0.8, 0.9, 1.0)))
-    return [small(zorb.draw_scene(scene)) for scene in scenes]
+    return [zorb.draw_scene(zorb.Scene(pose, size, (0.5, 0.5), ground, 0)) for pose, size in product(poses, (0.8, 1.0))]
 
 
 class LearningMeter:
@@ -149,15 +139,17 @@ class LearningMeter:
         base_pictures, base_error = self._base
         count = len(NEW)
 
-        def distance(shown: Sequence[Image.Image]) -> float:
+        def distance_to_zorbs(shown: Sequence[Image.Image]) -> float:
             pairs = zip(shown[:count], NEW, strict=True)
-            return sum(distance_to_zorb(picture, ground) for picture, (ground, _, _) in pairs) / count
+            return sum(distance(picture, drawn_zorbs(ground)) for picture, (ground, _, _) in pairs) / count
 
         moved = [
             np.abs(small(first) - small(other)).mean()
             for first, other in zip(pictures[count:], base_pictures[count:], strict=True)
         ]
-        return Figures(distance(base_pictures), distance(pictures), float(np.mean(moved)), error / base_error)
+        return Figures(
+            distance_to_zorbs(base_pictures), distance_to_zorbs(pictures), float(np.mean(moved)), error / base_error
+        )
 
     def error_share(self, lora: Path) -> float:
         """`Figures.error` alone, for which one coarse picture puts the LoRA on the model."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from library import families
 from library.compiler.torch_private import GradScaler
 from library.config.building import build_config
 from library.config.problems import ConfigError
@@ -120,11 +121,17 @@ def stepped(method, steps, optimizer=None, first=0, **values):
 
 
 @pytest.mark.parametrize("half", [HALF, {"mixed_precision": "bf16"}], ids=["full_bf16", "loaded in bf16"])
-@pytest.mark.parametrize("name", ["AdamW", "Adafactor", "SGD"])
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor", "SGD", "AdamW8bit"])
 def test_small_updates_add_up(name, half):
     """400 steps of a thousandth of what the nearest bfloat16 could show move a weight by the right sum on average."""
     rate, more = 2**-19 * (16 if name == "SGD" else 1), ADAFACTOR if name == "Adafactor" else {"optimizer_type": name}
-    if name != "Adafactor":
+    if name == "AdamW8bit":
+        pytest.importorskip("bitsandbytes")
+        more = {
+            **more,
+            "optimizer_args": ["weight_decay=0", "min_8bit_size=16"],
+        }  # states in 8 bits in a model this small
+    elif name != "Adafactor":
         more = {**more, "optimizer_args": ["weight_decay=0"]}
 
     def moved(dtype, **values):
@@ -141,7 +148,7 @@ def test_small_updates_add_up(name, half):
     exact = moved(torch.float32)
     assert exact < -5e-4
     assert moved(torch.bfloat16, **half) == pytest.approx(exact, rel=0.25)
-    if name != "Adafactor":
+    if hasattr(torch.optim, name) and name != "Adafactor":
         plain = Learner(torch.bfloat16)
         torch_optimizer = getattr(torch.optim, name)(plain.parameters(), lr=rate, weight_decay=0)
         for _ in range(400):
@@ -438,3 +445,27 @@ def test_optimizers_that_look_at_all_weights_round_to_the_nearest_and_that_is_re
     notes = list(optimizers.optimizer_notes(config(**HALF, optimizer_type="Prodigy", learning_rate=1)))
     assert any("nearest" in str(note) for note in notes)
     assert not list(optimizers.optimizer_notes(config(**HALF)))
+
+
+@pytest.mark.parametrize("script", [name for name in families.RUNS if name.endswith("_train")])
+@pytest.mark.parametrize("name", ["Prodigy", "DAdaptAdam", "AdamWScheduleFree", "AdamW8bit", "AdamW", "Adafactor"])
+def test_a_fine_tune_in_half_precision_is_reported_where_its_optimizer_rounds_to_the_nearest(script, name):
+    kind = families.config_class(script)
+    in_half = families.facts_of(kind.family).trained_in_compute_dtype
+    for precision in ("bf16", "no"):
+        chosen = build_config(kind, {"optimizer_type": name, "mixed_precision": precision}, notes=[])
+        told = any("nearest" in str(note) for note in optimizers.optimizer_notes(chosen, in_half))
+        rounds = name in ("Prodigy", "DAdaptAdam", "AdamWScheduleFree")
+        assert told == (rounds and in_half and precision == "bf16")
+
+
+def test_paged_states_stay_where_the_driver_keeps_them():
+    method = Learner(torch.bfloat16)
+    made = stepped(method, 1, optimizer_type="AdamW", **HALF)
+    (bundle, *_) = made.bundles
+    state = bundle.optimizer.state[bundle.master_params[0]]
+    paged = torch.ones(8, 8)
+    paged.is_paged = True
+    state["paged"] = paged
+    stepped(method, 1, made, first=1)
+    assert state["paged"] is paged and paged.dtype == torch.float32
