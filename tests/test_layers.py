@@ -60,6 +60,7 @@ MAY_IMPORT = {
     "library.families": (*BOTTOM, "library.objectives.base", "library.compiler.block_inputs"),
     "library.families.shared": (*BOTTOM, *PROTOCOL, "library.families.recognition"),
     "library.families.shared.network_args": BOTTOM,
+    "library.families.shared.sampler": (*PROTOCOL, "library.families.shared", "library.objectives"),
     "library.families.shared.transformer_family": (*PROTOCOL, "library.objectives"),
     "library.families.network_args": (*BOTTOM, REGISTRY, "library.families.shared.network_args"),
     "library.families.adapter_kinds": (
@@ -94,7 +95,7 @@ MAY_IMPORT = {
     ),
     "library.sampling.prompts": BOTTOM,
     "library.sampling.prompt_rows": (*BOTTOM, "library.sampling.prompts"),
-    "library.sampling": (*ENGINE, "library.jobs"),
+    "library.sampling": (*ENGINE, "library.jobs", "library.downloads.hub_files"),
     "library.comparing": (
         *(*ENGINE, "library.outputs", "library.train", "library.sampling", "library.jobs"),
         *("library.captioning.describer", "library.curation", "library.downloads"),

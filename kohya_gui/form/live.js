@@ -285,6 +285,16 @@ function saveAs(training) {
   }, { once: true });
 }
 
+/**
+ * Fill a button's value into the field that it stands below.
+ * @param {HTMLButtonElement} button
+ */
+function fillSibling(button) {
+  const field = find(around(button, ".field"), "[data-option]", HTMLInputElement);
+  field.value = button.dataset.value ?? "";
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
 /** @type {[string, (button: HTMLButtonElement) => unknown][]} What a click on a button does; the first that matches. */
 const CLICKS = [
   ["[data-preset]", (button) => {
@@ -302,6 +312,7 @@ const CLICKS = [
   [".saveas", (button) => saveAs(around(button, ".training"))],
   ["button.several", (button) => several(tabOf(button), around(button, ".field"))],
   ["button.caches", (button) => makeCaches(tabOf(button), button.dataset.kind ?? "")],
+  ["button.few-steps", fillSibling],
   ["button.probe", (button) => probe(tabOf(button))],
   [
     ".extra",

@@ -114,7 +114,7 @@ def surroundings(config: RunConfig) -> list[Message]:
 
 def _is_relative(option: Option, value: Any) -> bool:
     """Whether a path is relative to the current folder; an id of Hugging Face is not."""
-    text = str(value or "")
+    text = option.path_in(value or "")
     if option.kind not in ("file", "folder") or not text or os.path.isabs(expand_home(text)):
         return False
     return not named_paths.is_hub_id(option, text)

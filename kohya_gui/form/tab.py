@@ -16,6 +16,7 @@ from kohya_gui.form import (
     caches,
     compile_summary,
     datasets,
+    few_steps,
     gpus,
     loading,
     messages,
@@ -75,6 +76,7 @@ class TrainingTab:
             finding.MODEL_OPTION: models.download_button("Base model"),
             **dict.fromkeys(("learning_rate", "network_dim"), several.BUTTON),
             **caches.BUTTONS,
+            "sample_lora": few_steps.lora_buttons(self.tab.configs),
         }
         return SettingsForm(self.tab.id, FAMILY_TITLES, self.tab.configs, self.tab.basics, extra, below)
 

@@ -20,7 +20,7 @@ def find_path_problems(
     the beginning of an existing path is no mistake there."""
     problems: dict[str, Problem] = {}
     for name, option in options.items():
-        text = str(values.get(name) or "").strip()
+        text = option.path_in(values.get(name) or "").strip()
         if not text or option.kind not in ("file", "folder") or name == MODEL_OPTION:
             continue
         if problem := _find_path_problem(option, text, roots, name == typing):

@@ -109,7 +109,8 @@ def panel_parts(picked: str, is_log_open: bool = True) -> dict[str, PanelPart]:
 def _costly(run: reader.RecordedRun, progress: reader.RunProgress) -> dict[str, PanelPart]:
     """The parts that take long to render, with the values that tell whether they have changed."""
     line, gpus, shots = progress.line, progress.events.get("gpu", ()), progress.events.get("sample", ())
-    samples_basis = [run.id, shots[-1] if shots else None, run.active]
+    previews = progress.events.get("preview", ())
+    samples_basis = [run.id, shots[-1] if shots else None, previews[-1] if previews else None, run.active]
     return {
         "learned": PanelPart(samples_basis, lambda: samples.learned_html(run, progress)),
         "chart": PanelPart(

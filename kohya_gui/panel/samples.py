@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Message, MessageLike
+from library.config.problems import ConfigError, Message, MessageLike, counted
 from library.runs import reader
 from library.runs.sample_sheet import arrange_samples, draw_sheet
 
@@ -39,7 +39,22 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
         "<h3>Samples <small>click one to compare it with another step</small>"
         f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
     )
-    return f'<section class="samples">{title}{shown}</section>'
+    return f'<section class="samples">{title}{_cost_html(progress)}{shown}</section>'
+
+
+def _cost_html(progress: reader.RunProgress) -> str:
+    """What the newest set of samples cost, and all of them so far."""
+    event = next(reversed(progress.events.get("preview", ())), {})
+    pictures, seconds, share = (event.get(name) for name in ("pictures", "seconds", "share"))
+    if not all(isinstance(number, int | float) for number in (pictures, seconds, share)):
+        return ""
+    said = Message(
+        "{pictures} in {seconds} s; samples took {share} of the training so far",
+        pictures=counted(_whole_number(pictures), "picture"),
+        seconds=f"{seconds:.1f}",
+        share=f"{share:.0%}",
+    )
+    return f'<p class="cost"{data(said)}>{html.escape(str(said))}</p>'
 
 
 def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:

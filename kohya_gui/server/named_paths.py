@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config import dataset
-from library.config.hub_names import is_file_id
+from library.config.hub_names import FILE, NAMES_ON_THE_HUB, is_file_id
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of, section_options
@@ -21,7 +21,6 @@ from library.sampling import prompts
 PATHS = ("file", "files", "folder")
 ARGUMENTS = "_args"  # the suffix of options that take key=value arguments
 HUB_ID = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])")
-OF_HUB_FILES = "base_weights"
 # Options whose folder or file need not exist, as the training creates it.
 CREATED_BY_TRAINING = (
     "output_dir",
@@ -57,9 +56,9 @@ def visit_paths(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
 
 
 def is_hub_id(option: Option, text: str) -> bool:
-    """Whether a value is an id on the Hugging Face Hub. Only parts of the model can be one, and base weights a file
-    there, as they are only read; in any other option, or if there is such a folder, the same text is a path."""
-    if option.name == OF_HUB_FILES:
+    """Whether a value is an id on the Hugging Face Hub. Only parts of the model can be one, and adapters that are only
+    read a file there; in any other option, or if there is such a folder, the same text is a path."""
+    if NAMES_ON_THE_HUB.get(option.name) == FILE:
         return is_file_id(text)
     may_be = option.section == "model" and option.kind in PATHS and option.name not in CREATED_BY_TRAINING
     return may_be and bool(HUB_ID.fullmatch(text)) and not os.path.exists(text)
@@ -71,7 +70,7 @@ def direct(config: RunConfig) -> Iterator[NamedPath]:
     for name, value in option_values(config).items():
         if options[name].kind in PATHS:
             texts: Iterable[Any] = [value] if isinstance(value, str | Path) else value or ()
-            yield from (NamedPath(name, str(text)) for text in texts if str(text))
+            yield from (NamedPath(name, options[name].path_in(text)) for text in texts if str(text))
         elif name.endswith(ARGUMENTS):
             yield from (NamedPath(name, path) for path in _in_arguments(config, name, value or ()))
 

@@ -63,10 +63,10 @@ class TimedPictures:
 
     def denoise(self) -> Any:
         """Take all steps of a picture, without decoding."""
-        return self.engine.picture(self._sampler, self._request, self._sampler.latents)
+        return self.engine.pictures(self._sampler, [self._request], lambda: self._sampler.latents(self._request))
 
     def picture(self) -> Any:
-        return self.engine.picture(self._sampler, self._request)
+        return self.engine.pictures(self._sampler, [self._request], lambda: self._sampler(self._request))
 
     def facts(self) -> JsonObject:
         """Return what was compiled and recorded, and why not."""

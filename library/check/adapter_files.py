@@ -1,7 +1,7 @@
 """Problems of adapter files that a training starts from, found before a model is loaded."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from library import families
@@ -13,6 +13,7 @@ from library.config.sections import AdapterRun
 from library.families import recognition
 from library.families.shared.weights import header_entries
 from library.methods import small_files
+from library.sampling import few_steps
 from library.train.saving import resume_check
 
 UNPICKLED = (".pt", ".pth", ".ckpt", ".bin")  # formats without a header, whose tensors must be read
@@ -20,8 +21,6 @@ UNPICKLED = (".pt", ".pth", ".ckpt", ".bin")  # formats without a header, whose 
 
 def find_adapter_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield files that are no adapters, belong to another family, or have another rank, according to their headers."""
-    if not isinstance(config, AdapterRun):
-        return
     for option, path in _existing_files(config):
         try:
             if path.suffix in UNPICKLED:
@@ -49,15 +48,13 @@ def find_adapter_problems(config: RunConfig) -> Iterator[Problem]:
             template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
             other = families.facts_of(fitting_families[0]).title
             yield Problem(option, template, path=path, other=other, title=config.title)
-        elif option == "network_weights":
+        elif option == "network_weights" and isinstance(config, AdapterRun):
             with contextlib.suppress(ConfigError):
                 yield from _find_other_ranks(stored, config)
 
 
 def find_relative_notes(config: RunConfig) -> Iterator[Problem]:
     """Yield files trained for another variant of the model, whose layers have the same names."""
-    if not isinstance(config, AdapterRun):
-        return
     facts, own_version = families.facts_of(config.family), families.family_for(config).base_model_version
     family_versions = {facts.base_model_version, *(version for version, _ in facts.relatives.values())}
     for option, path in _existing_files(config):
@@ -73,12 +70,14 @@ def find_relative_notes(config: RunConfig) -> Iterator[Problem]:
             )
 
 
-def _existing_files(config: AdapterRun) -> Iterator[tuple[str, Path]]:
+def _existing_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
     """Yield existing adapter files, each with the option that names it."""
-    paths_by_option = {
-        "network_weights": [config.network.network_weights or ""],
-        "base_weights": config.network.base_weights,
-    }
+    paths_by_option: dict[str, Sequence[str]] = {}
+    if isinstance(config, AdapterRun):
+        paths_by_option["network_weights"] = [config.network.network_weights or ""]
+        paths_by_option["base_weights"] = config.network.base_weights
+    if config.sample.wanted:
+        paths_by_option["sample_lora"] = [str(path) for path in few_steps.sample_lora(config)]
     for option, paths in paths_by_option.items():
         yield from ((option, Path(path)) for path in paths if Path(path).is_file())
 

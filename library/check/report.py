@@ -17,7 +17,7 @@ import torch
 
 from library import data, families
 from library.check import estimate as fitting
-from library.check import isolated, preflight, preview_memory
+from library.check import isolated, preflight, preview_memory, preview_time
 from library.compiler import checks
 from library.config.building import Reading, draft, replace_options, working_fix
 from library.config.command import Launch
@@ -126,11 +126,12 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
     # Counts and estimates may be impossible with contradictory values.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
-            needs = fitting.estimate(
-                _with_filled_batch(config, check.images), largest_bucket(check.images, config), gpu, memory
-            )
+            filled, size = _with_filled_batch(config, check.images), largest_bucket(check.images, config)
+            needs = fitting.estimate(filled, size, gpu, memory)
             findings += _check_memory(needs, config)
             findings += [Finding("samples", *sentence) for sentence in preview_memory.sentences(needs, config)]
+            times = preview_time.sentences(needs, filled, check.images, size)
+            findings += [Finding("samples", *sentence) for sentence in times]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
         findings += [
             finding for finding in _collect_findings(config, check, gpu, memory) if finding.topic not in settled

@@ -1,12 +1,13 @@
 """Checks of sample prompts before a model is loaded: what is missing, unreadable, or without effect."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, counted
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family
-from library.sampling import prompt_checks
+from library.sampling import few_steps, prompt_checks, prompts
 
 
 def idle_prompts(config: RunConfig, family: Family) -> list[Problem]:
@@ -14,7 +15,25 @@ def idle_prompts(config: RunConfig, family: Family) -> list[Problem]:
     path = config.sample.sample_prompts
     model_facts = (config.control_images, config.shifts_samples, family.sample_multiple)
     prompt_notes = prompt_checks.notes(path, *model_facts) if path and config.sample.sample_images else ()
-    return [*_unscheduled(config), *prompt_notes]
+    own_steps = _prompts_with_own_steps(config, family) if config.sample.wanted else ()
+    return [*_unscheduled(config), *own_steps, *prompt_notes]
+
+
+def _prompts_with_own_steps(config: RunConfig, family: Family) -> Iterator[Problem]:
+    """Remark on prompts whose own steps count more than those of a LoRA for few steps."""
+    sample = config.sample
+    if not (sample.sample_lora and sample.sample_prompts):
+        return
+    steps = few_steps.prompt_defaults(config, family.sample_defaults)["sample_steps"]
+    longer = [one for one in prompts.read_prompts(sample.sample_prompts) if (one.sample_steps or 0) > steps]
+    if longer:
+        yield Problem(
+            "sample_lora",
+            ": in {name}, {prompts} with more steps of their own than {steps}, which count; leave --s out",
+            prompts=counted(len(longer), "prompt"),
+            name=Path(sample.sample_prompts).name,
+            steps=steps,
+        )
 
 
 def _unscheduled(config: RunConfig) -> Iterator[Problem]:
@@ -38,6 +57,7 @@ def unusable_prompts(config: RunConfig) -> Iterator[Problem]:
             also="sample_from_captions",
             fix={"sample_from_captions": 2},
         )
+    yield from few_steps.lora_problems(config) if sample.wanted else ()
     if sample.sample_prompts and sample.sample_images:
         try:
             yield from prompt_checks.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)

@@ -8,6 +8,7 @@ from pathlib import Path
 from library.comparing import compute, encoder, plan
 from library.comparing.compute import Comparison
 from library.config.problems import ConfigError, Report
+from library.downloads import hub_files
 from library.families.shared import tokenizers
 from library.files import clear_errors
 from library.jobs.work import JobRecord, progress_line
@@ -36,6 +37,7 @@ def compare_files(
         prompts = plan.with_seed(prompts, arguments.seed)
         check_image_count(len(files), prompts)
         generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
+        config = hub_files.with_sample_lora(config, hub_files.find_or_download(report))
         folder = new_folder(run.folder)
         comparison = Comparison(run.id, folder, files, [*notes, *damaged, *unread])
 

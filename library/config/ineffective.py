@@ -53,6 +53,13 @@ def _uses_scheduler(config: RunConfig, *names: str) -> bool:
     return bool(config.optim.lr_scheduler_type) or config.optim.lr_scheduler.split(":")[0] in names
 
 
+# How samples are generated.
+GENERATION = " ".join(
+    (
+        "sample_sampler sample_steps sample_scale sample_guidance_scale sample_shift sample_sigmas sample_lora",
+        "sample_batch_size sample_cache sample_compile",
+    )
+)
 CYCLES = ("cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay")
 
 
@@ -187,17 +194,13 @@ SHARED: tuple[Rule, ...] = (
     ("save_last_n_steps save_last_n_steps_state", lambda c: c.save.save_every_n_steps, "save_every_n_steps is not set"),
     ("save_last_n_epochs_state save_last_n_steps_state", lambda c: c.save.save_state, "save_state is off"),
     (
-        "sample_prompts sample_from_captions sample_every_n_epochs sample_every_n_steps sample_at_first sample_sampler "
-        "sample_compile",
+        f"sample_prompts sample_from_captions sample_every_n_epochs sample_every_n_steps sample_at_first {GENERATION}",
         lambda c: c.sample.sample_images,
         "sample_images is off",
     ),
     ("sample_from_captions", lambda c: not c.sample.sample_prompts, "sample_prompts names the prompts"),
-    (
-        "sample_sampler sample_compile",
-        lambda c: c.sample.wanted,
-        "neither sample_prompts nor sample_from_captions is set",
-    ),
+    (GENERATION, lambda c: c.sample.wanted, "neither sample_prompts nor sample_from_captions is set"),
+    ("sample_steps sample_shift", lambda c: not c.sample.sample_sigmas, "sample_sigmas decides"),
     ("sample_every_n_steps", lambda c: not c.sample.sample_every_n_epochs, "sample_every_n_epochs decides"),
     ("log_tracker_name log_config", _is_logged, "logging_dir is not set"),
     ("logging_dir log_prefix", lambda c: c.log.log_with != "wandb", "log_with = wandb has no folder of its own"),

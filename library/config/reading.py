@@ -31,6 +31,14 @@ def count_or_off(value: Any) -> int | None:
     return max(0, to_int(value)) or None
 
 
+def positive_or_off(value: Any) -> float | None:
+    """Parse a number above 0; forms write "not set" as 0."""
+    result = parse_finite(value)
+    if result < 0:
+        raise ConfigError("must be above 0 (or 0 for not set), got {value}", value=quoted(value))
+    return result or None
+
+
 def minutes(value: Any) -> float | None:
     """Parse a time in minutes; forms write "not set" as 0."""
     result = parse_finite(value)

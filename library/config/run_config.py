@@ -115,7 +115,7 @@ class RunConfig:
         def save(self) -> sections.Save: ...
 
         @property
-        def sample(self) -> sections.Sample: ...
+        def sample(self) -> sections.Sampling: ...
 
         @property
         def noise(self) -> sections.Noise: ...
@@ -156,7 +156,7 @@ class RunConfig:
     usual_rate: ClassVar[str]  # a learning rate to begin with, as people write it
     file_kind: ClassVar[tuple[str, str]]  # modelspec's name for such a file, and its suffix of the architecture
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
-    shifts_samples: ClassVar[bool] = False  # whether a prompt can set the shift of its sample's sigmas
+    shifts_samples: ClassVar[bool] = False  # whether samples have sigmas from 1 to 0, which a prompt can shift
     ineffective: ClassVar[Mapping[str, str]] = {}  # options of sd-scripts that do nothing here -> why
     ineffective_rules: ClassVar[tuple[Rule, ...]] = ()  # options that do nothing only in combination with others
 

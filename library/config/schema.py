@@ -20,16 +20,17 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.values import Option
 
 S = TypeVar("S")  # a section
-HINTS = {"usual", "min", "max", "ceiling", "kind", "parse", "label", "advanced", "shown_with"}
+HINTS = {"usual", "min", "max", "ceiling", "kind", "weighted", "parse", "label", "advanced", "shown_with"}
 
 
 def opt(default: Any, help: str, **hints: Any) -> Any:
     """Declare one option: its default, one sentence of help, and hints.
 
     Hints: `min`, `max`; `ceiling`, a number beyond anything trainable, so certainly a mistake; `kind` ("file", "files",
-    "folder", "code" for a name of it, "secret", "text" for several lines); `parse`, a function from any value to the
-    option's type; `usual`, the proposal for a negative number (else the default; None: nothing); `label`, if the name
-    alone reads badly; `advanced`, to fold it away; `shown_with`, see `Option.shown_with`.
+    "folder", "code" for a name of it, "secret", "text" for several lines); `weighted`, if a strength may follow the
+    file, FILE:0.8; `parse`, a function from any value to the option's type; `usual`, the proposal for a negative number
+    (else the default; None: nothing); `label`, if the name alone reads badly; `advanced`, to fold it away;
+    `shown_with`, see `Option.shown_with`.
     """
     if unknown := set(hints) - HINTS:
         raise TypeError(f"unknown hints: {', '.join(sorted(unknown))}")

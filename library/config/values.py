@@ -74,6 +74,10 @@ class Option:
     def kind(self) -> str:
         return self.hints.get("kind", "")  # see `schema.opt`; "" for a plain value
 
+    def path_in(self, value: Any) -> str:
+        """Return the path that a value names, without the strength that may follow it."""
+        return split_strength(str(value))[0] if self.hints.get("weighted") else str(value)
+
     @property
     def expects(self) -> Message:
         """Describe the expected value in words."""
@@ -170,6 +174,8 @@ class Option:
             return None
         if self.choices:
             value = self._match_choice(value)
+            if value in self.choices:  # a word among numbers has no limits
+                return value
         if self.kind == "code" and not (CODE.fullmatch(value := value.strip()) and len(value) <= LONGEST_CODE):
             raise ConfigError(
                 "must be a name, or several joined by dots as in module.Class, got {value}", value=quoted(value)
@@ -273,6 +279,14 @@ def strip_pasted(text: str) -> str:
     text = text.strip(AROUND)
     quoted = len(text) > 1 and QUOTES.get(text[0]) == text[-1]
     return text[1:-1].strip(AROUND) if quoted else text
+
+
+def split_strength(text: str) -> tuple[str, float]:
+    """Split FILE:0.8 into the file and its strength, by default 1."""
+    path, colon, number = text.rpartition(":")
+    with contextlib.suppress(ValueError):
+        return (path, parse_finite(number)) if colon and path else (text, 1.0)
+    return text, 1.0  # the colon is part of the name, as in C:\lora.safetensors
 
 
 def expand_home(value: Any) -> Any:

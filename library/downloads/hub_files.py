@@ -1,11 +1,15 @@
 """Single files of the Hugging Face Hub that options name as owner/name/file.safetensors: found here, or downloaded."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
 
 from library.config.hub_names import is_file_id
 from library.config.problems import Message, Problem, Report
+from library.config.run_config import RunConfig
+from library.config.values import split_strength
 from library.downloads import hub
 from library.families.shared.hub import ID
 from library.files import need_space, size_text
@@ -41,6 +45,18 @@ def download_hub_file(name: str, report: Report) -> Path:
     path = hub.target_path(default_folder(), file)
     need_space(path, hub.still_needed(path, file))
     return hub.download_file(file, path, report)
+
+
+def with_sample_lora(config: RunConfig, find: Callable[[str], Path | None]) -> RunConfig:
+    """Return the config with the path of a sample_lora of the hub, as `find` returns it; None leaves its name."""
+    file, strength = split_strength(config.sample.sample_lora or "")
+    path = find(file) if is_file_id(file) else None
+    return replace(config, sample=replace(config.sample, sample_lora=f"{path}:{strength:g}")) if path else config
+
+
+def find_or_download(report: Report) -> Callable[[str], Path]:
+    """Return a function from a file's name on the hub to its path here; a missing file is downloaded."""
+    return lambda name: find_hub_file(name) or download_hub_file(name, report)
 
 
 def unreachable_file(option: str, name: str, why: Message | str) -> Problem:

@@ -118,7 +118,18 @@ class SampleRequest:
     guide: "Image.Image | None" = None  # the control image of a ControlNet-LLLite
     controls: "tuple[Image.Image, ...]" = ()  # reference images, or the image to inpaint
     mask: "Image.Image | None" = None  # bright in the region to inpaint
-    shift: float | None = None  # of the sigmas, for models that are sampled with the same one at any size
+    shift: float | None = None  # of the sigmas, in place of the model's own
+    sigmas: tuple[float, ...] = ()  # of the steps, falling, in place of the model's own; the last step ends at 0
+
+
+@dataclass(frozen=True)
+class BlockChain:
+    """The blocks of a denoiser that `sample_cache` may skip, from the first one that always runs."""
+
+    lists: tuple[str, ...]  # attributes of the denoiser, in the order of execution: lists of blocks, or one block
+    is_unet: bool = False  # whether they are the levels of a U-Net, of which the last one always runs
+    threshold: float = 0.15  # of `sample_cache = auto`
+    max_skipped: int = 3  # passes in a row, as errors of predictions add up
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from library.families.base import ModelComponents
+from library.families.base import BlockChain, ModelComponents
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -59,6 +59,13 @@ class WritesFolders(Protocol):
         self, components: ModelComponents, place: Path, put: "Callable[[Path, Mapping[str, Tensor]], None]"
     ) -> None:
         """Write the whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
+
+
+@runtime_checkable
+class HasBlockChain(Protocol):
+    """A family whose samples may skip blocks (`sample_cache`)."""
+
+    block_chain: BlockChain
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ from typing import Any, Self
 from library.config.run_config import ControlUse
 
 Shapes = Mapping[str, tuple[int, ...]]
+COMMON_NAMES = ("diffusion_pytorch_model.safetensors", "pytorch_lora_weights.safetensors")  # on the hub
 
 
 def has_tensor(name: str, *shape: int) -> Callable[[Shapes], bool]:
@@ -56,6 +57,30 @@ class HubModel:
     title: str  # of the model
     files: tuple[HubFile, ...]
     options: Mapping[str, str | bool] = field(default_factory=lambda: MappingProxyType({}))  # that training it requires
+
+
+@dataclass(frozen=True)
+class FewStepLora:
+    """A published LoRA with which a model generates in few steps, and the settings that it was distilled for."""
+
+    title: str
+    file: str  # on the Hugging Face Hub: owner/name/file
+    strength: float = 1.0
+    # Fields of a sample prompt that it needs: sample_steps or sample_sigmas, scale, guidance_scale, flow_shift, ...
+    prompt: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def value(self) -> str:
+        """Return the value of sample_lora that names it."""
+        return self.file if self.strength == 1 else f"{self.file}:{self.strength:g}"
+
+    def is_named(self, path: str) -> bool:
+        """Return whether a path or hub id names this file; a name that many files have counts only in a folder of its
+        repository.
+        """
+        _, repository, *_, name = self.file.split("/")
+        *folders, last = re.split(r"[/\\]", path)
+        return last == name and (name not in COMMON_NAMES or any(repository in folder for folder in folders))
 
 
 @dataclass(frozen=True)
@@ -135,6 +160,7 @@ class FamilyFacts:
     # Options inferred from a file's name where its header is ambiguous: pattern of the name -> their values.
     named_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))
     hub_models: tuple[HubModel, ...] = ()  # available for download, the default first
+    few_step_loras: tuple[FewStepLora, ...] = ()  # that the page proposes for samples
     # Options of its parts -> a test whether a file with these shapes is that part.
     part_options: Mapping[str, Callable[[Shapes], bool]] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -52,15 +52,20 @@ def count_block_tokens(config: RunConfig, block: BlockStats, size: tuple[int, in
     return image_tokens + (config.model.text_tokens or text_tokens)
 
 
-def operations_of_image(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
-    """Return the operations of one image's forward and backward pass; a product of n x k and k x m has 2 n k m."""
+def forward_operations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
+    """Return the operations of one image's forward pass; a product of n x k and k x m has 2 n k m."""
     forward = 0.0
     for block in model.blocks:
         count = count_block_tokens(config, block, size)
         # Two products, of queries with keys and of their weights with values.
         attention = 4 * count**2 * block.width if not block.is_convolution else 0
         forward += 2 * block.parameters * count * block.cost.used + attention
+    return forward
+
+
+def operations_of_image(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
+    """Return the operations of one image's forward and backward pass."""
     memory = config.memory  # what the backward pass recomputes, as a share of a forward pass
     recomputed = 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
     # Besides the forward pass: gradients of inputs, and without adapters those of all weights.
-    return forward * ((2 if config.adapters else 3) + recomputed)
+    return forward_operations(config, model, size) * ((2 if config.adapters else 3) + recomputed)

@@ -102,22 +102,26 @@ class AppliedLoras:
         self._layers, self._family = {}, family.config.family
         self._changes: dict[Path, list[AppliedChange]] = {}
         self._changed_layers: dict[nn.Module, list[AppliedChange]] = {}
+        self._own_classes: dict[nn.Module, type[nn.Module]] = {}  # of layers while files are applied
         self.changes_text = False  # whether a file adapts a text encoder
         for part, root in networks(components).items():
+            root = getattr(root, "module", root)  # a distributed wrapper would add to the layers' paths
             for path, name, layer in _adaptable_layers(root, part, family):
                 for file_name in filter(None, (name, AdapterLocation(part, path).alias)):
                     self._layers[file_name] = part, layer
 
-    def add(self, path: Path) -> None:
-        """Read a file; it starts switched off. Raises ConfigError if it is no adapter, or for another model."""
-        adapters = by_name(file_of(path, self._family))
+    def add(self, path: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Add a file, which is read unless its tensors are given; it starts switched off. Raises ConfigError if it is
+        no adapter, or for another model.
+        """
+        adapters = by_name(file_of(path, self._family) if tensors is None else tensors)
         matching = {name: tensors for name, tensors in adapters.items() if name in self._layers}
         if not matching:
             raise ConfigError("{path} holds nothing for this model: choose a LoRA that was trained for it", path=path)
         self._changes[path] = []
-        for name, tensors in matching.items():
+        for name, parts in matching.items():
             part, layer = self._layers[name]
-            change = AppliedChange(tensors)
+            change = AppliedChange(parts)
             if change.change.missing and not change.change.parts.keys() & TENSOR_ROLES.values():
                 raise ConfigError(
                     "{path} holds {name}, which is neither LoRA nor a kind of LyCORIS", path=path, name=name
@@ -132,6 +136,13 @@ class AppliedLoras:
             self._changes[path].append(change)
             self._changed_layers.setdefault(layer, []).append(change)
 
+    def remove(self) -> None:
+        """Take all files off the model, which is then as if none had ever been added."""
+        for layer, cls in self._own_classes.items():
+            layer.__class__ = cls
+            del layer.__dict__["_applied_changes"]
+        self._own_classes, self._changed_layers, self._changes = {}, {}, {}
+
     def set(self, strengths: Mapping[Path, float]) -> None:
         """Set the strengths of these files; switch all others off."""
         for path, changes in self._changes.items():
@@ -139,7 +150,8 @@ class AppliedLoras:
                 change.set_strength(strengths.get(path, 0.0))
         # Not before the model is prepared: storing a layer in 8 bits depends on its class.
         for layer, changes in self._changed_layers.items():
-            if "_applied_changes" not in vars(layer):
+            if layer not in self._own_classes:
+                self._own_classes[layer] = type(layer)
                 layer.__class__ = _with_changes(type(layer))
             layer.__dict__["_applied_changes"] = changes
 

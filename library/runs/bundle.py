@@ -42,6 +42,7 @@ BUNDLED_FACTS = (
     "peak_memory_gb",
     "peak_ram_gb",
     "data",
+    "previews",
 )
 EVENTS = {
     "step": (
@@ -63,6 +64,7 @@ EVENTS = {
     "takeover": ("step", "seconds", "pauses"),
     "saved": ("step", "bytes", "ok", "text"),
     "sample": ("step", "number"),
+    "preview": ("step", "pictures", "seconds", "share"),
     "validation": ("step", "epoch", "when", "loss", "divergence"),
     "early_stop": ("step", "best_step", "best_loss"),
     "warning": ("text",),

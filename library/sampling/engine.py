@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -100,6 +100,7 @@ class PictureEngine:
         self._left = PicturesLeft(0, ())
         self._before_pass: Callable[[], object] = lambda: None
         self._decided = self._measuring = False
+        self._records = True
         self._passes = 0  # while measuring
         self._addresses: list[int] = []  # of the weights
         self._way = contextlib.ExitStack()  # its end restores how the denoiser ran before
@@ -110,9 +111,14 @@ class PictureEngine:
     # ---- around pictures
 
     @contextlib.contextmanager
-    def running(self, left: PicturesLeft, before_pass: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """Run the denoiser for pictures within this context; `before_pass` is called before each pass and may raise."""
-        self._left, self._before_pass = left, before_pass
+    def running(
+        self, left: PicturesLeft, before_pass: Callable[[], object] = lambda: None, records: bool = True
+    ) -> Iterator[None]:
+        """Run the denoiser for pictures within this context; `before_pass` is called before each pass and may raise.
+
+        `records`: whether passes may be recorded, as each computes the same.
+        """
+        self._left, self._before_pass, self._records = left, before_pass, records
         addresses = [p.data_ptr() for p in self._denoiser.parameters()]
         if addresses != self._addresses:
             self.recorder.free()  # the weights are elsewhere now
@@ -123,22 +129,20 @@ class PictureEngine:
             yield
         self._note_graphs()
 
-    def picture(
-        self, sampler: Sampler, request: SampleRequest, draw: Callable[[SampleRequest], Any] | None = None
-    ) -> Any:
-        """Return the sampler's picture, or what `draw` returns, which calls the sampler.
+    def pictures(self, sampler: Sampler, requests: Sequence[SampleRequest], draw: Callable[[], T]) -> T:
+        """Return what `draw` returns, which calls the sampler with these requests, one batch.
 
-        If memory is short, free all recordings; then predict the two prompts of guidance one after the other. If the
-        compiler fails, continue without it.
+        If memory is short, free all recordings; for one request, then predict the two prompts of guidance one after the
+        other. If the compiler fails, continue without it.
         """
         sampler.make_room = self._make_room
         while True:
             try:
-                return cudagraph.with_room(self._denoiser, lambda: (draw or sampler)(request))
+                return cudagraph.with_room(self._denoiser, draw)
             except StartOver:
                 continue
             except torch.OutOfMemoryError:
-                if sampler.one_by_one or not sampler.is_guided(request):
+                if len(requests) > 1 or sampler.one_by_one or not sampler.is_guided(requests[0]):
                     raise
                 sampler.one_by_one = True
                 logger.warning("memory is too short for both prompts of guidance at once: they take turns from here on")
@@ -273,7 +277,7 @@ class PictureEngine:
         self._before_pass()
         if self._measuring:
             return self._measure(lambda: call(*args, **kwargs))
-        return self.recorder(call, args, kwargs)
+        return self.recorder(call, args, kwargs) if self._records else call(*args, **kwargs)
 
 
 @functools.cache

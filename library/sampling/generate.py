@@ -17,16 +17,20 @@ from library.config.problems import ConfigError, Message, Problem, Report
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.distributed.world import World
+from library.downloads import hub_files
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared import file_identity
+from library.families.shared.vae_memory import is_out_of_memory
 from library.files import write_atomic
 from library.memory.placement import plan_placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
 from library.methods.applied_files import AppliedFiles
-from library.sampling import plan, prompt_checks
+from library.sampling import few_steps, plan, prompt_checks
 from library.sampling import prompts as prompt_files
+from library.sampling.batching import BatchSizer, in_batches
 from library.sampling.engine import PictureEngine, pictures_left
+from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
@@ -108,7 +112,7 @@ def open_sampling_model(config: RunConfig, files: Iterable[Path], report: Report
         if network is not None:
             network.requires_grad_(False).eval()
     applied = AppliedFiles(components, family, word)
-    for path in dict.fromkeys(files):
+    for path in dict.fromkeys((*files, *few_steps.sample_lora(config))):
         applied.add(path)
     file_identity.check_watched_files()  # everything was read from the same files
     prepare_encoders(components.encoders, {}, config)
@@ -128,10 +132,12 @@ class ColumnSampler:
         before_pass: Callable[[], object] = lambda: None,
     ) -> None:
         """`columns` is the number of columns to come; `before_pass` is called before each pass of the denoiser."""
-        defaults = {**model.family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
+        defaults = few_steps.prompt_defaults(config, model.family.sample_defaults)
         multiple = model.family.sample_multiple
+        self._sizer = BatchSizer(config.sample.sample_batch_size, model.world.device)
         self._model, self._sampler = model, model.family.sampler(model.components)
-        self._is_ready, self._decoded_by = False, ""
+        self._cache = FeatureCache(self._sampler.denoiser, block_chain(model.family), config.sample.sample_cache)
+        self._is_ready, self._decoded_by, self._few_steps = False, "", few_steps.sample_lora(config)
         self._columns, self._before_pass, self._changes = columns, before_pass, 0
         denoiser, family, device = model.components.denoiser, model.family, model.world.device
         self._engine = PictureEngine(denoiser, family, config, device, CompileLog())
@@ -142,21 +148,51 @@ class ColumnSampler:
     def __call__(self, column: Column, keep: Callable[[int, Image.Image], None]) -> None:
         """Apply the column's files and pass each image to `keep`, with the number of its prompt."""
         model = self._model
-        model.applied.set(dict(column.loras))
-        if model.applied.number_of_changes != self._changes:
-            self._changes = model.applied.number_of_changes
-            self._engine.recorder.free()  # recordings compute with the files of the last column
-        left = pictures_left(self.prompts, self._sampler, self._columns)
-        self._columns -= 1
-        with model.computing():
+        with model.computing(), self._applied(column):
+            left = pictures_left(self.prompts, self._sampler, self._columns)
+            self._columns -= 1
             if not self._is_ready or model.applied.changes_text:  # else the encoded prompts of the last column serve
                 self._sampler, self._is_ready = model.family.sampler(model.components), True
                 with model.encoders_on_device():
                     self._sampler.remember(_requested(prompt, model.applied) for prompt in self.prompts)
-            with self._sampler.vae_on(model.world.device), self._engine.running(left, self._before_pass):
-                for row, prompt in enumerate(self.prompts):
-                    keep(row, self._engine.picture(self._sampler, _requested(prompt, model.applied)))
+            with (
+                self._sampler.vae_on(model.world.device),
+                self._engine.running(left, self._before_pass, records=not self._cache.is_on),
+            ):
+                requests = [(row, _requested(prompt, model.applied)) for row, prompt in enumerate(self.prompts)]
+                for row, image in in_batches(self._sampler, requests, self._sizer, self._pictures):
+                    if isinstance(image, Exception):
+                        raise _explained(image, requests[row][1])
+                    keep(row, image)
                     self._log_shortage()
+        self._cache.log_savings()
+
+    def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
+        def draw() -> list[Image.Image]:
+            with self._cache.active(2 if self._sampler.one_by_one else 1):
+                return self._sampler.pictures(requests)
+
+        return self._engine.pictures(self._sampler, requests, draw)
+
+    @contextlib.contextmanager
+    def _applied(self, column: Column) -> Iterator[None]:
+        """Apply the column's files; those of sample_lora only within this context."""
+        applied = self._model.applied
+        applied.set(dict(self.with_few_steps(column).loras))
+        if applied.number_of_changes != self._changes:
+            self._changes = applied.number_of_changes
+            self._engine.recorder.free()  # recordings compute with the files of the last column
+        try:
+            yield
+        finally:
+            applied.set(dict(column.loras))
+
+    def with_few_steps(self, column: Column) -> Column:
+        """Return the column with the LoRA of sample_lora."""
+        strengths = dict(column.loras)
+        for path, strength in self._few_steps.items():
+            strengths[path] = strengths.get(path, 0.0) + strength
+        return replace(column, loras=tuple(strengths.items()))
 
     def close(self) -> None:
         """Discard compiled code and recordings."""
@@ -168,6 +204,14 @@ class ColumnSampler:
         if by and by != self._decoded_by:
             logger.warning("memory is too short to decode an image at once, so images are decoded %s", DECODED[by])
         self._decoded_by = by or self._decoded_by
+
+
+def _explained(error: Exception, request: SampleRequest) -> Exception:
+    """Return the error of an image, as a sentence if it lacks memory."""
+    if not is_out_of_memory(error):
+        return error
+    template = "The memory is too short for an image of {width}x{height}: generate smaller ones, or swap blocks"
+    return ConfigError(template, width=request.width, height=request.height)
 
 
 @contextlib.contextmanager
@@ -194,6 +238,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     or are replaced meanwhile.
     """
     check_before(config, prompts)
+    config = hub_files.with_sample_lora(config, hub_files.find_or_download(report))
     model = open_sampling_model(config, (path for column in columns for path, _ in column.loras), report, word)
     _check_guides(prompts, bool(model.applied.controls))
     done, total = 0, 0
@@ -212,7 +257,8 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
         def keep(row: int, image: Image.Image, at: int = at, column: Column = column) -> None:
             nonlocal done
             path = new_folder / f"{row:02d}_{at:02d}.png"
-            save_image(image, path, plan.image_metadata(sample.prompts[row], column, base, tagged))
+            facts = plan.image_metadata(sample.prompts[row], sample.with_few_steps(column), base, tagged)
+            save_image(image, path, facts)
             done += 1
             sheet.files[row][at] = str(path)
             store(sheet)
@@ -229,7 +275,8 @@ def check_before(config: RunConfig, prompts: Sequence[Prompt]) -> None:
     """Raise ConfigError, a line each, for unreadable images of prompts and for a model that cannot be loaded with this
     config.
     """
-    if problems := [*families.family_for(config).problems(), *_unreadable(config, prompts)]:
+    problems = [*families.family_for(config).problems(), *_unreadable(config, prompts)]
+    if problems := [*problems, *few_steps.lora_problems(config)]:
         raise ConfigError(*problems)
 
 

@@ -12,9 +12,7 @@ from library.config.outside_files import name_option, parse_json, parse_toml, re
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
-from library.config.sections.outputs import Sample
-
-MAX_STEPS = 1000
+from library.config.sections.sampling import MAX_STEPS, Sampling
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,8 @@ class Prompt:
     control_image_path: tuple[str, ...] | None = None  # reference images, or the picture in which something is painted
     control_image_mask_path: str | None = None  # where it is: bright
     controlnet_image: str | None = None  # the control image of a network that follows one
-    flow_shift: float | None = None  # of the sigmas, for models that are sampled with the same one at any size
+    flow_shift: float | None = None  # of the sigmas, in place of the model's own
+    sample_sigmas: tuple[float, ...] | None = None  # of the steps; never in a prompt file, see `with_defaults`
     # For other models of sd-scripts: read, and without effect here.
     cfg_trunc_ratio: float | None = None
     renorm_cfg: float | None = None
@@ -78,7 +77,7 @@ FIELD_TYPES: dict[str, Callable[[Any], Any]] = {
 MAX_IMAGE_SIDE = 8192  # pixels of a side
 STRONGEST = 1000  # of a scale or a shift
 SIDES = ("width", "height")
-SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
+SAMPLERS = tuple(section_options(Sampling)["sample_sampler"].choices)
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:
@@ -253,8 +252,11 @@ def problem_of(prompt: Prompt) -> MessageLike:
 def with_defaults(prompt: Prompt, defaults: JsonMapping, multiple: int) -> Prompt:
     """Fill in what the prompt leaves open, and round its size down to what the model can generate.
 
-    An unknown sampler becomes the first of all, as in sd-scripts.
+    An unknown sampler becomes the first of all, as in sd-scripts. A prompt with steps or a shift of its own takes no
+    list of sigmas.
     """
+    if prompt.sample_steps or prompt.flow_shift:
+        defaults = {name: value for name, value in defaults.items() if name != "sample_sigmas"}
     if prompt.sample_sampler and prompt.sample_sampler not in SAMPLERS:
         prompt = replace(prompt, sample_sampler=SAMPLERS[0])
     filled = replace(prompt, **{k: v for k, v in defaults.items() if getattr(prompt, k) is None})

@@ -14,6 +14,7 @@ def request_of(prompt: Prompt, how: pixels.Decoding) -> SampleRequest:
     filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
     filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
     filled["shift"] = prompt.flow_shift or None  # 0 would end sampling at the first step
+    filled["sigmas"] = prompt.sample_sigmas or ()
     filled["controls"] = tuple(
         Image.fromarray(pixels.read_pixels(path, how)) for path in prompt.control_image_path or ()
     )

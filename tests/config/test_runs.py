@@ -25,10 +25,10 @@ def config_class(script):
 
 def other(option):
     """Some value that is not the default."""
-    if option.choices:
-        item = next(c for c in option.choices if c != option.default)
-        return (item,) if option.many else item
+    if others := [choice for choice in option.choices if choice != option.default]:
+        return (others[0],) if option.many else others[0]
     special = {"resolution": "1024,768", "face_crop_aug_range": "2.0,4.0", "block_lr": "1e-05,0.0"}
+    special["sample_sigmas"] = (1.0, 0.5)
     if option.name in special:
         return special[option.name]
     by_type = {

@@ -12,7 +12,8 @@ from library.config.schema import options_of
 GOLDEN = Path(__file__).parents[1] / "golden" / "sd_scripts_flags.csv"
 TYPES = {"str": str, "int": int, "float": float, "flag": bool, "int_or_float": float, "Path": Path}
 MORE_CHOICES = {
-    "model_type": {"krea", "kontext", "fill"}
+    "sample_sampler": {"lcm"},  # of LoRAs for few steps
+    "model_type": {"krea", "kontext", "fill"},
 }  # relatives of FLUX.1 that sd-scripts does not train, or takes for dev
 OWN = {"config_file", "output_config"}  # of the command line itself
 

@@ -189,9 +189,9 @@ def test_previews_equal_the_diffusers_pipeline(chroma):
     sampler = model.sampler(parts)
     request = SampleRequest("a red circle", "blurred", 96, 64, steps=4, scale=4.0, seed=3)
     with torch.no_grad():
-        text = sampler.text(request, torch.device("cpu"))
+        text = sampler.text([request], torch.device("cpu"))
         masks = model.conditions(text, (4, 6), torch.device("cpu"))["txt_attention_mask"]
-        ours = sampler.denoised(request, text, (4, 6))
+        ours = sampler.denoised([request], text, (4, 6))
         theirs = pipeline(
             prompt_embeds=text["t5_out"][1:],
             prompt_attention_mask=masks[1:],

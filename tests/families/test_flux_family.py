@@ -265,7 +265,8 @@ def test_previews_equal_the_diffusers_pipeline(dev, parts):
     pipeline.set_progress_bar_config(disable=True)
     with torch.no_grad():
         text = dev.text(parts, ["a red circle"])
-        ours = dev.sampler(parts).denoised(SampleRequest("", steps=4, scale=1.0, guidance=3.5, seed=3), text, (4, 6))
+        request = SampleRequest("", steps=4, scale=1.0, guidance=3.5, seed=3)
+        ours = dev.sampler(parts).denoised([request], text, (4, 6))
         theirs = pipeline(
             prompt_embeds=text["t5_out"],
             pooled_prompt_embeds=text["l_pooled"],

@@ -86,7 +86,7 @@ def both(of, parts, cls, request, **given):
         text = of.text(parts, ["a red circle"])
         sampler = of.sampler(parts)
         controls = sampler.controls(request, torch.device("cpu"))
-        ours = sampler.denoised(request, text, (request.height // 16, request.width // 16), controls)
+        ours = sampler.denoised([request], text, (request.height // 16, request.width // 16), controls)
         answer = theirs(
             prompt_embeds=text["t5_out"],
             pooled_prompt_embeds=text["l_pooled"],

@@ -290,9 +290,9 @@ def test_lms_coefficients_are_the_integrals():
 def test_prompts_of_different_length_share_a_batch(parts, tiny_sdxl):
     sampler = family(tiny_sdxl).sampler(parts)
     request = SampleRequest("a (red:1.3) circle over the sea, " * 30, "bad", 64, 64, 2, seed=1)
-    text = sampler.text(request, torch.device("cpu"))
+    text = sampler.text([request], torch.device("cpu"))
     assert text["hidden_state1"].shape[:2] == (2, 227)
-    assert len(sampler.text(SampleRequest("a cat", scale=1.0), torch.device("cpu"))["pool2"]) == 1
+    assert len(sampler.text([SampleRequest("a cat", scale=1.0)], torch.device("cpu"))["pool2"]) == 1
 
 
 def test_remembered_prompts_need_no_encoders(tiny_sdxl):

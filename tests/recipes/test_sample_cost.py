@@ -10,10 +10,12 @@ import math
 import pytest
 
 from library import families
+from library.check import preview_time
 from library.config.building import build_config
 from library.config.schema import changed, flatten_sections
 from library.recipes import preset_files, recipe_files
 from library.sampling import caption_prompts
+from library.train.step.clock import Clock
 from tests.recipes.test_recipes import PRESETS, config_of
 
 EAGER, TEXT, TOKEN = 1.5, {"sdxl": 0}, 16
@@ -36,6 +38,16 @@ def share(config):
     total, every = config.steps.max_train_steps, config.sample.sample_every_n_steps
     rounds = 1 + math.ceil(total / every)  # at first, at each interval and at the end
     return rounds * (config.sample.sample_from_captions + 1) * pictures_steps(config) / total
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.id)
+def test_the_check_counts_about_the_same(preset):
+    config = config_of(preset)
+    total = config.steps.max_train_steps
+    counted = preview_time.preview_time(config, Clock(total, total, 1), (TRAINED, TRAINED))
+    assert counted.times == 1 + math.ceil(total / config.sample.sample_every_n_steps)
+    assert counted.pictures == config.sample.sample_from_captions + 1
+    assert share(config) / 2.5 < counted.share < 1.5 * share(config)
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.id)

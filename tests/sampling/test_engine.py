@@ -82,6 +82,10 @@ def prompts_for(model, *changes):
     ]
 
 
+def latents_of(engine, sampler, request):
+    return engine.pictures(sampler, [request], lambda: sampler.latents(request))
+
+
 def drawn(model, engine, prompts):
     """The latents of these prompts, in one set."""
     sampler = model.family.sampler(model.components)
@@ -91,7 +95,7 @@ def drawn(model, engine, prompts):
         with engine.running(pictures_left(prompts, sampler)) if engine else contextlib.nullcontext():
             for prompt in prompts:
                 request = request_of(prompt, generate.AS_SEEN)
-                found.append(engine.picture(sampler, request, sampler.latents) if engine else sampler.latents(request))
+                found.append(latents_of(engine, sampler, request) if engine else sampler.latents(request))
     return found
 
 
@@ -267,7 +271,7 @@ def test_without_memory_recordings_go_first_and_then_the_batch_of_both_prompts(g
     hook = denoiser.register_forward_pre_hook(check, with_kwargs=True)
     with model.computing(), engine.running(pictures_left([prompt], sampler)):
         engine.recorder.made["of another size"] = None
-        latents = engine.picture(sampler, request_of(prompt, generate.AS_SEEN), sampler.latents)
+        latents = latents_of(engine, sampler, request_of(prompt, generate.AS_SEEN))
     hook.remove()
     assert batches[:3] == [2, 2, 1] and {*batches[2:]} == {1} and sampler.one_by_one
     assert "of another size" not in engine.recorder.made

@@ -78,16 +78,16 @@ def test_without_memory_recordings_are_freed_and_the_picture_is_made(given):  # 
     engine, (prompt,) = engine_of(model, config), prompts_for(model)
     expected = drawn(model, engine, [prompt])
     assert engine.recorder.made
-    sampler, tries = model.family.sampler(model.components), []
+    sampler, tries, request = model.family.sampler(model.components), [], request_of(prompt, generate.AS_SEEN)
 
-    def hungry(request):
+    def hungry():
         tries.append(len(engine.recorder.made))
         if len(tries) == 1:
             torch.empty(2**50, device="cuda")
         return sampler.latents(request)
 
     with model.computing(), engine.running(pictures_left([prompt], sampler)):
-        latents = engine.picture(sampler, request_of(prompt, generate.AS_SEEN), hungry)
+        latents = engine.pictures(sampler, [request], hungry)
     assert tries == [1, 0] and apart(expected, [latents]) < 1e-5
 
 

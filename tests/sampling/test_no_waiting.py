@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from library.config.schema import section_options
-from library.config.sections import Sample
+from library.config.sections import Sampling
 from library.data import pixels
 from library.sampling import generate
 from library.sampling.prompts import Prompt
@@ -18,7 +18,7 @@ from tests.sampling.test_sampling import SCRIPTS, given, quiet, shallow  # noqa:
 from tests.train.test_syncs import META, AttentionRecorder, Calls, meta_as_cpu  # noqa: F401 - a fixture
 
 STEPS = 5
-SAMPLERS = section_options(Sample)["sample_sampler"].choices
+SAMPLERS = section_options(Sampling)["sample_sampler"].choices
 CASES = [(script, "ddim") for script in SCRIPTS] + [(SCRIPTS[0], name) for name in SAMPLERS]
 
 

@@ -461,8 +461,9 @@ def test_the_check_counts_what_sample_images_take(config, demo, tmp_path):
     prompts = tmp_path / "p.txt"
     prompts.write_text("a cat --w 512 --h 512\na dog --w 1024 --h 1536\n", encoding="utf-8")
     asked = replace_options(config, sample_prompts=str(prompts), sample_every_n_steps=2)
-    (said,) = [finding for finding in checking.make_report(asked).findings if finding.topic == "samples"]
-    assert said.verdict == "ok" and "1024x1536" in str(said.text)
+    lasting, taken = [finding for finding in checking.make_report(asked).findings if finding.topic == "samples"]
+    assert taken.verdict == "ok" and "1024x1536" in str(taken.text)
+    assert lasting.verdict == "hint" and "2 sample images" in str(lasting.text) and "sample less" in str(lasting.text)
     parts = {"model": 4.0, "optimizer": 0.5, "activations": 9.0}
     (tight,) = preview_memory.sentences(MemoryEstimate(6, parts, memory=6.0), asked)
     assert tight[0] == "hint" and "in tiles" in str(tight[1]) and "--w" in str(tight[1])

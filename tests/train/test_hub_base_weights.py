@@ -81,6 +81,34 @@ def test_a_training_downloads_them_and_is_the_same_as_with_the_file(hub, downloa
     assert len(hub.tokens) == asked, "what is here is not asked for"
 
 
+def test_a_lora_for_samples_comes_from_the_hub_as_well(hub, downloads, shallow, squares, tmp_path):  # noqa: F811
+    (tmp_path / "prompts.txt").write_text("a cat --w 64 --h 64 --d 1 --s 1", encoding="utf-8")
+    values = {
+        "train_data_dir": squares,
+        "network_dim": 2,
+        "max_train_steps": 1,
+        "sample_prompts": tmp_path / "prompts.txt",
+    }
+
+    def config(folder, **more):
+        return config_of(shallow, SCRIPT, output_dir=tmp_path / folder, sample_every_n_steps=1, **values, **more)
+
+    file = train(config("first")).file
+    hub.repositories["someone/adapters"] = {"split/a.safetensors": file.read_bytes()}
+    named = config("named", sample_lora=f"{NAME}:0.5")
+    problems, remarks = preflight.findings(named)
+    assert not problems and any("sample_lora" in str(one) and "is downloaded" in str(one) for one in remarks)
+    assert not hub.requests, "the check downloads nothing"
+    assert len(train(named).events("sample")) == 1
+    local = downloads / "adapters" / "a.safetensors"
+    assert base_files.with_local_files(named).sample.sample_lora == f"{local}:0.5"
+    assert base_files.without_remote_files(named).sample.sample_lora is None
+    hub.repositories.clear()
+    local.unlink()
+    (problem,) = [str(one) for one in preflight.findings(named)[0] if one.option == "sample_lora"]
+    assert "There is no Hugging Face repository someone/adapters" in problem
+
+
 def test_failed_download_is_reported_before_the_model_is_loaded(hub, downloads, shallow, squares, monkeypatch):  # noqa: F811
     named = config_of(shallow, SCRIPT, train_data_dir=squares, output_name="m", base_weights=[NAME])
 

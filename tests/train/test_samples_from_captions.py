@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image
 
 from library.check import preflight
@@ -131,12 +132,27 @@ def test_a_training_whose_samples_all_fail_goes_on_and_says_so(run, monkeypatch)
     def fails(*_):
         raise RuntimeError("broken VAE")
 
-    monkeypatch.setattr(samples.SampleRunner, "_sample_one", fails)
+    monkeypatch.setattr(samples.SampleRunner, "_pictures", fails)
     outcome = run(**FROM_CAPTIONS)
     said = [str(event["text"]) for event in outcome.events("warning")]
     assert outcome.facts["state"] == "finished" and len(outcome.losses) == 3 and all(map(math.isfinite, outcome.losses))
     assert sum("a sample is left out (RuntimeError: broken VAE)" in text for text in said) == 3
     assert len(outcome.events("sample_failed")) == 3 and not outcome.events("sample")
+
+
+def test_samples_of_one_size_are_one_batch_until_memory_is_short(run, monkeypatch, tmp_path):
+    plain, sizes, together = run(output_dir=tmp_path / "plain", seed=3), [], samples.SampleRunner._pictures
+
+    def counting(self, requests):
+        sizes.append(len(requests))
+        if sizes[:1] != [3] or len(sizes) > 1 and len(requests) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return together(self, requests)
+
+    monkeypatch.setattr(samples.SampleRunner, "_pictures", counting)
+    made = run(seed=3, sample_batch_size=4, **FROM_CAPTIONS)
+    assert sizes == [3, 3, 1, 2, 1, 1, 1, 1, 1] and made.losses == plain.losses
+    assert [event["step"] for event in made.events("sample")] == [0] * 3 + [2] * 3 + [3] * 3
 
 
 def test_a_check_names_what_is_missing_and_what_would_help(demo, squares):

@@ -17,8 +17,9 @@ from library.config.sections.inputs import Data, Model
 from library.config.sections.learning import FullOptim, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.noise import Loss, Noise
-from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Sample, Save
+from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Save
 from library.config.sections.runs import AdapterRun, ControlRun, EmbeddingRun, FullRun
+from library.config.sections.sampling import NO_GUIDANCE, Sampling
 from library.config.sections.transformers import (
     TransformerFlow,
     TransformerLora,

@@ -209,6 +209,7 @@ class Sample:
         "k_euler_a",
         "k_dpm_2",
         "k_dpm_2_a",
+        "lcm",
     ] = opt("ddim", "The sampler of sample images; choose the one you generate images with.", label="Sampler")
     sample_compile: Literal["auto", "true", "false"] = opt(
         "auto",

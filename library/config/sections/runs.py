@@ -24,7 +24,8 @@ from library.config.sections.inputs import Data, Model
 from library.config.sections.learning import FullOptim, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.noise import Loss, Noise
-from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Sample, Save
+from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Save
+from library.config.sections.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class BaseRun(RunConfig):
     optim: Optim = define_section(Optim)
     steps: Steps = define_section(Steps)
     save: Save = define_section(Save)
-    sample: Sample = define_section(Sample)
+    sample: Sampling = define_section(Sampling)
     noise: Noise = define_section(Noise)
     loss: Loss = define_section(Loss)
     precision: Precision = define_section(Precision)

@@ -13,7 +13,7 @@ from library.families.anima.facts import FACTS
 from library.families.anima.model import DENOISER_BLOCK
 from library.families.anima.options import AnimaLora, AnimaTrain
 from library.families.anima.sampler import AnimaSampler
-from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.capabilities import CaptionLimit
 from library.families.facts import Shapes
 from library.families.shared import language_model, packing, qwen_vae, t5, tokenizers
@@ -47,6 +47,7 @@ class AnimaFamily(OneEncoderFamily):
     checkpoint = ANIMA_CHECKPOINT
     swapped_class = DENOISER_BLOCK
     block_classes = (adapter.ADAPTER_BLOCK, DENOISER_BLOCK)
+    block_chain = BlockChain(("blocks",))
     adapter_targets = (adapter.ADAPTER_BLOCK, DENOISER_BLOCK, "PatchEmbed", "TimestepEmbedding", "FinalLayer")
     text_adapter_targets = language_model.QWEN3_LAYERS
     latent_cache = LatentCache(suffix="_anima.npz", keyed_by_size=True)

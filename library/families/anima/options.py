@@ -15,6 +15,7 @@ from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPre
 
 # Options that sd-scripts parses for every family, but that mean nothing here.
 INEFFECTIVE = {
+    **sections.NO_GUIDANCE,
     "max_token_length": "captions of Anima are as long as qwen3_max_token_length and t5_max_token_length",
 }
 

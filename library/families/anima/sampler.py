@@ -9,7 +9,7 @@ from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.shared import packing, qwen_vae
-from library.families.shared.sampler import FlowSampler, sample_generator
+from library.families.shared.sampler import FlowSampler, seeded_noise
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -23,24 +23,26 @@ class AnimaSampler(FlowSampler):
 
     family: "AnimaFamily"
 
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise; float32 [1, 16, h, w]. Prompt and negative prompt are one batch."""
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [N, 16, h, w]. Prompts and negative prompts are one batch."""
         model = self.denoiser
         device = model.t_embedding_norm.weight.device
-        height, width = self.grid(request)
-        noise = torch.randn(1, model.sizes.channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
+        height, width = self.grid(requests[0])
+        noise = seeded_noise(requests, model.sizes.channels // 4, 2 * height, 2 * width)
 
         def velocity(text: Mapping[str, Tensor], latents: Tensor, times: Tensor) -> Tensor:
             output = model(packing.pack(latents), (height, width), *text.values(), times).float()
             return packing.unpack_channels_last(output, height, width)
 
-        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(request, device))]
-        sigmas = anima_sigmas(request.steps, request.shift or SHIFT)
-        return self.integrate(noise.to(device), sigmas, request, velocities)
+        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
+        return self.integrate(noise.to(device), self.sigmas(requests[0], height * width), requests, velocities)
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return anima_sigmas(steps)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return qwen_vae.denormalise_qwen(latents)
 
 
-def anima_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
-    return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift).tolist()
+def anima_sigmas(steps: int) -> list[float]:
+    return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()

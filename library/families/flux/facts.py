@@ -6,6 +6,7 @@ from library.families.facts import (
     AdapterModule,
     BlockGroup,
     FamilyFacts,
+    FewStepLora,
     HubFile,
     HubModel,
     Shapes,
@@ -146,6 +147,19 @@ FACTS = FamilyFacts(
         "control_image_path": options_naming(lambda v: v.control_images.most > 0 or v.control_images.inpaints),
         "control_image_mask_path": options_naming(lambda v: v.control_images.inpaints),
     },
+    few_step_loras=(
+        FewStepLora(
+            "FLUX.1-Turbo-Alpha-8steps",
+            "alimama-creative/FLUX.1-Turbo-Alpha/diffusion_pytorch_model.safetensors",
+            prompt={"sample_steps": 8, "scale": 1.0, "guidance_scale": 3.5},
+        ),
+        FewStepLora(
+            "Hyper-FLUX.1-dev-8steps",
+            "ByteDance/Hyper-SD/Hyper-FLUX.1-dev-8steps-lora.safetensors",
+            strength=0.125,
+            prompt={"sample_steps": 8, "scale": 1.0, "guidance_scale": 3.5},
+        ),
+    ),
     hub_models=(
         flux_hub_model("FLUX.1 dev", "dev", 23_802_932_552),
         flux_hub_model("FLUX.1 schnell", "schnell", 23_782_506_688),

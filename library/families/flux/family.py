@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from library.config import ineffective
 from library.config.problems import ConfigError, Problem
-from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
+from library.families.base import (
+    BlockChain,
+    BlockCost,
+    BlockInputs,
+    DeferredNetwork,
+    LatentCache,
+    ModelComponents,
+    TextCache,
+)
 from library.families.capabilities import CaptionLimit
 from library.families.facts import Shapes
 from library.families.flux import checkpoint, control_tokens, variants
@@ -39,6 +47,7 @@ class FluxFamily(TransformerFamily):
 
     name = "flux"
     block_classes = ("DoubleStreamBlock", "SingleStreamBlock")
+    block_chain = BlockChain(("double_blocks", "single_blocks"))
     adapter_targets = ("DoubleStreamBlock", "SingleStreamBlock")
     text_adapter_targets = (*clip.CLIP_LAYER_CLASSES, *t5.T5_LAYER_CLASSES)
     latent_cache = LatentCache(suffix="_flux.npz", keyed_by_size=True)

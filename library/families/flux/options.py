@@ -30,6 +30,7 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
         lambda c: c.model.variant.guided or not c.model.guidance_scale,
         "there is no guidance in Chroma",
     ),
+    ("sample_guidance_scale", lambda c: c.model.variant.guided, "there is no guidance in Chroma"),
     ("bypass_guidance_embedding", lambda c: c.model.variant.guided, "there is no guidance in Chroma"),
     ("guidance_scale", lambda c: not c.model.bypass_guidance_embedding, "bypass_guidance_embedding leaves it out"),
     ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
@@ -263,6 +264,7 @@ class FluxRun:
     family: ClassVar[str] = "flux"
     script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 16
+    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(WITHOUT_SIGMOID))
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS

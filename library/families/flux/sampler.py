@@ -10,7 +10,7 @@ from torch import Tensor
 from library.families.base import SampleRequest
 from library.families.flux import control_tokens
 from library.families.shared import packing
-from library.families.shared.sampler import FlowSampler, sample_generator
+from library.families.shared.sampler import FlowSampler, seeded_noise
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ class FluxSampler(FlowSampler):
     def is_guided(self, request: SampleRequest) -> bool:
         return request.scale != 1.0
 
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise; float32 [1, C, h, w] in the cache's convention."""
-        height, width = self.grid(request)
-        device = self.denoiser.img_in.weight.device
-        tokens = self.denoised(request, self.text(request, device), (height, width), self.controls(request, device))
-        return packing.unpack(tokens, height, width)
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [N, C, h, w] in the cache's convention."""
+        height, width = self.grid(requests[0])
+        text = self.text(requests, self.denoiser.img_in.weight.device)
+        controls = self.controls(requests[0], text["t5_out"].device)
+        return packing.unpack(self.denoised(requests, text, (height, width), controls), height, width)
 
     def controls(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
         """Return the control inputs for `predict`. To inpaint, a missing image is grey, a missing mask covers all."""
@@ -51,16 +51,16 @@ class FluxSampler(FlowSampler):
 
     def denoised(
         self,
-        request: SampleRequest,
+        requests: Sequence[SampleRequest],
         text: dict[str, Tensor],
         size: tuple[int, int],
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Denoise from seeded noise; `size` counts tokens. Return packed latents, float32 [1, h * w, 4 C]."""
+        """Denoise from seeded noise; `size` counts tokens. Return packed latents, float32 [N, h * w, 4 C]."""
         model, inpaints = self.denoiser, self.family.variant.control_images.inpaints
-        device = model.img_in.weight.device
-        noise = torch.randn(1, size[0] * size[1], model.sizes.out_channels, generator=sample_generator(request))
-        strength = self.family.sample_defaults["guidance_scale"] if request.guidance is None else request.guidance
+        device, usual = model.img_in.weight.device, self.family.sample_defaults["guidance_scale"]
+        noise = seeded_noise(requests, size[0] * size[1], model.sizes.out_channels)
+        strengths = [usual if request.guidance is None else request.guidance for request in requests]
         references = [] if inpaints else [(control.shape[-2] // 2, control.shape[-1] // 2) for control in controls]
         more = control_tokens.packed(controls, inpaints)
 
@@ -70,11 +70,13 @@ class FluxSampler(FlowSampler):
 
         velocities = []
         for part in self.in_batches(text):
-            guidance = torch.full((len(part["t5_out"]),), strength, device=device)
+            guidance = torch.tensor(strengths, device=device).repeat(len(part["t5_out"]) // len(requests))
             conditions = self.family.conditions(part, size, device, references) | {"guidance": guidance}
             velocities.append(functools.partial(velocity, conditions))
-        sigmas = flow.flow_sigmas(request.steps, size[0] * size[1], shift=not model.sizes.is_schnell)
-        return self.integrate(noise.to(device), sigmas, request, velocities)
+        return self.integrate(noise.to(device), self.sigmas(requests[0], size[0] * size[1]), requests, velocities)
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return flow.flow_sigmas(steps, tokens, shift=not self.denoiser.sizes.is_schnell)
 
     def encoded(self, pixels: Tensor) -> Tensor:
         with self.vae_on(pixels.device):

@@ -1,6 +1,15 @@
 """The static facts of FLUX.2."""
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
+from library.families.facts import (
+    AdapterModule,
+    BlockGroup,
+    FamilyFacts,
+    FewStepLora,
+    HubFile,
+    HubModel,
+    Shapes,
+    has_tensor,
+)
 
 FLUX_2_TRANSFORMER = "a FLUX.2 transformer"
 VAE = "a FLUX.2 VAE"
@@ -73,6 +82,17 @@ FACTS = FamilyFacts(
     has_sd_scripts_defaults=False,
     prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16")}},
     named_options={name.replace("-", "[-_]?"): {"model_version": name} for name in KLEINS},
+    few_step_loras=(
+        FewStepLora(
+            "FLUX.2-dev-Turbo-8steps",
+            "fal/FLUX.2-dev-Turbo/flux.2-turbo-lora.safetensors",
+            prompt={
+                "sample_sigmas": (1.0, 0.6509, 0.4374, 0.2932, 0.1893, 0.1108, 0.0495, 0.00031),
+                "scale": 1.0,
+                "guidance_scale": 2.5,
+            },
+        ),
+    ),
     hub_models=(
         flux_2_hub_model("4B", 7_752_000_000, ("qwen_3_4b", 8_044_982_048)),
         flux_2_hub_model("9B", 18_158_000_000, ("qwen_3_8b_fp8mixed", 8_660_000_000)),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.problems import Problem
-from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux_2 import text_encoder
 from library.families.flux_2.checkpoint import flux_2_checkpoint, transformer_sizes
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Positions, Flux2Shape, append_controls
@@ -33,6 +33,7 @@ class Flux2Family(OneEncoderFamily):
     name = "flux_2"
     swapped_class = SINGLE
     block_classes = (DOUBLE, SINGLE)
+    block_chain = BlockChain(("double_blocks", "single_blocks"))
     adapter_targets = (DOUBLE, SINGLE)
     # Dimensions with varying numbers of image tokens: img and pe; joint and pe.
     block_inputs = {

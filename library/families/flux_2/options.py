@@ -123,6 +123,7 @@ class Flux2Run:
 
     family: ClassVar[str] = "flux_2"
     script_with = staticmethod(families.script_with)
+    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = (
         *INEFFECTIVE_RULES,

@@ -14,7 +14,7 @@ from library.families.base import SampleRequest
 from library.families.flux_2.model import append_controls
 from library.families.flux_2.vae import denormalise_flux_2
 from library.families.shared import packing
-from library.families.shared.sampler import TOKEN, FlowSampler, sample_generator
+from library.families.shared.sampler import TOKEN, FlowSampler, seeded_noise
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -31,32 +31,35 @@ class Flux2Sampler(FlowSampler):
 
     family: "Flux2Family"
 
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise; float32 [1, 32, h, w] in the cache's convention."""
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [N, 32, h, w] in the cache's convention."""
         model = self.denoiser
         device = model.img_in.weight.device
-        height, width = self.grid(request)
-        controls = [self.encoded(control, device) for control in request.controls]
-        noise = torch.randn(1, model.sizes.in_channels, height, width, generator=sample_generator(request))
+        height, width = self.grid(requests[0])
+        controls = [self.encoded(control, device) for control in requests[0].controls]
+        noise = seeded_noise(requests, model.sizes.in_channels, height, width)
         tokens = noise.flatten(2).transpose(1, 2).to(device)
-        strength = self.family.sample_defaults.get("guidance_scale", 1.0)
-        strength = strength if request.guidance is None else request.guidance
+        usual = self.family.sample_defaults.get("guidance_scale", 1.0)
+        strengths = [usual if request.guidance is None else request.guidance for request in requests]
 
         def velocity(conditions: Mapping[str, Any], tokens: Tensor, times: Tensor) -> Tensor:
             output = model(img=append_controls(tokens, controls), timesteps=times, **conditions)
             return output[:, : tokens.shape[1]].float()
 
         velocities = []
-        for text in self.in_batches(self.text(request, device)):
-            guidance = torch.full((len(text["ctx_vec"]),), strength, device=device)
+        for text in self.in_batches(self.text(requests, device)):
+            guidance = torch.tensor(strengths, device=device).repeat(len(text["ctx_vec"]) // len(requests))
             conditions = self.family.conditions(text, (height, width), device, controls) | {"guidance": guidance}
             velocities.append(functools.partial(velocity, conditions))
-        tokens = self.integrate(tokens, flux_2_sigmas(request.steps, height * width), request, velocities)
+        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
         return packing.unpack(tokens, height, width)
 
     def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
         with self.vae_on(device):
             return self.family.control_latents(self.components, reference_pixels(picture).to(device))
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return flux_2_sigmas(steps, tokens)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return denormalise_flux_2(self.components.vae, latents)

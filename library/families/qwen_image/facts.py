@@ -2,7 +2,7 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, FewStepLora, HubFile, HubModel, Shapes
 from library.families.qwen_image.variants import EDIT_2511, EDITS, QWEN_VARIANTS, TRANSFORMER
 
 VAE = "a Qwen-Image VAE"
@@ -102,6 +102,14 @@ FACTS = FamilyFacts(
     compile_seconds=15,
     decoder_memory=3.4,
     has_sd_scripts_defaults=False,
+    few_step_loras=tuple(
+        FewStepLora(
+            f"Qwen-Image-Lightning-{steps}steps",
+            f"lightx2v/Qwen-Image-Lightning/Qwen-Image-Lightning-{steps}steps-{version}-bf16.safetensors",
+            prompt={"sample_steps": steps, "scale": 1.0, "flow_shift": 3.0},
+        )
+        for steps, version in ((4, "V1.0"), (8, "V1.1"))
+    ),
     hub_models=(
         qwen_hub_model("Qwen-Image", "qwen_image_bf16"),
         qwen_hub_model("Qwen-Image 2512", "qwen_image_2512_bf16"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.qwen_image import text_encoder
 from library.families.qwen_image.checkpoint import qwen_checkpoint
 from library.families.qwen_image.facts import INDEX
@@ -42,6 +42,7 @@ class QwenFamily(OneEncoderFamily):
     name = "qwen_image"
     swapped_class = BLOCK_CLASS
     block_classes = (BLOCK_CLASS,)
+    block_chain = BlockChain(("transformer_blocks",))
     adapter_targets = (BLOCK_CLASS,)
     # A third of a block is modulation, computed once per image; half of the rest is for text.
     block_costs = {BLOCK_CLASS: BlockCost("transformer_blocks", activations=30, used=0.333)}

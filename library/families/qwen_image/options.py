@@ -19,7 +19,10 @@ from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPre
 SHIFT_LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
 # Options parsed for every family that mean nothing here.
-INEFFECTIVE = {"max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens"}
+INEFFECTIVE = {
+    **sections.NO_GUIDANCE,
+    "max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens",
+}
 
 # Flags of musubi-tuner that are not needed here.
 MUSUBI_FLAGS = {
@@ -167,6 +170,7 @@ class QwenRun:
 
     family: ClassVar[str] = "qwen_image"
     script_with = staticmethod(families.script_with)
+    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS

@@ -14,7 +14,7 @@ from library.families.qwen_image.options import SHIFT_LINE
 from library.families.qwen_image.pictures import pack_tokens, scaled_size, vae_pixels
 from library.families.shared import packing
 from library.families.shared.qwen_vae import denormalise_qwen
-from library.families.shared.sampler import FlowSampler, sample_generator
+from library.families.shared.sampler import FlowSampler, seeded_noise
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -28,27 +28,27 @@ class QwenSampler(FlowSampler):
 
     family: "QwenFamily"
 
-    def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
+    def guided(self, negative: Tensor, prompt: Tensor, scale: Tensor) -> Tensor:
         """Move away from the negative prompt, keeping the norm of the prompt's prediction for each token."""
         guided = super().guided(negative, prompt, scale)
         return guided * (prompt.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
 
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise; float32 [1, 16, h, w]. Prompt and negative prompt are one padded batch."""
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [N, 16, h, w]. Prompts and negative prompts are one padded batch."""
         model = self.denoiser
         device = model.img_in.weight.device
-        height, width = self.grid(request)
-        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
-        references = self.references(request, device)
+        height, width = self.grid(requests[0])
+        noise = seeded_noise(requests, model.sizes.in_channels // 4, 2 * height, 2 * width)
+        references = self.references(requests[0], device)
         reference_tokens, sizes = pack_tokens(noise.to(device), references)
-        tokens, reference_tokens = reference_tokens[:, : height * width], reference_tokens[:, height * width :]
+        tokens, reference_tokens = reference_tokens[:, : height * width], reference_tokens[:1, height * width :]
 
         def velocity(text: Mapping[str, Tensor], tokens: Tensor, times: Tensor) -> Tensor:
             img = torch.cat((tokens, reference_tokens.expand(len(tokens), -1, -1)), dim=1)
             return model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
 
-        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(request, device))]
-        tokens = self.integrate(tokens, qwen_sigmas(request.steps, height * width), request, velocities)
+        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
+        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
         return packing.unpack(tokens, height, width)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
@@ -76,6 +76,9 @@ class QwenSampler(FlowSampler):
             hashlib.blake2b(control.tobytes()).digest() for control in request.controls if self.family.variant.template
         ]
         return super().text_key(request), *digests
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return qwen_sigmas(steps, tokens)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return denormalise_qwen(latents)

@@ -43,8 +43,12 @@ def encode_with_clips(
 
 def for_prompts(components: ModelComponents, prompts: Sequence[str], longest: int) -> dict[str, Tensor]:
     """Encode a preview's prompts with emphasis, all padded to the chunks of the longest, at most `longest`."""
+    with torch.no_grad():
+        return encode_with_clips(components, prompts, None, count_chunks(components, prompts, longest), weighted=True)
+
+
+def count_chunks(components: ModelComponents, prompts: Sequence[str], longest: int) -> int:
+    """Return the chunks of 75 tokens that the longest of these prompts needs, at most `longest`."""
     tokenizer = next(iter(components.tokenizers.values()))
     tokens = max(emphasis.count_weighted_tokens(tokenizer, prompt) for prompt in prompts)
-    chunks = min(max(clip.chunks_of(tokens), 1), longest)
-    with torch.no_grad():
-        return encode_with_clips(components, prompts, None, chunks, weighted=True)
+    return min(max(clip.chunks_of(tokens), 1), longest)

@@ -2,7 +2,16 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
+from library.families.facts import (
+    AdapterModule,
+    BlockGroup,
+    FamilyFacts,
+    FewStepLora,
+    HubFile,
+    HubModel,
+    Shapes,
+    has_tensor,
+)
 
 # The second transformer layer of an attention block: older versions have one.
 DEEP = re.compile(r"^model\.diffusion_model\.(middle_block|output_blocks\.\d+)\.1\.transformer_blocks\.1\.")
@@ -34,6 +43,10 @@ def recognise_sdxl(shapes: Shapes) -> str:
 def sdxl_hub_model(title: str, repository: str, file: str, size: int) -> HubModel:
     return HubModel(title, (HubFile("pretrained_model_name_or_path", repository, file, size),))
 
+
+# The noise at every 250th and every 125th of the 1000 training timesteps, from the last one on.
+SIGMAS_OF_4_STEPS = (14.6146, 4.0817, 1.6129, 0.6932)
+SIGMAS_OF_8_STEPS = (14.6146, 7.2974, 4.0817, 2.4925, 1.6129, 1.069, 0.6932, 0.3977)
 
 FACTS = FamilyFacts(
     name="sdxl",
@@ -68,6 +81,23 @@ FACTS = FamilyFacts(
     text_tokens=0,
     graphs={"BasicTransformerBlock": 2, "ResnetBlock2D": 12},
     compile_seconds=75,
+    few_step_loras=(
+        FewStepLora(
+            "SDXL-Lightning-4steps",
+            "ByteDance/SDXL-Lightning/sdxl_lightning_4step_lora.safetensors",
+            prompt={"sample_sigmas": SIGMAS_OF_4_STEPS, "scale": 1.0, "sample_sampler": "euler"},
+        ),
+        FewStepLora(
+            "SDXL-Lightning-8steps",
+            "ByteDance/SDXL-Lightning/sdxl_lightning_8step_lora.safetensors",
+            prompt={"sample_sigmas": SIGMAS_OF_8_STEPS, "scale": 1.0, "sample_sampler": "euler"},
+        ),
+        FewStepLora(
+            "DMD2-4steps",
+            "tianweiy/DMD2/dmd2_sdxl_4step_lora_fp16.safetensors",
+            prompt={"sample_sigmas": SIGMAS_OF_4_STEPS, "scale": 1.0, "sample_sampler": "lcm"},
+        ),
+    ),
     hub_models=(
         sdxl_hub_model(
             "SDXL base 1.0", "stabilityai/stable-diffusion-xl-base-1.0", "sd_xl_base_1.0.safetensors", 6_938_078_334

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
-from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
+from library.families.base import (
+    BlockChain,
+    BlockCost,
+    BlockInputs,
+    DeferredNetwork,
+    LatentCache,
+    ModelComponents,
+    TextCache,
+)
 from library.families.capabilities import CaptionLimit, count_caption_tokens
 from library.families.sdxl import checkpoint, conditions, emphasis, folder, keys, model
 from library.families.sdxl.facts import FACTS
@@ -34,6 +42,7 @@ class SdxlFamily:
     name = "sdxl"
     grid = 32
     block_classes = ("BasicTransformerBlock", "ResnetBlock2D")
+    block_chain = BlockChain(("down_blocks", "mid_block", "up_blocks"), is_unet=True, max_skipped=1)
     adapter_targets = ("Transformer2DModel",)
     text_adapter_targets = clip.CLIP_LAYER_CLASSES
     architecture = FACTS.architecture

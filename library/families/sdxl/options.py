@@ -13,7 +13,11 @@ from library.config.run_config import RunConfig
 from library.config.schema import define_section, opt
 
 # Options that sd-scripts parses for every family, but that mean nothing here.
-INEFFECTIVE = {"clip_skip": "SDXL always uses the last but one layer; it is only written into the metadata"}
+INEFFECTIVE = {
+    **sections.NO_GUIDANCE,
+    "clip_skip": "SDXL always uses the last but one layer; it is only written into the metadata",
+    "sample_shift": "the noise levels of SDXL have no shift",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 import inspect
 import types
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import diffusers
@@ -15,7 +16,7 @@ from torch import Tensor
 from library.config.problems import ConfigError, Problem
 from library.families.base import SampleRequest
 from library.families.sdxl import conditions
-from library.families.shared.sampler import Sampler, sample_generator
+from library.families.shared.sampler import Sampler, per_sample, sample_generator
 from library.objectives import diffusion
 from library.objectives.base import NoisedBatch
 
@@ -37,7 +38,10 @@ SAMPLERS: dict[str, tuple[str, dict]] = {
     "dpmsolver": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver", "final_sigmas_type": "sigma_min"}),
     "dpmsolver++": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++"}),
     "dpmsingle": ("DPMSolverSinglestepScheduler", {"lower_order_final": True}),
+    "lcm": ("LCMScheduler", {}),
 }
+DRAWING = ("EulerAncestralDiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "LCMScheduler")  # noise at each step
+RENOISING = ("lcm",)  # samplers that predict the image at each step, and add new noise
 SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a", "dpm_2", "dpm_2_a")}
 
 
@@ -55,7 +59,7 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
         )
     kind, changes = SAMPLERS[name or "ddim"]
     cls = _lms() if kind == "LMSDiscreteScheduler" else getattr(diffusers, kind)
-    cls = _with_drawn_noise(cls) if "Ancestral" in kind else cls
+    cls = _with_drawn_noise(cls) if kind in DRAWING else cls
     options = {
         "num_train_timesteps": diffusion.STEPS,
         "beta_start": diffusion.BETA_START,
@@ -68,6 +72,20 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
         options |= {"trained_betas": rescaled_betas(), "timestep_spacing": "trailing"}
     parameters = inspect.signature(cls.__init__).parameters
     return cls(**{name: value for name, value in (options | changes).items() if name in parameters})
+
+
+def set_noise_levels(steps: Any, request: SampleRequest) -> None:
+    """Set a scheduler's steps: those of the request's sigmas, else its own."""
+    # They stay on the host, where the scheduler computes with single numbers.
+    if not request.sigmas:
+        steps.set_timesteps(request.steps)
+    elif request.sampler_name in RENOISING:
+        alphas = steps.alphas_cumprod.double()
+        levels = ((1 - alphas) / alphas).log().numpy() / 2
+        positions = np.interp(np.log(request.sigmas), levels, np.arange(len(levels)))
+        steps.set_timesteps(timesteps=positions.round().astype(int).tolist())
+    else:
+        steps.set_timesteps(sigmas=[*request.sigmas, 0.0])
 
 
 def rescaled_betas() -> list[float]:
@@ -99,8 +117,13 @@ def _lms() -> type:
 class DrawnNoise:
     """The noise of all steps, drawn on the host as a scheduler would draw it, and copied to the device at once."""
 
-    def __init__(self, generator: torch.Generator, like: Tensor, steps: int) -> None:
-        drawn = [torch.randn(like.shape, generator=generator, dtype=like.dtype) for _ in range(steps)]
+    def __init__(self, generators: Sequence[torch.Generator], like: Tensor, steps: int) -> None:
+        """`generators` has one for each sample of `like` [N, ...]."""
+        shape = 1, *like.shape[1:]
+        drawn = [
+            torch.cat([torch.randn(shape, generator=generator, dtype=like.dtype) for generator in generators])
+            for _ in range(steps)
+        ]
         self._noise = iter(torch.stack(drawn).to(like.device).unbind())
 
     def __call__(self) -> Tensor:
@@ -135,39 +158,48 @@ class SdxlSampler(Sampler):
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
         return conditions.for_prompts(self.components, prompts, MAX_CHUNKS)
 
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise, both prompts in one batch; float32 [1, 4, h, w] in the model's units."""
-        denoiser = self.denoiser
+    def batch_key(self, request: SampleRequest) -> Hashable:
+        """Add the length of the text: the U-Net attends to its padding, too."""
+        key = super().batch_key(request)
+        return key and (key, conditions.count_chunks(self.components, [request.negative, request.prompt], MAX_CHUNKS))
+
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise, all prompts in one batch; float32 [N, 4, h, w] in the model's units."""
+        denoiser, request, number = self.denoiser, requests[0], len(requests)
         device = denoiser.conv_in.weight.device
-        generator = sample_generator(request)
+        generators = [sample_generator(request) for request in requests]
         height, width = self.size(request)
-        texts = self.in_batches(self.text(request, device))
+        texts = self.in_batches(self.text(requests, device))
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)
         config = self.family.config
-        steps = scheduler(request.sampler_name, config.model.v_parameterization, config.noise.zero_terminal_snr)
-        steps.set_timesteps(request.steps)  # on the host, where the scheduler computes with single numbers
+        name = request.sampler_name
+        if request.sigmas and name not in RENOISING:
+            name = "euler"  # the others have steps of their own
+        steps = scheduler(name, config.model.v_parameterization, config.noise.zero_terminal_snr)
+        set_noise_levels(steps, request)
         times = steps.timesteps.float().to(device)
         channels = denoiser.config.in_channels
-        latents = torch.randn((1, channels, height // 8, width // 8), generator=generator).to(device)
-        latents = latents * steps.init_noise_sigma
+        shape = 1, channels, height // 8, width // 8
+        latents = torch.cat([torch.randn(shape, generator=generator) for generator in generators]).to(device)
+        latents, scales = latents * steps.init_noise_sigma, per_sample([request.scale for request in requests], latents)
         extra: dict[str, Any] = {}
         if "generator" in inspect.signature(steps.step).parameters:
-            extra["generator"] = DrawnNoise(generator, latents, len(times)) if draws_noise(steps) else generator
+            extra["generator"] = DrawnNoise(generators, latents, len(times)) if draws_noise(steps) else generators
         guide = [control_pixels(request.guide, (width, height), device)] if request.guide else []
         for t, time in zip(steps.timesteps, times.unbind(), strict=True):
             scaled = steps.scale_model_input(latents, t)
             prediction = torch.cat([self._predict(scaled, time, text, sizes, guide) for text in texts])
-            if len(prediction) == 2:
-                prediction = prediction[:1] + (prediction[1:] - prediction[:1]) * request.scale
+            if len(prediction) > number:
+                prediction = prediction[:number] + (prediction[number:] - prediction[:number]) * scales
             latents = steps.step(prediction, t, latents, **extra, return_dict=False)[0]
         return latents
 
     def _predict(
         self, latents: Tensor, timestep: Tensor, text: dict[str, Tensor], sizes: Tensor, guide: list[Tensor]
     ) -> Tensor:
-        """Return the denoiser's prediction for every prompt, from the same latents."""
+        """Return the denoiser's prediction for every prompt; a sample's prompts have the same latents."""
         count = len(text["pool2"])
-        batch = latents.float().expand(count, -1, -1, -1)
+        batch = latents.float().expand(count // len(latents), *latents.shape).flatten(0, 1)
         times = timestep.expand(count)
         noised = NoisedBatch(latents=batch, timesteps=times, target=batch, weight=times)
         return self.family.predict(self.denoiser, noised, text, sizes.expand(count, -1), guide)

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from library.families.base import ModelComponents, SampleRequest
 from library.families.shared import vae_memory, vae_tiles
+from library.objectives import flow
 
 MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
 TOKEN = 16  # pixels of a side of one token of a transformer
 AT_ONCE = "at once"
 TEXT_MULTIPLE = 16  # texts of any length are padded to a multiple of this, so that few sizes occur
 
-# The current sample [B, ...] and the times [B] -> the velocity of the model, noise minus image, float32 [B, ...].
+# The current samples [B, ...] and the times [B] -> the velocity of the model, noise minus image, float32 [B, ...].
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -33,15 +34,18 @@ class Sampler(ABC):
         self.family, self.components = family, components
         self._known: dict[Hashable, dict[str, Tensor]] = {}
         self.decoded_by = ""  # "tiles" or "CPU" once there was not enough memory to decode an image at once
-        # Whether both prompts of guidance are predicted one after the other, as one batch does not fit into memory.
+        # Whether the two prompts of guidance are predicted one after the other, as one batch does not fit into memory.
         self.one_by_one = False
         # Frees memory that is not needed for decoding; returns whether there was any.
         self.make_room: Callable[[], bool] = lambda: False
         self._text_length = 0  # of the longest requested prompt, if texts may have any length
 
     @abstractmethod
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise; float32 [1, C, h, w] in the convention of the cache."""
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [N, C, h, w] in the convention of the cache.
+
+        Several requests of one `batch_key` are one batch, with the same results as one by one.
+        """
 
     @abstractmethod
     def decoder_input(self, latents: Tensor) -> Tensor:
@@ -50,6 +54,13 @@ class Sampler(ABC):
     @abstractmethod
     def is_guided(self, request: SampleRequest) -> bool:
         """Return whether classifier-free guidance is used."""
+
+    def batch_key(self, request: SampleRequest) -> Hashable:
+        """Return what requests must have in common to be denoised in one batch; None for one that is denoised alone."""
+        if request.controls or request.mask or request.guide:
+            return None
+        steps = request.steps, request.sampler_name, request.shift, request.sigmas
+        return self.size(request), self.is_guided(request), steps
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
         return self.family.text(self.components, prompts)
@@ -89,9 +100,16 @@ class Sampler(ABC):
         requests_by_key = {self.text_key(request): request for request in requests}
         return [request for key, request in requests_by_key.items() if key not in self._known]
 
-    @torch.no_grad()
     def __call__(self, request: SampleRequest) -> Image.Image:
-        pixels = self.decoded(self.latents(request))
+        return self.pictures([request])[0]
+
+    @torch.no_grad()
+    def pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
+        """Denoise requests of one `batch_key` in one batch, and decode them one by one."""
+        return [self._picture(latents[None]) for latents in self.latents(*requests)]
+
+    def _picture(self, latents: Tensor) -> Image.Image:
+        pixels = self.decoded(latents)
         return Image.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())
 
     def size(self, request: SampleRequest) -> tuple[int, int]:
@@ -100,32 +118,32 @@ class Sampler(ABC):
         height, width = (max(64, side // multiple * multiple) for side in (request.height, request.width))
         return height, width
 
-    def text(self, request: SampleRequest, device: torch.device) -> dict[str, Tensor]:
-        """Return the encoded [negative, prompt], or the prompt alone without guidance."""
-        encoded = self._known.get(self.text_key(request))
-        if encoded is None:
-            encoded = self.encode_request(request)
-        first = 0 if self.is_guided(request) else 1
-        return {name: tensor[first:].to(device) for name, tensor in self._padded(encoded).items()}
+    def text(self, requests: Sequence[SampleRequest], device: torch.device) -> dict[str, Tensor]:
+        """Return the encoded negative prompts and then the prompts, or the prompts alone without guidance.
+
+        Texts with a mask may differ in length: shorter ones are padded with zeros, which the mask covers.
+        """
+        first = 0 if self.is_guided(requests[0]) else 1
+        texts = [self._encoded(request) for request in requests]
+        length = max(self._text_length, *map(self._length, texts))  # so that prompts share compiled and recorded passes
+        rows = [(text, slice(row, row + 1)) for row in range(first, 2) for text in texts]
+        return {name: joined_rows([text[name][row] for text, row in rows], length).to(device) for name in texts[0]}
 
     def in_batches(self, text: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Return the prompts of a text as the batches that are predicted: one, or one for each prompt."""
-        rows = range(len(next(iter(text.values())))) if self.one_by_one else ()
-        return [{name: tensor[row : row + 1] for name, tensor in text.items()} for row in rows] or [dict(text)]
+        """Return a text as the batches that are predicted: one, or negative prompts and prompts `one_by_one`."""
+        number = 2 if self.one_by_one else 1
+        parts = {name: tensor.chunk(number) for name, tensor in text.items()}
+        return [{name: part[at] for name, part in parts.items()} for at in range(len(next(iter(parts.values()))))]
 
     def _length(self, encoded: Mapping[str, Tensor]) -> int:
         """Return the length that masked texts are padded to; 0 for texts of a fixed length."""
         mask = encoded.get(self.family.text_cache.mask)
         return 0 if mask is None else -(-mask.shape[1] // TEXT_MULTIPLE) * TEXT_MULTIPLE
 
-    # Prompts of one length share compiled and recorded passes.
-    def _padded(self, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Pad masked texts to the length of the longest that was requested."""
-        own = self._length(encoded)
-        if not own:
-            return dict(encoded)
-        length = max(own, self._text_length)
-        return {name: pad_rows(tensor, length) for name, tensor in encoded.items()}
+    def _encoded(self, request: SampleRequest) -> dict[str, Tensor]:
+        """Return the encoded [negative, prompt]."""
+        encoded = self._known.get(self.text_key(request))
+        return self.encode_request(request) if encoded is None else encoded
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Decode latents to pixels [3, H, W] in [0, 1]; if memory is short in tiles, then in tiles on the CPU.
@@ -179,7 +197,20 @@ class FlowSampler(Sampler):
         height, width = self.size(request)
         return height // TOKEN, width // TOKEN
 
-    def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
+    def sigmas(self, request: SampleRequest, tokens: int) -> list[float]:
+        """Return the sigmas of all steps of an image with this many tokens, and the 0 at which the last one ends."""
+        if request.sigmas:
+            return [*request.sigmas, 0.0]
+        if request.shift:
+            line = torch.linspace(1, 0, request.steps + 1, dtype=torch.float64)
+            return flow.shifted(line, request.shift).tolist()
+        return self.model_sigmas(request.steps, tokens)
+
+    @abstractmethod
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        """Return the steps + 1 sigmas by which the model is usually sampled."""
+
+    def guided(self, negative: Tensor, prompt: Tensor, scale: Tensor) -> Tensor:
         return negative + scale * (prompt - negative)
 
     def model_times(self, sigmas: Sequence[float]) -> list[float]:
@@ -187,31 +218,48 @@ class FlowSampler(Sampler):
         return [*sigmas]
 
     def integrate(
-        self, noise: Tensor, sigmas: Sequence[float], request: SampleRequest, velocities: Sequence[Velocity]
+        self,
+        noise: Tensor,
+        sigmas: Sequence[float],
+        requests: Sequence[SampleRequest],
+        velocities: Sequence[Velocity],
     ) -> Tensor:
-        """Integrate from noise [1, ...] to the image, along sigmas from 1 to 0.
+        """Integrate from noise [N, ...] to the images, along sigmas from 1 to 0.
 
-        `velocities` has a function for each batch of `in_batches`: current sample [B, ...] and times [B], for as many
+        `velocities` has a function for each batch of `in_batches`: current samples [B, ...] and times [B], for as many
         prompts as the batch has -> noise minus image, float32 [B, ...]. No step waits for the device.
         """
-        texts = 2 if self.is_guided(request) else 1
-        size = (texts // len(velocities), *noise.shape[1:])
+        number, scales = len(noise), per_sample([request.scale for request in requests], noise)
+        texts = 2 if self.is_guided(requests[0]) else 1
+        repeats = texts // len(velocities)
         exact = torch.float64  # rounded once, as the products of the steps
-        levels = torch.tensor(sigmas, dtype=exact)
-        differences = levels.diff().float().to(noise.device)
+        differences = torch.tensor(sigmas, dtype=exact).diff().float().to(noise.device)
         times = torch.tensor(self.model_times(sigmas[:-1]), dtype=exact).float().to(noise.device)
         for time, difference in zip(times.unbind(), differences.unbind(), strict=True):
-            step = torch.cat([velocity(noise.expand(size), time.expand(size[0])) for velocity in velocities])
+            batch = noise.expand(repeats, *noise.shape).flatten(0, 1)
+            step = torch.cat([velocity(batch, time.expand(len(batch))) for velocity in velocities])
             if texts == 2:
-                step = self.guided(step[:1], step[1:], request.scale)
+                step = self.guided(step[:number], step[number:], scales)
             noise = noise + difference * step
         return noise
 
 
-def pad_rows(tensor: Tensor, length: int) -> Tensor:
-    """Pad [B, L, ...] with zeros to [B, length, ...]."""
-    missing = length - tensor.shape[1]
-    return torch.cat((tensor, tensor.new_zeros(len(tensor), missing, *tensor.shape[2:])), dim=1) if missing else tensor
+def seeded_noise(requests: Sequence[SampleRequest], *shape: int) -> Tensor:
+    """Return noise [N, ...] on the host, each by its own seed."""
+    return torch.cat([torch.randn(1, *shape, generator=sample_generator(request)) for request in requests])
+
+
+def per_sample(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Return a number for each sample [N, 1, ...], to multiply tensors like this one."""
+    return torch.tensor(numbers, dtype=torch.float32).to(like.device).view(-1, *(1 for _ in like.shape[1:]))
+
+
+def joined_rows(rows: Sequence[Tensor], length: int = 0) -> Tensor:
+    """Join tensors [1, L, ...] along the first dimension; shorter ones are padded with zeros, to `length` at least."""
+    if rows[0].dim() < 2:
+        return torch.cat([*rows])
+    length = max(length, *(row.shape[1] for row in rows))
+    return torch.cat([torch.cat((row, row.new_zeros(1, length - row.shape[1], *row.shape[2:])), dim=1) for row in rows])
 
 
 def sample_generator(request: SampleRequest) -> torch.Generator:

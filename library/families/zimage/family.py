@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.problems import Problem
-from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.shared import autoencoder
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
@@ -39,6 +39,7 @@ class ZImageFamily(OneEncoderFamily):
     checkpoint = ZIMAGE_CHECKPOINT
     swapped_class = BLOCK
     block_classes = tuple(CONTAINERS)
+    block_chain = BlockChain(("layers",))
     adapter_targets = tuple(CONTAINERS)
     latent_cache = LatentCache(suffix="_zi.safetensors", keyed_by_size=True, architecture="z_image")
     text_cache = TextCache(

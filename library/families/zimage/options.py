@@ -13,7 +13,10 @@ from library.config.schema import define_section, opt
 from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, regexes
 
 # Options parsed for every family that mean nothing here.
-INEFFECTIVE = {"max_token_length": "captions of Z-Image may have any length up to 512 tokens"}
+INEFFECTIVE = {
+    **sections.NO_GUIDANCE,
+    "max_token_length": "captions of Z-Image may have any length up to 512 tokens",
+}
 
 # Flags of musubi-tuner that are not needed here.
 MUSUBI_FLAGS = {

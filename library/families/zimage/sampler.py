@@ -10,7 +10,7 @@ from torch import Tensor
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
-from library.families.shared.sampler import FlowSampler, sample_generator
+from library.families.shared.sampler import FlowSampler, seeded_noise
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -27,33 +27,36 @@ class ZImageSampler(FlowSampler):
     def is_guided(self, request: SampleRequest) -> bool:
         return request.scale > 0.0
 
-    def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
+    def guided(self, negative: Tensor, prompt: Tensor, scale: Tensor) -> Tensor:
         """Apply guidance like the model's own pipeline: a scale of 0 is the prompt alone."""
         return prompt + scale * (prompt - negative)
 
     def model_times(self, sigmas: Sequence[float]) -> list[float]:
         return [1 - sigma for sigma in sigmas]
 
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise; float32 [1, 16, h, w]. Prompt and negative prompt are one padded batch."""
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [N, 16, h, w]. Prompts and negative prompts are one padded batch."""
         model = self.denoiser
         device = model.x_pad_token.device
-        height, width = self.grid(request)
-        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
+        height, width = self.grid(requests[0])
+        noise = seeded_noise(requests, model.sizes.in_channels // 4, 2 * height, 2 * width)
         tokens = pack_channels_last(noise).to(device)
 
         def velocity(text: Mapping[str, Tensor], tokens: Tensor, times: Tensor) -> Tensor:
             return -model(tokens, (height, width), text["llm_embed"], text["llm_mask"], times).float()
 
-        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(request, device))]
-        tokens = self.integrate(tokens, zimage_sigmas(request.steps, request.shift or SHIFT), request, velocities)
+        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
+        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
         scale, shift = autoencoder.FLUX
         return unpack_channels_last(tokens, height, width) / scale + shift
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return zimage_sigmas(steps)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return latents
 
 
-def zimage_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
+def zimage_sigmas(steps: int) -> list[float]:
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
-    return [*flow.shifted(line, shift).tolist(), 0.0]
+    return [*flow.shifted(line, SHIFT).tolist(), 0.0]

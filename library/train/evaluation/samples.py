@@ -14,15 +14,20 @@ from library.compiler.plan import CompilePlan
 from library.config import phases
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
+from library.config.sections.sampling import OFF
 from library.data import pixels
 from library.data.images import ImageSet
 from library.distributed.world import World
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared.vae_memory import is_out_of_memory
 from library.files import write_atomic
+from library.memory.prepare import is_sharded
+from library.methods.sample_lora import SampleLora
 from library.runs.record import error_sentence
-from library.sampling import caption_prompts, prompts
+from library.sampling import caption_prompts, few_steps, prompts
+from library.sampling.batching import BatchSizer, in_batches
 from library.sampling.engine import PictureEngine, PicturesLeft, pictures_left
+from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
 from library.train import beside
@@ -57,12 +62,18 @@ class SampleRunner:
         self.wanted = sample.wanted  # the user may request samples at any time
         self._prompts: list[Prompt] = []
         self._decoded_by = ""
+        self._sizer: BatchSizer | None = None
         self._all_encoded = False  # whether all prompts are encoded, so that freed text encoders are not needed
         if not self.wanted:
             return
         self._sampler = family.sampler(components)
         self._file = Path(sample.sample_prompts) if sample.sample_prompts else None
-        self._defaults = {**family.sample_defaults, "sample_sampler": sample.sample_sampler}
+        # Processes with shards of one model must run the same blocks.
+        threshold = OFF if is_sharded(config) else sample.sample_cache
+        self._cache = FeatureCache(self._sampler.denoiser, block_chain(family), threshold)
+        self._lora = SampleLora(few_steps.sample_lora(config), family)
+        self._model_defaults = family.sample_defaults
+        self._defaults = few_steps.prompt_defaults(config, self._model_defaults)
         self._multiple = family.sample_multiple
         self._seen = self._stamp()
         self._prompts = self._read(self._file) if self._file else self._of_captions(images)
@@ -73,10 +84,8 @@ class SampleRunner:
             self._engine = PictureEngine(self._components.denoiser, family, self._config, device, plan.log, plan)
 
     def _of_captions(self, images: ImageSet) -> list[Prompt]:
-        from_captions, defaults = (
-            caption_prompts.prompts_from(images, self._config),
-            caption_prompts.with_few_steps(self._defaults),
-        )
+        from_captions = caption_prompts.prompts_from(images, self._config)
+        defaults = few_steps.prompt_defaults(self._config, caption_prompts.with_few_steps(self._model_defaults))
         return [prompts.with_defaults(prompt, defaults, self._multiple) for prompt in from_captions]
 
     def _stamp(self) -> tuple[int, int] | None:
@@ -122,7 +131,8 @@ class SampleRunner:
             loaded = {name: self._components.read_again[name].read() for name in sorted(absent)}
             self._components.encoders |= loaded
             try:
-                self._sampler.remember(requests)
+                with self._lora.applied(self._components):  # it may adapt the text encoders, too
+                    self._sampler.remember(requests)
             finally:
                 for name in loaded:
                     del self._components.encoders[name]
@@ -157,6 +167,7 @@ class SampleRunner:
 
     def _sample_all(self, training: Training) -> None:
         training.step_log.settle()
+        began = time.monotonic()
         changed = self._reread(training.world, training.journal)
         paths: dict[int, Path] = {}
         problems: list[MessageLike] = []
@@ -171,6 +182,8 @@ class SampleRunner:
         beside.attempt(lambda: self._note_shortage(training.journal), NOT_LISTED, training)
         reports = training.world.gather((paths, list(dict.fromkeys(problems))))
         beside.attempt(lambda: self._tell(reports, training), NOT_LISTED, training)
+        if pictures := sum(len(paths_of_rank) for paths_of_rank, _ in reports):
+            training.journal.previewed(training.clock.step, pictures, time.monotonic() - began)
 
     def _generate(self, training: Training, paths: dict[int, Path], problems: list[MessageLike]) -> None:
         """Generate this process' share of the images, with the VAE on the device for all of them."""
@@ -178,25 +191,38 @@ class SampleRunner:
         vae: Any = self._components.vae  # kept whenever samples are wanted
         networks = [self._components.denoiser, vae, *self._components.encoders.values()]
         # Processes with shards of one model generate each image together.
-        own = {n for n in range(len(self._prompts)) if training.method.shards or n % world.ranks == world.rank}
-        left = self._pictures_left([self._prompts[number] for number in sorted(own)], training.clock)
+        own = [
+            numbered
+            for numbered in enumerate(self._prompts)
+            if training.method.shards or numbered[0] % world.ranks == world.rank
+        ]
+        left = self._pictures_left([prompt for _, prompt in own], training.clock)
         with (
             self._vae_on(device),
             without_learning(networks, training),
-            self._engine.running(left, cancel_check(training)),
+            self._lora.applied(self._components),
+            self._engine.running(left, cancel_check(training), records=not self._cache.is_on),
         ):
-            for number, prompt in enumerate(self._prompts):
-                if number in own:
-                    try:
-                        self._sample_one(number, prompt, training, paths)
-                    except WorkCancelled:
-                        raise
-                    except Exception as error:  # a missing image, a full disk, a lack of memory, a broken VAE, ...
-                        problems.append(beside.reason(error, training))
-                training.journal.phase(phases.GENERATING_SAMPLES, number + 1, len(self._prompts))
-        if training.clock.step:
+            requests: list[tuple[int, SampleRequest]] = []
+            for number, prompt in own:
+                with self._failing_alone(training, problems):  # a missing image
+                    requests.append((number, self._request(prompt)))
+            # Free memory may differ between processes that must agree on batches.
+            sizer = BatchSizer(1, device) if training.method.shards else self._sizer_of(device)
+            made = in_batches(self._sampler, requests, sizer, self._pictures, (WorkCancelled,))
+            for done, (number, image) in enumerate(made, start=1):
+                with self._failing_alone(training, problems):  # a lack of memory, a broken VAE, a full disk, ...
+                    if isinstance(image, Exception):
+                        raise image
+                    self._keep(number, image, training, paths)
+                training.journal.phase(
+                    phases.GENERATING_SAMPLES, min(done * world.ranks, len(self._prompts)), len(self._prompts)
+                )
+        self._cache.log_savings()
+        # Recordings compute with the files of sample_lora, and the optimizer may not have allocated its states yet.
+        if training.clock.step and not self._lora:
             self._engine.recorder.free_if_short()
-        else:  # the optimizer has not allocated its states yet
+        else:
             self._engine.recorder.free()
 
     def _pictures_left(self, own_prompts: Sequence[Prompt], clock: Clock) -> PicturesLeft:
@@ -207,6 +233,27 @@ class SampleRunner:
         elif sample.sample_every_n_steps:
             rounds += (clock.total - clock.step) // sample.sample_every_n_steps
         return pictures_left(own_prompts, self._sampler, rounds)
+
+    @contextlib.contextmanager
+    def _failing_alone(self, training: Training, problems: list[MessageLike]) -> Iterator[None]:
+        """Note an error within this context as the problem of one sample."""
+        try:
+            yield
+        except WorkCancelled:
+            raise
+        except Exception as error:
+            problems.append(beside.reason(error, training))
+
+    def _sizer_of(self, device: torch.device) -> BatchSizer:
+        self._sizer = self._sizer or BatchSizer(self._config.sample.sample_batch_size, device)
+        return self._sizer
+
+    def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
+        def draw() -> list[Image.Image]:
+            with self._cache.active(2 if self._sampler.one_by_one else 1):
+                return self._sampler.pictures(requests)
+
+        return self._engine.pictures(self._sampler, requests, draw)
 
     @contextlib.contextmanager
     def _vae_on(self, device: torch.device) -> Iterator[None]:
@@ -264,16 +311,20 @@ class SampleRunner:
             journal.phase(phases.ENCODING_PROMPTS)
             self._remember()
 
-    def _sample_one(self, number: int, prompt: Prompt, training: Training, paths: dict[int, Path]) -> None:
+    def _request(self, prompt: Prompt) -> SampleRequest:
+        """Return the sampler's request for a prompt; reads its images."""
         how = pixels.decoding(self._config)
         request = request_of(prompt, how)
         if prompt.controlnet_image:
             request = replace(request, guide=Image.fromarray(pixels.read_pixels(prompt.controlnet_image, how)))
-        request = replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
-        path = self._path(number, prompt, training.clock)
-        image = self._engine.picture(self._sampler, request)
+        return replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
+
+    def _keep(self, number: int, image: Image.Image, training: Training, paths: dict[int, Path]) -> None:
+        """Save a generated image, and report it."""
         if training.method.shards and not training.world.main:
             return
+        prompt = self._prompts[number]
+        path = self._path(number, prompt, training.clock)
         write_atomic(path, image.save)
         paths[number] = path
         training.journal.sampled(training.clock.step, number, path, image, prompt)

@@ -1,10 +1,9 @@
 """Sample images of the toy: steps of DDIM."""
 
-import torch
 from torch import Tensor
 
 from library.families.base import SampleRequest
-from library.families.shared.sampler import Sampler, sample_generator
+from library.families.shared.sampler import Sampler, seeded_noise
 from library.objectives import diffusion
 
 
@@ -17,8 +16,8 @@ class ToySampler(Sampler):
     def decoder_input(self, latents: Tensor) -> Tensor:
         return latents / self.family.objective.scale
 
-    def latents(self, request: SampleRequest) -> Tensor:
-        """Denoise from seeded noise."""
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise, all in one batch."""
         from diffusers import DDIMScheduler
 
         model = self.denoiser
@@ -26,11 +25,11 @@ class ToySampler(Sampler):
         steps = DDIMScheduler(
             diffusion.STEPS, diffusion.BETA_START, diffusion.BETA_END, "scaled_linear", clip_sample=False
         )
-        steps.set_timesteps(request.steps, device=device)
-        height, width = self.size(request)
-        noise = torch.randn(1, model.channels, height // 8, width // 8, generator=sample_generator(request))
-        latents, words = noise.to(device), self.text(request, device)["words"]
+        steps.set_timesteps(requests[0].steps, device=device)
+        height, width = self.size(requests[0])
+        noise = seeded_noise(requests, model.channels, height // 8, width // 8)
+        latents, words = noise.to(device), self.text(requests, device)["words"]
         for t in steps.timesteps:
-            answer = model(latents, t.view(1).to(device), words).float()
+            answer = model(latents, t.view(1).expand(len(requests)).to(device), words).float()
             latents = steps.step(answer, t, latents, return_dict=False)[0]
         return latents

@@ -1,0 +1,92 @@
+"""Time of generating sample images, as a share of the training's."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from library.check.estimate import MemoryEstimate, operations
+from library.check.preview_memory import complete_prompts
+from library.config.environment import process_count
+from library.config.problems import ConfigError, Message, counted, ngettext
+from library.config.run_config import RunConfig
+from library.data.images import ImageSet, summarise_images
+from library.measuring.model_stats import model_stats
+from library.measuring.operations import forward_operations
+from library.sampling.prompts import Prompt
+from library.train.step.clock import Clock
+
+LARGE_SHARE = 0.2  # of the time: more is worth a hint
+
+
+@dataclass(frozen=True)
+class PreviewTime:
+    """How often samples are generated, and how many training steps one time takes as long as."""
+
+    times: int
+    pictures: int
+    steps: float  # training steps that last as long as one set of pictures
+    share: float  # of the time of the whole training
+
+
+def sentences(
+    needs: MemoryEstimate, config: RunConfig, images: ImageSet | None, size: tuple[int, int]
+) -> Iterator[tuple[str, Message]]:
+    """Yield ("ok" or "hint", sentence) about the time of samples; nothing without any, or if prompts or images are
+    unreadable. `size` is that of the largest training image.
+    """
+    if images is None or not images.items or not config.sample.wanted:
+        return
+    try:
+        clock = Clock.of(config, summarise_images(images, process_count())["batches_per_epoch"])
+        cost = preview_time(config, clock, size)
+    except (ConfigError, OSError):  # reported elsewhere
+        return
+    if not cost.times:
+        return
+    share = f"{cost.share:.0%}" if cost.share >= 0.01 else "< 1%"
+    seconds = needs.step and cost.steps * needs.step
+    each = Message(", {seconds} s each time", seconds=f"{seconds:.2g}") if seconds else ""
+    facts = {
+        "pictures": counted(cost.pictures, "sample image"),
+        "times": ngettext("once", "{count} times", cost.times),
+        "share": share,
+        "each": each,
+    }
+    if cost.share > LARGE_SHARE:
+        template = "{pictures} {times} take about {share} of the time{each}: sample less often, or in fewer steps"
+        yield "hint", Message(template, **facts)
+    else:
+        yield "ok", Message("{pictures} {times} take about {share} of the time{each}", **facts)
+
+
+def preview_time(config: RunConfig, clock: Clock, size: tuple[int, int]) -> PreviewTime:
+    """Return the time of samples, if the GPU is busy all the time; `size` is that of the training's images. Raises
+    ConfigError if the prompt file is unreadable.
+    """
+    prompts, model = complete_prompts(config), model_stats(config)
+    # Samples run eagerly, also where the training is compiled.
+    eager = model.utilization[config.compile.compile] / model.utilization[False]
+    samples = sum(
+        _passes(prompt) * forward_operations(config, model, (prompt.width or 0, prompt.height or 0))
+        for prompt in prompts
+    )
+    own_share = math.ceil(len(prompts) / process_count()) / max(len(prompts), 1)  # processes share the prompts
+    steps = samples * own_share * eager / operations(config, model, size)
+    times = count_times(config, clock)
+    return PreviewTime(times, len(prompts), steps, times * steps / (clock.total + times * steps))
+
+
+def count_times(config: RunConfig, clock: Clock) -> int:
+    """Return how often a training generates samples by its schedule."""
+    sample = config.sample
+    every = sample.sample_every_n_steps
+    if sample.sample_every_n_epochs:
+        every = sample.sample_every_n_epochs * clock.per_epoch
+    times = clock.total // every if every else 0
+    at_end = bool(sample.scheduled and not sample.sample_prompts and (not every or clock.total % every))
+    return times + at_end + sample.sample_at_first
+
+
+def _passes(prompt: Prompt) -> int:
+    """Return the passes through the denoiser; guidance takes two for each step."""
+    return (prompt.sample_steps or 0) * (1 if prompt.scale in (None, 0.0, 1.0) else 2)

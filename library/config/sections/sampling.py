@@ -1,0 +1,128 @@
+"""How sample images are generated: steps, guidance, noise levels, and a LoRA for few steps."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from library.config.problems import ConfigError, Problem
+from library.config.reading import parse_count, positive_or_off
+from library.config.run_config import RunConfig
+from library.config.schema import opt
+from library.config.sections.outputs import Sample
+from library.config.values import parse_finite, quoted, split_strength
+
+MAX_STEPS = 1000
+NO_GUIDANCE = {"sample_guidance_scale": "this model was not distilled with guidance"}
+AUTO = "auto"
+LARGEST_BATCH = 64  # images at once
+BatchSize = int | Literal["auto"]
+OFF = "off"
+CacheThreshold = float | Literal["off", "auto"]
+MAX_STRENGTH = 10  # of a LoRA, in both directions
+
+
+def batch_size(value: Any) -> BatchSize:
+    """Parse a number of images, or auto; forms write "not set" as 0."""
+    if str(value).strip().lower() == AUTO:
+        return AUTO
+    if (number := parse_count(value) or 0) > LARGEST_BATCH:
+        raise ConfigError("must be auto or a number up to {most}, got {value}", most=LARGEST_BATCH, value=quoted(value))
+    return number or AUTO
+
+
+def cache_threshold(value: Any) -> CacheThreshold:
+    """Parse off, auto, or a threshold above 0 and up to 1; forms write "not set" as 0."""
+    word = str(value).strip().lower()
+    if word in (OFF, AUTO):
+        return word
+    threshold = parse_finite(value)
+    if not 0 <= threshold <= 1:
+        raise ConfigError("must be off, auto or a number above 0, up to 1, got {value}", value=quoted(value))
+    return threshold or OFF
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling(Sample):
+    """Sample images, and how they are generated."""
+
+    sample_steps: int | None = opt(
+        None,
+        "Denoising steps of sample images. Empty: as many as the model needs.",
+        label="Steps",
+        parse=parse_count,
+        ceiling=MAX_STEPS,
+    )
+    sample_scale: float | None = opt(
+        None,
+        "How strongly prompts are followed; 1 is twice as fast, without negative prompts.",
+        label="CFG scale",
+        min=0.0,
+        ceiling=MAX_STEPS,
+    )
+    sample_guidance_scale: float | None = opt(
+        None,
+        "The guidance of models that were distilled with it: 3.5 is usual.",
+        label="Guidance",
+        min=0.0,
+        ceiling=MAX_STEPS,
+        advanced=True,
+    )
+    sample_shift: float | None = opt(
+        None,
+        "Above 1, more of the steps are noisy. Empty: as the model needs.",
+        label="Shift",
+        parse=positive_or_off,
+        ceiling=MAX_STEPS,
+        advanced=True,
+    )
+    sample_sigmas: tuple[float, ...] = opt(
+        (),
+        "The noise level of each step, such as 1, 0.75, 0.5, 0.25. Replaces steps and shift.",
+        label="Noise levels",
+        min=0.0,
+        advanced=True,
+    )
+    sample_batch_size: BatchSize = opt(
+        AUTO,
+        "How many images are generated at once: a number, or auto, as many as fit.",
+        label="Images at once",
+        parse=batch_size,
+        advanced=True,
+    )
+    sample_cache: CacheThreshold = opt(
+        OFF,
+        "Skip most blocks in steps that change less than this: 0.15 is usual. auto: as measured.",
+        label="Skip similar steps",
+        parse=cache_threshold,
+        advanced=True,
+    )
+    sample_lora: str | None = opt(
+        None,
+        "A LoRA for few steps, in the model only for samples. A strength may follow: FILE:0.8.",
+        label="LoRA for samples",
+        kind="file",
+        weighted=True,
+    )
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """Require falling noise levels that the model knows, and a usable strength."""
+        levels = self.sample_sigmas
+        if levels and (levels[-1] <= 0 or any(below >= above for above, below in itertools.pairwise(levels))):
+            yield Problem(
+                "sample_sigmas",
+                "must fall and stay above 0, such as 1, 0.75, 0.5, 0.25; the last step always ends at 0",
+            )
+        elif levels and run.shifts_samples and levels[0] > 1:
+            yield Problem(
+                "sample_sigmas", "must be at most 1, the pure noise of this model, got {value}", value=f"{levels[0]:g}"
+            )
+        elif len(levels) > MAX_STEPS:
+            yield Problem("sample_sigmas", "has more noise levels than {most}; write fewer", most=MAX_STEPS)
+        if self.sample_lora and abs(strength := split_strength(self.sample_lora)[1]) > MAX_STRENGTH:
+            yield Problem(
+                "sample_lora",
+                "has the strength {strength}; strengths are numbers from -{most} to {most}",
+                strength=f"{strength:g}",
+                most=MAX_STRENGTH,
+            )

@@ -1,0 +1,196 @@
+"""Samples in few steps: a LoRA that is in the network only meanwhile; steps, guidance and noise levels by choice."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from library import families
+from library.config.building import build_config
+from library.config.problems import ConfigError
+from library.config.values import split_strength
+from library.families.sdxl.facts import SIGMAS_OF_4_STEPS, SIGMAS_OF_8_STEPS
+from library.objectives import diffusion
+from library.sampling import few_steps, generate, plan
+from library.sampling.plan import Column
+from library.sampling.prompts import Prompt, with_defaults
+from tests.sampling.test_sampling import adapter_names, given, lora_file, quiet  # noqa: F401
+from tests.training import shallow  # noqa: F401
+
+SCRIPTS = [families.lora_script(name) for name in families.FAMILIES]
+FLOW = [script for script in SCRIPTS if families.config_class(script).shifts_samples]
+CAT = Prompt("a cat", width=64, height=64, seed=3)
+KNOWN = [(name, lora) for name in families.FAMILIES for lora in families.facts_of(name).few_step_loras]
+
+
+def with_options(config, **values):
+    return replace(config, sample=replace(config.sample, **values))
+
+
+def loaded(config):
+    family = families.family_for(config)
+    return family, family.load(torch.float32, torch.float32)
+
+
+def lora_for(config, path):
+    family, parts = loaded(config)
+    return lora_file(path, adapter_names(family, parts))
+
+
+def pixels(config, columns, folder):
+    sheet = generate.generate(config, columns, [replace(CAT, sample_steps=2)], folder, quiet)
+    return [np.asarray(Image.open(file)) for file in sheet.files[0]]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_it_counts_like_a_file_of_the_column_and_is_named_in_the_picture(given, script, tmp_path):  # noqa: F811
+    config = given(script)
+    file = lora_for(config, tmp_path / "fast.safetensors")
+    expected, base = pixels(config, [Column("with", ((file, 0.5),)), Column("base", ())], tmp_path / "columns")
+    sampled = with_options(config, sample_lora=f"{file}:0.5")
+    sheet = generate.generate(sampled, [Column("base", ())], [replace(CAT, sample_steps=2)], tmp_path / "own", quiet)
+    picture = Image.open(sheet.files[0][0])
+    assert np.array_equal(np.asarray(picture), expected) and not np.array_equal(expected, base)
+    assert "<lora:fast:0.5>" in picture.text["parameters"]
+
+
+def test_it_is_off_again_after_a_column(given, tmp_path):  # noqa: F811
+    config = given("flux_train_network")
+    file = lora_for(config, tmp_path / "fast.safetensors")
+    config = with_options(config, sample_lora=str(file), sample_steps=1)
+    model = generate.open_sampling_model(config, (), quiet)
+    generate.ColumnSampler(model, [CAT], config)(Column("base", ()), lambda *_: None)
+    (changes,) = model.applied._loras._changes.values()
+    assert changes and not any(change.strength or change._on_device for change in changes)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_steps_guidance_and_noise_levels_reach_the_denoiser(given, script):  # noqa: F811
+    config = given(script)
+    family, parts = loaded(config)
+    sampler, passes = family.sampler(parts), []
+    parts.denoiser.register_forward_pre_hook(lambda *_: passes.append(1))
+
+    def latents(**options):
+        passes.clear()
+        defaults = few_steps.prompt_defaults(with_options(config, **options), family.sample_defaults)
+        with torch.no_grad():
+            return sampler.latents(generate.request_of(with_defaults(CAT, defaults, 16), generate.AS_SEEN))
+
+    three = latents(sample_steps=3, sample_scale=1.0)
+    assert len(passes) == 3
+    own = latents(sample_sigmas=(0.9, 0.5), sample_scale=1.0)
+    assert len(passes) == 2 and not torch.equal(own, three)
+    if script in FLOW:
+        shifted = latents(sample_steps=3, sample_scale=1.0, sample_shift=7.0)
+        line = [1.0, 2 / 3, 1 / 3]
+        listed = latents(sample_sigmas=tuple(7 * s / (1 + 6 * s) for s in line), sample_scale=1.0)
+        assert torch.allclose(shifted, listed, atol=1e-5) and not torch.allclose(shifted, three, atol=1e-3)
+    guided = latents(sample_steps=3, sample_scale=5.0)
+    assert not torch.equal(guided, three)
+
+
+def test_sdxl_follows_the_noise_levels_of_its_own_schedule_to_the_same_picture(given):  # noqa: F811
+    config = given("sdxl_train_network")
+    family, parts = loaded(config)
+    sampler = family.sampler(parts)
+    from library.families.sdxl.sampler import scheduler
+
+    steps = scheduler("euler", False)
+    steps.set_timesteps(4)
+    request = generate.request_of(with_defaults(CAT, family.sample_defaults, 8), generate.AS_SEEN)
+    request = replace(request, steps=4, scale=1.0, sampler_name="euler")
+    with torch.no_grad():
+        own = sampler.latents(request)
+        listed = sampler.latents(replace(request, sigmas=tuple(steps.sigmas[:-1].tolist()), sampler_name="ddim"))
+        renoised = sampler.latents(replace(request, sigmas=SIGMAS_OF_4_STEPS, sampler_name="lcm"))
+        again = sampler.latents(replace(request, sigmas=SIGMAS_OF_4_STEPS, sampler_name="lcm"))
+    assert torch.allclose(own, listed, atol=1e-3)
+    assert torch.equal(renoised, again) and renoised.isfinite().all()
+
+
+@pytest.mark.parametrize("levels", [SIGMAS_OF_4_STEPS, SIGMAS_OF_8_STEPS])
+def test_the_noise_levels_of_sdxl_are_those_of_evenly_spaced_timesteps(levels):
+    alphas = diffusion.alphas(terminal_zero=False).double()
+    timesteps = [1000 - number * (1000 // len(levels)) - 1 for number in range(len(levels))]
+    expected = [float(((1 - alphas[t]) / alphas[t]).sqrt()) for t in timesteps]
+    assert levels == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(("name", "lora"), KNOWN, ids=[lora.title for _, lora in KNOWN])
+def test_a_published_lora_brings_its_settings_and_is_known_by_its_file(name, lora):
+    config_class = families.config_class(families.lora_script(name))
+
+    def defaults(**values):
+        config = build_config(config_class, values, notes=[])
+        return few_steps.prompt_defaults(config, {"sample_steps": 30, "scale": 7.5, "width": 512})
+
+    found = defaults(sample_lora=lora.value)
+    steps = len(lora.prompt.get("sample_sigmas", ())) or lora.prompt["sample_steps"]
+    assert found["sample_steps"] == steps <= 8 and found["scale"] == 1.0 and found["width"] == 512
+    assert {name: found[name] for name in lora.prompt} == dict(lora.prompt)
+    other = defaults(sample_lora=lora.value, sample_steps=6, sample_scale=1.5, sample_sampler="heun")
+    assert (other["sample_steps"], other["scale"], other["sample_sampler"]) == (6, 1.5, "heun")
+    assert "sample_sigmas" not in other
+    owner, repository, *_, file = lora.file.split("/")
+    downloaded = f"C:\\models\\{repository}\\{file}", f"/hub/models--{owner}--{repository}/snapshots/1/{file}"
+    assert all(lora.is_named(path) for path in (lora.file, *downloaded))
+    assert not lora.is_named("/models/another.safetensors")
+    assert defaults(sample_lora="/models/another.safetensors")["sample_steps"] == 30
+
+
+def test_what_a_prompt_says_itself_counts():
+    defaults = {"sample_steps": 4, "sample_sigmas": (1.0, 0.5), "scale": 1.0, "width": 64, "height": 64}
+    assert with_defaults(Prompt("a"), defaults, 8).sample_sigmas == (1.0, 0.5)
+    own = with_defaults(Prompt("a", sample_steps=20), defaults, 8)
+    assert (own.sample_steps, own.sample_sigmas, own.scale) == (20, None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "strength"),
+    [
+        ("a/b/c.safetensors", "a/b/c.safetensors", 1.0),
+        ("a/b/c.safetensors:0.125", "a/b/c.safetensors", 0.125),
+        ("C:\\loras\\c.safetensors", "C:\\loras\\c.safetensors", 1.0),
+        ("C:\\loras\\c.safetensors:-1", "C:\\loras\\c.safetensors", -1.0),
+        ("c.safetensors:nan", "c.safetensors:nan", 1.0),
+        (":0.5", ":0.5", 1.0),
+    ],
+)
+def test_a_strength_follows_the_file_after_a_colon(text, file, strength):
+    assert split_strength(text) == (file, strength)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"sample_sigmas": [0.5, 1.0]}, "sample_sigmas must fall and stay above 0"),
+        ({"sample_sigmas": [1.0, 0.0]}, "sample_sigmas must fall and stay above 0"),
+        ({"sample_sigmas": [2.0, 1.0]}, "sample_sigmas must be at most 1, the pure noise of this model, got 2"),
+        ({"sample_steps": 1001}, "sample_steps must be at most 1,000"),
+        ({"sample_shift": -1}, "sample_shift must be above 0"),
+        ({"sample_lora": "a.safetensors:11"}, "sample_lora has the strength 11; strengths are numbers from -10 to 10"),
+    ],
+)
+def test_values_that_make_no_sense_are_named(values, says):
+    with pytest.raises(ConfigError) as error:
+        build_config(families.config_class("flux_train_network"), values, notes=[])
+    assert says in str(error.value)
+    if "sample_sigmas" in values and values["sample_sigmas"][0] == 2:  # the noise of SDXL has no limit
+        build_config(families.config_class("sdxl_train_network"), values, notes=[])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_missing_file_is_named_before_anything_is_loaded(given, script, tmp_path, monkeypatch):  # noqa: F811
+    config = with_options(given(script), sample_lora=f"{tmp_path / 'gone.safetensors'}:0.5")
+    monkeypatch.setattr(generate, "open_sampling_model", lambda *_: pytest.fail("the model was opened"))
+    with pytest.raises(ConfigError, match="sample_lora: .*gone.safetensors does not exist"):
+        generate.generate(config, [Column("base", ())], [CAT], tmp_path, quiet)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_tab_and_the_shell_take_them_from_a_training(script):
+    values = {"sample_lora": "a.safetensors", "sample_steps": 4, "sample_sigmas": (1.0,), "sample_scale": 1.0}
+    assert plan.sampling_values(families.config_class(script).family, values) == values

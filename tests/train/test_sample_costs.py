@@ -1,0 +1,101 @@
+"""What samples cost: counted by the check in time and memory, kept in the run's record, and shown in the panel."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kohya_gui.panel import samples as gallery
+from library.check import preview_memory, preview_time
+from library.check.estimate import MemoryEstimate
+from library.config.building import replace_options
+from library.runs import bundle, layout, reader
+from library.sampling import caption_prompts
+from library.train.step.clock import Clock
+from tests.training import SCRIPTS, config_of, train
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("a cat --w 64 --h 64 --s 1\na dog --w 64 --h 64 --s 1\n", encoding="utf-8")
+    return path
+
+
+def test_the_record_keeps_the_pictures_and_the_panel_shows_their_cost(demo, squares, tmp_path, prompts):
+    values = {"train_data_dir": squares, "output_dir": tmp_path / "out", "max_train_steps": 2}
+    made = train(config_of(demo, "flux_train_network", sample_prompts=prompts, sample_every_n_steps=1, **values))
+    events = made.events("preview")
+    assert [(event["step"], event["pictures"]) for event in events] == [(1, 2), (2, 2)]
+    assert all(0 < event["seconds"] < 60 and 0 < event["share"] <= 1 for event in events)
+    total = made.facts["previews"]
+    assert total["pictures"] == 4
+    assert total["seconds"] == pytest.approx(sum(event["seconds"] for event in events), abs=0.01)
+    assert total["share"] == events[-1]["share"]
+    run = reader.run_at(made.folder)
+    shown = gallery.gallery(run, reader.progress(run.folder).update())
+    assert (
+        f"2 pictures in {events[-1]['seconds']:.1f} s; samples took {events[-1]['share']:.0%} of the training" in shown
+    )
+    assert bundle.EVENTS["preview"] == ("step", "pictures", "seconds", "share") and "previews" in bundle.BUNDLED_FACTS
+
+
+@pytest.mark.parametrize("damaged", [{}, {"pictures": 2}, {"pictures": "x", "seconds": 1, "share": 0.1}])
+def test_a_damaged_or_older_record_shows_no_cost(tmp_path, damaged):
+    (tmp_path / layout.PROGRESS).write_text(json.dumps({"kind": "preview", **damaged}) + "\n", encoding="utf-8")
+    assert gallery._cost_html(reader.progress(tmp_path).update()) == ""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_check_counts_steps_guidance_and_sizes(demo, script, prompts):
+    plain = config_of(demo, script, sample_prompts=prompts, sample_every_n_steps=2, max_train_steps=8)
+    clock = Clock(8, 4, 2)
+
+    def steps(**values):
+        return preview_time.preview_time(replace_options(plain, **values), clock, (64, 64)).steps
+
+    prompts.write_text("a cat --w 64 --h 64 --l 1\n", encoding="utf-8")
+    few = steps(sample_steps=2)
+    assert steps(sample_steps=4) == pytest.approx(2 * few)
+    prompts.write_text("a cat --w 64 --h 64 --l 5\n", encoding="utf-8")
+    assert steps(sample_steps=2) == pytest.approx(2 * few)
+    prompts.write_text("a cat --w 128 --h 64 --l 1\n", encoding="utf-8")
+    assert steps(sample_steps=2) > few
+
+
+@pytest.mark.parametrize(
+    ("values", "times"),
+    [
+        ({"sample_every_n_steps": 3}, 2),
+        ({"sample_every_n_steps": 3, "sample_at_first": True}, 3),
+        ({"sample_every_n_epochs": 1, "sample_every_n_steps": 1}, 2),
+        ({"sample_at_first": True}, 1),
+        ({}, 0),
+    ],
+)
+def test_times_follow_the_schedule(demo, prompts, values, times):
+    config = config_of(demo, "flux_train_network", sample_prompts=prompts, **values)
+    assert preview_time.count_times(config, Clock(8, 4, 2)) == times
+    from_captions = replace(config, sample=replace(config.sample, sample_prompts=None, sample_from_captions=1))
+    at_end = bool(values) and "sample_every_n_epochs" not in values
+    assert preview_time.count_times(from_captions, Clock(8, 4, 2)) == times + at_end
+    assert len(preview_memory.complete_prompts(from_captions)) == 2
+    assert preview_memory.largest_sample(from_captions) == (caption_prompts.MAX_SAMPLE_SIDE,) * 2
+
+
+def test_memory_counts_batches_and_the_lora(demo, prompts, tmp_path):
+    config = config_of(demo, "flux_train_network", sample_prompts=prompts, sample_every_n_steps=2)
+    needs = MemoryEstimate(6, {"model": 4.0, "activations": 9.0}, memory=24.0)
+
+    def peak(**values):
+        return preview_memory.denoising_peak(needs, replace_options(config, **values), (1024, 1024))
+
+    one = peak()
+    assert peak(sample_batch_size=1) == one < peak(sample_batch_size=8)
+    save_file({"a": torch.zeros(2**20)}, tmp_path / "a.safetensors")
+    assert peak(sample_lora=f"{tmp_path / 'a.safetensors'}:0.5") > one + 0.9 * 4 / 1024
+    tight = replace(needs, memory=peak(sample_batch_size=8) / 2)
+    (said,) = preview_memory.sentences(tight, replace_options(config, sample_batch_size=8))
+    assert said[0] in ("hint", "ok")
