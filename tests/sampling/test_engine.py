@@ -293,6 +293,18 @@ def test_too_little_memory_beside_recordings_ends_them(given):  # noqa: F811
     assert engine.recorder.free_if_short() and not engine.recorder.made
 
 
+def test_passes_that_differ_are_not_recorded(given):  # noqa: F811
+    """As with sample_cache, which skips blocks in some of them."""
+    config = given(FLUX)
+    config = replace(config, compile=replace(config.compile, cuda_graphs="true"))
+    model, pool = opened(config), FakePool()
+    engine, (prompt,) = engine_of(model, config, pool), prompts_for(model)
+    sampler, request = model.family.sampler(model.components), request_of(prompt, generate.AS_SEEN)
+    with model.computing(), engine.running(pictures_left([prompt], sampler), records=False):
+        latents = latents_of(engine, sampler, request)
+    assert torch.equal(latents, *drawn(model, None, [prompt])) and not pool.graphs
+
+
 def test_moved_weights_are_recorded_again(given):  # noqa: F811
     config = given(FLUX)
     config = replace(config, compile=replace(config.compile, cuda_graphs="true"))
