@@ -11,6 +11,7 @@ from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, counted
 from library.runs import explain, layout, machine
 from library.runs.gpu_log import SPILLED
+from library.runs.lost_time import lost_time_sentence
 from library.runs.queue import BY_USER, Queue
 from library.runs.reader import RecordedRun, RunProgress
 
@@ -105,7 +106,7 @@ def other_run_html(run: RecordedRun, other_runs: Iterable[RecordedRun]) -> str:
 
 
 def numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
-    inside = _step_numbers_html(run, progress, now) + time_bar(progress.last)
+    inside = _step_numbers_html(run, progress, now) + time_bar(progress.last) + _lost_time_html(run)
     return f'<div class="facts">{inside}</div>' if inside else ""
 
 
@@ -257,6 +258,14 @@ def time_bar(last: JsonObject) -> str:
         f'<div class="split"{data(sentence)}><h3>Time per step</h3>'
         f'<div class="track" role="img" aria-label="{sentence}">{bars}</div><p>{sentence}</p></div>'
     )
+
+
+def _lost_time_html(run: RecordedRun) -> str:
+    """What took time besides the steps."""
+    sentence = lost_time_sentence(run.facts.get("lost_seconds"))
+    if not sentence:
+        return ""
+    return f'<div class="split"{data(sentence)}><h3>Time besides steps</h3><p>{html.escape(str(sentence))}</p></div>'
 
 
 def machine_usage_html(run: RecordedRun) -> str:

@@ -292,3 +292,12 @@ def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float
             template = "the speed of your run {run} ({pace} s a step)"
             return count / pace, Message(template, run=run.id, pace=f"{pace:.2g}")
     return 0.0, ""
+
+
+def unused_memory(config: RunConfig, memory: float | None) -> MessageLike:
+    """Say that a GPU of `memory` GiB has more than the training takes, "" if it has not."""
+    limit = config.memory.gpu_memory_limit
+    if not limit or not memory or limit >= memory:
+        return ""
+    template = "gpu_memory_limit: keeps to {limit} of {memory} GB; empty, training takes more where that is faster"
+    return Message(template, limit=f"{limit:g}", memory=f"{memory:.0f}")

@@ -11,7 +11,7 @@ import torch
 
 from library import data, families, methods
 from library.check import adapter_files, graph_limit, meta_model, sample_prompts, training_length
-from library.compiler import checks
+from library.compiler import cache, checks
 from library.config import building, code_names, compile_modes, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, process_count, shards_asked
 from library.config.json_types import JsonObject
@@ -252,6 +252,8 @@ def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
     recorded_by = compile_modes.recorded_on_gpu_alone(config.compile)
     if recorded_by and _device().type != "cuda":
         yield ineffective.remark(recorded_by, "there is no GPU that records CUDA graphs")
+    if config.compile.compile:
+        yield from cache.find_cache_problems(config.compile.compile_cache_dir, _device())
     if not config.adapters:
         return
     fp8, int8 = fp8_matmul.supports_fp8(_device()), int8_matmul.supports_int8(_device())

@@ -221,6 +221,8 @@ def _collect_findings(config: RunConfig, check: data.Check, gpu: str, memory: fl
         ),
     )
     yield Finding("GPU", "ok", f"{gpu}, {memory:.0f} GB") if gpu and memory else Finding("GPU", "hint", NO_GPU)
+    if unused := fitting.unused_memory(config, memory):
+        yield Finding("GPU", "ok", unused)
     yield _check_compiling(config, bool(gpu))
     if config.save.output_dir:
         yield _check_disk_space(config)

@@ -32,52 +32,58 @@ _set_variables: dict[str, str] = {}  # environment variables set by `use_cache`,
 
 
 def use_cache(option_folder: str | None, device: torch.device) -> Path:
-    """Set PyTorch's cache folder and return it. A folder named by an environment variable takes precedence.
-
-    Raises ConfigError if a folder that the user chose is unusable. If only the default is, PyTorch's temporary folder
-    is used instead.
+    """Set PyTorch's cache folder and return it: the one of an environment variable, of the option, the user's own, or
+    PyTorch's temporary one, whichever comes first and can be used.
     """
-    if problems := [*find_cache_problems(option_folder, device)]:
-        raise ConfigError(*problems)
     chosen, default = _in_environment(), default_cache_dir()
-    folder = Path(chosen or option_folder or default_root() / key(device))
-    if why := _why_unusable(folder, device) or _not_made(folder):
-        if chosen or option_folder:
-            raise ConfigError(_unusable_cache(option_folder, folder, why))
-        return Path(default)
-    # A value that somebody else has set stays.
-    for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
-        if os.environ.get(name) in (None, default, _set_variables.get(name)):
+    wanted = _folders(option_folder, device)
+    folder = next((folder for folder in wanted if not (_why_unusable(folder, device) or _not_made(folder))), None)
+    # A value that somebody else has set stays if it can be used.
+    unusable, used = bool(chosen) and folder != wanted[0], folder or Path(default)
+    for name, inner in ((INDUCTOR, used), ("TRITON_CACHE_DIR", used / "triton")):
+        if unusable or folder and os.environ.get(name) in (None, default, _set_variables.get(name)):
             os.environ[name] = _set_variables[name] = str(inner)
+    if folder is None:
+        return Path(default)
     repair(folder)
     same_cache_keys()
-    if not chosen:
+    if unusable or not chosen:
         # A folder from the environment is the user's, and is not pruned.
-        prune_cache(folder if option_folder else default_root(), keep=folder)
+        prune_cache(default_root() if folder == wanted[-1] else folder, keep=folder)
     return folder
 
 
+def holds_graphs() -> bool:
+    """Return whether PyTorch's cache folder has compiled graphs, of this training or others."""
+    return (Path(os.environ.get(INDUCTOR) or default_cache_dir()) / "fxgraph").is_dir()
+
+
 def find_cache_problems(option_folder: str | None, device: torch.device) -> Iterator[Problem]:
-    """Yield why the chosen folder cannot be used. Creates nothing."""
+    """Yield why the chosen folder cannot be used, for which another stands in. Creates nothing."""
     chosen = _in_environment() or option_folder
-    if chosen and (why := _why_unusable(Path(chosen), device)):
-        yield _unusable_cache(option_folder, Path(chosen), why)
+    if not chosen or not (why := _why_unusable(Path(chosen), device)):
+        return
+    others = _folders(option_folder, device)[1:]
+    instead = next((folder for folder in others if not _why_unusable(folder, device)), default_cache_dir())
+    if option_folder and not _in_environment():
+        option = "compile_cache_dir"
+        template = ": {folder} cannot be used ({why}); compiled code is kept in {instead}"
+        yield Problem(option, template, folder=chosen, why=why, instead=instead, fix={option: None})
+        return
+    template = "{what}: {folder} cannot be used ({why}); compiled code is kept in {instead}"
+    yield Problem("", template, what=INDUCTOR, folder=chosen, why=why, instead=instead, topic="compiling")
+
+
+def _folders(option_folder: str | None, device: torch.device) -> list[Path]:
+    """Return the folders to use, the first that can be: those that were chosen, then the user's own."""
+    chosen = [Path(folder) for folder in (_in_environment(), option_folder) if folder]
+    return [*chosen, default_root() / key(device)]
 
 
 def _in_environment() -> str | None:
     # PyTorch sets the variable itself on import; that default is not the user's choice.
     chosen = os.environ.get(INDUCTOR)
     return None if chosen in (default_cache_dir(), _set_variables.get(INDUCTOR)) else chosen
-
-
-def _unusable_cache(option_folder: str | None, folder: Path, why: MessageLike) -> Problem:
-    if option_folder and not _in_environment():
-        option = "compile_cache_dir"
-        return Problem(
-            option, ": {folder} cannot be used ({why}); choose another", folder=folder, why=why, fix={option: None}
-        )
-    template = "{what}: {folder} cannot be used ({why}); choose another"
-    return Problem("", template, what=INDUCTOR, folder=folder, why=why, topic="compiling")
 
 
 def _why_unusable(folder: Path, device: torch.device) -> MessageLike:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from library.compiler import cache, torch_private
+from library.compiler import torch_private
 from library.compiler.torch_settings import torch_version
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.values import quoted
@@ -51,7 +51,6 @@ def find_compile_problems(args: Any, device: torch.device, disable_linear: bool 
         yield Problem("compile_fullgraph", ": cannot hold while Linear layers are kept out of the graph; switch it off")
     if args.compile_backend == "inductor" and (why := _no_inductor(device)):
         yield Problem("compile", ": {why}", why=why, fix=FALLBACK)
-    yield from cache.find_cache_problems(getattr(args, "compile_cache_dir", None), device)
 
 
 def _unknown_backends(args: Any) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from library.compiler import torch_private
+from library.compiler import gpu_memory, torch_private
 from library.compiler.graph_memory import GraphMemory
 from library.compiler.graph_recording import Call, Recording, casts_included
 from library.compiler.pass_recording import recorded_passes_of
@@ -39,6 +39,8 @@ T = TypeVar("T")
 WARMUP_PASSES, PASSES_OF_OTHER_SIZES = 2, 1
 MAX_SIZES = 64  # recorded sizes; others run eagerly
 MAX_REPLAY_SHARE = 0.95  # with cuda_graphs = auto, record only if a replay takes at most this share of an eager pass
+BEYOND_LIMIT = "they would take more of the GPU's memory than gpu_memory_limit allows"
+NO_ROOM_FOR_OPTIMIZER = "they would leave too little of the GPU's memory for the optimizer"
 SPARE_BYTES = 2**29  # of the GPU's memory, left for all that is not recorded
 
 
@@ -70,20 +72,21 @@ def recorder_of(denoiser: nn.Module) -> "GraphedModel | None":
 
 def with_room(denoiser: nn.Module, call: Callable[[], T]) -> T:
     """Return the result of `call`. If it runs out of GPU memory, free all recordings of the denoiser and call it again;
-    they are made again later.
+    they are made again later. Without recordings lift gpu_memory_limit.
     """
     recorder, passes = recorder_of(denoiser), recorded_passes_of(denoiser)
-    try:
-        return call()
-    except torch.OutOfMemoryError:
-        if not ((recorder and recorder.made) or (passes and passes.made)):
-            raise
-    # Outside the handler, whose error keeps tensors alive.
-    if passes:
-        passes.free()
-    if recorder and recorder.made:
-        recorder.make_room()
-    return call()
+    while True:
+        try:
+            return call()
+        except torch.OutOfMemoryError:
+            recorded = bool(recorder and recorder.made), bool(passes and passes.made)
+            if not any(recorded) and not gpu_memory.lift():
+                raise
+        # Outside the handler, whose error keeps tensors alive.
+        if passes and recorded[1]:
+            passes.free()
+        if recorder and recorded[0]:
+            recorder.make_room()
 
 
 def peak(device: torch.device) -> int:
@@ -130,6 +133,7 @@ class GraphedModel:
         self.gradients: list[Tensor] = []  # of the trained parameters; recordings write them
         self.size_limit = MAX_SIZES
         self.why_not = ""  # why nothing is recorded any more
+        self.recording_seconds = 0.0  # spent so far, with failed attempts
         self.lacks_memory = False  # whether that is the GPU's memory, which other steps may need less of
         # Frees optional other users of GPU memory; returns False if there are none.
         self.free_others: Callable[[], bool] = lambda: False
@@ -183,12 +187,11 @@ class GraphedModel:
         while isinstance(outcome, NotRecorded) and outcome.lacks_memory and self.free_others():
             self._release(self.size_limit)
             outcome = self._try_to_record(call, flattened)
-        shape = flattened.shape
+        shape, took = flattened.shape, time.perf_counter() - began
+        self.recording_seconds += took
         if isinstance(outcome, Recording):
             self.made[flattened.key] = outcome
-            logger.info(
-                "Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, time.perf_counter() - began, outcome.pace
-            )
+            logger.info("Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, took, outcome.pace)
             return outcome
         if outcome.out_of_memory and self.made:
             # Eager steps need memory besides the recordings, so keep at most half as many from now on.
@@ -225,12 +228,15 @@ class GraphedModel:
 
     def _not_worth_it(self, recording: Recording) -> "NotRecorded | None":
         """Return why an automatic recording (cuda_graphs = auto) is not worth its memory; None if it is."""
-        if self._reserve is None:
+        if self._reserve is None and not gpu_memory.is_held():
             return None
         torch.cuda.empty_cache()
-        if torch.cuda.mem_get_info()[0] < SPARE_BYTES + self._reserve:
-            why = "they would leave too little of the GPU's memory for the optimizer"
-            return NotRecorded(why, lacks_memory=True, expected=True)
+        if gpu_memory.free_memory() < (0 if self._reserve is None else SPARE_BYTES + self._reserve):
+            # Sizes that are recorded already keep half of their number, as where memory runs out.
+            why = BEYOND_LIMIT if gpu_memory.is_held() else NO_ROOM_FOR_OPTIMIZER
+            return NotRecorded(why, out_of_memory=gpu_memory.is_held(), lacks_memory=True, expected=True)
+        if self._reserve is None:
+            return None
         if not self._paid and recording.time() > MAX_REPLAY_SHARE * recording.before:
             why = f"a pass takes {recording.before:.3f} s without them, and {recording.seconds:.3f} s with them"
             return NotRecorded(why, expected=True)

@@ -53,7 +53,7 @@ class CompileLog:
         self.attention = ""  # the attention kernel that was put first, on a GPU
         self.speedup = Speedup()
         self.later: set[str] = set()  # expected classes whose blocks still run eagerly, as the plan decides
-        self.bucket = ""  # bucket of the current batch
+        self.buckets: dict[str, None] = {}  # of all batches so far, the current one last
         self._inside = ""
         self._owner: dict[str, str] = {}
         self._buckets: dict[str, str] = {}
@@ -71,6 +71,15 @@ class CompileLog:
 
     def __deepcopy__(self, known: dict[int, Any]) -> "CompileLog":
         return self  # compiled blocks hold it, and copies of them run in the same process
+
+    @property
+    def bucket(self) -> str:
+        return next(reversed(self.buckets), "")
+
+    @bucket.setter
+    def bucket(self, bucket: str) -> None:
+        self.buckets.pop(bucket, None)
+        self.buckets[bucket] = None
 
     @contextlib.contextmanager
     def inside(self, kind: str) -> Iterator[None]:
@@ -94,10 +103,10 @@ class CompileLog:
     def predicted(self) -> dict[str, int]:
         return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
 
-    def due(self) -> int:
-        """Number of graphs needed by now, without blocks that are compiled in later steps."""
+    def due_for_one_size(self) -> int:
+        """Number of graphs that a batch of one size needs by now, without blocks that are compiled in later steps."""
         # While another process compiles, every block is still in `later`, and all graphs count.
-        needed = self.predicted()
+        needed = {kind: len(set(shapes)) for kind, shapes in self.expected.items()}
         return sum(number for kind, number in needed.items() if kind not in self.later) or sum(needed.values())
 
     def recompilations(self) -> list[CompiledGraph]:
@@ -205,7 +214,7 @@ class CompileLog:
         self._buckets.setdefault(graph, self.bucket)
         if self.on_graph and self._inside and len(self._owner) > number:
             made, said = len(self._owner), Message("compiling {block}", block=self._inside)
-            self.on_graph(said, made, max(self.due(), made))
+            self.on_graph(said, made, max(self.due_for_one_size(), made))
 
     def _read(self, m: Any) -> CompiledGraph:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6

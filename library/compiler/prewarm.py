@@ -13,7 +13,6 @@ from torch import nn
 
 from library.compiler import cache, torch_private
 from library.compiler.checks import find_compile_problems
-from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -48,12 +47,7 @@ def prewarm_before_steps(config: RunConfig, device: torch.device) -> contextlib.
 def _should_prewarm(args: Any, device: torch.device) -> bool:
     if not args.compile or args.compile_backend != "inductor" or any(find_compile_problems(args, device)):
         return False
-    try:
-        cache.use_cache(getattr(args, "compile_cache_dir", None), device)
-    except ConfigError:
-        if not getattr(args, "compile_fallback", False):
-            raise
-        return False  # `compile_model` meets the same error, and the training continues without compiling
+    cache.use_cache(getattr(args, "compile_cache_dir", None), device)
     return True
 
 

@@ -84,13 +84,21 @@ class Batches:
         """
         counts: Counter[Kind] = Counter()
         for key, members in self._buckets.items():
-            counts[self._sizes[key], *_latent_sides(key)] += -(-len(members) // self._sizes[key])
+            counts[self._kind(key)] += -(-len(members) // self._sizes[key])
         return counts
+
+    def _kind(self, key: tuple[Any, ...]) -> Kind:
+        return (self._sizes[key], *_latent_sides(key))
+
+    def kind_at(self, index: int) -> Kind:
+        """Return the kind of the batch at an index of this epoch; past its end, of the next epoch's first."""
+        draws = self.draws(self.epoch) if index < len(self) else self.draws(self.epoch + 1)
+        return self._kind(self.images.items[draws[index % len(draws)].images[0]].bucket_key)
 
     def example(self, kind: Kind) -> Batch:
         """Return a batch of this kind, with images of its bucket. Does not affect the batches of the training."""
         for key, members in self._buckets.items():
-            if (self._sizes[key], *_latent_sides(key)) == tuple(kind):
+            if self._kind(key) == tuple(kind):
                 return self.make(Draw(self.epoch, 0, tuple(members[: kind[0]])))
         raise ValueError(f"there are no batches of {kind[0]} images with latents of {kind[1]} x {kind[2]}")
 

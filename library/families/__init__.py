@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from library.families.base import Family
 
 FAMILIES = ("sdxl", "flux", "flux_2", "qwen_image", "zimage", "anima")  # folders, in the order of the page
-# The default of `kohya demo`: of the small trained models, it draws best and learns in the fewest seconds.
-SHOWN_BY_DEMO = "sdxl"
+SHOWN_BY_DEMO = "flux"  # the default of `kohya demo`
 
 
 @functools.cache

@@ -41,6 +41,7 @@ BUNDLED_FACTS = (
     "phase",
     "peak_memory_gb",
     "peak_ram_gb",
+    "lost_seconds",
     "data",
     "previews",
 )

@@ -38,7 +38,7 @@ FACT_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("resumes", "queued", "from", "kind"), (str,)),
     "error": (str, problems.Message),
     **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products"), (dict,)),
-    **dict.fromkeys(("devices",), (list,)),
+    **dict.fromkeys(("devices", "lost_seconds"), (list,)),
 }
 MAX_FACT = 2**53  # maximum numeric fact
 TEXTS = "texts"

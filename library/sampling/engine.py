@@ -20,7 +20,7 @@ from library.compiler import cudagraph, torch_private
 from library.compiler.blocks import compile_error_cause, is_compile_error
 from library.compiler.log import CompileLog
 from library.compiler.pass_recording import CudaPool, PassPool, PassRecorder
-from library.compiler.payoff import Payoff
+from library.compiler.payoff import SAVED_SHARE, SAVED_SHARE_8_BIT, Payoff
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.compiler.subclass import keep_class_name
 from library.compiler.torch_settings import THREAD_SETTINGS, stance
@@ -200,7 +200,14 @@ class PictureEngine:
         """Return whether compiling pays in the passes that are left, by the seconds of an eager one."""
         _, seconds = families.compiling_cost(replace(self._config, compile=self._options()))
         loading = FORWARD_SHARE * seconds + (0.0 if torch_private.dynamo_is_loaded() else COMPILER_SECONDS)
-        return Payoff(self._left.passes, self.pass_seconds or 0.0, max(1, len({*self._left.sizes})), loading)
+        in_8_bits = self._config.precision.fp8_compute or self._config.precision.int8_compute
+        return Payoff(
+            self._left.passes,
+            self.pass_seconds or 0.0,
+            max(1, len({*self._left.sizes})),
+            loading,
+            share=SAVED_SHARE_8_BIT if in_8_bits else SAVED_SHARE,
+        )
 
     def _measure(self, call: Callable[[], T]) -> T:
         """Run one of the first passes eagerly; time the second, and compile if that pays. Raises StartOver then."""

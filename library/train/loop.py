@@ -1,6 +1,7 @@
 """The training, to be read from top to bottom."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from library import data, families, methods
-from library.compiler import prewarm, torch_settings
+from library.compiler import gpu_memory, prewarm, torch_settings
 from library.compiler.log import CompileLog
 from library.config.problems import Message
 from library.config.run_config import RunConfig
@@ -36,6 +37,7 @@ from library.train.saving.checkpointer import Checkpointer
 from library.train.step import rng
 from library.train.step.clock import Clock
 from library.train.step.loss import LossFunction
+from library.train.step.lost_seconds import GENERATING, SAVING, VALIDATING
 from library.train.step.step_metrics import BatchLoss
 from library.train.step.stepper import Stepper
 from library.train.step.updates import Updates
@@ -104,7 +106,7 @@ def run_training(
         precompiler = Precompiler(config, world, journal, prepared.plan, clock, choices)
         step_log = StepLog(config, clock, world, journal, precompiler)
         training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices, EarlyStop(config))
-        with precompiler, step_log:
+        with hold_memory(config, world), precompiler, step_log:
             return take_steps(training, precompiler, images, samples)
 
 
@@ -157,6 +159,13 @@ def read_weights(
     journal.mark("reading the weights")
 
 
+def hold_memory(config: RunConfig, world: World) -> AbstractContextManager[None]:
+    """Return a context in which the training keeps to `gpu_memory_limit`."""
+    # A step within the backward pass cannot be repeated with more memory, and whole models have large optimizers.
+    by_allocator = bool(config.adapters) and not config.optim.stepped_early
+    return gpu_memory.held_to(config.memory.gpu_memory_limit, world.device, by_allocator)
+
+
 def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, samples: SampleRunner) -> Path:
     """Take all steps; validate, sample and save when due. Return the path of the final file."""
     config, clock, journal = training.config, training.clock, training.journal
@@ -165,9 +174,9 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     if config.steps.resume:
         resume_state.resume_training(Path(config.steps.resume), training)
     journal.mark("optimizer")
-    pause = training.step_log.meter.pause
+    meter, lost = training.step_log.meter, training.step_log.meter.lost
     samples.use_prepared(compute_loss.family, training.world.device, precompiler.plan)
-    precompiler.prepare(TrialPasses(training.batches, compute_loss, training.world.device, pause))
+    precompiler.prepare(TrialPasses(training.batches, compute_loss, training.world.device, meter.pause))
     precompiler.agree_on_recording(compute_loss.components.denoiser)
     journal.mark("compiling and recording")
     samples.at_first(training)
@@ -188,13 +197,17 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
         training.step_log.push(numbers, losses, updates.rates(), stepper.timer.ended())
 
         # Save first, so that a failure in validation or sampling cannot lose trained weights.
-        checkpointer.when_due()
-        validation.when_due()
-        samples.when_due(training)
+        with lost.during(SAVING):
+            checkpointer.when_due()
+        with lost.during(VALIDATING):
+            validation.when_due()
+        with lost.during(GENERATING):
+            samples.when_due(training)
 
-    if stepper.read_error:
-        checkpointer.rescue(stepper.read_error)
-    file = checkpointer.end()
+    with lost.during(SAVING):
+        if stepper.read_error:
+            checkpointer.rescue(stepper.read_error)
+        file = checkpointer.end()
     beside.attempt(lambda: log_utilization(training), NO_UTILIZATION, training)
     return file
 
@@ -223,7 +236,7 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
 
     Returns its numbers (mean loss of all processes, gradient norms) and the loss of each batch with its image files,
     all as 0-dim tensors on the device: nothing here synchronises. `watched` enables numbers that only trackers show. If
-    compiling or recording fails, the pass is repeated once without.
+    compiling or recording fails, the pass is repeated without.
     """
     world, clock = stepper.world, stepper.clock
 
@@ -239,19 +252,19 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
     may_retry = precompiler.plan.active or world.device.type == "cuda"
     rng_before = rng.get_rng_state(world.device) if may_retry else None
     losses: list[BatchLoss] = []
-    try:
-        losses = forward_backward()
-    except Exception as error:
-        if (
-            rng_before is None
-            or updates.gradients_sent
-            or not precompiler.recover(error, compute_loss.components.denoiser)
-        ):
-            raise
-    if rng_before and not losses:  # outside of the handler, whose exception keeps the failed pass' tensors alive
-        updates.zero_grad()
-        rng.set_rng_state(rng_before, world.device)  # the repeated pass draws the same numbers
-        losses = forward_backward()
+    while not losses:
+        try:
+            losses = forward_backward()
+        except Exception as error:
+            if (
+                rng_before is None
+                or updates.gradients_sent
+                or not precompiler.recover(error, compute_loss.components.denoiser)
+            ):
+                raise
+        if rng_before and not losses:  # outside of the handler, whose exception keeps the failed pass' tensors alive
+            updates.zero_grad()
+            rng.set_rng_state(rng_before, world.device)  # the repeated pass draws the same numbers
 
     updates.average_gradients()
     loss, requests = stepper.average_loss(torch.stack([loss for loss, _ in losses]).mean())

@@ -8,11 +8,13 @@ from torch import Tensor
 from library.config.run_config import RunConfig
 from library.data.not_finite import NotFiniteError
 from library.distributed.world import World
+from library.runs.lost_time import lost_time_entries, lost_time_sentence
 from library.train import errors
 from library.train.compiling.precompile import Precompiler
 from library.train.errors import NonFiniteWatch
-from library.train.journal import Journal
+from library.train.journal import Journal, pace_of
 from library.train.step.clock import Clock
+from library.train.step.lost_seconds import COMPARING, COMPILING, RECORDING
 from library.train.step.step_metrics import BatchLoss, Line, Meter
 from library.train.stop_requests import REQUEST_KINDS
 
@@ -42,6 +44,7 @@ class StepLog:
             self._journal.note(compile=self._log.summary())
             if sentence := self._precompiler.closing_sentence():
                 self._journal.say(sentence)
+            self._tell_lost_seconds()
 
     def push(
         self,
@@ -54,20 +57,38 @@ class StepLog:
         are ready.
         """
         self._journal.requests.step_done()
-        compiled, step = self._precompiler.note(), self._clock.step
+        compiled, recorded, step = self._precompiler.note(), self._precompiler.recorded(), self._clock.step
         line = {"step": step, "epoch": self._clock.epoch, "lr": rates}
         line |= {**self._world.memory.now(), **self._log.curves()}
-        untimed = compiled or self._precompiler.plan.measuring
-        self.meter.push(line, values, batches, compiled=untimed, timestamps=timestamps)
-        self._precompiler.step_done(step, None if compiled else self.meter.took)
-        if compiled or (step == 1 and not self._config.compile.ahead):
-            self._precompiler.prove()
+        cause = COMPILING if compiled else RECORDING if recorded else None
+        if self._precompiler.plan.measuring:
+            cause = COMPARING
+        self.meter.sizes = len(self._log.buckets)
+        self.meter.push(line, values, batches, cause, timestamps)
+        with self.meter.lost.during(COMPILING):
+            self._precompiler.step_done(step, None if compiled else self.meter.took)
+            if compiled or (step == 1 and not self._config.compile.ahead):
+                self._precompiler.prove()
         # Several processes must read the same lines: up to the step before, whose numbers have most likely arrived.
         self._read(self.meter.lines() if self._world.ranks == 1 else self.meter.lines_until(step - 1))
 
     def settle(self) -> None:
+        """Read the numbers of all steps so far, before other work; raise if one is NaN."""
         self.meter.pause()
-        self._read(self.meter.lines(wait=True))
+        with self.meter.lost.of_steps():
+            self._read(self.meter.lines(wait=True))
+        self._note_lost_seconds()
+
+    def _tell_lost_seconds(self) -> None:
+        """Log and record how long a step usually takes, and what took time besides."""
+        lost = self._note_lost_seconds()
+        if lost and (sentence := lost_time_sentence(lost)):
+            self._journal.say(f"A step took {pace_of(self.meter.speed(0)['s_it'])} s. {sentence}")
+
+    def _note_lost_seconds(self) -> list[dict[str, Any]]:
+        lost = lost_time_entries(self.meter.lost_seconds())
+        self._journal.note(lost_seconds=lost)
+        return lost
 
     def _read(self, lines: Sequence[Line]) -> None:
         """Log the numbers that have arrived."""

@@ -11,7 +11,7 @@ import torch
 from library import families
 from library.compiler import block_calls, cudagraph, graph_recording, prewarm, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
-from library.compiler.payoff import Payoff
+from library.compiler.payoff import SWITCHING, Payoff
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.building import build_config, config_notes
 from library.config.problems import ConfigError
@@ -210,7 +210,7 @@ def test_where_it_cannot_be_blocks_compile_before_the_first_step(values, why):
 def test_a_run_whose_rest_does_not_pay_stays_eager():
     """Decided before the process begins, and again when its graphs are loaded."""
     payoff = Payoff(steps=100, step_seconds=0.1, sizes=1, loading=2.0, waiting=90.0)
-    assert not payoff.pays and payoff.refusal(cached=False) == (
+    assert not payoff.pays and payoff.refusal(SWITCHING) == (
         "Blocks are not compiled: of 100 remaining steps (eager: 0.1 s each), compiled ones would start after about "
         "90 s of compiling and save 0 s, but cost 3 s to switch to"
     )
@@ -298,6 +298,35 @@ def test_a_process_that_fails_is_told_of():
     run.load_next_graph(passes_of(torch.device("cpu")))
     assert not run.due and run._plan.state is PlanState.STAYS_EAGER
     assert Ready.made.stopped and run._choices.stays_eager == 1000 and "no compiler (code 1)" in run.said[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("no kernel image"), ImportError("No module named triton"), torch.OutOfMemoryError("out of memory")],
+)
+def test_whatever_fails_while_a_graph_is_loaded_leaves_an_eager_run(error, monkeypatch):
+    run = beside(compiler(), [BlockCall("", "Linear", None, "", True)])
+    run._process.compiled = 1
+    monkeypatch.setattr(BackgroundCompiler, "_load", lambda *_: (_ for _ in ()).throw(error))
+    run.load_next_graph(passes_of(torch.device("cpu")))
+    assert run._plan.state is PlanState.STAYS_EAGER and str(error) in run.said[0] and "\n" not in run.said[0]
+
+
+def test_a_process_that_cannot_be_started_is_replaced_by_compiling_first(monkeypatch):
+    def refuse(job):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(background_compile, "CompileProcess", refuse)
+    monkeypatch.setattr(background_compile, "compile_job", lambda *_: {})
+    run = compiler()
+    run._plan.postpone()
+    passes = passes_of(torch.device("cpu"))
+    passes.compute_loss.method = SimpleNamespace(trained_parts={})
+    passes.compute_loss.components.encoders = {}
+    run._start_process(TrialPasses(SimpleNamespace(kinds=dict), passes.compute_loss, passes.device, passes.pause))
+    assert (
+        run._plan.state is PlanState.COMPILING and "no process could be started (Cannot allocate memory)" in run.said[0]
+    )
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cuda:2"])

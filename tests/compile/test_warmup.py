@@ -1,4 +1,4 @@
-"""Compiling before the first step: nothing is left to compile after it, and no number of the training is another."""
+"""Compiling before the first step: one size, and no number of the training is another."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from library.check import preflight
-from library.compiler.log import CompileLog
 from library.compiler.plan import CompilePlan, PlanState
-from library.train.compiling.precompile import Precompiler, kinds_to_compile
+from library.train.compiling.precompile import Precompiler
 from library.train.compiling.trial_passes import TrialPasses
 from tests.training import ONE_ADAPTER, config_of, train
 
@@ -52,7 +51,7 @@ def expect_blocks(plan: CompilePlan, first_steps: Any = (), compare_steps: int =
 
 
 @pytest.mark.parametrize("script", CASES)
-def test_all_is_compiled_before_the_first_step_and_no_number_changes(demo, shapes, tmp_path, script):  # noqa: F811
+def test_one_size_is_compiled_before_the_first_step_and_no_number_changes(demo, shapes, tmp_path, script):  # noqa: F811
     found, prompts = {}, tmp_path / "prompts.txt"
     prompts.write_text("zorb toy --w 64 --h 96 --s 1 --d 1", encoding="utf-8")
     for warm in ("false", "true"):
@@ -68,33 +67,17 @@ def test_all_is_compiled_before_the_first_step_and_no_number_changes(demo, shape
     cold, warm = found["false"], found["true"]
     assert warm.losses == cold.losses
     assert all(torch.equal(a, b) for a, b in zip(warm.tensors().values(), cold.tensors().values(), strict=True))
-    assert {event["step"] for event in warm.events("compile")} == {0} != {e["step"] for e in cold.events("compile")}
+    each_size = CASES[script].get("compile_dynamic") == "false"
+    assert 0 not in {event["step"] for event in cold.events("compile")}
+    before = [event for event in warm.events("compile") if event["step"] == 0]
+    assert len({event["bucket"] for event in before}) == 1 and (each_size or before == warm.events("compile"))
     assert {event["bucket"] for event in warm.events("compile")} <= {"64x64", "128x64", "64x128"} | {"64x96", "96x64"}
     told = warm.facts["compile"]
     assert told["graphs"] == told["predicted"] == cold.facts["compile"]["graphs"] and not told["recompiles"]
-    graphs = sum(told["graphs"].values())
+    graphs = sum(event["forward"] for event in before)
+    assert each_size == (graphs < sum(told["graphs"].values()))
     phases = [(e["done"], e["total"]) for e in warm.events("phase") if e["name"] == "compiling"]
     assert phases[0] == (0, graphs) and phases[-1] == (graphs, graphs)
-
-
-def test_the_most_frequent_size_comes_first_and_no_more_than_needed():
-    kinds = Counter({(2, 8, 8): 3, (2, 8, 16): 9, (2, 16, 16): 1, (2, 8, 12): 5, (1, 32, 32): 2})
-    log = CompileLog()
-    assert list(kinds_to_compile(kinds, every=True, log=log)) == [
-        (2, 8, 16),
-        (1, 32, 32),
-        (2, 8, 12),
-        (2, 8, 8),
-        (2, 16, 16),
-    ]
-    assert list(kinds_to_compile(kinds, every=False, log=log)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12)]
-    del kinds[1, 32, 32]
-    assert list(kinds_to_compile(kinds, every=False, log=log)) == [(2, 8, 16), (2, 16, 16)]
-    found = []
-    for kind in kinds_to_compile(kinds, every=False, log=log):  # as long as there was something to compile
-        found.append(kind)
-        log.events.extend(["graph"] * (len(found) < 3))
-    assert found == [(2, 8, 16), (2, 16, 16), (2, 8, 12)]
 
 
 def test_more_steps_to_compare_with_than_there_are_is_told_before_the_first():

@@ -2,10 +2,13 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from library.train.step import lost_seconds
 from library.train.step import step_metrics as module
-from library.train.step.step_metrics import Meter
+from library.train.step.lost_seconds import COMPILING, FIRST_STEPS, NEW_EPOCHS, RECORDING, SAVING, SAVING_STATES
+from library.train.step.step_metrics import Meter, StepTimer
 
 
 def lines(losses, per_epoch):
@@ -26,7 +29,7 @@ def test_speed_leaves_out_warm_up_compiling_and_pauses(monkeypatch):
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
     meter = Meter(total=20, per_epoch=20)
     for step in range(1, 8):
-        meter.push({"step": step}, {"loss": torch.tensor(0.0)}, compiled=step == 6)
+        meter.push({"step": step}, {"loss": torch.tensor(0.0)}, cause=COMPILING if step == 6 else None)
     meter.pause()
     meter.push({"step": 8}, {"loss": torch.tensor(0.0)})
     meter.push({"step": 9}, {"loss": torch.tensor(0.0)})
@@ -59,6 +62,90 @@ def test_speed_is_that_of_the_device_where_the_host_runs_ahead(monkeypatch):
             meter.pause()
             now += 500
     assert meter.warm_steps == 30 - module.WARM_UP - 2  # all but the first ones, and the first after each pause
+
+
+class Clocks:
+    """A processor's clock, and the stream of a GPU that it is ahead of; without `gpu` the processor does all work."""
+
+    def __init__(self, monkeypatch, gpu):
+        self.host = self.device = 0.0
+        self.gpu = gpu
+        for module_with_clock in (module, lost_seconds):
+            clock = SimpleNamespace(monotonic=lambda: self.host + 1, perf_counter=lambda: self.host)
+            monkeypatch.setattr(module_with_clock, "time", clock)
+
+    def now(self):
+        if not self.gpu:
+            return self.host
+        self.device = max(self.device, self.host)
+        return Event(self.device)
+
+    def compute(self, seconds, of_host=0.0):
+        """Work of `seconds`, issued in `of_host` seconds if a GPU does it."""
+        self.host += of_host if self.gpu else seconds
+        self.device = max(self.device, self.host) + seconds
+
+    def wait(self):
+        self.host = max(self.host, self.device) if self.gpu else self.host
+
+
+STEP = 0.35  # seconds
+SAVED, STATE = 2.0, 3.0
+SLOW = {1: 4.0, 2: 1.5, 3: 0.5, 7: 2.5, 25: 9.0}  # seconds more: the first steps, a new size, one that is compiled
+RECORDED, NEW_EPOCH = 1.4, 0.9
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_the_printed_speed_is_an_outside_clocks_and_what_is_lost_has_a_name(gpu, monkeypatch):
+    """Epochs of ten steps, of which the first is slow; a file every 20 steps, with a state; one size comes later."""
+    clocks, meter = Clocks(monkeypatch, gpu), Meter(total=60, per_epoch=10)
+    timer = StepTimer(torch.device("cpu"))
+    monkeypatch.setattr(timer, "_now", clocks.now)
+    monkeypatch.setattr(StepTimer, "_now", lambda self: clocks.now())
+    outside = {0: 0.0}  # when each step was over, by a clock that waits for it
+    windows = timer.waited(range(1, 61))
+    for step in windows:
+        is_new = step > 1 and step % 10 == 1
+        recorded = RECORDED if step == 33 else 0.0
+        clocks.compute(STEP + SLOW.get(step, 0.0) + NEW_EPOCH * is_new + recorded, of_host=0.05)
+        meter.sizes = 1 + (step >= 7)
+        cause = COMPILING if step == 25 else RECORDING if recorded else None
+        moments = timer.ended()
+        outside[step] = clocks.device if gpu else clocks.host
+        meter.push({"step": step, "epoch": -(-step // 10)}, {"loss": torch.tensor(0.0)}, (), cause, moments)
+        if step % 20 == 0:
+            with meter.lost.during(SAVING):
+                meter.pause()
+                with meter.lost.of_steps():
+                    clocks.wait()
+                    meter.lines(wait=True)
+                clocks.host += SAVED
+                with meter.lost.during(SAVING_STATES):
+                    clocks.host += STATE
+    meter.lines(wait=True)
+    spent = {step: outside[step] - outside[step - 1] for step in range(1, 61)}
+    usual = [spent[step] for step in spent if not (step <= 3 or step % 10 == 1 or step in (7, 25, 33))]
+    speed = meter.speed(60)["s_it"]
+    assert speed == pytest.approx(sum(usual) / len(usual), rel=0.03) == pytest.approx(STEP, rel=0.03)
+    lost = meter.lost_seconds()
+    assert lost == {
+        COMPILING: pytest.approx(9.0, abs=0.1),
+        FIRST_STEPS: pytest.approx(4.0 + 1.5 + 0.5 + 2.5, abs=0.1),
+        SAVING_STATES: pytest.approx(3 * STATE, abs=0.1),
+        SAVING: pytest.approx(3 * SAVED, abs=0.1),
+        NEW_EPOCHS: pytest.approx(5 * NEW_EPOCH, abs=0.1),
+        RECORDING: pytest.approx(RECORDED, abs=0.1),
+    }
+    whole = max(clocks.host, clocks.device)
+    assert 60 * speed + sum(lost.values()) == pytest.approx(whole, rel=0.03)
+
+
+def test_where_an_epoch_is_one_step_all_steps_count():
+    meter = Meter(total=20, per_epoch=1)
+    for step in range(1, 21):
+        meter.push({"step": step, "epoch": step}, {"loss": torch.tensor(0.0)})
+    meter.lines(wait=True)
+    assert meter.warm_steps == 20 - module.WARM_UP
 
 
 def test_the_printed_speed_is_exact_to_one_percent():

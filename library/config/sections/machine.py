@@ -149,6 +149,13 @@ class Memory:
     blocks_to_swap: int | None = opt(
         None, "Blocks that are kept in CPU memory. Raise it only until the model fits: costs speed.", min=0
     )
+    gpu_memory_limit: float | None = opt(
+        None,
+        "GB of the GPU that training keeps to, CUDA graphs too. Empty: all of it, which can be faster.",
+        label="GPU memory limit (GB)",
+        min=1.0,
+        advanced=True,
+    )
     attention_kernel: Literal["auto", "cudnn", "flash", "efficient", "math", "flash3", "flash4"] = opt(
         "auto",
         "PyTorch's attention kernel. auto suits all; compile_autotune measures them.",

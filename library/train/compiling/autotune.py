@@ -204,7 +204,8 @@ class Tuner:
         elif broken := log.graph_breaks():
             result.why = f"a block does not fit into one graph ({broken[0]})"
         if device.type == "cuda":
-            room = MEMORY_MARGIN * torch.cuda.get_device_properties(device).total_memory / BYTES_PER_GIB
+            memory = torch.cuda.get_device_properties(device).total_memory / BYTES_PER_GIB
+            room = MEMORY_MARGIN * min(memory, config.memory.gpu_memory_limit or memory)
             room -= ADAM_BYTES * sum(p.numel() for p in method.parameters()) / BYTES_PER_GIB
             if result.peak > room:
                 result.why = f"needs {result.peak:.1f} GiB, and with the optimizer there are {room:.1f} GiB"

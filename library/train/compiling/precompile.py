@@ -2,29 +2,27 @@
 
 import contextlib
 import dataclasses
-from collections import Counter
-from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from library.compiler import blocks, cudagraph
-from library.compiler.log import CompileLog
+from library.compiler import blocks, cudagraph, gpu_memory
 from library.compiler.pass_recording import recorded_passes_of
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import RunConfig
 from library.config.sections import Compile
-from library.data.loading import Kind, latent_area
+from library.data.loading import Batches, Kind
 from library.distributed.world import World
 from library.memory.compile_targets import compiles_size_by_size
-from library.memory.prepare import is_sharded
+from library.memory.prepare import BYTES_OF_ADAM, is_sharded
 from library.train.choices import Choices
 from library.train.compiling.background_compile import BackgroundCompiler
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
 from library.train.step.clock import Clock
 
+GRADIENT_BYTES = 4  # per trained weight
 PASSES_A_SIZE = 8  # minimum passes per size to record; recording takes as long as four passes
 
 
@@ -45,6 +43,8 @@ class Precompiler:
         self._world, self._journal, self._clock = world, journal, clock
         self._background = BackgroundCompiler(config, world, journal, plan, clock, choices or Choices())
         self._stepped = False  # whether a step was taken
+        self._recorder: cudagraph.GraphedModel | None = None  # of the denoiser, from `prepare` on
+        self._recording_seconds = 0.0  # see `recorded`
         self._passes: TrialPasses  # given to `prepare`
 
     def __enter__(self) -> "Precompiler":
@@ -60,7 +60,10 @@ class Precompiler:
 
     def prepare(self, passes: TrialPasses) -> None:
         """Before the first step: record the denoiser, and compile its blocks or start compiling them beside the run."""
-        self._passes = passes
+        self._passes, self._recorder = passes, passes.recorder
+        if gpu_memory.is_held():
+            trained = sum(p.numel() for p in passes.compute_loss.method.parameters())
+            gpu_memory.lift_for((BYTES_OF_ADAM + GRADIENT_BYTES) * trained)
         self._record_ahead()
         if self.plan.active and not self._clock.done:
             self._background.begin(passes)
@@ -91,7 +94,7 @@ class Precompiler:
             self._passes.pause()
 
     def _compile_ahead(self) -> None:
-        """Compile every graph that the training needs, with its own images.
+        """Compile the graphs of one size, with the training's own images.
 
         Weights and random numbers do not change. Eager steps for comparison (`compile_compare_steps`) come first. One
         process per machine goes first; the others find its graphs in the cache.
@@ -140,7 +143,7 @@ class Precompiler:
             self.note()
             self._passes.pause()
         elif self.plan.active and self._compile_due(self._clock.step) and self._options.ahead:
-            self._run()
+            self._run(in_step=True)
 
     def step_done(self, step: int, seconds: float | None) -> None:
         """Record the speed of a step, `seconds` None if it compiled, and compile after the last eager step to compare
@@ -163,23 +166,29 @@ class Precompiler:
             self._passes.forget_recordings()
         return begun
 
-    def _run(self) -> None:
-        """Run all batches that need another graph, so that steps have nothing left to compile."""
+    # Why: docs/decisions/2026-11-28-one-size-first.md
+    def _run(self, in_step: bool = False) -> None:
+        """Compile for one size, and record it, so that the next step (or this one, `in_step`) need not. Other sizes
+        follow in the steps that meet them.
+        """
         if self._clock.done:
             return
         log, device, batches = self.log, self._world.device, self._passes.batches
-        graphs, made = log.due(), log.summary()["num_graphs"]
+        graphs, made = log.due_for_one_size(), log.summary()["num_graphs"]
         self._journal.phase(Message("compiling"), made, graphs)
         single = compiles_size_by_size(self._config, device)
         self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
+        each_size = single or self._options.dynamic is False
         # Processes with shards of one model must compute at the same time.
         together, in_turn = contextlib.nullcontext, self._world.accelerator.local_main_process_first
         with together() if is_sharded(self._config) else in_turn(), self._passes.random_state_kept():
             try:
-                records = self._options.records_graphs and device.type == "cuda"
-                for kind in kinds_to_compile(batches.kinds(), single or self._options.dynamic is False or records, log):
-                    self._passes.run(kind)
-                    self.note()
+                self._passes.run(kind_to_compile(batches, each_size, in_step))
+                if not each_size and not self._records:
+                    self._passes.run(
+                        self._passes.largest()
+                    )  # compiles nothing more: it shows whether the memory is enough
+                self.note()
             except Exception as error:
                 if not blocks.is_compile_error(error):
                     raise
@@ -187,6 +196,11 @@ class Precompiler:
         self.prove()
         self._journal.phase(Message("compiling"), graphs, graphs)
         self._passes.pause()
+
+    @property
+    def _records(self) -> bool:
+        recorder = self._passes.recorder
+        return recorder is not None and not recorder.why_not
 
     def note(self) -> bool:
         """Record the graphs compiled since the last call; return whether there were any."""
@@ -196,6 +210,12 @@ class Precompiler:
         for event in events:
             self._journal.event("compile", step=self._clock.step, **dataclasses.asdict(event))
         return bool(events)
+
+    def recorded(self) -> bool:
+        """Return whether a size was recorded, or tried to be, since the last call."""
+        recorder, before = self._recorder, self._recording_seconds
+        self._recording_seconds = recorder.recording_seconds if recorder else 0.0
+        return self._recording_seconds != before
 
     def prove(self) -> None:
         """Raise or warn if a class of blocks has no graph: torch.compile can silently do nothing."""
@@ -232,7 +252,7 @@ class Precompiler:
 
     def recover(self, error: Exception, denoiser: nn.Module) -> bool:
         """Return whether the step can be retried: without compiling if that failed and `compile_fallback` is set, or
-        without recordings if GPU memory is short.
+        without recordings and then without gpu_memory_limit if GPU memory is short.
         """
         recorder, pictures = cudagraph.recorder_of(denoiser), recorded_passes_of(denoiser)
         if isinstance(error, torch.OutOfMemoryError) and pictures and pictures.made:
@@ -243,15 +263,21 @@ class Precompiler:
         if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:
             recorder.give_up("the GPU's memory is too small for the steps beside them")
             return not self._config.optim.stepped_early  # a step in the backward pass cannot be undone
+        if isinstance(error, torch.OutOfMemoryError) and gpu_memory.lift():
+            return True  # only steps that can be repeated are held
         if self.plan.active and blocks.is_compile_error(error):
             self.give_up(error)
             return True
         return False
 
     def give_up(self, error: BaseException) -> None:
-        """Continue without compiling, or without `compile_fallback` raise a ConfigError with the reason."""
+        """Continue without compiling, or without `compile_fallback` raise a ConfigError with the reason.
+
+        Where one size is compiled and trained with, another never ends the training, unless it has to be one graph.
+        """
         reason = blocks.compile_error_cause(error)
-        if not self._options.compile_fallback:
+        may_stop = self.plan.state is not PlanState.COMPILED or self._options.compile_fullgraph
+        if not self._options.compile_fallback and may_stop:
             raise ConfigError(
                 Problem(
                     "compile",
@@ -275,25 +301,24 @@ def graphs_sentence(options: Compile, number: int, single: bool = False) -> str:
         return "All images have one size, which the graphs are made for."
     if single:
         return (
-            f"Each of {number} sizes of image gets a graph of the whole model, which cannot be made for varying ones."
+            f"Each of {number} sizes of image gets a graph of the whole model, which cannot be made for varying ones; "
+            "each is compiled in the first step that needs it."
         )
     if options.dynamic is False:
-        return f"Each of {number} sizes of image gets graphs of its own, as compile_dynamic = false says."
+        return (
+            f"Each of {number} sizes of image gets graphs of its own, as compile_dynamic = false says; "
+            "each is compiled in the first step that needs it."
+        )
     why = "as compile_dynamic = true says" if options.dynamic else "so that there is nothing to compile at a new one"
     which = f"all {number} sizes of image at once" if number > 1 else "any size of image"
     return f"The graphs are made for {which}, {why}."
 
 
-def kinds_to_compile(kinds: Counter[Kind], every: bool, log: CompileLog) -> Iterator[Kind]:
-    """Yield the kinds of batches to compile for. `every`: sizes are compiled or recorded separately."""
-    # The most frequent size comes first, as kernels are tuned for it, then the largest, to test the memory. The others
-    # follow only while each still needed a graph, as one graph usually serves all sizes.
-    order = [kind for kind, _ in kinds.most_common()]
-    first = [next(kind for kind in order if kind[0] == number) for number in dict.fromkeys(kind[0] for kind in order)]
-    largest = max(order, key=latent_area)
-    order = list(dict.fromkeys([*first, largest, *order]))
-    for number, kind in enumerate(order, start=1):
-        before = len(log.events)
-        yield kind
-        if not every and number > len(first) and len(log.events) == before:
-            return
+def kind_to_compile(batches: Batches, each_size: bool, in_step: bool = False) -> Kind:
+    """Return the kind of batches to compile for first. `each_size`: every size has graphs of its own."""
+    if each_size:  # then the others cannot use them, so take what comes next
+        return batches.kind_at(batches.index - 1 if in_step and batches.index else batches.index)
+    # One graph serves all sizes, and its kernels are tuned for the one that it is compiled with. All processes choose
+    # the same, so the first compiles for all.
+    ((kind, _),) = batches.kinds().most_common(1)
+    return kind

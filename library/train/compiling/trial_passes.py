@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from library.compiler import cudagraph
+from library.compiler import cudagraph, gpu_memory
 from library.compiler.cudagraph import GraphedModel
 from library.data.loading import Batches, Kind, latent_area
 from library.train.step import rng
@@ -32,7 +32,17 @@ class TrialPasses:
         return cudagraph.recorder_of(self.denoiser)
 
     def run(self, kind: Kind) -> None:
-        """Pass over an example batch of this kind. Draws random numbers."""
+        """Pass over an example batch of this kind, if need be without gpu_memory_limit. Draws random numbers."""
+        try:
+            self.run_within_limit(kind)
+            return
+        except torch.OutOfMemoryError:
+            if not gpu_memory.lift():
+                raise
+        self.run_within_limit(kind)  # outside the handler, whose error keeps tensors alive
+
+    def run_within_limit(self, kind: Kind) -> None:
+        """Pass over an example batch of this kind, and raise torch.OutOfMemoryError at gpu_memory_limit."""
         batch = self.batches.example(kind)
         self.compute_loss.compile_log.bucket = batch.bucket
         self.compute_loss.warm_up(batch, self.device)
@@ -45,6 +55,18 @@ class TrialPasses:
             yield
         finally:
             rng.set_rng_state(before, self.device)
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Record no further size in this context; those that are recorded are replayed."""
+        if (recorder := self.recorder) is None:
+            yield
+            return
+        limit, recorder.size_limit = recorder.size_limit, 0
+        try:
+            yield
+        finally:
+            recorder.size_limit = limit
 
     def largest(self) -> Kind:
         """Return the kind with the largest images, in whose memory the others can be recorded."""

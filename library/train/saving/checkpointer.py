@@ -16,6 +16,7 @@ from library.train import errors
 from library.train.journal import Journal
 from library.train.saving import resume_state
 from library.train.saving.state_files import State
+from library.train.step.lost_seconds import SAVING_STATES
 from library.train.training import Training
 
 
@@ -174,6 +175,11 @@ class Checkpointer:
     def _save_state(self, folder: Path | None) -> None:
         """Save a state to resume from; without a folder, as the backup that replaces the previous one."""
         self._journal.phase(Message("saving the state"))
+        with self._training.step_log.meter.lost.during(SAVING_STATES):
+            self._collect_and_write(folder)
+        self._journal.requests.state_saved()
+
+    def _collect_and_write(self, folder: Path | None) -> None:
         step = self._saved_at = self._training.clock.step
         state = resume_state.collect_state(self._training)
 
@@ -189,7 +195,6 @@ class Checkpointer:
 
         self._by_main(write)
         self._training.world.wait_for_everyone()
-        self._journal.requests.state_saved()
 
 
 NOT_AVERAGED = "{file} is not saved: the average begins with its first update, after step {every} (ema_every_n_steps)"

@@ -13,11 +13,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from library.config.problems import Message
 from library.data.batch import Batch
+from library.train.step.lost_seconds import COMPILING, FIRST_STEPS, NEW_EPOCHS, LostSeconds
 
 T = TypeVar("T")
 
-WARM_UP = 3  # steps excluded from the speed, as they load kernels and compile
+WARM_UP = 3  # steps excluded from the speed, as they load kernels and allocate memory
+SHOWN_FROM = 0.05  # seconds lost to one cause that are worth mentioning
 RECENT = 50  # steps that the remaining time is estimated from
 
 BatchLoss = tuple[Tensor, list[str]]  # its loss, a scalar on the device, and the files of its images
@@ -32,7 +35,8 @@ class _Pending:
     images: tuple[list[str], ...]  # per batch; the batch losses are the last values
     arrived: "torch.cuda.Event | None"
     timestamps: list[Any]  # of the step, for `seconds`
-    took: float | None  # seconds on the host since the step before; None if the step is excluded from the speed
+    took: float | None  # seconds on the host since the step before; None after other work
+    cause: Message | None  # why the step is slow, and excluded from the speed
 
 
 @dataclass
@@ -47,6 +51,11 @@ class Meter:
     _last: float = 0.0
     _ended: Any = None  # timestamp of the end of the last step that was read
     _seen: int = 0
+    _epoch: int = 0  # of the last step
+    sizes: int = 0  # of images that steps have had
+    _sizes_before: int = 0
+    _paused_for: Message = COMPILING  # the last work before which steps were interrupted
+    lost: LostSeconds = field(default_factory=LostSeconds)
     warm_steps: int = 0
     warm_seconds: float = 0.0
     took: float | None = None  # seconds of the last step, None if other work preceded it
@@ -56,17 +65,20 @@ class Meter:
         line: dict[str, Any],
         values: Mapping[str, Tensor],
         batches: Sequence[BatchLoss] = (),
-        compiled: bool = False,
+        cause: Message | None = None,
         timestamps: Sequence[Any] = (),
     ) -> None:
-        """Record a step. `values` are scalars on the device; a step that `compiled` is excluded from the average speed.
+        """Record a step. `values` are scalars on the device; a step that is slow for a `cause` is excluded from the
+        speed, as are the first ones and those after other work.
 
         `timestamps` come from StepTimer.
         """
         now = time.monotonic()
-        self._seen += 1
+        slow = self._why_slow(line)
+        cause = cause or slow
         self.took = now - self._last if self._last else None
-        typical = self._seen > WARM_UP and not compiled
+        if cause is None and self.took is None:
+            cause = self._paused_for
         self._last = now
         stacked = torch.stack([v.detach().float() for v in (*values.values(), *(loss for loss, _ in batches))])
         arrived = None
@@ -77,11 +89,23 @@ class Meter:
             arrived = torch.cuda.Event()
             arrived.record()
         images = tuple(paths for _, paths in batches)
-        took = self.took if typical else None
-        self._pending.append(_Pending(line, stacked, tuple(values), images, arrived, list(timestamps), took))
+        step = _Pending(line, stacked, tuple(values), images, arrived, list(timestamps), self.took, cause)
+        self._pending.append(step)
+
+    def _why_slow(self, line: Mapping[str, Any]) -> Message | None:
+        """Return why a step is slower than others by its number, size or epoch, None if it is not."""
+        self._seen += 1
+        epoch = line.get("epoch", 1)
+        is_first = self._seen <= WARM_UP or self.sizes > self._sizes_before
+        is_new = epoch != self._epoch and self.per_epoch > 1  # where an epoch is one step, all steps are alike
+        self._sizes_before, self._epoch = self.sizes, epoch
+        return FIRST_STEPS if is_first else NEW_EPOCHS if is_new else None
 
     def pause(self) -> None:
-        self._last = 0.0  # work between two steps, such as saving, is no part of the next one's time
+        """Leave the next step out of the speed, as other work comes before it."""
+        self._last = 0.0
+        # Outside of other work only compiling interrupts steps, between them or within one.
+        self._paused_for = self.lost.cause or COMPILING
 
     def lines(self, wait: bool = False) -> list[Line]:
         # Those whose numbers have arrived, or all with `wait`, in order.
@@ -108,13 +132,21 @@ class Meter:
             yield pending.line | numbers | seconds(pending.timestamps), bad_images
 
     def _count(self, pending: _Pending) -> None:
-        """Add the seconds from the end of the step before to the end of this one."""
-        ended, self._ended = self._ended, pending.timestamps[-1] if pending.timestamps else None
-        if pending.took is None:
+        """Add the seconds from the end of the step before to the end of this one, or of the step alone after other
+        work.
+        """
+        ended, took, timestamps = self._ended, pending.took, pending.timestamps
+        self._ended = timestamps[-1] if timestamps else None
+        if timestamps:
+            # By the GPU's own clock: the host runs ahead, so that its steps look shorter than they are.
+            took = _between(timestamps[0] if took is None or ended is None else ended, timestamps[-1])
+        if took is None:
             return
-        # By the GPU's own clock: the host runs ahead, so that its steps look shorter than they are.
-        took = pending.took if ended is None or self._ended is None else _between(ended, self._ended)
-        self._times.append(took)
+        if pending.cause in (None, NEW_EPOCHS):  # the steps that are left have new epochs, too
+            self._times.append(took)
+        if pending.cause:
+            self.lost.add_step(pending.cause, took)
+            return
         self.warm_steps += 1
         self.warm_seconds += took
 
@@ -123,8 +155,15 @@ class Meter:
         if not self._times:
             return {}
         recent = sum(self._times) / len(self._times)
-        overall = self.warm_seconds / self.warm_steps
+        overall = self.warm_seconds / self.warm_steps if self.warm_steps else recent
         return {"s_it": round(overall, 4), "eta": round(recent * max(self.total - step, 0), 1)}
+
+    def lost_seconds(self) -> dict[Message, float]:
+        """Return the seconds that were lost since the first step, by cause; empty before the first typical step."""
+        if not self.warm_steps:
+            return {}
+        lost = self.lost.by_cause(self.warm_seconds / self.warm_steps)
+        return {cause: round(seconds, 2) for cause, seconds in lost.items() if seconds >= SHOWN_FROM}
 
     @property
     def average(self) -> float:

@@ -1,0 +1,24 @@
+"""What a run's time went into besides its steps, as a sentence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from library.config.problems import Message, MessageLike, join_messages
+
+BESIDES = "{seconds} s since the first step went into something else: {causes}"
+
+
+def lost_time_entries(lost: Mapping[Message, float]) -> list[dict[str, Any]]:
+    """Return the fact `lost_seconds` of a run's record: causes and seconds, most first."""
+    return [{"cause": cause, "seconds": seconds} for cause, seconds in lost.items()]
+
+
+def lost_time_sentence(entries: Any) -> MessageLike:
+    """Describe the fact `lost_seconds`, "" without one. A record may be damaged."""
+    sound = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    lost = [(entry.get("cause"), entry.get("seconds")) for entry in sound]
+    spent = [(cause, float(seconds)) for cause, seconds in lost if cause and isinstance(seconds, int | float)]
+    if not spent:
+        return ""
+    parts = [Message("{cause} {seconds} s", cause=cause, seconds=f"{seconds:.1f}") for cause, seconds in spent]
+    return Message(BESIDES, seconds=f"{sum(seconds for _, seconds in spent):.1f}", causes=join_messages(parts))

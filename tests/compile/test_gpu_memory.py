@@ -1,0 +1,161 @@
+"""A training on a large GPU keeps to `gpu_memory_limit`, and takes more only where it could not go on otherwise."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from library.check import estimate
+from library.compiler import cudagraph, gpu_memory
+from library.compiler.plan import CompilePlan
+from library.config.building import build_config
+from library.families import config_class
+from library.train.compiling import background_compile
+from library.train.compiling.precompile import Precompiler
+from library.train.compiling.trial_passes import TrialPasses
+
+CUDA, GIB = torch.device("cuda"), 2**30
+
+
+class Gpu:
+    """A GPU of 80 GiB as PyTorch shows it."""
+
+    def __init__(self, monkeypatch):
+        self.total, self.reserved, self.allocated, self.peak, self.fractions = 80 * GIB, 0, 0, 0, [1.0]
+        replaced = {
+            "mem_get_info": lambda *_: (self.total - self.reserved, self.total),
+            "memory_reserved": lambda *_: self.reserved,
+            "memory_allocated": lambda *_: self.allocated,
+            "max_memory_allocated": lambda *_: self.peak,
+            "set_per_process_memory_fraction": lambda share, _: self.fractions.append(share),
+            "empty_cache": lambda: None,
+        }
+        for name, stand_in in replaced.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    @property
+    def allowed(self):
+        return self.fractions[-1] * self.total
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    yield Gpu(monkeypatch)
+    gpu_memory._take_all()
+
+
+def test_the_allocator_gets_what_a_smaller_gpu_would_leave_it(gpu):
+    with gpu_memory.held_to(24, CUDA):
+        assert gpu.allowed == pytest.approx(24 * GIB - gpu_memory.CONTEXT_BYTES)
+        gpu.reserved, gpu.peak = 20 * GIB, 15 * GIB
+        assert gpu_memory.free_memory(CUDA) == pytest.approx(3.2 * GIB)
+        assert gpu_memory.free_at_peak(CUDA) == pytest.approx(8.2 * GIB)
+    assert gpu.allowed == gpu.total and gpu_memory.free_memory(CUDA) == 60 * GIB
+    for gib, device in ((None, CUDA), (24, torch.device("cpu"))):
+        with gpu_memory.held_to(gib, device):
+            assert not gpu_memory.is_held()
+    with gpu_memory.held_to(96, CUDA):
+        assert gpu.allowed == gpu.total and gpu_memory.free_memory(CUDA) == 60 * GIB
+
+
+def test_whole_models_are_held_in_what_is_recorded_alone(gpu):
+    with gpu_memory.held_to(24, CUDA, by_allocator=False):
+        assert gpu.allowed == gpu.total and gpu_memory.free_memory(CUDA) < 24 * GIB
+
+
+@pytest.mark.parametrize("reserve", [None, 0])
+def test_recording_stops_at_the_limit_and_says_so(gpu, reserve, monkeypatch, caplog):
+    """Whether it was requested or tried by itself; without a limit the same sizes are all recorded."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(cudagraph, "GraphMemory", lambda: None)
+    for name in ("get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: torch.zeros(1))
+
+    class Pretended:
+        addresses, before, seconds, pace = [], 1.0, 0.5, ""
+
+        def __init__(self, *_):
+            gpu.reserved += 8 * GIB
+
+        def capture(self, *_):
+            return ""
+
+        def time(self):
+            return self.seconds
+
+    monkeypatch.setattr(cudagraph, "Recording", Pretended)
+    model = torch.nn.Linear(8, 8)
+
+    def recorded():
+        gpu.reserved = 0
+        recorder = cudagraph.GraphedModel(model, CompilePlan(), reserve)
+        calls = [cudagraph.Call.of((torch.zeros(rows, 8),), {}) for rows in (1, 2, 3)]
+        return [recorder.record(lambda: None, call) is not None for call in calls], recorder
+
+    assert recorded()[0] == [True] * 3
+    with gpu_memory.held_to(24, CUDA):
+        made, recorder = recorded()
+        assert made == [True, True, False] and recorder.size_limit == 1
+        assert "do not fit into the GPU's memory beside those of other image sizes" in caplog.text
+    with gpu_memory.held_to(6, CUDA):
+        made, recorder = recorded()
+        assert not made[0] and recorder.why_not == cudagraph.BEYOND_LIMIT in caplog.text
+
+
+def out_of_memory_while_held(calls):
+    def call(*_):
+        calls.append(gpu_memory.is_held())
+        if gpu_memory.is_held():
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return "done"
+
+    return call
+
+
+def test_a_step_a_pass_or_a_sample_that_needs_more_takes_it(gpu, monkeypatch, caplog):
+    calls: list[bool] = []
+    with gpu_memory.held_to(24, CUDA):
+        assert cudagraph.with_room(torch.nn.Linear(1, 1), out_of_memory_while_held(calls)) == "done"
+    with gpu_memory.held_to(24, CUDA):
+        passes = TrialPasses(None, None, CUDA, lambda: None)  # type: ignore[bad-argument-type]
+        monkeypatch.setattr(TrialPasses, "run_within_limit", out_of_memory_while_held(calls))
+        passes.run((1, 8, 8))
+    assert calls == [True, False] * 2 and gpu.allowed == gpu.total
+    assert caplog.text.count("need more of the GPU's memory than gpu_memory_limit") == 2
+    config: Any = SimpleNamespace(compile=None, optim=SimpleNamespace(stepped_early=""))
+    world: Any = SimpleNamespace(device=CUDA)
+    precompiler = Precompiler(config, world, None, CompilePlan(), None)  # type: ignore[bad-argument-type]
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    with gpu_memory.held_to(24, CUDA):
+        assert precompiler.recover(error, torch.nn.Linear(1, 1)) and not gpu_memory.is_held()
+        assert not precompiler.recover(error, torch.nn.Linear(1, 1)), "there is nothing more to take"
+    config.optim.stepped_early = "fused_backward_pass"
+    with gpu_memory.held_to(24, CUDA, by_allocator=False):
+        assert not precompiler.recover(error, torch.nn.Linear(1, 1)) and gpu_memory.is_held()
+
+
+def test_an_optimizer_that_will_not_fit_lifts_the_limit_before_the_first_step(gpu):
+    gpu.allocated = 20 * GIB
+    with gpu_memory.held_to(24, CUDA):
+        assert not gpu_memory.lift_for(3 * GIB) and gpu_memory.is_held()
+        assert gpu_memory.lift_for(4 * GIB) and not gpu_memory.is_held()
+    assert not gpu_memory.lift_for(100 * GIB), "nothing is held"
+
+
+def test_a_process_beside_the_run_counts_within_the_limit(gpu, monkeypatch):
+    config = build_config(config_class("sdxl_train_network"), {"compile": True}, notes=[])
+    world: Any = SimpleNamespace(device=CUDA, ranks=1)
+    run = background_compile.BackgroundCompiler(config, world, None, CompilePlan(), None, None)  # type: ignore[bad-argument-type]
+    gpu.reserved = 22 * GIB
+    monkeypatch.setattr(background_compile.estimate, "bytes_to_compile", lambda _: 2 * GIB)
+    assert not run._why_no_room(torch.nn.Linear(1, 1))
+    with gpu_memory.held_to(24, CUDA):
+        assert "the training leaves 0.7 GiB" in run._why_no_room(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(("memory", "told"), [(80.0, True), (24.0, False), (None, False)])
+def test_the_check_says_what_a_larger_gpu_has_besides(memory, told):
+    config = build_config(config_class("flux_train_network"), {"gpu_memory_limit": 24}, notes=[])
+    sentence = "gpu_memory_limit: keeps to 24 of 80 GB; empty, training takes more where that is faster"
+    assert str(estimate.unused_memory(config, memory)) == (sentence if told else "")
