@@ -34,7 +34,7 @@ def other(option):
     by_type = {
         bool: not option.default,
         int: 3 + (option.hints.get("min") or 0),
-        float: 0.25,
+        float: 0.25 + max(option.hints.get("min") or 0, 0),
         str: 'a "b" \\ ü',
         Path: Path(r"C:\new\data.toml"),
     }

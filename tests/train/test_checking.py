@@ -347,6 +347,14 @@ ROWS = {
 }
 
 
+# Measured when these presets did not record their steps.
+UNRECORDED = [
+    *("flux/finetune-80gb", "flux/finetune-chroma-80gb", "flux/finetune-fill-80gb", "flux/finetune-kontext-32gb"),
+    *("flux/lora-24gb", "flux/lora-48gb", "flux/lora-80gb", "flux/lora-chroma-24gb", "flux/lora-chroma-48gb"),
+    *("flux/lora-fill-24gb", "flux/lora-fill-48gb", "flux/lora-kontext-24gb", "sdxl/finetune-16gb", "sdxl/lora-6gb"),
+]
+
+
 @pytest.mark.parametrize("family", presets.known_models())
 def test_the_estimate_is_near_to_what_every_preset_took(family, monkeypatch, tmp_path):
     """CUDA graphs, reference images and what a full fine-tune keeps included; a preset is held to its memory."""
@@ -356,9 +364,11 @@ def test_the_estimate_is_near_to_what_every_preset_took(family, monkeypatch, tmp
         case for case in presets.preset_cases(family, None, "full") if case.cap and f"{folder}/{case.name}" in ROWS
     ]
     for case in cases:
-        config = build_config(config_class(case.script), case.values, notes=[])
+        preset = f"{folder}/{case.name}"
+        as_measured = {"cuda_graphs": "false"} if preset in UNRECORDED else {}
+        config = build_config(config_class(case.script), case.values | as_measured, notes=[])
         needs = estimate.estimate(config, checking.largest_bucket(None, config), "NVIDIA H200", case.cap)
-        row = ROWS[f"{folder}/{case.name}"]
+        row = ROWS[preset]
         assert 0.74 < needs.peak / row["gpu_gib"] < 1.16 and needs.fits, (case.name, needs)
         assert 0.72 < needs.step / (row["gpu_busy_s"] or row["s_it"]) < 2, (case.name, needs)
     assert cases
