@@ -38,6 +38,7 @@ MODELS = {
 EXTENTS = {
     "step": ("The training step", ["--part", "step"]),
     "all": ("Text encoders, VAE, blocks and step", []),
+    "sample": ("Generating images", ["--part", "sample"]),
 }
 BENCH_CHOICES = {"usual": ("The usual settings", []), "every": ("All settings", ["--candidate", "all"])}
 JOB_TITLES = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}

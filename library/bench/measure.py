@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from library.bench import machine, prepared_model, report
-from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
-from library.bench.subjects import Subject
+from library.bench.pictures import PICTURE_WAYS, PictureBench
+from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, SAMPLE, STEP
+from library.bench.subjects import FamilySubject, Subject
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message
 from library.jobs.work import JobRecord
@@ -83,6 +84,12 @@ class BenchRun:
             for at in self.resolutions if part in self.parts else ():
                 row = {"part": part, "resolution": at, "candidate": "eager"}
                 yield row, lambda part=part, at=at: self._vae(part, at)
+        if SAMPLE in self.parts and isinstance(self.subject, FamilySubject):
+            for resolution in self.resolutions:
+                pictures = PictureBench(self.subject, self.device, self.plan, resolution)
+                for way in PICTURE_WAYS:
+                    row = {"part": SAMPLE, "resolution": resolution, "candidate": way}
+                    yield row, lambda way=way, pictures=pictures: pictures.rows(way)
         if BLOCKS in self.parts or STEP in self.parts:
             for resolution in self.resolutions:
                 costs: list[prepared_model.StepCost] = []  # counted with the first candidate for all of this size
@@ -173,7 +180,7 @@ class BenchRun:
 
 def measurement_title(row: JsonMapping) -> Message:
     """Return a progress line."""
-    what = row["candidate"] if row["part"] == STEP else Message(row["part"])
+    what = row["candidate"] if row["part"] in (STEP, SAMPLE) else Message(row["part"])
     size = row.get("resolution")
     return Message("{what}", what=what) if size is None else Message("{what} at {size}", what=what, size=size)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from library.bench.subjects import Subject
 
 PICTURE = "picture.svg"
+BENCH_PARTS = (*report.STEP_PARTS, report.SAMPLE)
 EXAMPLES = """
 kohya bench --family NAME --size full            a model of real size with random weights, on this GPU
 kohya bench run.toml                             the training of a TOML, as it is and in other ways
@@ -92,9 +93,7 @@ def build_bench_parser() -> argparse.ArgumentParser:
         metavar="NAME=SIZES",
         help="the shape of an input whose name is unknown; also frames=N, text_length=N",
     )
-    args.add_argument(
-        "--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(report.STEP_PARTS)}"
-    )
+    args.add_argument("--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(BENCH_PARTS)}")
     args.add_argument(
         "--candidate",
         action="append",
@@ -135,9 +134,9 @@ def check_bench_options(arguments: argparse.Namespace) -> None:
         if not path.is_file():
             problems.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
     problems += [
-        f"--part {part} is no part: choose from {', '.join(report.STEP_PARTS)}"
+        f"--part {part} is no part: choose from {', '.join(BENCH_PARTS)}"
         for part in _split_commas(arguments.part)
-        if part not in report.STEP_PARTS
+        if part not in BENCH_PARTS
     ]
     for side in _split_commas(arguments.resolution):
         if not (side.isascii() and side.isdigit()) or not 64 <= int(side) <= 8192 or int(side) % 64:
@@ -163,6 +162,8 @@ def _not_together(arguments: argparse.Namespace) -> Iterator[str]:
         yield f"--script {arguments.script} is none of --family {arguments.family}: choose from {scripts}"
     if arguments.script and arguments.diffusers:
         yield "--script is for --family and RUN.toml: a transformer of diffusers is trained with LoRA"
+    if report.SAMPLE in _split_commas(arguments.part) and arguments.diffusers:
+        yield "--part sample is for --family and RUN.toml: pictures of other transformers are not generated here"
     if arguments.input and (arguments.run or arguments.family):
         yield "--input is for --diffusers: what our own families are called with is known"
     for name in ("part", "candidate", "resolution"):

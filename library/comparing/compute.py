@@ -123,11 +123,12 @@ class FileComparer:
         model = generate.open_sampling_model(
             config, (path for column in columns for path, _ in column.loras), self.report
         )
-        sample = self._sampler(model, config)
+        sample = self._sampler(model, config, len(columns))
         for number, column in enumerate(columns):
             self._column(number, column, model, sample, config)
             if self._measure and model.applied.changes_text:
                 self._measure.forget_text()
+        sample.close()
         return model.world.device
 
     def _models(self) -> torch.device:
@@ -141,13 +142,14 @@ class FileComparer:
             if self._measure and self.config.trains_whole_encoders:
                 self._measure.forget_text()
             device = model.world.device
+            sample.close()
             del model, sample  # before the next model is opened
             _free_memory(device)
         return device
 
-    def _sampler(self, model: OpenModel, config: RunConfig) -> ColumnSampler:
+    def _sampler(self, model: OpenModel, config: RunConfig, columns: int = 1) -> ColumnSampler:
         comparison = self.comparison
-        sample = ColumnSampler(model, self.prompts, config)
+        sample = ColumnSampler(model, self.prompts, config, columns)
         comparison.rows = [prompt.prompt for prompt in sample.prompts]
         comparison.pictures = comparison.pictures or [[""] * len(comparison.files) for _ in comparison.rows]
         comparison.copies = comparison.copies or [[""] * len(comparison.files) for _ in comparison.rows]

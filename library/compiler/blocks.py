@@ -6,9 +6,9 @@ and `requires_grad` are final.
 """
 
 import argparse
-import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -105,43 +105,72 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     plan = plan or CompilePlan(log)
     log = plan.log
     log.listen()
-    backends, options, all_described = backends or {}, torch_compile_options(args, sizes), bool(blocks)
-    learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
-    for block in blocks:
-        if disable_linear:
+    if disable_linear:
+        for block in blocks:
             disable_linear_from_compile(block)
-        kind = type(block).__name__
-        block_inputs = (inputs or {}).get(block, (inputs or {}).get(kind))
-        place = (block_inputs.level, block_inputs.before_trainable) if block_inputs else ()
-        shape = (*graph_shape(block), backends.get(block, args.compile_backend), *place)
-        streams = block_inputs.streams if block_inputs else ()
-        dynamic = block_inputs.dynamic if block_inputs and options["dynamic"] is None else ()
-        learns = not block_inputs.before_trainable if block_inputs else kind in learning
-        block.__class__ = with_canonical_inputs(type(block), shape, streams, dynamic, learns)
+    learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
+    options = block_options(args, blocks, inputs or {}, device)
+    compiler = BlockCompiler(args, options, inputs or {}, backends or {}, log, learning)
+    for block in blocks:
+        block.__class__ = compiler.entry(block, type(block))
         block.__dict__["_compile_log"] = log
-        log.expect(kind, shape, block_inputs.sizes if block_inputs else 1)
-        all_described &= block_inputs is not None
-    if all_described and options["dynamic"] is None:
-        # Dimensions that vary are marked one by one. With dynamic=None PyTorch infers them per line of code, which
-        # blocks of all widths share, and would make a size dynamic that is the same for all images.
-        options["dynamic"] = False
     if device.type == "cuda" and args.compile_mode in RECORDED_MODES:
-        options["mode"] = RECORDED_MODES[args.compile_mode]
         cudagraph.record_denoiser_calls(model, plan)
-    compile_block = functools.partial(_compile_block, options=options, backends=backends)
     first_steps = args.first_steps() if hasattr(args, "first_steps") else {}
-    plan.begin(blocks, compile_block, first_steps, getattr(args, "compile_compare_steps", 0))
+    plan.begin(blocks, compiler.compile, first_steps, getattr(args, "compile_compare_steps", 0))
     option_text = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
     graphs = counted(sum(log.predicted().values()), "graph")
     logger.info("%s: %s, %s (%s)", log_prefix, counted(len(blocks), "block"), graphs, option_text)
     return model
 
 
-def _compile_block(block: nn.Module, options: JsonMapping, backends: Mapping[nn.Module, str]) -> None:
-    backend = backends.get(block, options["backend"])
-    # Only inductor has modes.
-    backend_options = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
-    block.compile(**backend_options | {"backend": torch_private.eager_backend if backend == "eager" else backend})
+def block_options(
+    args: Any, blocks: Sequence[nn.Module], inputs: Mapping[Any, BlockInputs], device: torch.device
+) -> JsonObject:
+    """Return the keyword arguments of torch.compile for these blocks."""
+    options = torch_compile_options(args, max((block_inputs.sizes for block_inputs in inputs.values()), default=1))
+    all_described = bool(blocks) and all(block in inputs or type(block).__name__ in inputs for block in blocks)
+    if all_described and options["dynamic"] is None:
+        # Dimensions that vary are marked one by one. With dynamic=None PyTorch infers them per line of code, which
+        # blocks of all widths share, and would make a size dynamic that is the same for all images.
+        options["dynamic"] = False
+    if device.type == "cuda" and args.compile_mode in RECORDED_MODES:
+        options["mode"] = RECORDED_MODES[args.compile_mode]  # the whole denoiser is recorded instead
+    return options
+
+
+@dataclass(frozen=True)
+class BlockCompiler:
+    """How the blocks of one model enter compiled code, and with which options of torch.compile."""
+
+    args: Any  # with the six options as attributes
+    options: JsonMapping  # of torch.compile
+    inputs: Mapping[Any, BlockInputs]  # by block or class name
+    backends: Mapping[nn.Module, str]  # of blocks with a separate one
+    log: CompileLog
+    learning: Collection[str] = ()  # classes of which some block has trained parameters
+    apart: str = ""  # a name that keeps graphs apart from those of other calls of the same blocks
+
+    def entry(self, block: nn.Module, cls: type[nn.Module]) -> type[nn.Module]:
+        """Return the class with which a block of the class `cls` enters compiled code, and let the log expect it."""
+        kind = type(block).__name__
+        block_inputs = self.inputs.get(block, self.inputs.get(kind))
+        place = (block_inputs.level, block_inputs.before_trainable) if block_inputs else ()
+        backend = self.backends.get(block, self.args.compile_backend)
+        shape = (*graph_shape(block), backend, *place, *filter(None, [self.apart]))
+        streams = block_inputs.streams if block_inputs else ()
+        chosen_by_block = str(self.args.compile_dynamic or "auto").lower() == "auto"
+        dynamic = block_inputs.dynamic if block_inputs and chosen_by_block else ()
+        learns = not block_inputs.before_trainable if block_inputs else kind in self.learning
+        self.log.expect(kind, shape, block_inputs.sizes if block_inputs else 1)
+        return with_canonical_inputs(cls, shape, streams, dynamic, learns and not self.apart, bool(self.apart))
+
+    def compile(self, block: nn.Module) -> None:
+        """Compile a block in place."""
+        backend = self.backends.get(block, self.args.compile_backend)
+        # Only inductor has modes.
+        options = {name: value for name, value in self.options.items() if name != "mode" or backend == "inductor"}
+        block.compile(**options | {"backend": torch_private.eager_backend if backend == "eager" else backend})
 
 
 def uncompile_model(model: nn.Module) -> None:

@@ -11,12 +11,11 @@ before the backward pass of the first are not recorded. If recording fails or ru
 freed and the training continues without.
 """
 
-import contextlib
 import gc
 import logging
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,7 +24,8 @@ from torch import Tensor, nn
 
 from library.compiler import gpu_memory, torch_private
 from library.compiler.graph_memory import GraphMemory
-from library.compiler.graph_recording import Call, Recording
+from library.compiler.graph_recording import Call, Recording, casts_included
+from library.compiler.pass_recording import recorded_passes_of
 from library.compiler.plan import CompilePlan
 from library.compiler.subclass import RECORDED_AS_GRAPHS, keep_class_name
 from library.compiler.torch_private import pytree
@@ -71,19 +71,22 @@ def recorder_of(denoiser: nn.Module) -> "GraphedModel | None":
 
 
 def with_room(denoiser: nn.Module, call: Callable[[], T]) -> T:
-    """Return the result of `call`. If it runs out of GPU memory, free the recordings and call it again; they are
-    recorded again later. Without recordings lift gpu_memory_limit.
+    """Return the result of `call`. If it runs out of GPU memory, free all recordings of the denoiser and call it again;
+    they are made again later. Without recordings lift gpu_memory_limit.
     """
-    recorder = recorder_of(denoiser)
+    recorder, passes = recorder_of(denoiser), recorded_passes_of(denoiser)
     while True:
         try:
             return call()
         except torch.OutOfMemoryError:
-            recorded = recorder is not None and bool(recorder.made)
-            if not recorded and not gpu_memory.lift():
+            recorded = bool(recorder and recorder.made), bool(passes and passes.made)
+            if not any(recorded) and not gpu_memory.lift():
                 raise
-        if recorder and recorded:
-            recorder.make_room()  # outside the handler, whose error keeps tensors alive
+        # Outside the handler, whose error keeps tensors alive.
+        if passes and recorded[1]:
+            passes.free()
+        if recorder and recorded[0]:
+            recorder.make_room()
 
 
 def peak(device: torch.device) -> int:
@@ -103,7 +106,7 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
             if recorder is None or not torch.is_grad_enabled() or recorder.plan.measuring:
                 return super().__call__(*args, **kwargs)
             # Even if recording has ended: compiled graphs depend on autocast's settings, which must not change.
-            with _casts_included():
+            with casts_included():
                 return recorder(super().__call__, args, kwargs)
 
     return keep_class_name(Recorded, cls, RECORDED_AS_GRAPHS)
@@ -305,16 +308,3 @@ class _Replay(torch.autograd.Function):
         recorder.free()
         weights = [g.detach() if does else None for g, does in zip(recorder.gradients, recording.has_grad, strict=True)]
         return None, None, *(None if g is None else g.clone() for g in recording.grad_inputs), *weights
-
-
-@contextlib.contextmanager
-def _casts_included() -> Iterator[None]:
-    """Disable autocast's cache of cast weights."""
-    # A cast made before the capture would be missing from the graph.
-    was_enabled = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(was_enabled)

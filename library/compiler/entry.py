@@ -28,9 +28,10 @@ def with_canonical_inputs(
     streams: tuple[int, ...],
     dynamic: tuple[tuple[int, int], ...],
     learns: bool,
+    apart: bool = False,
 ) -> type[nn.Module]:
     """Return a subclass that runs eager code before the compiled block: it notifies the block's log (`_compile_log`)
-    and canonicalises the tensors.
+    and canonicalises the tensors. `apart`: other graphs read the same inputs, and must not see how they are marked.
     """
     kind = cls.__name__
 
@@ -42,6 +43,8 @@ def with_canonical_inputs(
             # Trained text encoders send gradients through frozen blocks, by the inputs besides their streams.
             side_inputs = (*args, *kwargs.values())
             in_graph = learns or any(isinstance(x, Tensor) and x.requires_grad for x in side_inputs)
+            if apart:  # guards of other graphs would see marks, for example on cached RoPE tables
+                inputs = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
             for position in streams:
                 inputs[position] = _like_inner_block(inputs[position], in_graph)
             for position, dimension in dynamic:

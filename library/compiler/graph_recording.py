@@ -1,7 +1,8 @@
 """One recording of a denoiser: the CUDA graphs of its forward and backward pass for inputs of one size."""
 
+import contextlib
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,3 +127,16 @@ class Recording:
 
     def _gradients(self, roots: list[Tensor], grad_outputs: list[Tensor]) -> Sequence[Tensor | None]:
         return torch.autograd.grad(roots, self._targets, grad_outputs, allow_unused=True)
+
+
+@contextlib.contextmanager
+def casts_included() -> Iterator[None]:
+    """Disable autocast's cache of cast weights."""
+    # A cast made before the capture would be missing from the graph.
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)

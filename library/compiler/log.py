@@ -60,6 +60,8 @@ class CompileLog:
         self._sizes: dict[tuple[str, Hashable], int] = {}
         self._listening = False
         self._resumed: list[str] = []  # places where a graph had to end and another continues
+        self._drained = 0  # events that `drain` has returned
+        self._apart: CompileLog | None = None  # the log that records at present, instead of this one
 
     def __enter__(self) -> "CompileLog":
         return self
@@ -125,12 +127,25 @@ class CompileLog:
 
     def drain(self) -> list[CompiledGraph]:
         """Return the graphs compiled since the last call."""
-        if not self._listening:
-            return []
-        before = len(self.events)
-        for metrics in torch_private.take_compilations():
-            self.events.append(self._read(metrics))
+        self._take()
+        before, self._drained = self._drained, len(self.events)
         return self.events[before:]
+
+    def _take(self) -> None:
+        log = self._apart or self
+        for metrics in torch_private.take_compilations() if self._listening else ():
+            log.events.append(log._read(metrics))
+
+    @contextlib.contextmanager
+    def hand_over(self, log: "CompileLog") -> Iterator[None]:
+        """Let `log` record what is compiled in this context, so that it does not count here."""
+        self._take()
+        self._apart = log
+        try:
+            yield
+        finally:
+            self._take()
+            self._apart = None
 
     def close(self) -> None:
         """Stop listening, and discard PyTorch's compiled code and its failed attempts. Idempotent."""
@@ -191,6 +206,9 @@ class CompileLog:
         }
 
     def _started(self, graph: str) -> None:
+        if self._apart:
+            self._apart._started(graph)
+            return
         number = len(self._owner)
         self._owner.setdefault(graph, self._inside)
         self._buckets.setdefault(graph, self.bucket)

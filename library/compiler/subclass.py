@@ -6,7 +6,7 @@ object of `forward`.
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -58,6 +58,15 @@ def keep_class_name(subclass: type[nn.Module], cls: type[nn.Module], behaviour: 
 
 def behaviours_of(module: nn.Module) -> set[str]:
     return {_BEHAVIOURS[cls] for cls in type(module).__mro__ if cls in _BEHAVIOURS}
+
+
+def class_inside(cls: type[nn.Module], behaviours: Collection[str]) -> type[nn.Module]:
+    """Return the class of a module without these behaviours, which must be its outermost ones."""
+
+    def has_any(ancestor: type) -> bool:
+        return any(_BEHAVIOURS.get(base) in behaviours for base in ancestor.__mro__)
+
+    return next(ancestor for ancestor in cls.__mro__ if not has_any(ancestor))
 
 
 @functools.cache

@@ -57,7 +57,7 @@ def _uses_scheduler(config: RunConfig, *names: str) -> bool:
 GENERATION = " ".join(
     (
         "sample_sampler sample_steps sample_scale sample_guidance_scale sample_shift sample_sigmas sample_lora",
-        "sample_batch_size sample_cache",
+        "sample_batch_size sample_cache sample_compile",
     )
 )
 CYCLES = ("cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay")
@@ -93,12 +93,21 @@ def _saves_by_epochs(config: RunConfig) -> bool:
     return bool(config.save.save_every_n_epochs or config.save.save_n_epoch_ratio)
 
 
+def _compiles_samples(config: RunConfig) -> bool:
+    return config.sample.wanted and config.sample.sample_compile == "true"
+
+
 SHARED: tuple[Rule, ...] = (
     (
-        "compile_backend compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit compile_fallback "
-        "compile_cache_dir compile_scope compile_blocks compile_activation_budget compile_compare_steps compile_warmup "
+        "compile_fallback compile_scope compile_activation_budget compile_compare_steps compile_warmup "
         "compile_from_step",
         lambda c: c.compile.compile or c.compile.compile_autotune,
+        Message("{option} is off", option=option_name("compile")),
+    ),
+    (
+        "compile_backend compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit compile_cache_dir "
+        "compile_blocks",
+        lambda c: c.compile.compile or c.compile.compile_autotune or _compiles_samples(c),
         Message("{option} is off", option=option_name("compile")),
     ),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),

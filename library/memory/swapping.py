@@ -75,7 +75,7 @@ class Swap:
             packed.block.__dict__["_swap"] = (self, index)
         for module in denoiser.modules():
             if type(module) in kinds:  # resident blocks, too, as blocks of one class share their graphs
-                module.__class__ = _swapped(type(module))
+                module.__class__ = swapped(type(module))
 
     def use(self, index: int, forward: bool) -> None:
         """Make a block's weights available on the device, and prefetch those of the next one."""
@@ -277,7 +277,7 @@ class _Slots:
 
 
 @functools.cache
-def _swapped(cls: type[nn.Module]) -> type[nn.Module]:
+def swapped(cls: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass of the block that fetches its weights when called."""
 
     class Swapped(cls):

@@ -4,16 +4,17 @@ Nothing is merged: each file's contribution is added to a layer's output, so wei
 unchanged, and the model with all files off computes exactly the same as without them.
 """
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from library.adapter_files.changes import LayerChange
 from library.adapter_files.names import TENSOR_ROLES
+from library.compiler.subclass import keep_class_name
 from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import targets
@@ -33,6 +34,10 @@ class AppliedChange:
         self.stored, self.strength = dict(tensors), 0.0
         self.change = LayerChange({TENSOR_ROLES.get(name, name): tensor for name, tensor in tensors.items()})
         self._is_plain = self.stored.keys() <= PLAIN_ROLES
+        self._scale = 0.0
+        if self._is_plain and LORA[0] in self.stored:
+            rank = self.stored[LORA[0]].shape[0]
+            self._scale = saved_alpha(self.stored, rank) / rank
         self._on_device: dict[str, Tensor] = {}  # filled while the strength is not 0
         self._ready: LayerChange | None = None
 
@@ -48,7 +53,7 @@ class AppliedChange:
             return self._of_norm(layer, x)
         assert isinstance(layer, nn.Linear | nn.Conv2d)
         if self._is_plain:
-            if not self._on_device:
+            if not self._on_device or self._on_device[LORA[0]].device != x.device:
                 self._on_device = {name: self.stored[name].to(x.device) for name in LORA}
             return self._low_rank(layer, x)
         change = self._on(x.device)
@@ -76,7 +81,7 @@ class AppliedChange:
 
     def _low_rank(self, layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
         down, up = (cast_like(self._on_device[name], x) for name in LORA)
-        scale = self.strength * saved_alpha(self.stored, down.shape[0]) / down.shape[0]
+        scale = self.strength * self._scale
         if isinstance(layer, nn.Linear):
             return F.linear(F.linear(x, down.flatten(1)), up.flatten(1)) * scale
         hidden = layer._conv_forward(x, down.reshape(down.shape[0], *layer.weight.shape[1:]), None)
@@ -96,8 +101,8 @@ class AppliedLoras:
     def __init__(self, components: ModelComponents, family: Family) -> None:
         self._layers, self._family = {}, family.config.family
         self._changes: dict[Path, list[AppliedChange]] = {}
-        self._hooked: dict[str, list[AppliedChange]] = {}
-        self._hooks: list[RemovableHandle] = []
+        self._changed_layers: dict[nn.Module, list[AppliedChange]] = {}
+        self._own_classes: dict[nn.Module, type[nn.Module]] = {}  # of layers while files are applied
         self.changes_text = False  # whether a file adapts a text encoder
         for part, root in networks(components).items():
             root = getattr(root, "module", root)  # a distributed wrapper would add to the layers' paths
@@ -129,22 +134,26 @@ class AppliedLoras:
                 )
             self.changes_text = self.changes_text or part != "denoiser"
             self._changes[path].append(change)
-            if name not in self._hooked:
-                self._hooked[name] = []
-                self._hooks.append(layer.register_forward_hook(_hook(self._hooked[name])))
-            self._hooked[name].append(change)
+            self._changed_layers.setdefault(layer, []).append(change)
 
     def remove(self) -> None:
         """Take all files off the model, which is then as if none had ever been added."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self._hooked, self._changes = [], {}, {}
+        for layer, cls in self._own_classes.items():
+            layer.__class__ = cls
+            del layer.__dict__["_applied_changes"]
+        self._own_classes, self._changed_layers, self._changes = {}, {}, {}
 
     def set(self, strengths: Mapping[Path, float]) -> None:
         """Set the strengths of these files; switch all others off."""
         for path, changes in self._changes.items():
             for change in changes:
                 change.set_strength(strengths.get(path, 0.0))
+        # Not before the model is prepared: storing a layer in 8 bits depends on its class.
+        for layer, changes in self._changed_layers.items():
+            if layer not in self._own_classes:
+                self._own_classes[layer] = type(layer)
+                layer.__class__ = _with_changes(type(layer))
+            layer.__dict__["_applied_changes"] = changes
 
 
 @torch.no_grad()
@@ -156,7 +165,7 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     # A weight in 8 bits may be stored rotated, but the layer's output for the identity is the transposed weight.
     if isinstance(layer, nn.Linear):
         identity = torch.eye(layer.in_features, device=x.device, dtype=x.dtype)[None]
-        output = layer.forward(identity)[0].float()
+        output = getattr(layer, "unchanged", layer.forward)(identity)[0].float()
         return (output if layer.bias is None else output - layer.bias.float()).T.contiguous()
     scale = layer.get_buffer("weight_scale").view(-1, *(1 for _ in weight.shape[1:]))
     return (weight.float() * scale).to(x.device)
@@ -171,11 +180,18 @@ def _adaptable_layers(root: nn.Module, part: str, family: Family) -> Iterator[tu
             yield path, family.adapter_name(part, path), module
 
 
-def _hook(changes: list[AppliedChange]):  # noqa: ANN202 - what torch calls
-    def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        for change in changes:
-            if change.strength:
-                output = output + change.delta(layer, inputs[0]).to(output.dtype)
-        return output
+# Compiled blocks would ignore hooks. Why: docs/decisions/2026-11-20-no-hooks-inside-compiled-blocks.md
+@functools.cache
+def _with_changes(cls: type[nn.Module]) -> type[nn.Module]:
+    class Changed(cls):
+        def unchanged(self, *inputs: Tensor) -> Tensor:
+            return super().forward(*inputs)
 
-    return add
+        def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+            output = super().forward(x, *more)
+            for change in self.__dict__["_applied_changes"]:
+                if change.strength:
+                    output = output + change.delta(self, x).to(output.dtype)
+            return output
+
+    return keep_class_name(Changed, cls)

@@ -20,6 +20,8 @@ class AppliedFiles:
         self.words, self.controls = AppliedWords(components, word), AppliedControls(components, family)
         self.tagged: set[Path] = set()  # LoRAs, which other programs name in prompts
         self._has_words = False
+        self.number_of_changes = 0  # of strengths: recordings of passes do not outlast one
+        self._strengths: dict[Path, float] = {}
 
     @property
     def changes_text(self) -> bool:
@@ -38,5 +40,8 @@ class AppliedFiles:
             self.tagged.add(path)
 
     def set(self, strengths: Mapping[Path, float]) -> None:
+        """Set the strengths of these files; switch all others off."""
+        self.number_of_changes += strengths != self._strengths
+        self._strengths = dict(strengths)
         for files in (self._loras, self.words, self.controls):
             files.set(strengths)

@@ -17,11 +17,14 @@ class SampleLora:
         self._strengths, self._family = dict(strengths), family
         self._tensors = {path: file_of(path, family.config.family) for path in strengths}
 
+    def __bool__(self) -> bool:
+        return bool(self._tensors)
+
     @contextlib.contextmanager
     def applied(self, components: ModelComponents) -> Iterator[None]:
         """Apply the files to the networks that are loaded now, within this context.
 
-        Weights, trained adapters and modules stay as they are: hooks on layers add to outputs, and are removed at the
+        Weights, trained adapters and modules stay as they are: layers add to their outputs, and stop at the
         end. Raises ConfigError for files that do not fit the model.
         """
         if not self._tensors:

@@ -54,6 +54,7 @@ NAMED_CHOICES = frozenset(
         "resolution",
         "resize_interpolation",
         "sample_sampler",
+        "sample_compile",
         "caption_extension",
         "log_with",
         "console_log_level",

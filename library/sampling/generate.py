@@ -11,6 +11,7 @@ import torch
 from PIL import Image, ImageDraw, PngImagePlugin
 
 from library import families
+from library.compiler.log import CompileLog
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem, Report
 from library.config.run_config import RunConfig
@@ -28,6 +29,7 @@ from library.methods.applied_files import AppliedFiles
 from library.sampling import few_steps, plan, prompt_checks
 from library.sampling import prompts as prompt_files
 from library.sampling.batching import BatchSizer, in_batches
+from library.sampling.engine import PictureEngine, pictures_left
 from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
@@ -121,13 +123,24 @@ def open_sampling_model(config: RunConfig, files: Iterable[Path], report: Report
 class ColumnSampler:
     """Generates the images of one column after another with the same prompts and seeds."""
 
-    def __init__(self, model: OpenModel, prompts: Sequence[Prompt], config: RunConfig) -> None:
+    def __init__(
+        self,
+        model: OpenModel,
+        prompts: Sequence[Prompt],
+        config: RunConfig,
+        columns: int = 1,
+        before_pass: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`columns` is the number of columns to come; `before_pass` is called before each pass of the denoiser."""
         defaults = few_steps.prompt_defaults(config, model.family.sample_defaults)
         multiple = model.family.sample_multiple
         self._sizer = BatchSizer(config.sample.sample_batch_size, model.world.device)
         self._model, self._sampler = model, model.family.sampler(model.components)
         self._cache = FeatureCache(self._sampler.denoiser, block_chain(model.family), config.sample.sample_cache)
         self._is_ready, self._decoded_by, self._few_steps = False, "", few_steps.sample_lora(config)
+        self._columns, self._before_pass, self._changes = columns, before_pass, 0
+        denoiser, family, device = model.components.denoiser, model.family, model.world.device
+        self._engine = PictureEngine(denoiser, family, config, device, CompileLog())
         self.prompts = [
             prompt_files.with_defaults(prompt, defaults, multiple) for prompt in _usable_prompts(prompts, config)
         ]
@@ -136,11 +149,16 @@ class ColumnSampler:
         """Apply the column's files and pass each image to `keep`, with the number of its prompt."""
         model = self._model
         with model.computing(), self._applied(column):
+            left = pictures_left(self.prompts, self._sampler, self._columns)
+            self._columns -= 1
             if not self._is_ready or model.applied.changes_text:  # else the encoded prompts of the last column serve
                 self._sampler, self._is_ready = model.family.sampler(model.components), True
                 with model.encoders_on_device():
                     self._sampler.remember(_requested(prompt, model.applied) for prompt in self.prompts)
-            with self._sampler.vae_on(model.world.device):
+            with (
+                self._sampler.vae_on(model.world.device),
+                self._engine.running(left, self._before_pass, records=not self._cache.is_on),
+            ):
                 requests = [(row, _requested(prompt, model.applied)) for row, prompt in enumerate(self.prompts)]
                 for row, image in in_batches(self._sampler, requests, self._sizer, self._pictures):
                     if isinstance(image, Exception):
@@ -150,17 +168,24 @@ class ColumnSampler:
         self._cache.log_savings()
 
     def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
-        with self._cache.active():
-            return self._sampler.pictures(requests)
+        def draw() -> list[Image.Image]:
+            with self._cache.active(2 if self._sampler.one_by_one else 1):
+                return self._sampler.pictures(requests)
+
+        return self._engine.pictures(self._sampler, requests, draw)
 
     @contextlib.contextmanager
     def _applied(self, column: Column) -> Iterator[None]:
         """Apply the column's files; those of sample_lora only within this context."""
-        self._model.applied.set(dict(self.with_few_steps(column).loras))
+        applied = self._model.applied
+        applied.set(dict(self.with_few_steps(column).loras))
+        if applied.number_of_changes != self._changes:
+            self._changes = applied.number_of_changes
+            self._engine.recorder.free()  # recordings compute with the files of the last column
         try:
             yield
         finally:
-            self._model.applied.set(dict(column.loras))
+            applied.set(dict(column.loras))
 
     def with_few_steps(self, column: Column) -> Column:
         """Return the column with the LoRA of sample_lora."""
@@ -168,6 +193,10 @@ class ColumnSampler:
         for path, strength in self._few_steps.items():
             strengths[path] = strengths.get(path, 0.0) + strength
         return replace(column, loras=tuple(strengths.items()))
+
+    def close(self) -> None:
+        """Discard compiled code and recordings."""
+        self._engine.close()
 
     def _log_shortage(self) -> None:
         """Log once how images are decoded when memory is short."""
@@ -212,10 +241,13 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     config = hub_files.with_sample_lora(config, hub_files.find_or_download(report))
     model = open_sampling_model(config, (path for column in columns for path, _ in column.loras), report, word)
     _check_guides(prompts, bool(model.applied.controls))
-    sample = ColumnSampler(model, prompts, config)
-    done, total = 0, len(columns) * len(sample.prompts)
-    # Each pass of the denoiser reports.
-    model.components.denoiser.register_forward_pre_hook(lambda *_: report(Message("generating"), done, total))
+    done, total = 0, 0
+
+    def report_progress() -> None:
+        report(Message("generating"), done, total)
+
+    sample = ColumnSampler(model, prompts, config, len(columns), report_progress)
+    total = len(columns) * len(sample.prompts)
     new_folder = folder / time.strftime("%Y%m%d-%H%M%S")
     sheet = Sheet([column.title for column in columns], [prompt.prompt for prompt in sample.prompts], new_folder)
     sheet.files = [[""] * len(columns) for _ in sample.prompts]
@@ -232,6 +264,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
             store(sheet)
 
         sample(column, keep)
+    sample.close()
     sheet.grid = str(new_folder / "grid.png")
     save_image(side_by_side(sheet), Path(sheet.grid), plan.image_metadata(sample.prompts[0], columns[0], base, tagged))
     store(sheet)

@@ -16,25 +16,16 @@ from library.sampling.prompts import Prompt
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
 MAX_IMAGES = 200  # images per comparison
-# Options besides the model's: number formats, memory, sampler.
+# Options besides the model's: number formats, memory, sampler, and how passes are compiled and recorded.
 OPTIONS = (
     "mixed_precision",
-    "fp8_base",
-    "fp8_base_unet",
-    "int8_base",
+    *("fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute", "int8_rotation"),
     "blocks_to_swap",
-    "attention_kernel",
-    "sdpa",
-    "xformers",
-    "sample_sampler",
-    "sample_steps",
-    "sample_scale",
-    "sample_guidance_scale",
-    "sample_shift",
-    "sample_sigmas",
-    "sample_lora",
-    "sample_batch_size",
-    "sample_cache",
+    *("attention_kernel", "sdpa", "xformers"),
+    *("sample_sampler", "sample_steps", "sample_scale", "sample_guidance_scale", "sample_shift", "sample_sigmas"),
+    *("sample_lora", "sample_batch_size", "sample_cache", "sample_compile"),
+    *("compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph", "compile_cache_size_limit"),
+    *("compile_blocks", "compile_cache_dir", "cuda_graphs", "cuda_allow_tf32", "cuda_cudnn_benchmark"),
 )
 
 Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths

@@ -175,6 +175,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
         resume_state.resume_training(Path(config.steps.resume), training)
     journal.mark("optimizer")
     meter, lost = training.step_log.meter, training.step_log.meter.lost
+    samples.use_prepared(compute_loss.family, training.world.device, precompiler.plan)
     precompiler.prepare(TrialPasses(training.batches, compute_loss, training.world.device, meter.pause))
     precompiler.agree_on_recording(compute_loss.components.denoiser)
     journal.mark("compiling and recording")

@@ -11,13 +11,13 @@ import torch
 from library import families
 from library.compiler import block_calls, cudagraph, graph_recording, prewarm, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
+from library.compiler.payoff import SWITCHING, Payoff
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.building import build_config, config_notes
 from library.config.problems import ConfigError
 from library.train.choices import Choices
-from library.train.compiling import background_compile, background_estimate, compile_process, compile_worker
+from library.train.compiling import background_compile, compile_process, compile_worker
 from library.train.compiling.background_compile import BackgroundCompiler
-from library.train.compiling.background_estimate import Payoff
 from library.train.compiling.trial_passes import TrialPasses
 from tests.training import PLAIN_CODE, config_of, train
 
@@ -210,7 +210,7 @@ def test_where_it_cannot_be_blocks_compile_before_the_first_step(values, why):
 def test_a_run_whose_rest_does_not_pay_stays_eager():
     """Decided before the process begins, and again when its graphs are loaded."""
     payoff = Payoff(steps=100, step_seconds=0.1, sizes=1, loading=2.0, waiting=90.0)
-    assert not payoff.pays and payoff.refusal(background_estimate.SWITCHING) == (
+    assert not payoff.pays and payoff.refusal(SWITCHING) == (
         "Blocks are not compiled: of 100 remaining steps (eager: 0.1 s each), compiled ones would start after about "
         "90 s of compiling and save 0 s, but cost 3 s to switch to"
     )

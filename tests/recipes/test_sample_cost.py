@@ -1,8 +1,8 @@
 """Samples of a preset take less than 5 % of its steps' time where the GPU is busy all the time: docs/recipes.md.
 
 In passes through the denoiser at the training's size: a LoRA's step is two (three with checkpointing), a fine-tune's
-three (four). Samples are not compiled, which takes 1.5 times as long per pass (FLUX.1 with checkpointing on an H200:
-0.748 instead of 0.490 s per step).
+three (four). Samples are counted as not compiled, which takes 1.5 times as long per pass (FLUX.1 with checkpointing on
+an H200: 0.748 instead of 0.490 s per step).
 """
 
 import math

@@ -246,7 +246,8 @@ class Plain(Sampler):
 
 
 def sampler_of(vae):
-    return Plain(SimpleNamespace(sample_multiple=16), SimpleNamespace(vae=vae))
+    family = SimpleNamespace(sample_multiple=16, text_cache=SimpleNamespace(mask=""))
+    return Plain(family, SimpleNamespace(vae=vae))
 
 
 def test_the_vae_goes_back_after_an_error():

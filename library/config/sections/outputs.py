@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from library.config.problems import Problem
-from library.config.reading import count_or_off, minutes, parse_count
+from library.config.reading import count_or_off, minutes, parse_count, switch
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.values import MAX_NUMBER, quoted
@@ -211,6 +211,13 @@ class Sample:
         "k_dpm_2_a",
         "lcm",
     ] = opt("ddim", "The sampler of sample images; choose the one you generate images with.", label="Sampler")
+    sample_compile: Literal["auto", "true", "false"] = opt(
+        "auto",
+        "Compile the model for sample images: always, never, or (auto) if it pays for those left.",
+        parse=switch,
+        label="Compile for samples",
+        advanced=True,
+    )
 
     @property
     def wanted(self) -> bool:

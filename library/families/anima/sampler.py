@@ -1,5 +1,7 @@
 """Sample images of Anima: Euler steps along the straight path, from seeded noise to an image."""
 
+import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,15 +28,14 @@ class AnimaSampler(FlowSampler):
         model = self.denoiser
         device = model.t_embedding_norm.weight.device
         height, width = self.grid(requests[0])
-        text = [*self.text(requests, device).values()]
         noise = seeded_noise(requests, model.sizes.channels // 4, 2 * height, 2 * width)
 
-        def velocity(latents: Tensor, sigma: float) -> Tensor:
-            times = torch.full((len(latents),), sigma, device=device)
-            output = model(packing.pack(latents), (height, width), *text, times).float()
+        def velocity(text: Mapping[str, Tensor], latents: Tensor, times: Tensor) -> Tensor:
+            output = model(packing.pack(latents), (height, width), *text.values(), times).float()
             return packing.unpack_channels_last(output, height, width)
 
-        return self.integrate(noise.to(device), self.sigmas(requests[0], height * width), requests, velocity)
+        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
+        return self.integrate(noise.to(device), self.sigmas(requests[0], height * width), requests, velocities)
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
         return anima_sigmas(steps)

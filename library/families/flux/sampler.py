@@ -1,7 +1,8 @@
 """Sample images of FLUX.1: Euler steps along the straight path, from seeded noise to an image."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -60,17 +61,19 @@ class FluxSampler(FlowSampler):
         device, usual = model.img_in.weight.device, self.family.sample_defaults["guidance_scale"]
         noise = seeded_noise(requests, size[0] * size[1], model.sizes.out_channels)
         strengths = [usual if request.guidance is None else request.guidance for request in requests]
-        guidance = torch.tensor(strengths, device=device).repeat(len(text["t5_out"]) // len(requests))
         references = [] if inpaints else [(control.shape[-2] // 2, control.shape[-1] // 2) for control in controls]
-        fixed = self.family.conditions(text, size, device, references) | {"guidance": guidance}
         more = control_tokens.packed(controls, inpaints)
 
-        def velocity(tokens: Tensor, sigma: float) -> Tensor:
-            times = torch.full((len(tokens),), sigma, device=device)
+        def velocity(conditions: Mapping[str, Any], tokens: Tensor, times: Tensor) -> Tensor:
             img = control_tokens.add_control_tokens(tokens, more, inpaints)
-            return model(img=img, timesteps=times, **fixed)[:, : tokens.shape[1]].float()
+            return model(img=img, timesteps=times, **conditions)[:, : tokens.shape[1]].float()
 
-        return self.integrate(noise.to(device), self.sigmas(requests[0], size[0] * size[1]), requests, velocity)
+        velocities = []
+        for part in self.in_batches(text):
+            guidance = torch.tensor(strengths, device=device).repeat(len(part["t5_out"]) // len(requests))
+            conditions = self.family.conditions(part, size, device, references) | {"guidance": guidance}
+            velocities.append(functools.partial(velocity, conditions))
+        return self.integrate(noise.to(device), self.sigmas(requests[0], size[0] * size[1]), requests, velocities)
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
         return flow.flow_sigmas(steps, tokens, shift=not self.denoiser.sizes.is_schnell)

@@ -1,7 +1,9 @@
 """Sample images of FLUX.2: Euler steps along the straight path, from seeded noise to an image."""
 
+import functools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,20 +36,22 @@ class Flux2Sampler(FlowSampler):
         model = self.denoiser
         device = model.img_in.weight.device
         height, width = self.grid(requests[0])
-        text = self.text(requests, device)
         controls = [self.encoded(control, device) for control in requests[0].controls]
         noise = seeded_noise(requests, model.sizes.in_channels, height, width)
         tokens = noise.flatten(2).transpose(1, 2).to(device)
         usual = self.family.sample_defaults.get("guidance_scale", 1.0)
         strengths = [usual if request.guidance is None else request.guidance for request in requests]
-        guidance = torch.tensor(strengths, device=device).repeat(len(text["ctx_vec"]) // len(requests))
-        fixed = self.family.conditions(text, (height, width), device, controls) | {"guidance": guidance}
 
-        def velocity(tokens: Tensor, sigma: float) -> Tensor:
-            times = torch.full((len(tokens),), sigma, device=device)
-            return model(img=append_controls(tokens, controls), timesteps=times, **fixed)[:, : tokens.shape[1]].float()
+        def velocity(conditions: Mapping[str, Any], tokens: Tensor, times: Tensor) -> Tensor:
+            output = model(img=append_controls(tokens, controls), timesteps=times, **conditions)
+            return output[:, : tokens.shape[1]].float()
 
-        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocity)
+        velocities = []
+        for text in self.in_batches(self.text(requests, device)):
+            guidance = torch.tensor(strengths, device=device).repeat(len(text["ctx_vec"]) // len(requests))
+            conditions = self.family.conditions(text, (height, width), device, controls) | {"guidance": guidance}
+            velocities.append(functools.partial(velocity, conditions))
+        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
         return packing.unpack(tokens, height, width)
 
     def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:

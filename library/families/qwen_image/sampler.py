@@ -1,8 +1,9 @@
 """Sample images of Qwen-Image: Euler steps along the straight path, from seeded noise to an image."""
 
+import functools
 import hashlib
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,18 +38,17 @@ class QwenSampler(FlowSampler):
         model = self.denoiser
         device = model.img_in.weight.device
         height, width = self.grid(requests[0])
-        text = self.text(requests, device)
         noise = seeded_noise(requests, model.sizes.in_channels // 4, 2 * height, 2 * width)
         references = self.references(requests[0], device)
         reference_tokens, sizes = pack_tokens(noise.to(device), references)
         tokens, reference_tokens = reference_tokens[:, : height * width], reference_tokens[:1, height * width :]
 
-        def velocity(tokens: Tensor, sigma: float) -> Tensor:
-            times = torch.full((len(tokens),), sigma, device=device)
+        def velocity(text: Mapping[str, Tensor], tokens: Tensor, times: Tensor) -> Tensor:
             img = torch.cat((tokens, reference_tokens.expand(len(tokens), -1, -1)), dim=1)
             return model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
 
-        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocity)
+        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
+        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
         return packing.unpack(tokens, height, width)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:

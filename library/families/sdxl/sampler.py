@@ -1,7 +1,8 @@
 """Sample images of SDXL with the networks of a training, without a pipeline or changes of global random state."""
 
 import inspect
-from collections.abc import Hashable
+import types
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import diffusers
@@ -39,6 +40,7 @@ SAMPLERS: dict[str, tuple[str, dict]] = {
     "dpmsingle": ("DPMSolverSinglestepScheduler", {"lower_order_final": True}),
     "lcm": ("LCMScheduler", {}),
 }
+DRAWING = ("EulerAncestralDiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "LCMScheduler")  # noise at each step
 RENOISING = ("lcm",)  # samplers that predict the image at each step, and add new noise
 SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a", "dpm_2", "dpm_2_a")}
 
@@ -57,6 +59,7 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
         )
     kind, changes = SAMPLERS[name or "ddim"]
     cls = _lms() if kind == "LMSDiscreteScheduler" else getattr(diffusers, kind)
+    cls = _with_drawn_noise(cls) if kind in DRAWING else cls
     options = {
         "num_train_timesteps": diffusion.STEPS,
         "beta_start": diffusion.BETA_START,
@@ -71,17 +74,18 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
     return cls(**{name: value for name, value in (options | changes).items() if name in parameters})
 
 
-def set_noise_levels(steps: Any, request: SampleRequest, device: torch.device) -> None:
+def set_noise_levels(steps: Any, request: SampleRequest) -> None:
     """Set a scheduler's steps: those of the request's sigmas, else its own."""
+    # They stay on the host, where the scheduler computes with single numbers.
     if not request.sigmas:
-        steps.set_timesteps(request.steps, device=device)
+        steps.set_timesteps(request.steps)
     elif request.sampler_name in RENOISING:
         alphas = steps.alphas_cumprod.double()
         levels = ((1 - alphas) / alphas).log().numpy() / 2
         positions = np.interp(np.log(request.sigmas), levels, np.arange(len(levels)))
-        steps.set_timesteps(timesteps=positions.round().astype(int).tolist(), device=device)
+        steps.set_timesteps(timesteps=positions.round().astype(int).tolist())
     else:
-        steps.set_timesteps(sigmas=[*request.sigmas, 0.0], device=device)
+        steps.set_timesteps(sigmas=[*request.sigmas, 0.0])
 
 
 def rescaled_betas() -> list[float]:
@@ -110,6 +114,39 @@ def _lms() -> type:
     return Lms
 
 
+class DrawnNoise:
+    """The noise of all steps, drawn on the host as a scheduler would draw it, and copied to the device at once."""
+
+    def __init__(self, generators: Sequence[torch.Generator], like: Tensor, steps: int) -> None:
+        """`generators` has one for each sample of `like` [N, ...]."""
+        shape = 1, *like.shape[1:]
+        drawn = [
+            torch.cat([torch.randn(shape, generator=generator, dtype=like.dtype) for generator in generators])
+            for _ in range(steps)
+        ]
+        self._noise = iter(torch.stack(drawn).to(like.device).unbind())
+
+    def __call__(self) -> Tensor:
+        return next(self._noise)
+
+
+def draws_noise(scheduler: Any) -> bool:
+    return getattr(scheduler, "takes_drawn_noise", False)
+
+
+def _with_drawn_noise(cls: type) -> type:
+    """Return a scheduler class that also takes DrawnNoise as `generator`: copying noise in each step would wait."""
+    step: Any = vars(cls)["step"]
+    draw = step.__globals__["randn_tensor"]
+
+    def drawn(*shape: Any, generator: Any, **options: Any) -> Tensor:
+        return generator() if isinstance(generator, DrawnNoise) else draw(*shape, generator=generator, **options)
+
+    functions = {**step.__globals__, "randn_tensor": drawn}
+    drawing = types.FunctionType(step.__code__, functions, step.__name__, step.__defaults__, step.__closure__)
+    return type(cls.__name__, (cls,), {"step": drawing, "takes_drawn_noise": True})
+
+
 class SdxlSampler(Sampler):
     """Denoises with the scheduler of sample_sampler."""
 
@@ -132,22 +169,26 @@ class SdxlSampler(Sampler):
         device = denoiser.conv_in.weight.device
         generators = [sample_generator(request) for request in requests]
         height, width = self.size(request)
-        text = self.text(requests, device)
+        texts = self.in_batches(self.text(requests, device))
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)
         config = self.family.config
         name = request.sampler_name
         if request.sigmas and name not in RENOISING:
             name = "euler"  # the others have steps of their own
         steps = scheduler(name, config.model.v_parameterization, config.noise.zero_terminal_snr)
-        set_noise_levels(steps, request, device)
+        set_noise_levels(steps, request)
+        times = steps.timesteps.float().to(device)
         channels = denoiser.config.in_channels
         shape = 1, channels, height // 8, width // 8
         latents = torch.cat([torch.randn(shape, generator=generator) for generator in generators]).to(device)
         latents, scales = latents * steps.init_noise_sigma, per_sample([request.scale for request in requests], latents)
-        extra = {"generator": generators} if "generator" in inspect.signature(steps.step).parameters else {}
+        extra: dict[str, Any] = {}
+        if "generator" in inspect.signature(steps.step).parameters:
+            extra["generator"] = DrawnNoise(generators, latents, len(times)) if draws_noise(steps) else generators
         guide = [control_pixels(request.guide, (width, height), device)] if request.guide else []
-        for t in steps.timesteps:
-            prediction = self._predict(steps.scale_model_input(latents, t), t, text, sizes, guide)
+        for t, time in zip(steps.timesteps, times.unbind(), strict=True):
+            scaled = steps.scale_model_input(latents, t)
+            prediction = torch.cat([self._predict(scaled, time, text, sizes, guide) for text in texts])
             if len(prediction) > number:
                 prediction = prediction[:number] + (prediction[number:] - prediction[:number]) * scales
             latents = steps.step(prediction, t, latents, **extra, return_dict=False)[0]
@@ -159,7 +200,7 @@ class SdxlSampler(Sampler):
         """Return the denoiser's prediction for every prompt; a sample's prompts have the same latents."""
         count = len(text["pool2"])
         batch = latents.float().expand(count // len(latents), *latents.shape).flatten(0, 1)
-        times = timestep.to(latents.device, torch.float32).expand(count)
+        times = timestep.expand(count)
         noised = NoisedBatch(latents=batch, timesteps=times, target=batch, weight=times)
         return self.family.predict(self.denoiser, noised, text, sizes.expand(count, -1), guide)
 

@@ -1,10 +1,9 @@
 """Shared parts of samplers: cached prompts, seeded noise, and decoding of latents."""
 
 import contextlib
-import itertools
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,11 @@ from library.objectives import flow
 
 MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
 TOKEN = 16  # pixels of a side of one token of a transformer
+AT_ONCE = "at once"
+TEXT_MULTIPLE = 16  # texts of any length are padded to a multiple of this, so that few sizes occur
+
+# The current samples [B, ...] and the times [B] -> the velocity of the model, noise minus image, float32 [B, ...].
+Velocity = Callable[[Tensor, Tensor], Tensor]
 
 
 class Sampler(ABC):
@@ -30,6 +34,11 @@ class Sampler(ABC):
         self.family, self.components = family, components
         self._known: dict[Hashable, dict[str, Tensor]] = {}
         self.decoded_by = ""  # "tiles" or "CPU" once there was not enough memory to decode an image at once
+        # Whether the two prompts of guidance are predicted one after the other, as one batch does not fit into memory.
+        self.one_by_one = False
+        # Frees memory that is not needed for decoding; returns whether there was any.
+        self.make_room: Callable[[], bool] = lambda: False
+        self._text_length = 0  # of the longest requested prompt, if texts may have any length
 
     @abstractmethod
     def latents(self, *requests: SampleRequest) -> Tensor:
@@ -78,9 +87,14 @@ class Sampler(ABC):
             encoded = self.encode_request(request)
             self._known[self.text_key(request)] = {name: tensor.cpu() for name, tensor in encoded.items()}
         requested = {self.text_key(request) for request in requests}
+        self._text_length = max((self._length(self._known[key]) for key in requested), default=0)
         not_requested = [key for key in self._known if key not in requested]
         for key in not_requested[: max(len(self._known) - max(MAX_ENCODED_PROMPTS, len(requested)), 0)]:
             del self._known[key]
+
+    def remember_encoded(self, request: SampleRequest, encoded: Mapping[str, Tensor]) -> None:
+        """Cache the encoded [negative, prompt] of a request, whose text then needs no text encoders."""
+        self._known[self.text_key(request)] = dict(encoded)
 
     def unknown(self, requests: Iterable[SampleRequest]) -> list[SampleRequest]:
         requests_by_key = {self.text_key(request): request for request in requests}
@@ -111,10 +125,20 @@ class Sampler(ABC):
         """
         first = 0 if self.is_guided(requests[0]) else 1
         texts = [self._encoded(request) for request in requests]
-        return {
-            name: joined_rows([text[name][row : row + 1] for row in range(first, 2) for text in texts]).to(device)
-            for name in texts[0]
-        }
+        length = max(self._text_length, *map(self._length, texts))  # so that prompts share compiled and recorded passes
+        rows = [(text, slice(row, row + 1)) for row in range(first, 2) for text in texts]
+        return {name: joined_rows([text[name][row] for text, row in rows], length).to(device) for name in texts[0]}
+
+    def in_batches(self, text: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Return a text as the batches that are predicted: one, or negative prompts and prompts `one_by_one`."""
+        number = 2 if self.one_by_one else 1
+        parts = {name: tensor.chunk(number) for name, tensor in text.items()}
+        return [{name: part[at] for name, part in parts.items()} for at in range(len(next(iter(parts.values()))))]
+
+    def _length(self, encoded: Mapping[str, Tensor]) -> int:
+        """Return the length that masked texts are padded to; 0 for texts of a fixed length."""
+        mask = encoded.get(self.family.text_cache.mask)
+        return 0 if mask is None else -(-mask.shape[1] // TEXT_MULTIPLE) * TEXT_MULTIPLE
 
     def _encoded(self, request: SampleRequest) -> dict[str, Tensor]:
         """Return the encoded [negative, prompt]."""
@@ -126,12 +150,19 @@ class Sampler(ABC):
 
         Raises the error of the last attempt.
         """
-        ways = {"": lambda: self._decoded(latents), "tiles": lambda: self._decoded(latents, tiled=True)}
+
+        def with_more_room() -> Tensor:
+            if not self.make_room():
+                raise torch.OutOfMemoryError
+            return self._decoded(latents)
+
+        ways = {"": lambda: self._decoded(latents), AT_ONCE: with_more_room}
+        ways["tiles"] = lambda: self._decoded(latents, tiled=True)
         if vae_memory.is_small(latents):
             del ways["tiles"]
         ways["CPU"] = lambda: self._decoded(latents.cpu(), tiled=True)
         way, pixels = vae_memory.first_that_fits(ways)
-        self.decoded_by = way or self.decoded_by
+        self.decoded_by = "" if way == AT_ONCE else way or self.decoded_by
         return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
 
     def _decoded(self, latents: Tensor, tiled: bool = False) -> Tensor:
@@ -182,25 +213,34 @@ class FlowSampler(Sampler):
     def guided(self, negative: Tensor, prompt: Tensor, scale: Tensor) -> Tensor:
         return negative + scale * (prompt - negative)
 
+    def model_times(self, sigmas: Sequence[float]) -> list[float]:
+        """Return the times that the model takes for these noise levels."""
+        return [*sigmas]
+
     def integrate(
         self,
         noise: Tensor,
         sigmas: Sequence[float],
         requests: Sequence[SampleRequest],
-        velocity: Callable[[Tensor, float], Tensor],
+        velocities: Sequence[Velocity],
     ) -> Tensor:
         """Integrate from noise [N, ...] to the images, along sigmas from 1 to 0.
 
-        `velocity`: current samples [B, ...] and sigma -> noise minus image, float32 [B, ...]. B is 2 * N with guidance,
-        for the negative prompts and then the prompts, else N.
+        `velocities` has a function for each batch of `in_batches`: current samples [B, ...] and times [B], for as many
+        prompts as the batch has -> noise minus image, float32 [B, ...]. No step waits for the device.
         """
         number, scales = len(noise), per_sample([request.scale for request in requests], noise)
-        count = 2 if self.is_guided(requests[0]) else 1
-        for sigma, next_sigma in itertools.pairwise(sigmas):
-            step = velocity(noise.expand(count, *noise.shape).flatten(0, 1), sigma)
-            if count == 2:
+        texts = 2 if self.is_guided(requests[0]) else 1
+        repeats = texts // len(velocities)
+        exact = torch.float64  # rounded once, as the products of the steps
+        differences = torch.tensor(sigmas, dtype=exact).diff().float().to(noise.device)
+        times = torch.tensor(self.model_times(sigmas[:-1]), dtype=exact).float().to(noise.device)
+        for time, difference in zip(times.unbind(), differences.unbind(), strict=True):
+            batch = noise.expand(repeats, *noise.shape).flatten(0, 1)
+            step = torch.cat([velocity(batch, time.expand(len(batch))) for velocity in velocities])
+            if texts == 2:
                 step = self.guided(step[:number], step[number:], scales)
-            noise = noise + (next_sigma - sigma) * step
+            noise = noise + difference * step
         return noise
 
 
@@ -214,9 +254,11 @@ def per_sample(numbers: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float32).to(like.device).view(-1, *(1 for _ in like.shape[1:]))
 
 
-def joined_rows(rows: Sequence[Tensor]) -> Tensor:
-    """Join tensors [1, L, ...] along the first dimension; shorter ones are padded with zeros."""
-    length = max(row.shape[1] for row in rows)
+def joined_rows(rows: Sequence[Tensor], length: int = 0) -> Tensor:
+    """Join tensors [1, L, ...] along the first dimension; shorter ones are padded with zeros, to `length` at least."""
+    if rows[0].dim() < 2:
+        return torch.cat([*rows])
+    length = max(length, *(row.shape[1] for row in rows))
     return torch.cat([torch.cat((row, row.new_zeros(1, length - row.shape[1], *row.shape[2:])), dim=1) for row in rows])
 
 

@@ -1,5 +1,7 @@
 """Sample images of Z-Image: Euler steps along the straight path, from seeded noise to an image."""
 
+import functools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,20 +31,22 @@ class ZImageSampler(FlowSampler):
         """Apply guidance like the model's own pipeline: a scale of 0 is the prompt alone."""
         return prompt + scale * (prompt - negative)
 
+    def model_times(self, sigmas: Sequence[float]) -> list[float]:
+        return [1 - sigma for sigma in sigmas]
+
     def latents(self, *requests: SampleRequest) -> Tensor:
         """Denoise from seeded noise; float32 [N, 16, h, w]. Prompts and negative prompts are one padded batch."""
         model = self.denoiser
         device = model.x_pad_token.device
         height, width = self.grid(requests[0])
-        text = self.text(requests, device)
         noise = seeded_noise(requests, model.sizes.in_channels // 4, 2 * height, 2 * width)
         tokens = pack_channels_last(noise).to(device)
 
-        def velocity(tokens: Tensor, sigma: float) -> Tensor:
-            times = torch.full((len(tokens),), 1 - sigma, device=device)
+        def velocity(text: Mapping[str, Tensor], tokens: Tensor, times: Tensor) -> Tensor:
             return -model(tokens, (height, width), text["llm_embed"], text["llm_mask"], times).float()
 
-        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocity)
+        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
+        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
         scale, shift = autoencoder.FLUX
         return unpack_channels_last(tokens, height, width) / scale + shift
 

@@ -14,6 +14,7 @@ from torch import nn
 from library import families
 from library.compiler import block_calls, blocks, cache, cudagraph, gpu_memory, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
+from library.compiler.payoff import CACHED_SHARE, COMPILING, LOADING, SAVED_SHARE, SAVED_SHARE_8_BIT, SWITCHING, Payoff
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.problems import MessageLike, counted
 from library.config.run_config import RunConfig
@@ -22,7 +23,6 @@ from library.distributed.world import World
 from library.memory.prepare import BYTES_OF_ADAM, is_sharded
 from library.train.choices import Choices
 from library.train.compiling import background_estimate as estimate
-from library.train.compiling.background_estimate import Payoff
 from library.train.compiling.compile_process import CompileProcess, compile_job
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
@@ -97,11 +97,11 @@ class BackgroundCompiler:
             return
         no_room, (_, compiling) = self._why_no_room(passes.denoiser), families.compiling_cost(self._config)
         if no_room:  # whether the cache has the graphs is unknown, so assume the better case
-            payoff = self._payoff(estimate.CACHED_SHARE * compiling)
+            payoff = self._payoff(CACHED_SHARE * compiling)
         else:
             payoff = self._payoff(estimate.LOAD_SECONDS * len(self._calls), estimate.SLOWDOWN * compiling)
         if not payoff.pays and not self._forced:
-            self._stay_eager(payoff.refusal(estimate.LOADING if no_room else estimate.SWITCHING))
+            self._stay_eager(payoff.refusal(LOADING if no_room else SWITCHING))
         elif no_room:
             self._compile_first(passes, no_room)
         else:
@@ -160,13 +160,13 @@ class BackgroundCompiler:
         """
         _, compiling = families.compiling_cost(self._config)
         if any(self._world.gather(not cache.holds_graphs())):
-            return compiling, estimate.COMPILING
-        return estimate.CACHED_SHARE * compiling, estimate.LOADING
+            return compiling, COMPILING
+        return CACHED_SHARE * compiling, LOADING
 
     def _first_payoff(self, passes: TrialPasses, step_seconds: float, compiling: float) -> Payoff:
         precision, recorder = self._config.precision, passes.recorder
         eight_bit = precision.fp8_compute or precision.int8_compute
-        share = estimate.SAVED_SHARE_8_BIT if eight_bit else estimate.SAVED_SHARE
+        share = SAVED_SHARE_8_BIT if eight_bit else SAVED_SHARE
         sizes = self._sizes if recorder and not recorder.why_not else 0
         return Payoff(self._clock.total - self._clock.step, step_seconds, sizes, compiling, share=share)
 
@@ -323,7 +323,7 @@ class BackgroundCompiler:
         if payoff.pays or self._forced:
             self._take_over(passes)
         else:
-            self._stay_eager(payoff.refusal(estimate.SWITCHING))
+            self._stay_eager(payoff.refusal(SWITCHING))
 
     def _load(self, call: BlockCall, denoiser: nn.Module) -> None:
         if self._imports:

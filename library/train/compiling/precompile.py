@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from library.compiler import blocks, cudagraph, gpu_memory
+from library.compiler.pass_recording import recorded_passes_of
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import RunConfig
@@ -253,7 +254,10 @@ class Precompiler:
         """Return whether the step can be retried: without compiling if that failed and `compile_fallback` is set, or
         without recordings and then without gpu_memory_limit if GPU memory is short.
         """
-        recorder = cudagraph.recorder_of(denoiser)
+        recorder, pictures = cudagraph.recorder_of(denoiser), recorded_passes_of(denoiser)
+        if isinstance(error, torch.OutOfMemoryError) and pictures and pictures.made:
+            pictures.free()
+            return not self._config.optim.stepped_early
         if isinstance(error, torch.OutOfMemoryError) and self._background.make_room():
             return not self._config.optim.stepped_early
         if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:

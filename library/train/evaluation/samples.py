@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from library.compiler import cudagraph
+from library.compiler.plan import CompilePlan
 from library.config import phases
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
@@ -26,11 +26,12 @@ from library.methods.sample_lora import SampleLora
 from library.runs.record import error_sentence
 from library.sampling import caption_prompts, few_steps, prompts
 from library.sampling.batching import BatchSizer, in_batches
+from library.sampling.engine import PictureEngine, PicturesLeft, pictures_left
 from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
 from library.train import beside
-from library.train.evaluation.validation import evaluation_mode
+from library.train.evaluation.validation import cancel_check, without_learning
 from library.train.journal import Journal
 from library.train.step.clock import Clock
 from library.train.stop_requests import WorkCancelled
@@ -44,14 +45,16 @@ DECODED = {
 }
 
 
-# Eager blocks and own generators leave the training's graphs and random numbers unchanged.
-# Why: docs/decisions/2026-11-20-previews-run-eagerly.md
+# Own graphs and own generators leave those of the training unchanged.
+# Why: docs/decisions/2026-11-28-one-engine-for-pictures.md
 class SampleRunner:
     """Generates the images of the prompt file when due, and reads the file again after changes.
 
-    The training's random numbers and compiled graphs do not change: every image has its own generator, and blocks run
-    eagerly while sampling.
+    The training's random numbers and compiled graphs do not change: every image has its own generator, and compiled
+    blocks have graphs apart while sampling.
     """
+
+    _engine: PictureEngine  # from `use_prepared` on
 
     def __init__(self, family: Family, components: ModelComponents, config: RunConfig, images: ImageSet) -> None:
         self._components, self._config = components, config
@@ -74,6 +77,11 @@ class SampleRunner:
         self._multiple = family.sample_multiple
         self._seen = self._stamp()
         self._prompts = self._read(self._file) if self._file else self._of_captions(images)
+
+    def use_prepared(self, family: Family, device: torch.device, plan: CompilePlan) -> None:
+        """Generate with the denoiser as it was prepared for the training, whose compiling `plan` decides."""
+        if self.wanted:
+            self._engine = PictureEngine(self._components.denoiser, family, self._config, device, plan.log, plan)
 
     def _of_captions(self, images: ImageSet) -> list[Prompt]:
         from_captions = caption_prompts.prompts_from(images, self._config)
@@ -182,13 +190,19 @@ class SampleRunner:
         world, device = training.world, training.world.device
         vae: Any = self._components.vae  # kept whenever samples are wanted
         networks = [self._components.denoiser, vae, *self._components.encoders.values()]
-        with self._vae_on(device), evaluation_mode(networks, training), self._lora.applied(self._components):
-            # Processes with shards of one model generate each image together.
-            own = [
-                numbered
-                for numbered in enumerate(self._prompts)
-                if training.method.shards or numbered[0] % world.ranks == world.rank
-            ]
+        # Processes with shards of one model generate each image together.
+        own = [
+            numbered
+            for numbered in enumerate(self._prompts)
+            if training.method.shards or numbered[0] % world.ranks == world.rank
+        ]
+        left = self._pictures_left([prompt for _, prompt in own], training.clock)
+        with (
+            self._vae_on(device),
+            without_learning(networks, training),
+            self._lora.applied(self._components),
+            self._engine.running(left, cancel_check(training), records=not self._cache.is_on),
+        ):
             requests: list[tuple[int, SampleRequest]] = []
             for number, prompt in own:
                 with self._failing_alone(training, problems):  # a missing image
@@ -204,8 +218,21 @@ class SampleRunner:
                 training.journal.phase(
                     phases.GENERATING_SAMPLES, min(done * world.ranks, len(self._prompts)), len(self._prompts)
                 )
-
         self._cache.log_savings()
+        # Recordings compute with the files of sample_lora, and the optimizer may not have allocated its states yet.
+        if training.clock.step and not self._lora:
+            self._engine.recorder.free_if_short()
+        else:
+            self._engine.recorder.free()
+
+    def _pictures_left(self, own_prompts: Sequence[Prompt], clock: Clock) -> PicturesLeft:
+        """Return what these prompts need until the end of the training, as far as it is scheduled."""
+        sample, rounds = self._config.sample, 1
+        if sample.sample_every_n_epochs:
+            rounds += (clock.epochs - clock.epoch) // sample.sample_every_n_epochs
+        elif sample.sample_every_n_steps:
+            rounds += (clock.total - clock.step) // sample.sample_every_n_steps
+        return pictures_left(own_prompts, self._sampler, rounds)
 
     @contextlib.contextmanager
     def _failing_alone(self, training: Training, problems: list[MessageLike]) -> Iterator[None]:
@@ -222,11 +249,11 @@ class SampleRunner:
         return self._sizer
 
     def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
-        def generate() -> list[Image.Image]:
-            with self._cache.active():
+        def draw() -> list[Image.Image]:
+            with self._cache.active(2 if self._sampler.one_by_one else 1):
                 return self._sampler.pictures(requests)
 
-        return cudagraph.with_room(self._components.denoiser, generate)
+        return self._engine.pictures(self._sampler, requests, draw)
 
     @contextlib.contextmanager
     def _vae_on(self, device: torch.device) -> Iterator[None]:

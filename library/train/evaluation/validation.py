@@ -1,9 +1,8 @@
 """The loss on images that are held out for validation, which reveals overfitting."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -141,34 +140,44 @@ def validation_generator(seed: int, number: int, level: float | str, device: tor
     return torch.Generator(device).manual_seed(derive_seed(f"validation {seed} {number} {level}"))
 
 
+def cancel_check(training: Training) -> Callable[[], None]:
+    """Return a function for each pass of the denoiser: it raises WorkCancelled when the user ends the training now."""
+    requests, world = training.journal.requests, training.world
+
+    def check() -> None:
+        if training.method.shards is None:
+            requests.raise_if_cancelled()
+        elif any(world.gather(requests.cancelled())):  # all processes compute together, so they must stop together
+            raise WorkCancelled
+
+    return check
+
+
 @contextlib.contextmanager
 def evaluation_mode(networks: Iterable[nn.Module], training: Training) -> Iterator[None]:
     """Run networks in evaluation mode, eagerly and without gradients, within this context.
 
     Raises WorkCancelled from the first network when the user ends the training now.
     """
-    networks, requests, world = list(networks), training.journal.requests, training.world
+    networks, check = list(networks), cancel_check(training)
+    hook = networks[0].register_forward_pre_hook(lambda *_: check(), prepend=True)
+    try:
+        with torch_settings.stance("force_eager"), without_learning(networks, training):
+            yield
+    finally:
+        hook.remove()
 
-    def check(*arguments: Any) -> None:
-        if training.method.shards is None:
-            requests.raise_if_cancelled()
-        elif any(world.gather(requests.cancelled())):  # all processes compute together, so they must stop together
-            raise WorkCancelled
 
-    hook = networks[0].register_forward_pre_hook(check, prepend=True)
+@contextlib.contextmanager
+def without_learning(networks: Iterable[nn.Module], training: Training) -> Iterator[None]:
+    """Run networks in evaluation mode and without gradients within this context."""
     # Save the mode of each module: adapters are in training mode inside a denoiser in evaluation mode.
     modes = [(module, module.training) for network in networks for module in network.modules()]
     for module, _ in modes:
         module.training = False
     try:
-        with (
-            torch_settings.stance("force_eager"),
-            torch.no_grad(),
-            training.world.autocast(),
-            optimizers.averaged(training.updates.raw_optimizer),
-        ):
+        with torch.no_grad(), training.world.autocast(), optimizers.averaged(training.updates.raw_optimizer):
             yield
     finally:
-        hook.remove()
         for module, mode in modes:
             module.training = mode

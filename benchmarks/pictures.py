@@ -1,0 +1,343 @@
+"""Seconds of a denoising step and of a picture, beside diffusers: full-size models with random weights, on one GPU.
+
+    python -m benchmarks.pictures --family flux --out flux.jsonl    # minutes; sdxl flux qwen_image zimage flux_2 anima
+    python -m benchmarks.pictures --family flux --ways "diffusers eager" "ours eager"
+    python -m benchmarks.pictures --family flux --tiny              # tiny models, on a CPU too: shows that it runs
+
+Each way generates the same pictures (size, steps, guidance, dtype, lengths of text) in a process of its own: bf16, one
+picture at a time, 1024 x 1024. Text is random, as no text encoder is measured. A row, printed as a line of JSON, says:
+seconds of the first picture (with an empty cache of the compiler unless --cache names a full one), of a denoising step
+and of the next picture, decoding included (medians), the most memory in use, what was compiled and recorded, and the
+operations of a picture that the host asked for: kernels, graphs, copies, and waits for the GPU.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
+BYTES_PER_GIB = 2**30
+PICTURES = 3  # timed after the first
+
+
+@dataclass(frozen=True)
+class PictureCase:
+    """What one picture of a family is generated with."""
+
+    steps: int
+    scale: float  # classifier-free guidance; the family's value for none where it is not guided
+    theirs: dict[str, float]  # the same in a call of diffusers' pipeline
+    guidance: float | None = None  # of guidance-distilled models
+
+
+PICTURE_CASES = {
+    "sdxl": PictureCase(30, 7.5, {"guidance_scale": 7.5}),
+    "flux": PictureCase(28, 1.0, {"guidance_scale": 3.5}, guidance=3.5),
+    "qwen_image": PictureCase(25, 4.0, {"true_cfg_scale": 4.0}),
+    "zimage": PictureCase(25, 4.0, {"guidance_scale": 4.0}),
+    "flux_2": PictureCase(50, 4.0, {"guidance_scale": 4.0}),
+    "anima": PictureCase(30, 4.0, {}),
+}
+COMPILED_PICTURES = {"sample_compile": "true"}
+FP8_PRODUCTS = {"fp8_base": True, "fp8_compute": True}
+OUR_WAYS: dict[str, dict[str, Any]] = {
+    "ours eager": {"sample_compile": "false", "cuda_graphs": "false"},
+    "ours recorded": {"sample_compile": "false", "cuda_graphs": "true"},
+    "ours compiled": {**COMPILED_PICTURES, "cuda_graphs": "false"},
+    "ours compiled, recorded": {**COMPILED_PICTURES, "cuda_graphs": "true"},
+    "ours auto": {},
+    "ours fp8 products, compiled, recorded": {**COMPILED_PICTURES, "cuda_graphs": "true", **FP8_PRODUCTS},
+}
+# Names of diffusers' ways -> the arguments of compile_repeated_blocks, None without compiling.
+THEIR_WAYS: dict[str, dict[str, Any] | None] = {
+    "diffusers eager": None,
+    "diffusers compiled": {"fullgraph": True},
+    "diffusers compiled, max-autotune": {"fullgraph": True, "mode": "max-autotune-no-cudagraphs"},
+}
+DEFAULT_WAYS = [name for name in (*THEIR_WAYS, *OUR_WAYS) if name != "diffusers compiled, max-autotune"]
+
+
+# ---- in a process of its own
+
+
+@dataclass
+class Drawing:
+    """A model that is ready to draw."""
+
+    denoise: Callable[[], Any]  # all steps of a picture, without decoding
+    picture: Callable[[], Any]
+    running: contextlib.AbstractContextManager[Any]
+    describe: Callable[[], dict[str, Any]]
+
+
+def measure_way(family: str, way: str, tiny: bool, pictures: int) -> dict[str, Any]:
+    """One row."""
+    import torch
+
+    from library.bench import machine
+
+    device = machine.choose_device("auto")
+    case = PICTURE_CASES[family]
+    case = replace(case, steps=3) if tiny else case
+    began = time.perf_counter()
+    with torch.no_grad():
+        if way in OUR_WAYS:
+            drawing = prepare_ours(family, OUR_WAYS[way], case, tiny, device)
+        else:
+            drawing = prepare_theirs(family, THEIR_WAYS[way], case, tiny, device)
+        loaded = time.perf_counter() - began
+        with drawing.running:
+            first = timed(drawing.picture, device)
+            following = [timed(drawing.picture, device) for _ in range(pictures)]
+            denoising = [timed(drawing.denoise, device) for _ in range(pictures)]
+            row: dict[str, Any] = {
+                "step_s": round(statistics.median(denoising) / case.steps, 5),
+                "next_s": round(statistics.median(following), 4),
+                "first_s": round(first, 2),
+                "loading_s": round(loaded, 1),
+                "steps": case.steps,
+                **operations(drawing.denoise, device),
+            }
+    if device.type == "cuda":
+        row["gib"] = round(torch.cuda.max_memory_allocated(device) / BYTES_PER_GIB, 2)
+        row["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)
+        row["gpu"] = torch.cuda.get_device_name(device)
+    return row | drawing.describe()
+
+
+def timed(call: Callable[[], Any], device: Any) -> float:
+    """Seconds until the device has done what `call` asks for."""
+    import torch
+
+    began = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def operations(denoise: Callable[[], Any], device: Any) -> dict[str, int]:
+    """What the host asks the GPU for in all steps of a picture."""
+    if device.type != "cuda":
+        return {}
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        denoise()
+    kinds = {
+        "kernels": ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx"),
+        "graphs": ("cudaGraphLaunch",),
+        "copies": ("cudaMemcpyAsync", "cudaMemcpy"),
+        "waits": ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
+    }
+    counts = {event.key: event.count for event in found.key_averages()}
+    return {kind: sum(counts.get(name, 0) for name in names) for kind, names in kinds.items()}
+
+
+def side_of(tiny: bool) -> int:
+    return 128 if tiny else 1024
+
+
+def prepare_ours(family_name: str, options: dict[str, Any], case: PictureCase, tiny: bool, device: Any) -> Drawing:
+    """This trainer's sampler on its own denoiser."""
+    import torch
+
+    from library import families
+    from library.bench import random_weights, subjects
+    from library.bench.pictures import TimedPictures
+    from library.families.base import ModelComponents, SampleRequest
+    from library.measuring import timing
+    from library.memory.prepare import prepare_denoiser
+
+    script = families.lora_script(family_name)
+    subject = subjects.FamilySubject(script, {"mixed_precision": "bf16"}, "tiny" if tiny else "full")
+    config, module = subject.config(options), families.random_module(family_name)
+    family, dtype = families.family_for(config), torch.bfloat16
+    assert subject.random
+    denoiser = subject.random.denoiser()
+    module.adopt_denoiser(family, denoiser)
+    denoiser = random_weights.fill_randomly(denoiser, device, dtype).requires_grad_(False)
+    components = ModelComponents(denoiser, subject.vae(device, dtype), {}, {}, {})
+    prepare_denoiser(denoiser, family, config, device, ())
+    timing.release_memory(device)
+    sizes = {"width": side_of(tiny), "height": side_of(tiny), "steps": case.steps}
+    request = SampleRequest("a", "b", scale=case.scale, guidance=case.guidance, seed=1, sampler_name="euler", **sizes)
+    pictures = TimedPictures(components, family, config, device, request)
+    return Drawing(pictures.denoise, pictures.picture, pictures.running(), pictures.facts)
+
+
+def prepare_theirs(
+    family_name: str, compiling: dict[str, Any] | None, case: PictureCase, tiny: bool, device: Any
+) -> Drawing:
+    """diffusers' pipeline, with its own denoiser."""
+    import torch
+
+    from library import families
+    from library.bench import random_weights, subjects
+    from library.families.shared.random_networks import build_on_meta
+
+    script = families.lora_script(family_name)
+    subject = subjects.FamilySubject(script, {"mixed_precision": "bf16"}, "tiny" if tiny else "full")
+    module = families.random_module(family_name)
+    sizes = module.model_sizes(subject.config({}), not tiny)
+    denoiser = build_on_meta(lambda: their_denoiser(family_name, sizes, subject))
+    denoiser = random_weights.fill_randomly(denoiser, device, torch.bfloat16).requires_grad_(False)
+    pipe = their_pipeline(family_name, denoiser, subject.vae(device, torch.bfloat16))
+    pipe.set_progress_bar_config(disable=True)
+    family = families.family_for(subject.config({}))
+    own = subject.random.denoiser() if subject.random else None
+    module.adopt_denoiser(family, own)
+    shapes = module.input_shapes(family, own)
+    text = {name: tensor.to(torch.bfloat16) for name, tensor in shapes.texts(2, device).items()}
+    arguments: dict[str, Any] = {**their_text(family_name, text), **case.theirs}
+    side = side_of(tiny)
+    arguments |= {"height": side, "width": side, "num_inference_steps": case.steps}
+    if compiling is not None:
+        denoiser.compile_repeated_blocks(recompile_limit=64, **compiling)  # type: ignore[operator]
+
+    def draw(output_type: str) -> Any:
+        return pipe(**arguments, output_type=output_type, generator=torch.Generator().manual_seed(1))
+
+    return Drawing(lambda: draw("latent"), lambda: draw("pil"), contextlib.nullcontext(), dict)
+
+
+def their_denoiser(family: str, sizes: Any, subject: Any) -> Any:
+    """diffusers' own transformer in these sizes."""
+    import diffusers
+
+    from library.families.shared.transformer import rope_axes
+
+    if family == "sdxl":  # whose U-Net is diffusers'
+        return subject.random.denoiser()
+    heads: dict[str, Any] = {"num_attention_heads": sizes.hidden // sizes.head, "attention_head_dim": sizes.head}
+    models: Any = diffusers  # its annotations are narrower than what it accepts
+    if family in ("flux", "flux_2"):
+        heads |= {"num_layers": sizes.double_blocks, "num_single_layers": sizes.single_blocks}
+        heads |= {"in_channels": 4 * sizes.channels, "guidance_embeds": sizes.guidance}
+    if family == "flux":
+        widths = {"joint_attention_dim": sizes.t5xxl, "pooled_projection_dim": sizes.clip_l}
+        return models.FluxTransformer2DModel(axes_dims_rope=rope_axes(sizes.head), **widths, **heads)
+    if family == "flux_2":
+        axes = (sizes.head // 4,) * 4
+        return models.Flux2Transformer2DModel(joint_attention_dim=3 * sizes.text, axes_dims_rope=axes, **heads)
+    if family == "qwen_image":
+        widths = {"in_channels": 4 * sizes.channels, "out_channels": sizes.channels, "joint_attention_dim": sizes.text}
+        axes = rope_axes(sizes.head)
+        return models.QwenImageTransformer2DModel(num_layers=sizes.blocks, axes_dims_rope=axes, **widths, **heads)
+    number = sizes.hidden // sizes.head
+    return models.ZImageTransformer2DModel(
+        in_channels=sizes.channels,
+        dim=sizes.hidden,
+        n_layers=sizes.blocks,
+        n_refiner_layers=sizes.refiners,
+        n_heads=number,
+        n_kv_heads=number,
+        cap_feat_dim=sizes.text,
+        axes_dims=[sizes.head // 4, 3 * sizes.head // 8, 3 * sizes.head // 8],
+    )
+
+
+def their_pipeline(family: str, denoiser: Any, vae: Any) -> Any:
+    """diffusers' pipeline around a denoiser, without text encoders."""
+    import diffusers
+
+    models: Any = diffusers
+    if family in ("flux", "zimage"):
+        vae.register_to_config(scaling_factor=0.3611, shift_factor=0.1159)
+    if family == "sdxl":
+        scheduler = models.EulerDiscreteScheduler(beta_schedule="scaled_linear", timestep_spacing="leading")
+        return models.StableDiffusionXLPipeline(vae, None, None, None, None, denoiser, scheduler)
+    shift = {"use_dynamic_shifting": True} if family != "zimage" else {"shift": 3.0}
+    scheduler = models.FlowMatchEulerDiscreteScheduler(**shift)
+    if family == "flux":
+        return models.FluxPipeline(scheduler, vae, None, None, None, None, denoiser)
+    if family == "qwen_image":
+        vae = getattr(vae, "network", vae)  # with frames
+    name = {"qwen_image": "QwenImagePipeline", "zimage": "ZImagePipeline", "flux_2": "Flux2KleinPipeline"}[family]
+    return getattr(models, name)(scheduler, vae, None, None, denoiser)
+
+
+def their_text(family: str, text: dict[str, Any]) -> dict[str, Any]:
+    """The same random text as arguments of diffusers' pipeline; the first row is the negative prompt."""
+    import torch
+
+    if family == "sdxl":
+        states = torch.cat((text["hidden_state1"], text["hidden_state2"]), dim=-1)
+        return {
+            "prompt_embeds": states[1:],
+            "negative_prompt_embeds": states[:1],
+            "pooled_prompt_embeds": text["pool2"][1:],
+            "negative_pooled_prompt_embeds": text["pool2"][:1],
+        }
+    if family == "flux":
+        return {"prompt_embeds": text["t5_out"][1:], "pooled_prompt_embeds": text["l_pooled"][1:]}
+    if family == "zimage":
+        return {"prompt_embeds": [text["llm_embed"][1]], "negative_prompt_embeds": [text["llm_embed"][0]]}
+    states = text["ctx_vec" if family == "flux_2" else "vl_embed"]
+    arguments = {"prompt_embeds": states[1:], "negative_prompt_embeds": states[:1]}
+    if family == "qwen_image":
+        mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
+        arguments |= {"prompt_embeds_mask": mask[1:], "negative_prompt_embeds_mask": mask[:1]}
+    return arguments
+
+
+# ---- in the process that was started
+
+
+def run_way(asked: argparse.Namespace, way: str, cache: Path) -> dict[str, Any]:
+    """One row, from a process of its own."""
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
+    places["PYTHONPATH"] = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    command = [sys.executable, "-m", "benchmarks.pictures", "--child", way, "--family", asked.family]
+    command += ["--pictures", str(asked.pictures), *["--tiny"] * asked.tiny]
+    try:
+        done = subprocess.run(command, capture_output=True, env=os.environ | places, timeout=asked.limit, check=False)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {asked.limit:.0f} s"}
+    try:
+        return json.loads(done.stdout.decode().strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return {"failed": done.stderr.decode(errors="replace").strip().splitlines()[-3:]}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure all ways; 1 where one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=PICTURE_CASES, required=True)
+    parser.add_argument("--ways", nargs="+", choices=(*THEIR_WAYS, *OUR_WAYS), default=DEFAULT_WAYS)
+    parser.add_argument("--pictures", type=int, default=PICTURES, help="pictures that are timed after the first")
+    parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
+    parser.add_argument("--limit", type=float, default=500, help="seconds after which a way is ended")
+    parser.add_argument("--cache", type=Path, help="folder of the compiler's cache; default: an empty one for each way")
+    parser.add_argument("--out", type=Path, help="append the rows to this file, a line of JSON each")
+    parser.add_argument("--child", choices=(*THEIR_WAYS, *OUR_WAYS), help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    if asked.child:
+        print("\n" + json.dumps(measure_way(asked.family, asked.child, asked.tiny, asked.pictures)), flush=True)
+        os._exit(0)  # threads of the compiler may hang on
+    rows = []
+    for way in asked.ways:
+        if way in THEIR_WAYS and not PICTURE_CASES[asked.family].theirs:
+            continue  # diffusers has no pipeline for it
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            row = {"family": asked.family, "way": way, **run_way(asked, way, asked.cache or Path(folder))}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if asked.out:
+            with asked.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    return int(any("failed" in row for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

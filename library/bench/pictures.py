@@ -1,0 +1,112 @@
+"""Pictures of a model, to be timed: a denoising step and a whole picture, with random text."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from library import families
+from library.bench import prepared_model, subjects
+from library.compiler.log import CompileLog
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
+from library.families.base import Family, ModelComponents, SampleRequest
+from library.measuring import timing
+from library.memory.prepare import prepare_denoiser
+from library.memory.quantization import fp8_storage
+from library.sampling.engine import LATENT, PictureEngine, PicturesLeft
+
+PICTURE_STEPS = 4  # of a measured picture; each takes the same time
+EAGER_PICTURES = {"sample_compile": "false", "compile": False}
+COMPILED_PICTURES = {"sample_compile": "true", "compile": False}
+# Ways to generate, the baseline first -> options that are set for it.
+PICTURE_WAYS: Mapping[str, JsonMapping] = {
+    "eager": {**EAGER_PICTURES, "cuda_graphs": "false"},
+    "recorded": {**EAGER_PICTURES, "cuda_graphs": "true"},
+    "compiled": {**COMPILED_PICTURES, "cuda_graphs": "false"},
+    "compiled+recorded": {**COMPILED_PICTURES, "cuda_graphs": "true"},
+}
+
+
+class TimedPictures:
+    """A sampler and its engine, which generate one picture again and again."""
+
+    def __init__(
+        self,
+        components: ModelComponents,
+        family: Family,
+        config: RunConfig,
+        device: torch.device,
+        request: SampleRequest,
+    ) -> None:
+        """The denoiser is prepared already."""
+        self._request, self._config, self._device = request, config, device
+        self._sampler = family.sampler(components)
+        self._log = CompileLog()
+        self.engine = PictureEngine(components.denoiser, family, config, device, self._log)
+        shapes = families.random_module(config.family).input_shapes(family, components.denoiser)
+        text = shapes.texts(2, torch.device("cpu"))
+        if mask := family.text_cache.mask:
+            text[mask] = torch.ones_like(text[mask])
+        self._sampler.remember_encoded(request, text)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Generate within this context, as if many pictures were left."""
+        height, width = self._sampler.size(self._request)
+        texts = 2 if self._sampler.is_guided(self._request) else 1
+        left = PicturesLeft(10**6, ((texts, height // LATENT, width // LATENT),))
+        with torch.no_grad(), prepared_model.autocast(self._config, self._device), self.engine.running(left):
+            yield
+
+    def denoise(self) -> Any:
+        """Take all steps of a picture, without decoding."""
+        return self.engine.pictures(self._sampler, [self._request], lambda: self._sampler.latents(self._request))
+
+    def picture(self) -> Any:
+        return self.engine.pictures(self._sampler, [self._request], lambda: self._sampler(self._request))
+
+    def facts(self) -> JsonObject:
+        """Return what was compiled and recorded, and why not."""
+        self._log.drain()
+        total, recorder = self.engine.plan.log.summary(), self.engine.recorder
+        compiled = {name: total[name] for name in ("num_graphs", "recompiles", "seconds", "cache_hits")}
+        recorded: JsonObject = {"sizes": len(recorder.made), "replays": recorder.replays}
+        reasons = {"not_recorded": recorder.why_not, "not_compiled": str(self.engine.why_eager)}
+        facts = {"compile": compiled} if self.engine.plan.active else {}
+        return {"recorded": recorded, **facts, **{name: why for name, why in reasons.items() if why}}
+
+
+@dataclass(frozen=True)
+class PictureBench:
+    """Measures the pictures of a subject at one size."""
+
+    subject: subjects.FamilySubject
+    device: torch.device
+    plan: timing.TimingPlan
+    side: int
+
+    def rows(self, way: str) -> Iterator[JsonObject]:
+        """Yield a row for a denoising step, and one for a picture of PICTURE_STEPS steps with its decoding."""
+        config = self.subject.config(PICTURE_WAYS[way])
+        trainable = self.subject.make(config, self.device)
+        components, family = trainable.components, trainable.family
+        components.denoiser.requires_grad_(False).eval()
+        dtype = torch.float32 if config.model.float32_vae else fp8_storage.compute_type(config)
+        components.vae = self.subject.vae(self.device, dtype)
+        prepare_denoiser(components.denoiser, family, config, self.device, ())
+        scale = float(family.sample_defaults.get("scale", 1.0))
+        request = SampleRequest("a", "b", self.side, self.side, PICTURE_STEPS, scale, seed=1)
+        pictures = TimedPictures(components, family, config, self.device, request)
+        with pictures.running():
+            for part, call, steps in (
+                ("denoising step", pictures.denoise, PICTURE_STEPS),
+                (f"picture of {PICTURE_STEPS} steps", pictures.picture, 1),
+            ):
+                measured = timing.measure_call(call, self.device, self.plan)
+                each = tuple(milliseconds / steps for milliseconds in measured.each)
+                row = {"part": part, "resolution": self.side, "candidate": way, "status": "ok"}
+                yield {**row, **replace(measured, each=each).facts(), **pictures.facts()}
+        pictures.engine.close()

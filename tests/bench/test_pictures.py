@@ -1,0 +1,37 @@
+"""`kohya bench --part sample`: every way to generate, on tiny models of every family."""
+
+import pytest
+import torch
+
+from library import families
+from library.bench import measure, pictures, report, subjects
+from library.bench.shell import build_bench_parser, check_bench_options
+from library.config.problems import ConfigError
+from library.measuring import timing
+
+QUICK = timing.TimingPlan(steps=1, warmup=1, seconds=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_step_and_a_picture_are_timed_in_every_way(family, home, monkeypatch):
+    monkeypatch.setattr(timing, "RATE_SECONDS", 0.01)
+    subject = subjects.FamilySubject(families.lora_script(family), {"compile_backend": "eager"}, "tiny")
+    run = measure.BenchRun(subject, torch.device("cpu"), [], (report.SAMPLE,), (64,), QUICK, say=lambda _: None)
+    rows = [row for start, act in run._todo() for row in run._careful(start, act)]
+    assert [row["candidate"] for row in rows] == [way for way in pictures.PICTURE_WAYS for _ in range(2)]
+    assert all(row["status"] == "ok" and row["ms"]["p50"] > 0 for row in rows), rows
+    for row in rows:
+        compiled = "compiled" in row["candidate"]
+        assert ("compile" in row) == compiled and (not compiled or row["compile"]["num_graphs"] > 0)
+        assert row["not_recorded"]  # on a CPU
+        step, picture = (r["ms"]["p50"] for r in rows if r["candidate"] == row["candidate"])
+        assert step < picture
+    assert measure.measurement_title({"part": report.SAMPLE, "candidate": "eager", "resolution": 64})
+
+
+def test_other_transformers_have_no_pictures(tmp_path):
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    words = ["--diffusers", "X", "--config", str(tmp_path / "config.json"), "--part", "sample"]
+    with pytest.raises(ConfigError, match="--part sample is for --family"):
+        check_bench_options(build_bench_parser().parse_args(words))

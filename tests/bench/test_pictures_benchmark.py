@@ -1,0 +1,28 @@
+"""benchmarks/pictures.py: every family, beside diffusers, with tiny models on a CPU."""
+
+import json
+
+import pytest
+
+from benchmarks import pictures
+from library import families
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_both_ways_draw_with_the_same_settings(family):
+    assert family in pictures.PICTURE_CASES
+    ways = ["ours eager", "diffusers eager"] if pictures.PICTURE_CASES[family].theirs else ["ours eager"]
+    for way in ways:
+        row = pictures.measure_way(family, way, tiny=True, pictures=1)
+        assert row["step_s"] * row["steps"] > 0 and row["next_s"] > 0
+
+
+def test_rows_are_printed_and_kept_as_lines_and_failures_are_rows(tmp_path, monkeypatch, capsys):
+    rows = iter([{"step_s": 1.0}, {"failed": "why"}])
+    monkeypatch.setattr(pictures, "run_way", lambda *_: next(rows))
+    out = tmp_path / "rows.jsonl"
+    asked = ["--family", "flux", "--ways", "diffusers eager", "ours recorded", "--out", str(out)]
+    assert pictures.main(asked) == 1
+    found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [row["way"] for row in found] == ["diffusers eager", "ours recorded"]
+    assert capsys.readouterr().out.splitlines() == [json.dumps(row) for row in found]
