@@ -175,6 +175,9 @@ class PictureEngine:
             return "there is no GPU"
         if is_sharded(self._config):
             return "fsdp gathers weights at every block"
+        is_wanted = self._config.sample.sample_compile != "false" or self._config.compile.cuda_graphs == "true"
+        if not (is_wanted or forced):
+            return "sample_compile is false"
         if self._training and not forced and cudagraph.recorder_of(self._denoiser) is None:
             return "steps of this training are not recorded"  # nor does it compute on a stream that can be
         return self._options().why_not_recorded(self._config)

@@ -120,6 +120,10 @@ def test_recorded_pictures_are_the_eager_ones_bit_for_bit(given, script):  # noq
     assert type(model.components.denoiser).__name__ and "_receive_pass" not in vars(model.components.denoiser)
 
 
+def deciding(config):
+    return replace(config, sample=replace(config.sample, sample_compile="auto"))
+
+
 def compiling(config, backend="eager", **options):
     compiled = replace(config.compile, compile_backend=backend, **options)
     return replace(config, compile=compiled, sample=replace(config.sample, sample_compile="true"))
@@ -187,7 +191,7 @@ def measured(config, **payoff):
 
 
 def test_auto_compiles_where_it_pays_and_computes_no_picture_in_two_ways(given):  # noqa: F811
-    model, engine = measured(given(FLUX), loading=1.0)
+    model, engine = measured(deciding(given(FLUX)), loading=1.0)
     prompts, passes = prompts_for(model), []
     hook = model.components.denoiser.register_forward_pre_hook(lambda *_: passes.append(engine.plan.active))
     (latents,) = drawn(model, engine, prompts)
@@ -199,7 +203,7 @@ def test_auto_compiles_where_it_pays_and_computes_no_picture_in_two_ways(given):
 
 
 def test_auto_stays_eager_where_compiling_does_not_pay(given):  # noqa: F811
-    model, engine = measured(given(FLUX), loading=100.0)
+    model, engine = measured(deciding(given(FLUX)), loading=100.0)
     prompts = prompts_for(model)
     expected = drawn(model, None, prompts)
     assert torch.equal(*expected, *drawn(model, engine, prompts))
@@ -208,7 +212,7 @@ def test_auto_stays_eager_where_compiling_does_not_pay(given):  # noqa: F811
 
 @pytest.mark.parametrize(("compiles", "timed"), [(True, True), (False, False)])
 def test_auto_leaves_previews_of_an_uncompiled_training_eager(given, compiles, timed):  # noqa: F811
-    config = given(FLUX)
+    config = deciding(given(FLUX))
     config = replace(config, compile=replace(config.compile, compile=compiles))
     model = opened(config)
     engine = engine_of(model, config)
@@ -381,3 +385,11 @@ def test_a_step_without_memory_frees_recorded_pictures_and_is_repeated():
     precompiler = Precompiler(config, Mock(), Mock(), CompilePlan(), Mock())
     assert precompiler.recover(torch.OutOfMemoryError(), model) and not recorder.made
     assert not precompiler.recover(torch.OutOfMemoryError(), model)
+
+
+def test_pictures_are_neither_compiled_nor_recorded_by_default(given):  # noqa: F811
+    config = given(FLUX)
+    model = opened(config)
+    for chosen, why in ((config, "sample_compile is false"), (deciding(config), "")):
+        engine = PictureEngine(model.components.denoiser, model.family, chosen, torch.device("cuda"), CompileLog())
+        assert bool(engine.recorder.why_not) is bool(why) and why in str(engine.recorder.why_not)

@@ -111,6 +111,7 @@ def test_previews_of_a_recorded_training_change_no_loss(demo, shapes, tmp_path, 
 
 def test_auto_times_a_pass_and_decides(given):  # noqa: F811
     config = given(SCRIPTS[1])
+    config = replace(config, sample=replace(config.sample, sample_compile="auto"))
     model = opened(config)
     engine = engine_of(model, config)
     drawn(model, engine, prompts_for(model))

@@ -212,8 +212,8 @@ class Sample:
         "lcm",
     ] = opt("ddim", "The sampler of sample images; choose the one you generate images with.", label="Sampler")
     sample_compile: Literal["auto", "true", "false"] = opt(
-        "auto",
-        "Compile the model for sample images: always, never, or (auto) if it pays for those left.",
+        "false",
+        "Compile and record the model for sample images: always, never, or (auto) if it pays.",
         parse=switch,
         label="Compile for samples",
         advanced=True,
