@@ -62,7 +62,6 @@ class TimedPictures:
             yield
 
     def denoise(self) -> Any:
-        """Take all steps of a picture, without decoding."""
         return self.engine.pictures(self._sampler, [self._request], lambda: self._sampler.latents(self._request))
 
     def picture(self) -> Any:

@@ -88,5 +88,4 @@ def count_times(config: RunConfig, clock: Clock) -> int:
 
 
 def _passes(prompt: Prompt) -> int:
-    """Return the passes through the denoiser; guidance takes two for each step."""
     return (prompt.sample_steps or 0) * (1 if prompt.scale in (None, 0.0, 1.0) else 2)

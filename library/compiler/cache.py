@@ -54,7 +54,6 @@ def use_cache(option_folder: str | None, device: torch.device) -> Path:
 
 
 def holds_graphs() -> bool:
-    """Return whether PyTorch's cache folder has compiled graphs, of this training or others."""
     return (Path(os.environ.get(INDUCTOR) or default_cache_dir()) / "fxgraph").is_dir()
 
 
@@ -75,7 +74,6 @@ def find_cache_problems(option_folder: str | None, device: torch.device) -> Iter
 
 
 def _folders(option_folder: str | None, device: torch.device) -> list[Path]:
-    """Return the folders to use, the first that can be: those that were chosen, then the user's own."""
     chosen = [Path(folder) for folder in (_in_environment(), option_folder) if folder]
     return [*chosen, default_root() / key(device)]
 

@@ -57,13 +57,11 @@ def is_held() -> bool:
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """Return the bytes that may be allocated besides what PyTorch has reserved."""
     free = (torch.cuda.mem_get_info(device) if device else torch.cuda.mem_get_info())[0]
     return min([free, *(limit - torch.cuda.memory_reserved(held) for limit, held in _limits)])
 
 
 def free_at_peak(device: torch.device) -> int:
-    """Return the bytes that were left when tensors took most."""
     return free_memory(device) + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 

@@ -156,7 +156,6 @@ class CompileLog:
 
     @property
     def seconds(self) -> float:
-        """Seconds of compiling so far."""
         return self.events[-1].total if self.events else 0.0
 
     def curves(self) -> dict[str, float]:

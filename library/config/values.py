@@ -75,7 +75,6 @@ class Option:
         return self.hints.get("kind", "")  # see `schema.opt`; "" for a plain value
 
     def path_in(self, value: Any) -> str:
-        """Return the path that a value names, without the strength that may follow it."""
         return split_strength(str(value))[0] if self.hints.get("weighted") else str(value)
 
     @property

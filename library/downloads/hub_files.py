@@ -55,7 +55,6 @@ def with_sample_lora(config: RunConfig, find: Callable[[str], Path | None]) -> R
 
 
 def find_or_download(report: Report) -> Callable[[str], Path]:
-    """Return a function from a file's name on the hub to its path here; a missing file is downloaded."""
     return lambda name: find_hub_file(name) or download_hub_file(name, report)
 
 

@@ -71,7 +71,6 @@ class FewStepLora:
 
     @property
     def value(self) -> str:
-        """Return the value of sample_lora that names it."""
         return self.file if self.strength == 1 else f"{self.file}:{self.strength:g}"
 
     def is_named(self, path: str) -> bool:

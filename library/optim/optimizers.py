@@ -320,7 +320,6 @@ def describe_optimizer(config: RunConfig) -> str:
 
 
 def train_mode(optimizer: Any) -> None:
-    """Switch a schedule-free optimizer to the mode in which it steps; do nothing for others, which have no modes."""
     if callable(switch := getattr(optimizer, "train", None)):
         switch()
 

@@ -9,7 +9,6 @@ BESIDES = "{seconds} s since the first step went into something else: {causes}"
 
 
 def lost_time_entries(lost: Mapping[Message, float]) -> list[dict[str, Any]]:
-    """Return the fact `lost_seconds` of a run's record: causes and seconds, most first."""
     return [{"cause": cause, "seconds": seconds} for cause, seconds in lost.items()]
 
 

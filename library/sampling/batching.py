@@ -53,7 +53,6 @@ class BatchSizer:
         return images
 
     def halve(self, key: Hashable, number: int) -> None:
-        """Note that a batch of this many images ran out of memory."""
         self._limits[key] = max(number // 2, 1)
 
 

@@ -166,7 +166,6 @@ class PictureEngine:
     # ---- decisions
 
     def _options(self) -> Any:
-        """Return the options of compiling, for blocks alone."""
         compiles = self._config.sample.sample_compile != "false"
         return replace(self._config.compile, compile=compiles, compile_scope="blocks")
 

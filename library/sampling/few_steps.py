@@ -39,13 +39,11 @@ def prompt_defaults(config: RunConfig, model: JsonMapping) -> JsonObject:
 
 
 def known_lora(config: RunConfig) -> FewStepLora | None:
-    """Return the published LoRA that sample_lora names, None for others."""
     path, _ = split_strength(config.sample.sample_lora or "")
     return next((lora for lora in families.facts_of(config.family).few_step_loras if lora.is_named(path)), None)
 
 
 def sample_lora(config: RunConfig) -> dict[Path, float]:
-    """Return the file of sample_lora with its strength; empty without one."""
     path, strength = split_strength(config.sample.sample_lora or "")
     return {Path(path): strength} if path else {}
 

@@ -195,7 +195,6 @@ class ColumnSampler:
         return replace(column, loras=tuple(strengths.items()))
 
     def close(self) -> None:
-        """Discard compiled code and recordings."""
         self._engine.close()
 
     def _log_shortage(self) -> None:

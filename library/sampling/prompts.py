@@ -113,7 +113,6 @@ def with_used_images(prompt: Prompt, use: ControlUse) -> Prompt:
 
 
 def prompt_images(prompt: Prompt) -> tuple[str, ...]:
-    """Return the paths of all images of a prompt."""
     other_images = (prompt.control_image_mask_path, prompt.controlnet_image)
     return (*(prompt.control_image_path or ()), *filter(None, other_images))
 

@@ -160,7 +160,6 @@ def read_weights(
 
 
 def hold_memory(config: RunConfig, world: World) -> AbstractContextManager[None]:
-    """Return a context in which the training keeps to `gpu_memory_limit`."""
     # A step within the backward pass cannot be repeated with more memory, and whole models have large optimizers.
     by_allocator = bool(config.adapters) and not config.optim.stepped_early
     return gpu_memory.held_to(config.memory.gpu_memory_limit, world.device, by_allocator)

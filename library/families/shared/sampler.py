@@ -141,7 +141,6 @@ class Sampler(ABC):
         return 0 if mask is None else -(-mask.shape[1] // TEXT_MULTIPLE) * TEXT_MULTIPLE
 
     def _encoded(self, request: SampleRequest) -> dict[str, Tensor]:
-        """Return the encoded [negative, prompt]."""
         encoded = self._known.get(self.text_key(request))
         return self.encode_request(request) if encoded is None else encoded
 
@@ -214,7 +213,6 @@ class FlowSampler(Sampler):
         return negative + scale * (prompt - negative)
 
     def model_times(self, sigmas: Sequence[float]) -> list[float]:
-        """Return the times that the model takes for these noise levels."""
         return [*sigmas]
 
     def integrate(

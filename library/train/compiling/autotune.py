@@ -155,7 +155,6 @@ class Tuner:
     # Compiling takes 20 s (FLUX.1) to 75 s (SDXL) on an H200, which a short training never recovers.
     # Why: docs/decisions/2026-11-22-balanced-times-eager-steps-first.md
     def _is_worth(self, share: float, seconds: float) -> bool:
-        """Return whether saving this `share` of the whole training takes less than these seconds of compiling."""
         return self.passes * fastest_setting(self.results, self.passes).seconds * share > seconds
 
     def measure_candidate(self, changes: Overrides) -> Measured:

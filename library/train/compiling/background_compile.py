@@ -294,7 +294,6 @@ class BackgroundCompiler:
 
     @property
     def due(self) -> bool:
-        """Whether the process has compiled another graph, or has failed."""
         process = self._process
         return process is not None and (process.compiled > self._loaded or bool(process.failure))
 
@@ -353,7 +352,6 @@ class BackgroundCompiler:
         )
 
     def give_up(self, why: str) -> None:
-        """Stop compiling and keep eager blocks until the training ends."""
         self.stop()
         self._stay_eager(f"Blocks stay eager, as they could not be compiled beside the run: {why}. {INSTEAD}")
 

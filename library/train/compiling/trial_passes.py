@@ -69,7 +69,6 @@ class TrialPasses:
             recorder.size_limit = limit
 
     def largest(self) -> Kind:
-        """Return the kind with the largest images, in whose memory the others can be recorded."""
         return max(self.batches.kinds(), key=latent_area)
 
     def record_largest(self) -> None:

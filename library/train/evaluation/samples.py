@@ -79,7 +79,6 @@ class SampleRunner:
         self._prompts = self._read(self._file) if self._file else self._of_captions(images)
 
     def use_prepared(self, family: Family, device: torch.device, plan: CompilePlan) -> None:
-        """Generate with the denoiser as it was prepared for the training, whose compiling `plan` decides."""
         if self.wanted:
             self._engine = PictureEngine(self._components.denoiser, family, self._config, device, plan.log, plan)
 
