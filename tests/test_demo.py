@@ -291,4 +291,4 @@ def test_cpu_trains_eagerly_by_default(tmp_path, monkeypatch, devices, flags, co
 
 def test_a_demo_without_a_family_trains_the_model_that_draws_best(tmp_path, capsys):
     assert command(["--no-train", "--out", str(tmp_path / "demo")]) == 0
-    assert ": sdxl_train_network.toml, sdxl_train.toml" in capsys.readouterr().out.splitlines()[-1]
+    assert ": flux_train_network.toml, flux_train.toml" in capsys.readouterr().out.splitlines()[-1]

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from library import families
-from library.demo import configs, small_model
+from library.demo import configs, files, small_model
 from library.downloads import finding
 from library.jobs import job as jobs
 from library.runs import layout
@@ -96,9 +96,9 @@ def test_the_demo_brings_a_small_model_pictures_and_prompts(visit, served, monke
     visitor.click("Try it with the demo")
     visitor.until("Loaded flux_train_network.toml for FLUX.1")
     values = visitor.held()["values"]
-    model, files = root / "small-models" / "flux", small_model.small_model_of("flux").files
-    assert values["pretrained_model_name_or_path"] == str(model / files["flux"])
-    assert values["ae"] == str(model / files["ae"])
+    model, small_files = root / "small-models" / "flux", small_model.small_model_of("flux").files
+    assert values["pretrained_model_name_or_path"] == str(model / small_files["flux"])
+    assert values["ae"] == str(model / small_files["ae"])
     assert values["train_data_dir"] == str(root / "zorb") and values["sample_at_first"] is True
     assert values["sample_prompts"] == str(root / "flux-prompts.txt")
     rows = visitor.page.locator("#lora-form .prompts li:not(template li)")

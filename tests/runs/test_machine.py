@@ -47,6 +47,7 @@ class Driver:
         def add(number):
             self.open += number
 
+        monkeypatch.setattr(machine, "GPUS", machine.GpuMonitor())  # that of a page beside this must not see these
         monkeypatch.setattr(pynvml, "nvmlInit", lambda: add(1))
         monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: add(-1))
         monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(self.gpus))

@@ -101,11 +101,12 @@ def test_six_sizes_and_lengths_need_the_graphs_of_one_length(run, read, tmp_path
         read.clear()
         compiled = eager | {"compile": True, "compile_backend": "eager", "compile_dynamic": dynamic}
         cut = run(folder, **compiled, compile_blocks=blocks)
-        whole = compiled | {"t5xxl_train_length": "max", "max_train_steps": 1}
+        whole = compiled | {"t5xxl_train_length": "max"}
         plain = run(folder, **whole, compile_blocks=blocks)
         graphs = cut.facts["compile"]
         assert graphs["graphs"] == graphs["predicted"] == plain.facts["compile"]["graphs"]
-        assert not graphs["recompiles"] and {event["step"] for event in cut.events("compile")} == {0}
+        assert not graphs["recompiles"]
+        assert dynamic == "false" or {event["step"] for event in cut.events("compile")} == {0}
         pairs = sorted({(image, text) for image, text, _ in read if text < 256})
         images, lengths = zip(*pairs, strict=True)
         assert len(set(images)) == len(pairs) >= 5

@@ -49,7 +49,7 @@ class Sampling(Sample):
     sample_steps: int | None = opt(
         None,
         "Denoising steps of sample images. Empty: as many as the model needs.",
-        label="Steps",
+        label="Denoising steps",
         parse=parse_count,
         ceiling=MAX_STEPS,
     )
