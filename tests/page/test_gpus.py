@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from kohya_gui.form.tabs import TABS
 from library.runs import gpu_slots, machine, reader
 from library.runs.record import Record
 from tests.page.test_browser import FAINT, SMALL
@@ -19,7 +20,10 @@ GPUS = [
 
 
 @pytest.fixture
-def two(monkeypatch):
+def two(monkeypatch, visit):
+    visitor = visit()
+    for tab in TABS:  # each form is built by the first visit and stays, so none may begin with these GPUs
+        visitor.tab(tab.title)
     monkeypatch.setenv(gpu_slots.VISIBLE, "0,1")
     for question in ("now", "known"):
         monkeypatch.setattr(machine.GPUS, question, lambda: GPUS)
