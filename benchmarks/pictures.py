@@ -116,7 +116,7 @@ def measure_way(family: str, way: str, tiny: bool, pictures: int) -> dict[str, A
 
 
 def timed(call: Callable[[], Any], device: Any) -> float:
-    """Seconds until the device has done what `call` asks for."""
+    """Seconds until the device has finished what `call` launches."""
     import torch
 
     began = time.perf_counter()
@@ -127,7 +127,7 @@ def timed(call: Callable[[], Any], device: Any) -> float:
 
 
 def operations(denoise: Callable[[], Any], device: Any) -> dict[str, int]:
-    """What the host asks the GPU for in all steps of a picture."""
+    """What the host sends to the GPU in all steps of a picture."""
     if device.type != "cuda":
         return {}
     from torch.profiler import ProfilerActivity, profile

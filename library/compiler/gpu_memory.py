@@ -40,7 +40,7 @@ def held_to(gib: float | None, device: torch.device, by_allocator: bool = True) 
 def lift() -> bool:
     """Let steps take all of the GPU again, as they need more; return whether they were held to less."""
     if were_held := bool(_held_allocators):
-        logger.warning("Steps or samples need more of the GPU's memory than gpu_memory_limit: they take it from now on")
+        logger.warning("Steps or samples need more GPU memory than gpu_memory_limit: the limit is lifted")
         _take_all()
     return were_held
 

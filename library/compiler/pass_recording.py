@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from library.compiler import torch_private
+from library.compiler import gpu_memory, torch_private
 from library.compiler.graph_memory import GraphMemory
 from library.compiler.graph_recording import Call, casts_included
 from library.compiler.torch_private import pytree
@@ -75,7 +75,7 @@ class CudaPool:
 
     def free_bytes(self) -> int:
         torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info()[0]
+        return gpu_memory.free_memory()  # within gpu_memory_limit
 
 
 class RecordedPass:

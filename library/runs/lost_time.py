@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config.problems import Message, MessageLike, join_messages
 
-BESIDES = "{seconds} s since the first step went into something else: {causes}"
+BESIDES = "{seconds} s since the first step were not spent on steps: {causes}"
 
 
 def lost_time_entries(lost: Mapping[Message, float]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import torch
 from PIL import Image
 
+from library.compiler import gpu_memory
 from library.config.sections.sampling import AUTO, BatchSize
 from library.families.base import SampleRequest
 from library.families.shared.sampler import Sampler
@@ -39,7 +40,7 @@ class BatchSizer:
         if key not in self._bytes:
             return 1
         unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        room = (torch.cuda.mem_get_info(self._device)[0] + unused) * USED_SHARE
+        room = (gpu_memory.free_memory(self._device) + unused) * USED_SHARE  # within gpu_memory_limit
         return max(1, min(int(room / self._bytes[key]), self._limits.get(key, LARGEST_AUTO_BATCH)))
 
     def generate(self, key: Hashable, batch: Sequence[SampleRequest], make: GenerateBatch) -> list[Image.Image]:

@@ -209,7 +209,7 @@ def _explained(error: Exception, request: SampleRequest) -> Exception:
     """Return the error of an image, as a sentence if it lacks memory."""
     if not is_out_of_memory(error):
         return error
-    template = "The memory is too short for an image of {width}x{height}: generate smaller ones, or swap blocks"
+    template = "Not enough memory for an image of {width}x{height}: generate smaller ones, or swap blocks"
     return ConfigError(template, width=request.width, height=request.height)
 
 

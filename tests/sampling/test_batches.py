@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from library import families
+from library.compiler import gpu_memory
 from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.base import SampleRequest
@@ -143,8 +144,9 @@ def test_what_ends_the_work_is_raised():
         [*in_batches(Sampled(9), [(0, REQUESTS[0]), (1, REQUESTS[1])], BatchSizer(2, CPU), make, (Cancelled,))]
 
 
-def test_auto_takes_as_many_as_the_memory_of_a_gpu_holds(monkeypatch):
-    """The first picture is measured alone: 2 of 12 GB, of which a part is in use."""
+@pytest.mark.parametrize(("limit", "batches"), [(None, [[0], [1, 2, 3], [4, 5]]), (9, [[0], [1, 2], [3, 4], [5]])])
+def test_auto_takes_as_many_as_the_memory_of_a_gpu_holds(monkeypatch, limit, batches):
+    """The first picture is measured alone: 2 of 12 GB, partly in use, or of what gpu_memory_limit leaves."""
     memory = {"allocated": 4, "peak": 6}
     cuda = SimpleNamespace(
         memory_allocated=lambda device: memory["allocated"],
@@ -155,8 +157,9 @@ def test_auto_takes_as_many_as_the_memory_of_a_gpu_holds(monkeypatch):
     )
     monkeypatch.setattr(batching.torch, "cuda", cuda)
     sampler, sizer = Sampled(room=9), BatchSizer("auto", torch.device("cuda"))
+    monkeypatch.setattr(gpu_memory, "_limits", [(limit, torch.device("cuda"))] if limit else [])
     sampler.run(sizer, number=6)
-    assert sampler.batches == [[0], [1, 2, 3], [4, 5]]
+    assert sampler.batches == batches
     sampler.run(sizer, number=1, controls=(Image.new("RGB", (8, 8)),))
     assert sizer.limit(None) == 1 and sizer.limit("another size") == 1
 
@@ -182,5 +185,5 @@ def test_other_sizes_are_named(value):
 def test_no_room_for_one_picture_is_a_sentence(given, tmp_path, monkeypatch):  # noqa: F811
     config = given("flux_train_network")
     monkeypatch.setattr("library.families.flux.sampler.FluxSampler.denoised", lambda *_: Sampled(0).make(REQUESTS))
-    with pytest.raises(ConfigError, match="The memory is too short for an image of 64x64"):
+    with pytest.raises(ConfigError, match="Not enough memory for an image of 64x64"):
         generate.generate(config, [Column("base", ())], [Prompt("a", width=64, height=64)], tmp_path, quiet)

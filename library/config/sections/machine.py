@@ -151,7 +151,7 @@ class Memory:
     )
     gpu_memory_limit: float | None = opt(
         None,
-        "GB of the GPU that training keeps to, CUDA graphs included. Empty: all, maybe faster.",
+        "GPU memory in GB that training may use, CUDA graphs included. Empty: all of it.",
         label="GPU memory limit (GB)",
         min=1.0,
         advanced=True,

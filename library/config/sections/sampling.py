@@ -85,21 +85,21 @@ class Sampling(Sample):
     )
     sample_batch_size: BatchSize = opt(
         AUTO,
-        "How many images are generated at once: a number, or auto, as many as fit.",
+        "Images that are generated at once: a number, or auto for as many as fit.",
         label="Images at once",
         parse=batch_size,
         advanced=True,
     )
     sample_cache: CacheThreshold = opt(
         OFF,
-        "Skip most blocks in steps that change less than this: 0.15 is usual. auto: as measured.",
+        "Skip most blocks in steps that change less than this, usually 0.15. auto: as measured.",
         label="Skip similar steps",
         parse=cache_threshold,
         advanced=True,
     )
     sample_lora: str | None = opt(
         None,
-        "A LoRA for few steps, in the model only for samples. A strength may follow: FILE:0.8.",
+        "A LoRA for few steps, applied only to samples. Add a strength as in FILE:0.8.",
         label="LoRA for samples",
         kind="file",
         weighted=True,
