@@ -84,7 +84,7 @@ class Sampling(Sample):
         advanced=True,
     )
     sample_batch_size: BatchSize = opt(
-        AUTO,
+        1,
         "Images that are generated at once: a number, or auto for as many as fit.",
         label="Images at once",
         parse=batch_size,
