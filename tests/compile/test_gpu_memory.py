@@ -122,7 +122,7 @@ def test_a_step_a_pass_or_a_sample_that_needs_more_takes_it(gpu, monkeypatch, ca
         monkeypatch.setattr(TrialPasses, "run_within_limit", out_of_memory_while_held(calls))
         passes.run((1, 8, 8))
     assert calls == [True, False] * 2 and gpu.allowed == gpu.total
-    assert caplog.text.count("need more of the GPU's memory than gpu_memory_limit") == 2
+    assert caplog.text.count("need more GPU memory than gpu_memory_limit") == 2
     config: Any = SimpleNamespace(compile=None, optim=SimpleNamespace(stepped_early=""))
     world: Any = SimpleNamespace(device=CUDA)
     precompiler = Precompiler(config, world, None, CompilePlan(), None)  # type: ignore[bad-argument-type]
