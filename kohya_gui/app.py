@@ -10,6 +10,7 @@ import gradio as gr
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
+from kohya_gui.api.app import ApiV1, page_routers
 from kohya_gui.dataset.images import DatasetTab
 from kohya_gui.dataset.masks import MaskEditing
 from kohya_gui.form.api import FormApi
@@ -32,7 +33,7 @@ from kohya_gui.lab.lab import LabTab
 from kohya_gui.models.models import ModelsApi
 from kohya_gui.panel import monitor
 from kohya_gui.panel.actions import RunActions
-from kohya_gui.panel.queue import QueueTab
+from kohya_gui.queue.queue import QueueTab
 from kohya_gui.sampling.sampling import SamplingTab
 from kohya_gui.server import paths, scripts
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
@@ -150,7 +151,8 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     page_files = scripts.SCRIPT_FILES | styles | {"/theme.css": page.theme_css.encode()}
     with_tensorboard = TensorboardProxy(Assets(packed, page_files))
     page.first_files = [*page_files.values(), *(ASSETS_FOLDER / name for name in used)]
-    return Protected(AuthGate(Routes(with_tensorboard, root_prefix(root_path)), **access))
+    with_api = ApiV1(with_tensorboard, page_routers, root_prefix(root_path))
+    return Protected(AuthGate(Routes(with_api, root_prefix(root_path)), **access))
 
 
 def prepare_responses(page: Page) -> None:

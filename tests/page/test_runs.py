@@ -72,7 +72,7 @@ def test_a_queue_of_three_with_a_failing_second_from_the_form(visit, tmp_path):
     queue_tab(visitor)
     shows(visitor, ("three", "finished"), ("two", "failed"), ("one", "finished"))
     visitor.until("The GPU ran out of memory", ".entry .why")
-    press(visitor, "Duplicate", "two")  # its settings are corrected, and it is queued again
+    press(visitor, "Open in form", "two")  # its settings are corrected, and it is queued again
     visitor.page.locator("#lora-learning_rate").wait_for()
     wait_for(lambda: visitor.page.locator("#lora-learning_rate").input_value() == "0.5", 10)
     visitor.fill(learning_rate="1e-4")
@@ -96,8 +96,8 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
     gone = queue.read_queue().entries[1].id
     press(first, "Remove", "three")
     wait_for(lambda: len(queue.read_queue().entries) == 2, 10)
-    answer = second.page.request.post(f"{second.address}own/queue-act", data={"act": "up", "id": gone})
-    assert "not in the queue any more" in answer.json()["error"]
+    answer = second.page.request.post(f"{second.address}api/v1/queue/{gone}/move", data={"by": -1})
+    assert answer.status == 404 and "not in the queue any more" in answer.json()["error"]
     shows(second, ("one", "waiting"), ("two", "waiting"))
     # By the keyboard: what is gone or at its end gives the focus to what is next to it.
     focused = "document.activeElement.ariaLabel"
