@@ -68,6 +68,7 @@ MAY_IMPORT = {
         *("library.families.network_args", "library.families.shared.network_args"),
     ),
     "library.runs": BOTTOM,
+    "library.runs.overview": (*BOTTOM, "library.runs", REGISTRY),
     "library.objectives": BOTTOM,
     "library.compiler": BOTTOM,
     "library.compiler.block_inputs": (),
