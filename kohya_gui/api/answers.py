@@ -112,6 +112,7 @@ def respond_failure(request: Request, status: int, content: JsonObject) -> JSONR
 
 
 def on_config_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer a mistake of the user."""
     if not isinstance(error, ConfigError):
         raise error
     return respond_failure(request, *failure(error))

@@ -1,41 +1,30 @@
-"""The API as an ASGI layer of the page: built when it is first asked for something."""
+"""The API as an ASGI layer of the page: requests below /api/v1, with limits on what they send."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import Message, Receive, Send
 
-from kohya_gui.api import answers, queue_routes
 from kohya_gui.server.auth import App, Scope, send_all
 from kohya_gui.server.json_api import MAX_REQUEST_BYTES
-from library.config.problems import ConfigError
 
 PREFIX = "/api/v1"
-ABOUT = (
-    "Runs, queue, checks and data of this trainer. Times are seconds since 1970, durations are seconds, memory is in "
-    "GiB, null is unknown. A page that other computers can reach wants its token: Authorization: Bearer TOKEN."
-)
 
 
 class ApiV1:
     """Answer requests below /api/v1, and pass all others on."""
 
-    def __init__(self, app: App, routers: Callable[[], Sequence[Any]], root_path: str = "") -> None:
-        """`routers` returns what is answered; `root_path` is the path under which a proxy shows the page."""
-        self.app, self.routers, self.root_path = app, routers, root_path
+    def __init__(self, app: App, build: Callable[[], App]) -> None:
+        self.app, self.build = app, build
 
-    # Built late, as the models of all requests take a tenth of a second of the page's start.
+    # Built when first used, as the models of all requests would take a tenth of a second of the page's start.
     @cached_property
     def api(self) -> App:
         """The application with all routes."""
-        return GZipMiddleware(build_api(self.routers(), self.root_path), minimum_size=2000, compresslevel=4)
+        return GZipMiddleware(self.build(), minimum_size=2000, compresslevel=4)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -51,26 +40,6 @@ class ApiV1:
             await _refuse(send, 413, f"The body is too large: at most {MAX_REQUEST_BYTES:,} bytes are read.")
         else:
             await api(scope, _given_again(body, receive), send)
-
-
-def build_api(routers: Sequence[Any], root_path: str = "") -> FastAPI:
-    """Return the application of these routers."""
-    api = FastAPI(
-        title="Kohya Trainer",
-        version="1",
-        description=ABOUT,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=f"{PREFIX}/openapi.json",
-        servers=[{"url": root_path}] if root_path else None,
-        responses=answers.REFUSALS,
-    )
-    for router in routers:
-        api.include_router(router, prefix=PREFIX)
-    api.add_exception_handler(ConfigError, answers.on_config_error)
-    api.add_exception_handler(RequestValidationError, answers.on_invalid)
-    api.add_exception_handler(HTTPException, answers.on_http_error)
-    return api
 
 
 def wrong_kind(scope: Scope) -> str:
@@ -103,8 +72,3 @@ def _given_again(body: bytes, receive: Receive) -> Receive:
 async def _refuse(send: Send, status: int, sentence: str) -> None:
     content = {"error": sentence, "field": "", "problems": [], "texts": []}
     await send_all(send, status, json.dumps(content).encode(), [(b"content-type", b"application/json")])
-
-
-def page_routers() -> list[Any]:
-    """The routers of the page's API."""
-    return [queue_routes.router()]

@@ -15,7 +15,7 @@ from library.runs.queue_rows import QueueRow, queue_rows
 Entry: Any = model_of(QueueRow, "QueueEntry")
 
 
-class Gpu(BaseModel):
+class GpuState(BaseModel):
     """A GPU that trainings on this computer may use, with its memory in GiB."""
 
     index: str
@@ -33,7 +33,7 @@ class _Queue(Answer):
     halted: bool = Field(description="Whether it waits for Continue, as the computer or its process has ended")
     go_on: bool = Field(description="Whether it continues when a training fails")
     can_restore: list[str] = Field(description="Ids of removed entries that can be restored, the last one last")
-    gpus: list[Gpu]
+    gpus: list[GpuState]
     said: Sentence = Field("", description="What a change has done")
     entry: str = Field("", description="The id of the entry that a change has added")
 

@@ -141,10 +141,10 @@ def stop_run(run: reader.RecordedRun, how: str, sure: bool, pauses_queue: bool) 
         stop.refuse_early_kill(run)
     following = queue.starts_next(run) if run.active else None
     next_sentence = Message("Then the queue starts {name}.", name=following.name) if following else ""
-    if not sure and (question := stop.question_before(run, how) or following):
-        asked = [question] if question is not following else []
-        if following:
-            asked.append(Message("When this run has stopped, the queue starts {name}.", name=following.name))
+    asked: list[MessageLike] = [question] if (question := stop.question_before(run, how)) else []
+    if following:
+        asked.append(Message("When this run has stopped, the queue starts {name}.", name=following.name))
+    if asked and not sure:
         return {"ask": join_messages(asked, " "), "next": following.name if following else ""}
     if pauses_queue:
         queue.pause()

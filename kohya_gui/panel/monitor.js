@@ -70,13 +70,13 @@ function show(where, answer) {
 const isLogOpen = (where) => find(where, "details.log", HTMLDetailsElement).open;
 
 /**
- * A run that was shown at work stays when it ends, and any run while the mouse or the focus is in the panel: the
- * buttons of the next one would come under the mouse.
+ * A run that was shown at work stays when it ends, and any run while the mouse is over its buttons: those of the
+ * next one would come under it.
  * @param {HTMLElement} where
  */
 function keepRun(where) {
   const { run = "", state = "" } = where.querySelector(".run") ? find(where, ".run").dataset : {};
-  if (BUSY.includes(state) || where.matches(":hover, :focus-within")) picked = run;
+  if (BUSY.includes(state) || where.querySelector(".acts:hover")) picked = run;
 }
 
 /**

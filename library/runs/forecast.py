@@ -36,7 +36,7 @@ def seconds_left(run: reader.RecordedRun) -> float | None:
     """Return how long an active run will take to its end, None before it knows."""
     last = reader.progress(run.folder).update().last
     eta, at = last.get("eta"), last.get("t")
-    if not isinstance(eta, int | float) or not isinstance(at, int | float):
+    if not isinstance(eta, int | float) or not isinstance(at, int | float) or not math.isfinite(eta - at):
         return None
     return max(0.0, eta - (now() - at)) if layout.stop_asked(run.folder) == "" else 0.0
 
@@ -69,7 +69,8 @@ def _free_at(queue: Queue, runs: Sequence[reader.RecordedRun], devices: Iterable
         if left is None and (entry := entries.get(run.id)) and (whole := seconds_of_entry(entry, runs)):
             left = max(0.0, whole - (now() - run.facts.get("started", now())))
         end = math.inf if left is None else now() + left
-        free_at |= {device: max(free_at.get(device, end), end) for device in run.facts.get("devices") or free_at}
+        devices = map(str, run.facts.get("devices") or list(free_at))
+        free_at |= {device: max(free_at.get(device, end), end) for device in devices}
     return free_at | dict.fromkeys(gpu_slots.held_devices(), math.inf)
 
 
@@ -90,4 +91,5 @@ def _devices(launch_options: JsonMapping, free_at: dict[str, float], all_devices
         return tuple(named)
     is_all = launch_options.get("gpu_ids") == "all"
     count = len(all_devices) if is_all else min(gpu_slots.wanted_processes(launch_options), len(all_devices))
-    return tuple(sorted(all_devices, key=lambda device: free_at[device])[:count])
+    first_free = sorted(all_devices, key=lambda device: free_at[device])[:count]
+    return tuple(device for device in all_devices if device in first_free)

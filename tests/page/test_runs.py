@@ -19,6 +19,7 @@ from library.config.problems import ConfigError
 from library.families import config_class
 from library.runs import queue, reader, start
 from library.runs.record import Record
+from library.trainings import reopening
 from tests import fork_server
 from tests.page.conftest import STAND_IN, WORKER
 from tests.page.test_browser import FAINT, SMALL
@@ -50,7 +51,7 @@ def queue_tab(visitor):
 
 
 def press(visitor, name, entry):
-    visitor.page.locator(".entry", has_text=entry).get_by_text(name, exact=True).click()
+    visitor.page.get_by_label(f"{name}: {entry}", exact=True).click()
 
 
 def shows(visitor, *expected):
@@ -343,10 +344,10 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     jobs = []
     monkeypatch.setattr(start, "begin_job", lambda job: jobs.append(job) or "the-new-run")
-    run, answers = reader.find_run(record.id), actions.RunActions({})
+    run = reader.find_run(record.id)
     assert run.state == "failed" and "Resume from step 3" in actions.buttons(run, [run])
-    sentence, resumed = answers.resumed(run)
-    assert (str(sentence), resumed) == ("It resumes after step 3: this is the new run.", "the-new-run")
+    resumed = reopening.resume_run(run)
+    assert (str(resumed.said), resumed.run) == ("It resumes after step 3: this is the new run.", "the-new-run")
     (job,) = jobs
     assert job.resumes == run.id and job.folder == str(shell) and job.output == str(shell / "out")
     assert f'resume = "{state}"' in job.toml and 'train_data_dir = "images"' in job.toml
@@ -354,4 +355,4 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
     queue.add_to_queue(job)  # as if another browser had queued it first
     assert "Resume" not in actions.buttons(run, [run])
     with pytest.raises(ConfigError, match="resumed already"):
-        answers.resumed(run)
+        reopening.resume_run(run)
