@@ -69,7 +69,7 @@ class SeveralValues:
         paused = queue.read_queue().paused or queue.read_queue().halted
         text = "{count} trainings are in the queue: {names}."
         if paused:
-            text = "{count} trainings are in the queue, which is paused: press Continue in the Queue tab. {names}."
+            text = "{count} trainings are in the queue, which is paused: press Continue in the Runs tab. {names}."
         return {"said": Message(text, count=len(added), names=names), "notes": notes}
 
 

@@ -1,8 +1,9 @@
-// The Queue tab: shows the queue, and sends requests that change it.
+// The queue: shows it, and sends requests that change it.
 import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { lookAt } from "../panel/monitor.js";
 import { openInForm } from "../panel/run_buttons.js";
+import { go, register } from "../server/addresses.js";
 import { all, find, hit, make, makeButton } from "../server/elements.js";
 import { ask, call, messageOf } from "../server/http.js";
 import { dragBy, isDragging } from "./queue_drag.js";
@@ -132,7 +133,13 @@ async function openSettings(id) {
   }
 }
 
-const ACTIONS = { change, moveTo, remove, duplicate, actOnRun, openSettings, lookAt };
+/** @param {string} run */
+function openRun(run) {
+  lookAt(run);
+  go("train"); // the panel is there
+}
+
+const ACTIONS = { moveTo, remove, duplicate, actOnRun, openSettings, openRun };
 
 /**
  * @param {HTMLElement} where
@@ -219,6 +226,11 @@ function switches({ entries, waiting, paused, halted, go_on: goOn }) {
     controls.push(make("label", {}, box, make("span", {}, translated("Continue when a training fails"))));
   return controls;
 }
+
+register("queue", (name) => {
+  if (name) return say("There is no {name} here.", { name });
+  place?.scrollIntoView({ block: "start" });
+});
 
 // Alt with an arrow key moves the entry that has the focus.
 document.addEventListener("keydown", (event) => {

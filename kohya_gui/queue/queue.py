@@ -1,4 +1,4 @@
-"""The Queue tab: active, waiting and ended entries. All of it is in the queue's file; queue.js shows it by the API."""
+"""The queue on the page. All of it is in the queue's file; queue.js shows it by the API."""
 
 import gradio as gr
 
@@ -11,7 +11,7 @@ MARKUP = """<div class="queue"><div class="lead"><p class="how" role="status">Re
 
 
 class QueueTab:
-    """The tab's place on the page. Create it inside `gr.Blocks`."""
+    """The queue's place on the page. Create it inside `gr.Blocks`."""
 
     def __init__(self) -> None:
         gr.HTML(MARKUP, js_on_load="window.kohya.mountQueue(element)", apply_default_css=False)

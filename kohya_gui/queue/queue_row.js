@@ -13,7 +13,7 @@ import { make, makeButton } from "../server/elements.js";
 /**
  * @typedef {{ moveTo: (id: string, to: number) => unknown, remove: (id: string) => unknown,
  *   duplicate: (id: string) => unknown, actOnRun: (act: string, run: string) => unknown,
- *   openSettings: (id: string) => unknown, lookAt: (run: string) => unknown }} Actions
+ *   openSettings: (id: string) => unknown, openRun: (run: string) => unknown }} Actions
  */
 
 /** @type {Record<string, string>} */
@@ -133,7 +133,7 @@ function buttons(entry, at, many, actions) {
     add("↓", "down", () => actions.moveTo(id, at + 2), say("Later: {name}", { name }), at === many - 1);
   }
   if (isBusy(entry)) {
-    add("Look at it", "look", () => actions.lookAt(run), say("Look at it: {name}", { name }));
+    add("Look at it", "look", () => actions.openRun(run), say("Look at it: {name}", { name }));
     add("Stop", "stop", () => actions.actOnRun("after_step", run), say("Stop: {name}", { name }));
   }
   if (entry.can_resume) add("Resume", "resume", () => actions.actOnRun("resume", run), say("Resume: {name}", { name }));

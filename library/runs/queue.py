@@ -307,7 +307,7 @@ def queued_sentence(entry: QueueEntry) -> Message:
     queue = read_queue()
     earlier = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
-        return Message("{name} is in the queue, which is paused: press Continue in the Queue tab.", name=entry.name)
+        return Message("{name} is in the queue, which is paused: press Continue in the Runs tab.", name=entry.name)
     template = "{name} is in the queue and starts as soon as there is room. It does not need this page to be open."
     if earlier:
         template = "{name} is in the queue and starts after {others}. It does not need this page to be open."

@@ -71,5 +71,5 @@ def resume_run(run: reader.RecordedRun) -> Resumed:
             return Resumed(said, run_id)
         return Resumed("It starts again from the beginning: this is the new run.", run_id)
     entry = queue.add_to_queue(job, first=True)
-    said = "Another training is running: this one resumes when that has ended (see the Queue tab)."
+    said = "Another training is running: this one resumes when that has ended (see the Runs tab)."
     return Resumed(said, entry=entry.id)
