@@ -155,19 +155,22 @@ TABS: dict[str, tuple[str, Callable[[Page, Any], None]]] = {
     "finetune": ("Finetune", show_compiling),
     "inversion": ("Textual inversion", show_as_it_is),
     "lllite": ("LLLite", show_as_it_is),
-    "queue": ("Queue", show_as_it_is),
-    "lab": ("Compile Lab", show_as_it_is),
-    "dataset": ("Data set", show_images),
-    "masks": ("Data set", masks),
+    "runs": ("Runs", show_as_it_is),
+    "lab": ("Lab", show_as_it_is),
+    "dataset": ("Data", show_images),
+    "masks": ("Data", masks),
     "sampling": ("Try it", show_as_it_is),
-    "tools": ("LoRA tools", show_as_it_is),
+    "tools": ("Tools", show_as_it_is),
 }
 
 
 def shoot(page: Page, name: str, demo: Any, to: Path | None) -> None:
     """Open a tab, do what it is for, and keep a picture."""
     title, prepare = TABS[name]
-    page.get_by_role("tab", name=title, exact=True).click()
+    tab = page.get_by_role("tab", name=title, exact=True)
+    if not tab.is_visible():  # a kind of training
+        page.get_by_role("tab", name="Train", exact=True).click()
+    tab.click()
     page.evaluate("scrollTo(0, 0)")
     prepare(page, demo)
     page.wait_for_timeout(700)  # for what is rendered a moment later

@@ -20,7 +20,7 @@ from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TrainingTab
-from kohya_gui.form.tabs import FAMILY_TITLES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, FIRST_KIND, TABS, in_order_of_kohya_ss
 from kohya_gui.gradio_host import preloads
 from kohya_gui.gradio_host.assets import ASSETS_FOLDER, Assets, contents
 from kohya_gui.gradio_host.gradio_import import without_apps
@@ -71,25 +71,33 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
         about = Message("LoRA and fine-tuning for {families}", families=families.titles())
         gr.HTML(
             f"<header><h1>{TITLE}</h1><p{data(about)}>{about}</p>"
-            '<a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a></header>',
+            '<a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a></header>'
+            '<div class="dead-address" role="status"></div>',
             elem_id="top",
             apply_default_css=False,
         )
         with gr.Row(elem_id="page", equal_height=False):
-            with gr.Column(scale=3, min_width=0, elem_id="work"), gr.Tabs(overflow_behavior="wrap"):
-                for tab in TABS:
-                    with gr.Tab(tab.title, id=tab.id):
-                        training.place(tab.id)
-                with gr.Tab("Queue", id="queue"):
-                    QueueTab()
-                with gr.Tab("Compile Lab", id="lab"):
-                    lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
-                with gr.Tab("Data set", id="images"):
+            with (
+                gr.Column(scale=3, min_width=0, elem_id="work"),
+                gr.Tabs(selected="train", elem_id="rooms", overflow_behavior="wrap"),
+            ):
+                with gr.Tab("Data", id="data"):
                     images = DatasetTab(roots or paths.roots())
-                with gr.Tab("Try it", id="sampling"):
+                with (
+                    gr.Tab("Train", id="train"),
+                    gr.Tabs(selected=FIRST_KIND, elem_id="kinds", overflow_behavior="wrap"),
+                ):
+                    for tab in in_order_of_kohya_ss():
+                        with gr.Tab(tab.title, id=tab.id):
+                            training.place(tab.id)
+                with gr.Tab("Runs", id="runs"):
+                    QueueTab()
+                with gr.Tab("Try it", id="try"):
                     sampling = SamplingTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
-                with gr.Tab("LoRA tools", id="tools"):
+                with gr.Tab("Tools", id="tools"):
                     ToolsTab()
+                with gr.Tab("Lab", id="lab"):
+                    lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
     page.service.add(panel.handlers)

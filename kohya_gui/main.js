@@ -21,6 +21,7 @@ import { mount as mountPanel } from "./panel/monitor.js";
 import "./panel/run_buttons.js";
 import { mount as mountQueue } from "./panel/queue.js";
 import "./server/allowed_folders.js";
+import { begin } from "./server/addresses.js";
 import "./server/tabs.js";
 import { mount as mountCommands } from "./tools/commands.js";
 
@@ -28,3 +29,4 @@ import { mount as mountCommands } from "./tools/commands.js";
 Object.assign(window, {
   kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountPanel, mountTraining },
 });
+begin();

@@ -55,7 +55,7 @@ class SeveralValues:
         )
         if isolated.uncaptioned(reports[0]) and not submission.anyway:
             raise ConfigError(
-                "no image has a caption: write some in the Data set tab, or press Add to queue once and say that it "
+                "no image has a caption: write some in the Data tab, or press Add to queue once and say that it "
                 "is meant"
             )
         added = [

@@ -3,24 +3,15 @@ import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, around, find, hit, isField, make, makeButton, saveFile, setValue } from "../server/elements.js";
 import { address, ask, messageOf } from "../server/http.js";
-import { openTab } from "../server/tabs.js";
+import { go } from "../server/addresses.js";
 import { lookAt } from "./monitor.js";
-
-/** @type {Record<string, string>} */
-const TITLES = {
-  lora: "LoRA",
-  dreambooth: "DreamBooth",
-  finetune: "Finetune",
-  "textual-inversion": "Textual inversion",
-  lllite: "LLLite",
-};
 
 /**
  * Put settings from the server into the form of their tab, and show it.
  * @param {{ tab: string, fill: string, launch: Record<string, string> }} settings
  */
 export async function openInForm({ tab, fill, launch }) {
-  await openTab(TITLES[tab], () => document.getElementById(`${tab}-form`)?.checkVisibility());
+  await go(`train/${tab}`);
   form.fill(tab, fill);
   const where = form.formOf(tab);
   for (const field of all(where, "[data-launch]").filter(isField)) {

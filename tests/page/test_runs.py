@@ -44,7 +44,7 @@ def rows(visitor):
 
 
 def queue_tab(visitor):
-    visitor.page.get_by_role("tab", name="Queue", exact=True).click()
+    visitor.page.get_by_role("tab", name="Runs", exact=True).click()
     visitor.page.locator(".queue").wait_for()
     return visitor
 

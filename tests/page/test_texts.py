@@ -365,11 +365,11 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
     shown = f"<i id='label'{sentences.data(label)}>{label}</i>"
     page.evaluate("shown => document.querySelector('#top').insertAdjacentHTML('beforeend', shown)", shown)
     page.locator("#label", has_text=f"cat · {TABLES['ja']['Running']}").wait_for()
-    page.get_by_role("tab", name="キュー", exact=True).click()
+    page.get_by_role("tab", name="学習履歴", exact=True).click()
     page.locator(".queue .how", has_text="キューは空です").wait_for()
     page.locator(".language").select_option("en")
     page.locator(".queue .how", has_text="The queue is empty.").wait_for()  # queue.js had written it in Japanese
-    page.get_by_role("tab", name="LoRA", exact=True).click()
+    visitor.tab("LoRA")
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").wait_for()
     assert page.get_by_label("Base model", exact=True).locator("visible=true").count() == 1
     visitor.fill(max_train_steps="5")
