@@ -37,7 +37,10 @@ async function act(button) {
       const answer = await ask("act", { act: button.dataset.act, run, sure: button.dataset.sure === "true" });
       if (answer.ask) confirm(button, place, answer.ask);
       if (answer.fill) await openInForm(answer);
-      if (answer.run) lookAt(answer.run);
+      if (answer.run) {
+        lookAt(answer.run);
+        document.dispatchEvent(new CustomEvent("kohya:resumed", { detail: answer.run }));
+      }
       if (!answer.ask)
         tell(translated(answer.said ?? "The form holds the settings of this run: change what you like."));
     }
