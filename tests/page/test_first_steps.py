@@ -116,7 +116,7 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     steps = page.locator(".first-steps button")
     assert steps.all_inner_texts() == ["Choose a model", "Add images", "Look at them", "Start the training"]
     follows = lambda step: page.locator(f"#side[data-next={step}]").wait_for()  # noqa: E731
-    page.get_by_role("tab", name="Runs", exact=True).click()
+    page.get_by_role("tab", name="Lab", exact=True).click()
     steps.nth(0).click()  # works from a tab without a form, too
     page.locator("dialog.models .take:enabled").wait_for()
     page.locator("dialog.models").get_by_label("Model", exact=True).select_option(

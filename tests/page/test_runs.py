@@ -111,6 +111,7 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
     second.page.locator(".queue").get_by_role("button", name="Continue").click()
     shows(first, ("one", "running"), ("two", "waiting"))
     for visitor in (first, second):
+        visitor.room("Train")
         visitor.state("running")
         visitor.until("Next in the queue: two", ".next")
 
@@ -171,17 +172,17 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
     visitor.until("waiting for data", ".split")
     visitor.click("Sample now")
     visitor.page.locator(".sample").nth(1).wait_for()
-    queue_tab(visitor)
-    visitor.until("Paused", ".how")
-    for width, height in ((1440, 900), (390, 844)):
-        visitor.page.set_viewport_size({"width": width, "height": height})
-        visitor.has_none(FAINT)
-        visitor.has_none(SMALL)
-        assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
-    visitor.page.set_viewport_size({"width": 1440, "height": 900})
     for selector in (".runs", ".run", ".acts"):  # state and actions are visible without scrolling
         box = visitor.page.locator(selector).bounding_box()
         assert box["y"] >= 0 and box["y"] + box["height"] <= 900
+    for room, words in (("Train", "waiting for data"), ("Runs", "Paused")):
+        visitor.room(room)
+        visitor.page.locator("body", has_text=words).wait_for()
+        for width, height in ((1440, 900), (390, 844)):
+            visitor.page.set_viewport_size({"width": width, "height": height})
+            visitor.has_none(FAINT)
+            visitor.has_none(SMALL)
+            assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
 
 
 PAGE = """

@@ -138,7 +138,7 @@ def test_regularisation_and_dataset_file_of_a_tab_can_be_opened_alone(visit, ima
     visitor.click("Back to all of the training's images")
     rows.nth(1).wait_for()
 
-    go(visitor, "Finetune")
+    visitor.tab("Finetune")
     visitor.fill(dataset_config=file)
     go(visitor, "Data")
     page.locator("#images-tab").select_option("finetune")
