@@ -102,17 +102,20 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                     lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
-    for room in (panel, Picker(roots or paths.roots())):
-        page.service.add(room.handlers)
+    services = (
+        Picker(roots or paths.roots()),
+        ToolCommands(roots or paths.roots()),
+        CommandPrinter(roots or paths.roots()),
+    )
+    for service in (panel, *services):
+        page.service.add(service.handlers)
     page.service.add(runs.handlers, runs.picture_handlers)
     page.service.add(images.handlers, images.picture_handlers)
     masks = MaskEditing(roots or paths.roots(), images.collection)
     page.service.add(masks.handlers, masks.picture_handlers, masks.piece_handlers)
     uploads = ImageUploads(roots or paths.roots())
     page.service.add(uploads.handlers, pieces=uploads.piece_handlers)
-    page.service.add(ToolCommands(roots or paths.roots()).handlers)
     page.service.add(texts.handlers())
-    page.service.add(CommandPrinter(roots or paths.roots()).handlers)
     page.service.add(AllowedFolders(roots).handlers)
     page.service.here_only.add("allow")  # only a browser on this computer may widen what the page can read
     page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).handlers)

@@ -14,6 +14,7 @@ const HEIGHT = 190, TALL = 320, PHONE = 600; // pixels
 const MIN_WIDTH = 200;
 const LINE = { line: 1.75, faint: 1, points: 1.25 };
 const FAINT_ALPHA = 0.28;
+const OUTLIERS = 0.01; // of the values of a faint line, at each end
 const ZOOM = 0.5; // of what is shown, at each press of + or -
 
 /**
@@ -61,7 +62,8 @@ export class OneChart {
     this.view = view;
     if (!lines.length) return;
     // A logarithmic scale has no place for zero.
-    const isLog = view.log && lines.every(({ ys }) => ys.every((y) => y === null || y > 0));
+    const isPositive = () => lines.every(({ ys }) => ys.every((y) => y === null || y > 0));
+    const isLog = view.log && Boolean(this.chart.canBeLog) && isPositive();
     const data = uPlot.join(lines.map(({ xs, ys }) => [xs, ys]));
     const shape = JSON.stringify([isLog, view.hours, lines.map(({ run, label, look, at }) => [run, label, look, at])]);
     if (this.plot && shape === this.shape) this.plot.setData(data, !this.isZoomed);
@@ -76,7 +78,7 @@ export class OneChart {
    * @param {boolean} isLog
    */
   build(uPlot, data, isLog) {
-    const range = this.isZoomed && this.plot ? { ...this.plot.scales.x } : null;
+    const zoomed = this.isZoomed && this.plot ? { ...this.plot.scales.x } : null;
     this.plot?.destroy();
     const colour = coloursOf(this.element);
     const series = this.lines.map(({ label, look, at }) => ({
@@ -94,13 +96,14 @@ export class OneChart {
     };
     const texts = (/** @type {UPlot} */ _plot, /** @type {(number | null)[]} */ values) =>
       values.map((value) => (value === null ? "" : short(value, 4)));
+    const range = (/** @type {UPlot} */ plot) => this.range(plot, isLog);
     this.plot = new uPlot({
       width: this.width(), height: this.height(), legend: { show: false }, pxAlign: 1,
       cursor: {
         sync: { key: "runs" }, drag: { x: true, y: false, dist: 6 }, y: false,
         points: { size: 8 }, bind: { dblclick: () => () => this.group.reset() },
       },
-      scales: { x: { time: false }, y: isLog ? { distr: 3 } : { range: around } },
+      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range } },
       axes: [{ ...axis, size: 28, values: texts }, { ...axis, size: 58, values: texts }],
       series: [{}, ...series],
       hooks: {
@@ -108,7 +111,29 @@ export class OneChart {
         setScale: [(/** @type {UPlot} */ plot, /** @type {string} */ key) => key === "x" && this.scaled(plot)],
       },
     }, data, this.place);
-    if (range) this.plot.setScale("x", range);
+    if (zoomed) this.plot.setScale("x", zoomed);
+  }
+
+  /**
+   * The range of the values on screen, without the outliers of faint lines, and with a little space around it.
+   * @param {UPlot} plot
+   * @param {boolean} isLog
+   * @returns {[number, number]}
+   */
+  range(plot, isLog) {
+    const xs = /** @type {number[]} */ (plot.data[0]), { min, max } = plot.scales.x;
+    const isSeen = (/** @type {number} */ at) => min === null || min === undefined || (xs[at] >= min && xs[at] <= max);
+    const limits = this.lines.flatMap(({ look }, place) => {
+      const seen = plot.data[place + 1].filter((y, at) => y !== null && y !== undefined && isSeen(at));
+      const sorted = /** @type {number[]} */ (seen).sort((a, b) => a - b);
+      const cut = look === "faint" ? Math.floor(sorted.length * OUTLIERS) : 0;
+      return sorted.length ? [sorted[cut], sorted[sorted.length - 1 - cut]] : [];
+    });
+    if (!limits.length) return isLog ? [0.1, 1] : [0, 1];
+    const low = Math.min(...limits), high = Math.max(...limits);
+    if (isLog) return [roundTo(low, Math.floor), roundTo(high, Math.ceil)];
+    const margin = Math.max((high - low) * 0.06, Math.abs(high) * 0.03) || 1;
+    return [low >= 0 ? Math.max(0, low - margin) : low - margin, high + margin];
   }
 
   width() {
@@ -184,9 +209,10 @@ export class OneChart {
    * @param {string} name of the run, "" for the only one
    */
   label(label, name) {
-    const isTitle = label === this.chart.title;
     const parts = name ? [make("span", { className: "own" }, name)] : [];
-    return isTitle && name ? parts : [...parts, make("span", {}, translated(label))];
+    const isOnly = this.lines.every((line) => !line.label || line.label === label);
+    const isPlain = label === this.chart.title && (name || isOnly);
+    return isPlain ? parts : [...parts, make("span", {}, translated(label))];
   }
 
   /** @param {number} x */
@@ -271,16 +297,15 @@ function valueNear(ys, xs, at) {
 }
 
 /**
- * The range of an axis, with a little space around the values.
- * @param {UPlot} _plot
- * @param {number | null} low
- * @param {number | null} high
- * @returns {[number, number]}
+ * A round number beside a positive one: 1, 2 or 5 times a power of ten.
+ * @param {number} value
+ * @param {(place: number) => number} direction
  */
-function around(_plot, low, high) {
-  if (low === null || high === null) return [0, 1];
-  const margin = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
-  return [low >= 0 ? Math.max(0, low - margin) : low - margin, high + margin];
+function roundTo(value, direction) {
+  const power = 10 ** Math.floor(Math.log10(value)), marks = [1, 2, 5, 10].map((mark) => mark * power);
+  return direction === Math.floor
+    ? (marks.findLast((mark) => mark <= value) ?? power)
+    : (marks.find((mark) => mark >= value) ?? 10 * power);
 }
 
 /**

@@ -6,8 +6,9 @@
  *   likeness: [number, number][], name: string, active: boolean }} Series as `RunSeries.since` in series.py sends it
  * @typedef {{ run: string, label: string, xs: number[], ys: (number | null)[], look: "line" | "faint" | "points",
  *   at: number }} Line of a chart; `at` is the place of its colour
- * @typedef {{ key: string, title: string, unit: string, tall?: boolean, lines: (series: Series, view: View) =>
- *   Omit<Line, "run" | "at">[] }} Chart
+ * @typedef {Omit<Line, "run" | "at">} PlainLine
+ * @typedef {{ key: string, title: string, unit: string, tall?: boolean, canBeLog?: boolean,
+ *   lines: (series: Series, view: View) => PlainLine[] }} Chart
  * @typedef {{ hours: boolean, log: boolean, smoothing: number }} View
  */
 
@@ -82,7 +83,7 @@ const across = ({ steps, seconds }, { hours }) => (hours ? seconds.map((second) 
  * @param {View} view
  * @param {string} name
  * @param {string} label
- * @returns {Omit<Line, "run" | "at">[]}
+ * @returns {PlainLine[]}
  */
 function measured({ steps }, view, name, label) {
   const values = steps.values[name];
@@ -108,7 +109,7 @@ function secondsAt({ steps, seconds }, step) {
 /** @type {Chart[]} */
 export const CHARTS = [
   {
-    key: "loss", title: "Loss", unit: "", tall: true,
+    key: "loss", title: "Loss", unit: "", tall: true, canBeLog: true,
     lines: (series, view) => {
       const lines = measured(series, view, "loss", "Loss"), checks = series.checks;
       if (!checks.steps.length) return lines;
@@ -117,13 +118,13 @@ export const CHARTS = [
     },
   },
   {
-    key: "rate", title: "Learning rate", unit: "",
+    key: "rate", title: "Learning rate", unit: "", canBeLog: true,
     lines: (series, view) => Object.keys(series.steps.values)
       .filter((name) => name.split(" ")[0] === "rate")
       .flatMap((name) => measured(series, { ...view, smoothing: 0 }, name, name.slice(5) || "Learning rate")),
   },
   {
-    key: "gradient", title: "Gradient norm", unit: "",
+    key: "gradient", title: "Gradient norm", unit: "", canBeLog: true,
     lines: (series, view) => measured(series, view, "gradient", "Gradient norm"),
   },
   {

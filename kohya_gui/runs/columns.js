@@ -16,8 +16,10 @@ import { duration, moment, moodOf, NONE, short, stateNames, stateWord } from "./
 /** @typedef {import("../server/elements.js").Child} Child */
 /**
  * @typedef {{ key: string, title: string, sorts: (row: Row) => string | number | null, basis: (row: Row) => unknown,
- *   show: (row: Row) => Child[], isNumber?: boolean, isOptional?: boolean }} Column `basis` is what `show` depends on;
- *   an optional column is left out if no run has a value
+ *   show: (row: Row) => Child[], isNumber?: boolean, isOptional?: boolean, isTold?: boolean }} Column
+ *
+ * `basis` is what `show` depends on. An optional column is left out if no run has a value, and one that only tells
+ * runs apart also if all have the same.
  */
 
 /**
@@ -76,7 +78,7 @@ export const COLUMNS = [
     key: "started", title: "Started", isNumber: true, sorts: (row) => row.started, basis: ({ started }) => started,
     show: ({ started }) => [moment(started)],
   },
-  { ...textual("device", "Device", (row) => row.devices.join(", ")), isOptional: true },
+  { ...textual("device", "GPU", (row) => row.devices.join(", ")), isOptional: true, isTold: true },
   {
     key: "note", title: "Note", sorts: (row) => row.note.toLowerCase() || null, basis: ({ note }) => note,
     show: ({ note }) => [make("span", { className: "own note", title: note }, note)], isOptional: true,

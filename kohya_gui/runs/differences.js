@@ -1,10 +1,12 @@
 // The settings in which a run differs from a preset or another run, or several runs from each other.
-import { count } from "../i18n/sentences.js";
+import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { make } from "../server/elements.js";
+import { make, makeButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 
 /** @typedef {{ titles: string[], rows: string[][] }} Found each row: name, label, and the values of all sides */
+
+const MAX_ROWS = 14; // shown until more are wanted
 
 export class Differences {
   /** @param {string[]} runs */
@@ -55,8 +57,14 @@ export class Differences {
     const body = rows.map(([name, label, ...values]) => make("tr", {},
       make("th", { scope: "row", title: name }, label),
       ...values.map((value) => make("td", { className: value === values[0] ? "" : "other" }, value))));
+    body.forEach((row, at) => (row.hidden = at >= MAX_ROWS));
+    const more = makeButton(say("Show all {settings}", { settings: count(rows.length, "setting") }), () => {
+      for (const row of body) row.hidden = false;
+      more.remove();
+    });
+    more.hidden = rows.length <= MAX_ROWS;
     this.answer.replaceChildren(
-      make("p", { className: "quiet" }, count(rows.length, "setting")),
+      make("p", { className: "quiet" }, count(rows.length, "setting")), more,
       make("div", { className: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body))));
   }
 

@@ -12,7 +12,8 @@ export const NONE = "–";
 export function short(value, digits = 4) {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
-  if (size && (size < 1e-3 || size >= 1e6)) return value.toExponential(Math.min(2, digits - 1)).replace("e+", "e");
+  if (size && (size < 1e-3 || size >= 1e6))
+    return value.toExponential(Math.min(2, digits - 1)).replace(/\.?0*e\+?/, "e");
   return String(Number(value.toPrecision(digits)));
 }
 
@@ -37,7 +38,8 @@ export function moment(seconds) {
   const when = new Date(seconds * 1000);
   const isThisYear = when.getFullYear() === new Date().getFullYear();
   return when.toLocaleString(document.documentElement.lang || [], {
-    day: "numeric", month: "short", year: isThisYear ? undefined : "numeric", hour: "2-digit", minute: "2-digit",
+    day: "numeric", month: "short", year: isThisYear ? undefined : "numeric",
+    hour: "2-digit", minute: "2-digit", hourCycle: "h23",
   });
 }
 

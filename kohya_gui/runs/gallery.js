@@ -64,8 +64,10 @@ export class Gallery {
       this.columns = this.rows = Infinity;
       this.draw();
     });
+    const sheet = make("a", { href: address("learned", { run: this.run }), download: `${this.run}.png` },
+      translated("Save as one picture"));
     this.more.replaceChildren(make("span", { className: "quiet" }, count(samples.length, "picture")),
-      ...(isCut ? [" ", all] : []));
+      ...(isCut ? [all] : []), ...(steps.length > 1 ? [sheet] : []));
   }
 
   /**

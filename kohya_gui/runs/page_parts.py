@@ -3,13 +3,13 @@
 import time
 from itertools import zip_longest
 
-from kohya_gui.panel import actions, history, html, monitor, samples
+from kohya_gui.panel import actions, history, html, monitor
 from kohya_gui.server.json_api import ApiRequest
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.runs import layout, notes, reader
 
-PARTS = ("head", "acts", "learned", "numbers", "usage", "history", "log")
+PARTS = ("head", "acts", "numbers", "usage", "history", "log")
 
 
 def find_run(run_id: str) -> reader.RecordedRun:
@@ -51,9 +51,6 @@ def _parts(run: reader.RecordedRun, is_log_open: bool) -> dict[str, monitor.Pane
         "log": "",
     }
     parts = {name: monitor.PanelPart(markup, lambda markup=markup: markup) for name, markup in ready.items()}
-    shots = progress.events.get("sample", ())
-    basis = [run.id, shots[-1] if shots else None, run.active]
-    parts["learned"] = monitor.PanelPart(basis, lambda: samples.learned_html(run, progress))
     if is_log_open:
         basis = [run.id, run.state, layout.signature(str(run.folder / layout.LOG))]
         parts["log"] = monitor.PanelPart(basis, lambda: html.log(reader.tail(run.folder, 1000, 400_000), run))

@@ -2,7 +2,7 @@
 import { count } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
-import { ask, messageOf } from "../server/http.js";
+import { address, ask, messageOf } from "../server/http.js";
 import { RunCharts } from "./charts.js";
 import { Differences } from "./differences.js";
 import { Gallery } from "./gallery.js";
@@ -51,7 +51,7 @@ export class RunPage {
     const side = make("aside", { className: "beside", "aria-label": translated("About this run") }, this.note.element,
       ...BESIDE.map((name) => make("div", { className: "card padded", "data-card": name }, part(name))));
     return [top, make("div", { className: "columns" }, make("div", { className: "main" }, this.charts.element,
-      this.galleries[0].element, this.settings.element, part("learned"), this.log), side)];
+      this.galleries[0].element, this.settings.element, this.log), side)];
   }
 
   /** What is shown of several. */
@@ -111,8 +111,11 @@ export class RunPage {
     this.title.replaceChildren(make("span", { className: "own" }, answer.name));
     this.note.show(answer.note);
     void this.galleries[0].update(answer.sample);
-    if (!this.does?.children.length && answer.here)
-      this.does?.append(makeButton(translated("Open the run's folder"), () => this.openFolder()));
+    if (!this.does?.children.length) {
+      const file = address("run-export", { run: this.runs[0] });
+      this.does?.append(make("a", { className: "button", href: file, download: "" }, translated("Export")));
+      if (answer.here) this.does?.append(makeButton(translated("Open the run's folder"), () => this.openFolder()));
+    }
   }
 
   /**

@@ -1,10 +1,13 @@
 """The room *Runs*: its place on the page, and the handlers of its requests."""
 
 import html
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gradio as gr
+from starlette.background import BackgroundTask
+from starlette.responses import Response, StreamingResponse
 
 from kohya_gui.runs import differences, folders, page_parts, rows, samples
 from kohya_gui.runs.page_parts import find_run
@@ -12,11 +15,12 @@ from kohya_gui.server import vendored
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
-from library.runs import keys, notes, overview, queue, removal, series, webhook
+from library.runs import export, keys, notes, overview, queue, removal, series, webhook
 
 MARKUP = Path(__file__).with_name("runs.html")
 MAX_OVERLAID = 8  # runs whose charts lie over each other
 MAX_REMOVED = 500  # runs removed at once
+CHUNK = 2**18  # bytes of an export that are sent at once
 MAX_ENDED = 20  # ends of runs in one answer
 
 
@@ -50,7 +54,18 @@ class RunsRoom:
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        return {"run-sample": samples.serve}
+        return {"run-sample": samples.serve, "run-export": self.export}
+
+    def export(self, query: Mapping[str, str]) -> Response:
+        """A run with its samples as a zip file, as a download."""
+        run = find_run(query.get("run", ""))
+        packed = export.export_run(run)
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", run.id)[:100]
+        headers = {"content-disposition": f'attachment; filename="{name}.zip"', "cache-control": "no-store"}
+        chunks = iter(lambda: packed.read(CHUNK), b"")
+        return StreamingResponse(
+            chunks, media_type="application/zip", headers=headers, background=BackgroundTask(packed.close)
+        )
 
     def series(self, request: ApiRequest) -> JsonObject:
         """The points of some runs that a browser lacks: `since` says which it has, by run."""

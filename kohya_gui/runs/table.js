@@ -110,8 +110,7 @@ function passing() {
 function render() {
   fillFilters();
   const found = passing(), visible = isAllShown ? found : found.slice(0, MAX_SHOWN);
-  const isKnown = (/** @type {Column} */ column) => knownRuns().some((row) => column.sorts(row) !== null);
-  const columns = COLUMNS.filter((column) => !column.isOptional || isKnown(column));
+  const columns = COLUMNS.filter(isShown);
   for (const [id, { tr }] of shown) if (!visible.some((row) => row.id === id)) tr.remove(), shown.delete(id);
   const body = find(list, "tbody");
   visible.forEach((row, at) => {
@@ -130,6 +129,13 @@ function render() {
   renderChosen();
 }
 
+/** @param {Column} column */
+function isShown(column) {
+  if (!column.isOptional) return true;
+  const values = new Set(knownRuns().map(column.sorts).filter((value) => value !== null));
+  return values.size > (column.isTold ? 1 : 0);
+}
+
 /**
  * The row of a run; only cells whose content has changed are replaced.
  * @param {Row} row
@@ -145,7 +151,7 @@ function rowElement(row, columns) {
     if (keys.get(column.key) === key) continue;
     keys.set(column.key, key);
     cell.replaceChildren(...column.show(row).filter((child) => child instanceof Node || typeof child === "string"));
-    cell.classList.toggle("empty", column.sorts(row) === null);
+    cell.classList.toggle("no-value", column.sorts(row) === null);
   }
   return tr;
 }

@@ -59,7 +59,7 @@ function build() {
       other, slider));
   element.addEventListener("keydown", press);
   element.addEventListener("click", (event) => event.target === element && element.close());
-  document.body.append(element);
+  (document.querySelector(".gradio-container") ?? document.body).append(element); // which has the page's typeface
   return element;
 }
 
