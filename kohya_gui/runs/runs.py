@@ -37,6 +37,7 @@ class RunsRoom:
 
     @property
     def handlers(self) -> dict[str, Handler]:
+        """Handlers of JSON."""
         return {
             "runs": rows.changed_rows,
             "run": lambda request: page_parts.changed_parts(request, find_run(request.text("run"))),
@@ -91,7 +92,8 @@ class RunsRoom:
         """Take runs that have ended off the list; all files stay. Active ones are refused, before any is removed."""
         ids = request.texts("runs")[:MAX_REMOVED]
         if active := next((run for run in map(find_run, ids) if run.active), None):
-            raise ConfigError("{run} is still running: stop it first.", run=overview.summary(active).name)
+            name = overview.summary(active).name
+            raise ConfigError("{run} is still {state}: stop it first.", run=name, state=Message(active.state))
         for run_id in ids:
             removal.remove_run(run_id)
         return {"removed": ids}

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Message
 from library.runs import layout, reader, registry
 
 REMOVED = "removed-runs"  # beside the folder of pointers
@@ -16,7 +16,7 @@ def remove_run(run_id: str) -> None:
     except KeyError:
         raise ConfigError("This run is not there any more: load the page again.") from None
     if run.active:
-        raise ConfigError("{run} is still running: stop it first.", run=run.id)
+        raise ConfigError("{run} is still {state}: stop it first.", run=run.id, state=Message(run.state))
     _move(run.id, _listed(), _removed())
 
 

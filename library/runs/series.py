@@ -32,6 +32,7 @@ class Columns:
     values: dict[str, list[Value]] = field(default_factory=dict)
 
     def append(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        """Add a point; a column that it has no value for gets None."""
         for name in values.keys() - self.values.keys():
             self.values[name] = [None] * len(self.steps)
         self.steps.append(step)
@@ -46,6 +47,7 @@ class Columns:
         self.values = {name: [column[at] for at in places] for name, column in self.values.items()}
 
     def from_place(self, at: int) -> JsonObject:
+        """Return the points from this place on, as JSON."""
         return {
             "steps": self.steps[at:],
             "seconds": [round(seconds, 2) for seconds in self.seconds[at:]],
@@ -98,11 +100,10 @@ class RunSeries:
 
     def _follow(self) -> None:
         """Begin with the points of the resumed run, up to the step of its state."""
-        parent = lineage.parent_run(self.folder)
-        self._follows = parent is not None and parent[1] is None  # the first step tells
-        if parent is None or parent[1] is None:
+        folder, at = lineage.parent_run(self.folder) or (None, None)
+        self._follows = folder is not None and at is None  # the first step tells
+        if folder is None or at is None:
             return
-        folder, at = parent
         before = series_of(folder).update()
         with before._lock:
             for own, earlier in ((self.steps, before.steps), (self.checks, before.checks)):

@@ -24,7 +24,7 @@ TIMEOUT = 5.0  # seconds to connect, and to wait for each part of the answer
 MAX_WAIT = 8.0  # seconds for all of it
 MAX_LENGTH = 2000  # maximum characters of an address
 MAX_WHY = 500  # maximum characters of the cause of a failure
-TOLD = "told"  # a file in a run's folder: its end was sent
+SENT_FILE = "told"  # a file in a run's folder: its end was sent
 ENDED = ("finished", "stopped", "failed", "interrupted")
 
 
@@ -70,7 +70,7 @@ def tell_end(folder: Path, facts: Mapping[str, object]) -> None:
     if not address or state not in ENDED:
         return
     try:
-        (folder / TOLD).open("x").close()  # trainer and queue may both notice it
+        (folder / SENT_FILE).open("x").close()  # trainer and queue may both notice it
     except OSError:
         return
     send_quietly(address, end_of_run(facts))
