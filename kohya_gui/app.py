@@ -102,12 +102,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                     lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
-    services = (
-        Picker(roots or paths.roots()),
-        ToolCommands(roots or paths.roots()),
-        CommandPrinter(roots or paths.roots()),
-    )
-    for service in (panel, *services):
+    for service in (panel, *_plain_services(roots or paths.roots())):
         page.service.add(service.handlers)
     page.service.add(runs.handlers, runs.picture_handlers)
     page.service.add(images.handlers, images.picture_handlers)
@@ -128,6 +123,11 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     actions = RunActions(forms)
     page.service.add(actions.handlers, actions.picture_handlers)
     return page
+
+
+def _plain_services(roots: Sequence[Path]) -> tuple[Picker, ToolCommands, CommandPrinter]:
+    """Services of handlers alone, without a place on the page."""
+    return Picker(roots), ToolCommands(roots), CommandPrinter(roots)
 
 
 def application(page: Page, access: JsonObject, root_path: str = "") -> Any:

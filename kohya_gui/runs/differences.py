@@ -53,10 +53,11 @@ def differences(keys: Sequence[str], roots: Sequence[Path]) -> JsonObject:
     labels: dict[str, str] = {}
     values: dict[str, list[str | None]] = {}
     own: dict[str, str] = {}
+    unknown: list[str | None] = [None for _ in others]
     for at, other in enumerate(others):
         for name, label, before, after in compare.difference_rows(first, other):
             labels[name], own[name] = label, before
-            values.setdefault(name, [None for _ in others])[at] = after
+            values.setdefault(name, [*unknown])[at] = after
     rows = [
         [name, labels[name], own[name], *(own[name] if value is None else value for value in found)]
         for name, found in values.items()

@@ -14,7 +14,7 @@ from library.runs import layout, notes, reader
 
 FILES = (layout.RUN, layout.TOML, layout.PROGRESS, layout.LOG, notes.NOTE)
 MAX_SAMPLE_BYTES = 500_000_000  # of all samples; the newest ones are kept
-IMAGES = (".png", ".jpg", ".jpeg", ".webp")
+EXPORTED_IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def export_run(run: reader.RecordedRun) -> IO[bytes]:
@@ -48,7 +48,12 @@ def _samples(run: reader.RecordedRun) -> Iterator[Path]:
     remaining, seen = MAX_SAMPLE_BYTES, set[Path]()
     for event in reversed(reader.progress(run.folder).update().events.get("sample", ())):
         path = (Path(run.facts.get("folder") or ".") / str(event.get("file") or "")).resolve()
-        if path in seen or not path.is_relative_to(home) or path.suffix.lower() not in IMAGES or not path.is_file():
+        if (
+            path in seen
+            or not path.is_relative_to(home)
+            or path.suffix.lower() not in EXPORTED_IMAGES
+            or not path.is_file()
+        ):
             continue
         seen.add(path)
         remaining -= path.stat().st_size
