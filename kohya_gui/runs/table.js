@@ -265,7 +265,7 @@ async function remove(ids) {
   try {
     await ask("run-remove", { runs: ids });
     tell(say("{runs} removed from the list; all files stay.", { runs: count(ids.length, "run") }),
-      makeButton(translated("Undo"), () => restore(ids), { className: "undo" }));
+      makeButton(translated("Undo"), () => restore(ids), { className: "put-back" }));
   } catch (error) {
     tell(messageOf(error), null, true);
   }
