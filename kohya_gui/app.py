@@ -10,6 +10,7 @@ import gradio as gr
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
+from kohya_gui.api.app import ApiV1
 from kohya_gui.dataset.images import DatasetTab
 from kohya_gui.dataset.masks import MaskEditing
 from kohya_gui.form.api import FormApi
@@ -32,7 +33,7 @@ from kohya_gui.lab.lab import LabTab
 from kohya_gui.models.models import ModelsApi
 from kohya_gui.panel import monitor
 from kohya_gui.panel.actions import RunActions
-from kohya_gui.panel.queue import QueueTab
+from kohya_gui.queue.queue import QueueTab
 from kohya_gui.runs.runs import RunsRoom
 from kohya_gui.sampling.sampling import SamplingTab
 from kohya_gui.server import paths, scripts, vendored
@@ -56,11 +57,17 @@ TITLE = "Kohya Trainer"
 class Page(gr.Blocks):
     """The page, and the JSON API of its scripts."""
 
-    def __init__(self, training: TrainingTabs, **blocks_arguments: Any) -> None:
-        self.service, self.training = JsonApi(), training
+    def __init__(self, training: TrainingTabs, roots: Sequence[Path], **blocks_arguments: Any) -> None:
+        self.service, self.training, self.roots = JsonApi(), training, roots
         self.first_files: list[Path | bytes] = []  # files that each first visit requests
         self.service.add(training.handlers, training.picture_handlers)
         super().__init__(**blocks_arguments)
+
+    def build_api(self, root_path: str) -> Any:
+        """The API for scripts, whose modules take a tenth of a second to load."""
+        from kohya_gui.api.building import build_api
+
+        return build_api(self.roots, root_path)
 
 
 def build_page(roots: Sequence[Path] = ()) -> Page:
@@ -68,7 +75,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     training = TrainingTabs({tab.id: TrainingTab(tab, roots or paths.roots()) for tab in TABS})
     forms = Forms(training.tabs)
     blocks_arguments: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
-    with without_apps(), Page(training, title=TITLE, **blocks_arguments) as page:
+    with without_apps(), Page(training, roots or paths.roots(), title=TITLE, **blocks_arguments) as page:
         about = Message("LoRA and fine-tuning for {families}", families=families.titles())
         gr.HTML(
             f"<header><h1>{TITLE}</h1><p{data(about)}>{about}</p>"
@@ -164,7 +171,8 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     page_files = scripts.SCRIPT_FILES | styles | {"/theme.css": page.theme_css.encode()}
     with_tensorboard = TensorboardProxy(Assets(packed, page_files | vendored.FILES))
     page.first_files = [*page_files.values(), *(ASSETS_FOLDER / name for name in used)]
-    return Protected(AuthGate(Routes(with_tensorboard, root_prefix(root_path)), **access))
+    with_api = ApiV1(with_tensorboard, lambda: page.build_api(root_prefix(root_path)))
+    return Protected(AuthGate(Routes(with_api, root_prefix(root_path)), **access))
 
 
 def prepare_responses(page: Page) -> None:
