@@ -75,6 +75,7 @@ setInterval(() => {
   if (page) void page.update();
   else void updateTable();
 }, PERIOD);
+document.addEventListener("kohya:queue", showTable);
 document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible") void page?.update(true); // a phone that slept
 });
