@@ -9,6 +9,8 @@ from typing import Any
 
 MODEL = "pretrained_model_name_or_path"
 CAPTION = "a zorb toy on a red chair"
+MENDED = "a zorb toy"
+WAIT_SECONDS = 90.0
 VISIBLE = "visible=true"
 
 
@@ -51,8 +53,25 @@ class Hands:
         else:
             place.dispatch_event("change")
 
+    def write(self, found: Any, value: str) -> None:
+        """Fill a field key by key, where a page acts on keys only."""
+        self.fields += 1
+        place = found.locator(VISIBLE).first
+        place.click()
+        self.page.keyboard.press("Control+A")
+        place.press_sequentially(value)
+
     def until(self, words: str, where: str = ".message") -> None:
         self.page.locator(f"{where}:visible", has_text=words).first.wait_for()
+
+
+def await_text(path: Path, text: str) -> None:
+    """Wait until a file has this text."""
+    limit = time.monotonic() + WAIT_SECONDS
+    while path.read_text(encoding="utf-8") != text:
+        if time.monotonic() > limit:
+            raise TimeoutError(f"{path} has not become {text!r}")
+        time.sleep(0.02)
 
 
 @dataclass(frozen=True)

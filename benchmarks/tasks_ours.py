@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tasks_hands import CAPTION, MODEL, Ground, Hands
+from benchmarks.tasks_hands import MENDED, MODEL, Ground, Hands, await_text
 
 STAND_IN = Path(__file__).resolve().parents[1] / "tests" / "page" / "stand_in.py"
 
@@ -139,10 +139,8 @@ def edit_caption(hands: Hands, ground: Ground) -> None:
     hands.press("Open folder")
     captions = hands.page.locator(".images article textarea")
     captions.first.wait_for()
-    hands.type(captions, "a zorb toy, mended", "Tab")
-    written, limit = images / "000.txt", time.monotonic() + 60
-    while written.read_text(encoding="utf-8") != "a zorb toy, mended" and time.monotonic() < limit:
-        time.sleep(0.02)
+    hands.type(captions, MENDED, "Tab")
+    await_text(images / "000.txt", MENDED)
 
 
 def results(hands: Hands, ground: Ground) -> None:
