@@ -37,6 +37,7 @@ export function lookAt(run) {
 /** Ask the server for the parts that have changed, and show them. One request at a time; hidden pages send none. */
 async function update() {
   if (isAsking || !panel?.isConnected || document.visibilityState === "hidden") return;
+  if (!panel.checkVisibility()) return; // in the room of runs
   const question = { run: picked, shown, log: isLogOpen(panel) };
   isAsking = true;
   const answer = await ask("panel", question).catch(() => null);
