@@ -13,6 +13,7 @@ import "./form/recipes.js";
 import "./form/search.js";
 import "./form/shown.js";
 import "./form/start_preset.js";
+import { mountHeader } from "./look/look.js";
 import { mount as mountLab } from "./lab/lab.js";
 import "./models/models.js";
 import "./panel/first_steps.js";
@@ -21,12 +22,13 @@ import { mount as mountPanel } from "./panel/monitor.js";
 import "./panel/run_buttons.js";
 import { mount as mountQueue } from "./panel/queue.js";
 import "./server/allowed_folders.js";
+import "./server/connection.js";
 import { begin } from "./server/addresses.js";
 import "./server/tabs.js";
 import { mount as mountCommands } from "./tools/commands.js";
 
 // Gradio takes its handlers as text, which runs outside of all modules: this global is how it finds them.
 Object.assign(window, {
-  kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountPanel, mountTraining },
+  kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountPanel, mountTraining, mountHeader },
 });
 begin();

@@ -1,4 +1,4 @@
-"""The page's look: Gradio's own parts take the colours of page.css. Fonts are the system's."""
+"""The page's look: Gradio's own parts take the colours of page.css."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ PAGE_FOLDER = Path(__file__).parents[1]
 
 # All style sheets; page.css first, as those of single tabs build on it. In the head instead of Gradio's css=, which
 # rewrites selectors and sends each rule twice.
-SHEETS = sorted(PAGE_FOLDER.rglob("*.css"), key=lambda file: (file.stem != "page", file))
+SHEETS = sorted(PAGE_FOLDER.rglob("*.css"), key=lambda file: (file.stem not in ("page", "frame"), file))
 THEME_HEAD = "".join(f"<style>{sheet.read_text(encoding='utf-8')}</style>" for sheet in SHEETS)
 
 # Each of these has a twin for dark mode in Gradio; ours follow the mode by themselves.
@@ -50,7 +50,7 @@ THEME = Base(
     text_size=sizes.text_md,
     spacing_size=sizes.spacing_md,
     radius_size=sizes.radius_md,
-    font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"],
+    font=["Inter", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"],
     font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
 ).set(
     **{f"{name}{mode}": value for name, value in THEME_VARIABLES.items() for mode in ("", "_dark")},

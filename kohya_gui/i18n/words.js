@@ -145,7 +145,7 @@ async function use(name) {
 }
 
 function addSwitch() {
-  const header = document.querySelector("#top header");
+  const header = document.querySelector("#top .switches");
   if (!header || header.querySelector(".language")) return;
   const list = document.createElement("select");
   list.className = "language";

@@ -2,6 +2,7 @@
 import { say } from "../i18n/sentences.js";
 import { all, hit, make } from "./elements.js";
 import { wait } from "./http.js";
+import { notify } from "./notices.js";
 
 /**
  * @typedef {(rest: string) => unknown} Opener shows what the rest of an address names, "" for the room itself. It
@@ -98,11 +99,8 @@ async function instead(room, why) {
   if (why) await openers[room]?.("");
 }
 
-/** @param {string} text */
-function tell(text) {
-  const place = document.querySelector("#top .dead-address");
-  if (place) place.replaceChildren(...(text ? [make("p", { className: "message bad" }, text)] : []));
-}
+/** @param {string} text an empty one takes the last one away */
+const tell = (text) => notify("address", ...(text ? [make("p", {}, text)] : []));
 
 /**
  * Open a tab, and wait for its row, which may be inside a tab that was opened just now. Returns whether there is one.

@@ -29,12 +29,16 @@ export const folderToAllow = (sentence) => asking.get(sentence);
  * @throws {Error} whose message is a sentence for the user
  */
 export async function ask(name, question = {}) {
-  let answer;
+  let answer, status = 0;
   try {
     const sent = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) };
-    answer = await (await fetch(address(name), sent)).json();
+    const response = await fetch(address(name), sent);
+    status = response.status;
+    answer = await response.json();
   } catch {
     throw new Error("The page's server does not answer: is it still running?");
+  } finally {
+    document.dispatchEvent(new CustomEvent("kohya:answered", { detail: { status } }));
   }
   remember(answer.texts ?? []);
   for (const [sentence, folder] of Object.entries(answer.allow ?? {})) asking.set(sentence, folder);

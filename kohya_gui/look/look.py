@@ -1,0 +1,43 @@
+"""The page's header, typeface and mark, and the lines of its head that name them."""
+
+import hashlib
+from pathlib import Path
+
+LOOK_FOLDER = Path(__file__).parent
+MARK = (LOOK_FOLDER / "mark.svg").read_text(encoding="utf-8").strip()
+
+
+def _file(name: str) -> tuple[str, bytes]:
+    content = (LOOK_FOLDER / name).read_bytes()
+    return f"/scripts/{hashlib.sha256(content).hexdigest()[:16]}/{name}", content
+
+
+FONT, MARK_FILE = _file("inter.woff2"), _file("mark.svg")
+LOOK_FILES = dict((FONT, MARK_FILE))
+
+# Before anything is painted, so that a page whose user has chosen dark does not flash.
+_COLOURS = """<script>(() => {
+  let chosen = "";
+  try { chosen = localStorage.getItem("kohya-colours"); } catch {}
+  const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.classList.toggle("dark", dark);
+})()</script>"""
+# Letters outside of the typeface, such as those of Chinese, come from the system's fonts.
+HEAD = (
+    f'{_COLOURS}<link rel="icon" type="image/svg+xml" href=".{MARK_FILE[0]}">'
+    f'<link rel="preload" as="font" type="font/woff2" crossorigin href=".{FONT[0]}">'
+    '<style>@font-face { font-family: "Inter"; font-weight: 400 700; font-display: swap;'
+    f' src: url(".{FONT[0]}") format("woff2"); }}</style>'
+)
+
+
+def header(title: str) -> str:
+    """The top of the page: its name, links and switches. addresses.js moves the row of rooms into it by style."""
+    return (
+        '<a class="skip" href="#work">Skip to the content</a>'
+        f'<header><h1><a class="brand" href="#train">{MARK}<span>{title}</span></a></h1>'
+        '<div class="switches"><a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a>'
+        '<select class="colours" aria-label="Colours"><option value="">System</option>'
+        '<option value="light">Light</option><option value="dark">Dark</option></select></div></header>'
+        '<div class="notices" role="status"></div>'
+    )
