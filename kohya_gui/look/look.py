@@ -15,6 +15,10 @@ def _file(name: str) -> tuple[str, bytes]:
 FONT, MARK_FILE = _file("inter.woff2"), _file("mark.svg")
 LOOK_FILES = dict((FONT, MARK_FILE))
 
+_HALF = (
+    '<svg viewBox="0 0 16 16" aria-hidden="true"><path fill="currentColor" fill-rule="evenodd"'
+    ' d="M8 1a7 7 0 1 0 0 14zm1 1.1v11.8a6 6 0 0 0 0-11.8z"/></svg>'
+)
 # Before anything is painted, so that a page whose user has chosen dark does not flash.
 _COLOURS = """<script>(() => {
   let chosen = "";
@@ -37,7 +41,7 @@ def header(title: str) -> str:
         '<a class="skip" href="#work">Skip to the content</a>'
         f'<header><h1><a class="brand" href="#train">{MARK}<span>{title}</span></a></h1>'
         '<div class="switches"><a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a>'
-        '<select class="colours" aria-label="Colours"><option value="">System</option>'
-        '<option value="light">Light</option><option value="dark">Dark</option></select></div></header>'
-        '<div class="notices" role="status"></div>'
+        f'<label class="scheme">{_HALF}<select class="colours" aria-label="Colours">'
+        '<option value="">System</option><option value="light">Light</option><option value="dark">Dark</option>'
+        '</select></label></div></header><div class="notices" role="status"></div>'
     )

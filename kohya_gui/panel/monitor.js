@@ -64,6 +64,22 @@ function show(where, answer) {
     if (follows) part.scrollTop = part.scrollHeight; // unless the user has scrolled up
   }
   shown = answer.shown ?? shown;
+  announce(where);
+}
+
+let announced = "";
+
+/**
+ * Say to a screen reader when the run that is shown is in another state.
+ * @param {HTMLElement} where
+ */
+function announce(where) {
+  const { run = "", state = "" } = where.querySelector(".run") ? find(where, ".run").dataset : {};
+  const now = `${run} ${state}`, place = find(where, ".announced");
+  if (now === announced) return;
+  const words = [".who b", ".state"].map((part) => where.querySelector(part)?.textContent ?? "");
+  if (announced && run) place.textContent = words.join(": ");
+  announced = now;
 }
 
 /** @param {HTMLElement} where */

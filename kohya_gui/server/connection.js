@@ -14,8 +14,7 @@ let unanswered = 0;
 function tell(status) {
   const text = status === UNAUTHORIZED
     ? "The page's server was started again and asks for its token: open the address that it printed."
-    : "The page's server does not answer, so what is shown may be out of date. Trainings continue without it, and " +
-      "this page does when it is back.";
+    : "The page's server does not answer. Trainings continue without it, and this page when it is back.";
   notify(KIND, make("p", {}, text));
 }
 
