@@ -18,8 +18,8 @@ from typing import Any
 
 from PIL import Image
 
-from kohya_gui.form import reopen
 from library.runs import reader
+from library.trainings import reopening
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -69,7 +69,7 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
     first = start.launch_run(build_config(config_class(script), values | real, notes=[]))
     reach(first, 60)
     stop.request(first, "after_step")
-    second = start.begin_job(reopen.continuation(ended(first)))
+    second = start.begin_job(reopening.continuation(ended(first)))
     reach(second, 220)
     queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
     for name in ("zorb-rank-32", "zorb-rank-64"):

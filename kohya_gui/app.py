@@ -10,6 +10,7 @@ import gradio as gr
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
+from kohya_gui.api.app import ApiV1
 from kohya_gui.dataset.images import DatasetTab
 from kohya_gui.dataset.masks import MaskEditing
 from kohya_gui.form.api import FormApi
@@ -32,7 +33,7 @@ from kohya_gui.look import look
 from kohya_gui.models.models import ModelsApi
 from kohya_gui.panel import monitor
 from kohya_gui.panel.actions import RunActions
-from kohya_gui.panel.queue import QueueTab
+from kohya_gui.queue.queue import QueueTab
 from kohya_gui.sampling.sampling import SamplingTab
 from kohya_gui.server import paths, scripts
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
@@ -54,11 +55,17 @@ TITLE = "Kohya Trainer"
 class Page(gr.Blocks):
     """The page, and the JSON API of its scripts."""
 
-    def __init__(self, training: TrainingTabs, **blocks_arguments: Any) -> None:
-        self.service, self.training = JsonApi(), training
+    def __init__(self, training: TrainingTabs, roots: Sequence[Path], **blocks_arguments: Any) -> None:
+        self.service, self.training, self.roots = JsonApi(), training, roots
         self.first_files: list[Path | bytes] = []  # files that each first visit requests
         self.service.add(training.handlers, training.picture_handlers)
         super().__init__(**blocks_arguments)
+
+    def build_api(self, root_path: str) -> Any:
+        """The API for scripts, whose modules take a tenth of a second to load."""
+        from kohya_gui.api.building import build_api
+
+        return build_api(self.roots, root_path)
 
 
 def build_page(roots: Sequence[Path] = ()) -> Page:
@@ -66,7 +73,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     training = TrainingTabs({tab.id: TrainingTab(tab, roots or paths.roots()) for tab in TABS})
     forms = Forms(training.tabs)
     blocks_arguments: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
-    with without_apps(), Page(training, title=TITLE, **blocks_arguments) as page:
+    with without_apps(), Page(training, roots or paths.roots(), title=TITLE, **blocks_arguments) as page:
         gr.HTML(look.header(TITLE), elem_id="top", js_on_load="window.kohya.mountHeader()", apply_default_css=False)
         with gr.Row(elem_id="page", equal_height=False):
             with (
@@ -150,7 +157,8 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     page_files = scripts.SCRIPT_FILES | look.LOOK_FILES | styles | {"/theme.css": page.theme_css.encode()}
     with_tensorboard = TensorboardProxy(Assets(packed, page_files))
     page.first_files = [*page_files.values(), *(ASSETS_FOLDER / name for name in used)]
-    return Protected(AuthGate(Routes(with_tensorboard, root_prefix(root_path)), **access))
+    with_api = ApiV1(with_tensorboard, lambda: page.build_api(root_prefix(root_path)))
+    return Protected(AuthGate(Routes(with_api, root_prefix(root_path)), **access))
 
 
 def prepare_responses(page: Page) -> None:

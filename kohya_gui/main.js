@@ -20,7 +20,7 @@ import "./panel/first_steps.js";
 import "./panel/compare_samples.js";
 import { mount as mountPanel } from "./panel/monitor.js";
 import "./panel/run_buttons.js";
-import { mount as mountQueue } from "./panel/queue.js";
+import { mount as mountQueue } from "./queue/queue.js";
 import "./server/allowed_folders.js";
 import "./server/connection.js";
 import { begin } from "./server/addresses.js";

@@ -189,7 +189,7 @@ def test_what_the_page_says_later_is_in_every_catalogue():
     scripts = [path.read_text(encoding="utf-8") for path in sources("kohya_gui", suffixes=(".js",))]
     words = [word for text in scripts for word in re.findall(r"(?:translated|[bB]utton)\(\s*\"([^\"]+)\"", text)]
     words += [word for text in scripts for word in re.findall(r"(?<=: )\"([A-Z][a-z]+)\"(?=[,;)])", text)]
-    assert {"Duplicate", "Waiting", "Looking", "Left"} <= set(words)
+    assert {"Pause", "Waiting", "Looking", "Left"} <= set(words)
     languages = ("English",)  # a language's name is not translated
     assert not absent([*fixed_texts, *templates, *(word for word in words if word not in languages)]), "add these"
 
