@@ -74,7 +74,12 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     forms = Forms(training.tabs)
     blocks_arguments: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
     with without_apps(), Page(training, roots or paths.roots(), title=TITLE, **blocks_arguments) as page:
-        gr.HTML(look.header(TITLE), elem_id="top", js_on_load="window.kohya.mountHeader()", apply_default_css=False)
+        gr.HTML(
+            look.header(TITLE, training.mark, training.tabs),
+            elem_id="top",
+            js_on_load="window.kohya.mountHeader(); window.kohya.buildAhead()",
+            apply_default_css=False,
+        )
         with gr.Row(elem_id="page", equal_height=False):
             with (
                 gr.Column(scale=3, min_width=0, elem_id="work"),

@@ -1,7 +1,7 @@
 // The page's script: every tab, and the functions that Gradio's handlers call.
 import { mount as mountImages } from "./dataset/images.js";
 import { mount as mountSampling } from "./sampling/sampling.js";
-import { mountTraining } from "./form/tab.js";
+import { buildAhead, mountTraining } from "./form/tab.js";
 import "./form/adapter.js";
 import "./form/datasets.js";
 import "./form/gpus.js";
@@ -29,6 +29,7 @@ import { mount as mountCommands } from "./tools/commands.js";
 
 // Gradio takes its handlers as text, which runs outside of all modules: this global is how it finds them.
 Object.assign(window, {
-  kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountPanel, mountTraining, mountHeader },
+  kohya: { buildAhead, mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountPanel, mountTraining,
+    mountHeader },
 });
 begin();

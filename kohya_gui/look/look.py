@@ -1,6 +1,7 @@
 """The page's header, typeface and mark, and the lines of its head that name them."""
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 LOOK_FOLDER = Path(__file__).parent
@@ -35,11 +36,15 @@ HEAD = (
 )
 
 
-def header(title: str) -> str:
-    """The top of the page: its name, links and switches. addresses.js moves the row of rooms into it by style."""
+def header(title: str, mark: str, kinds: Iterable[str]) -> str:
+    """The top of the page: its name, links and switches. The row of rooms is moved into it by frame.css.
+
+    tab.js loads the forms of `kinds` with `mark`, also where the page is opened in a room without a form.
+    """
     return (
         '<a class="skip" href="#work">Skip to the content</a>'
-        f'<header><h1><a class="brand" href="#train">{MARK}<span>{title}</span></a></h1>'
+        f'<header data-mark="{mark}" data-kinds="{" ".join(kinds)}">'
+        f'<h1><a class="brand" href="#train">{MARK}<span>{title}</span></a></h1>'
         '<div class="switches"><a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a>'
         f'<label class="scheme">{_HALF}<select class="colours" aria-label="Colours">'
         '<option value="">System</option><option value="light">Light</option><option value="dark">Dark</option>'
