@@ -55,6 +55,7 @@ NAMED_CHOICES = frozenset(
         "resize_interpolation",
         "sample_sampler",
         "sample_compile",
+        "sample_attention",
         "caption_extension",
         "log_with",
         "console_log_level",
