@@ -12,7 +12,8 @@ VIOLATIONS = """async () => (await axe.run()).violations.map(
   ({ id, nodes }) => [id, ...nodes.map(({ target }) => target.join(" "))])"""
 # Elements inside the window that are scrolled by themselves.
 SCROLLED = """() => [...document.querySelectorAll('body *')].filter((e) => e.checkVisibility()
-  && /auto|scroll/.test(getComputedStyle(e).overflowY) && e.scrollHeight > e.clientHeight + 1).map((e) => e.className)"""
+  && /auto|scroll/.test(getComputedStyle(e).overflowY) && e.scrollHeight > e.clientHeight + 1)
+  .map((e) => e.className)"""
 
 
 def test_the_first_field_is_near_the_top(visit):
