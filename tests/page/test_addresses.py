@@ -51,7 +51,7 @@ def test_every_room_has_an_address_that_opens_reloads_and_goes_back(visit, serve
     seen(page, "#dreambooth-form")
     for address, (room, words) in DEAD.items():
         page.evaluate("address => { location.hash = address; }", address)
-        page.locator(".notices", has_text=words).wait_for()
+        page.locator("#top .notices", has_text=words).wait_for()
         page.wait_for_function("room => location.hash === `#${room}`", arg=room)
     assert page.locator("#side").is_visible()
 
@@ -60,7 +60,7 @@ def test_every_room_has_an_address_that_opens_reloads_and_goes_back(visit, serve
     folder.mkdir(parents=True, exist_ok=True)
     picture(1).save(folder / "1.png")
     page.get_by_role("tab", name="Data", exact=True).click()
-    assert page.locator(".notices").inner_text() == ""
+    assert page.locator("#top .notices").inner_text() == ""
     page.locator("#images-folder").fill(str(folder))
     page.get_by_role("button", name="Open folder").click()
     page.locator(".images article").first.wait_for()
