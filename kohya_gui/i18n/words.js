@@ -13,7 +13,7 @@ const SKIPPED =
   "code, pre, style, script, textarea, datalist, .differences td, .who b, .about > b, .name, .preview small, " +
   ".picker li > span, span.own";
 /** @type {Record<string, string>} titles of tabs that mean something else than the same word on a button */
-const TAB_TITLES = { Train: "Train (tab)" };
+const TAB_TITLES = { Train: "Train (room)" };
 const ATTRIBUTES = ["placeholder", "aria-label", "title"];
 const TEXTS = "data-texts"; // templates and arguments of the sentences in an element
 

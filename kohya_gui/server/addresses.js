@@ -1,6 +1,6 @@
 // Addresses of what is on screen: #train/lora, #runs/NAME, #data=FOLDER. Back, Forward and a reload lead there again.
 import { say } from "../i18n/sentences.js";
-import { all, hit, make } from "./elements.js";
+import { all, hit, make, makeButton } from "./elements.js";
 import { wait } from "./http.js";
 import { notify } from "./notices.js";
 
@@ -101,7 +101,10 @@ async function instead(room, why) {
 }
 
 /** @param {string} text an empty one takes the last one away */
-const tell = (text) => notify("address", ...(text ? [make("p", {}, text)] : []));
+function tell(text) {
+  const close = makeButton("✕", () => tell(""), { "aria-label": "Close" });
+  notify("address", ...(text ? [make("p", {}, text), close] : []));
+}
 
 /**
  * Open a tab, and wait for its row, which may be inside a tab that was opened just now. Returns whether there is one.
