@@ -184,11 +184,11 @@ class SettingsForm:
             f' data-scripts="{escape(json.dumps(scripts))}"'
             f"{data(starts)}>"
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
-            f"{self._search()}"
-            '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
-            f'</div><p class="start"></p><div class="recipe" hidden></div>'
+            f'<div class="recipe" hidden></div></div><p class="start"></p><div class="recipe-about"></div>'
             f'<div class="card basics">{self._basics()}{self.extra.get("basics", "")}</div>'
             f"{self.extra.get('images', '')}"
+            f'<div class="find">{self._search()}<label class="all"><input type="checkbox" name="advanced">'
+            "<span>Show rarely used settings</span></label></div>"
             f"{''.join(self._group(*group) for group in GROUPS)}</form>"
         )
 
