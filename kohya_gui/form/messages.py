@@ -194,9 +194,10 @@ def _placed(problem: Problem, places: Places) -> tuple[str, str, Message]:
         return html.escape(str(problem)), "", problem
     label, element = place
     sentence = Message(problem.template, **problem.arguments)
+    attributes = f'class="jump" data-field="{element}" title="{problem.option}"'
     return (
-        f'<button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
-        f" <code>{problem.option}</code>{'' if sentence.template.startswith(':') else ' '}{html.escape(str(sentence))}",
+        f'<button type="button" {attributes}>{html.escape(label)}</button>'
+        f"{'' if sentence.template.startswith(':') else ' '}{html.escape(str(sentence))}",
         element,
         sentence,
     )

@@ -1,5 +1,5 @@
 // The form in the browser: collect its values, fill it, remember it. All decisions are made on the server.
-import { all, around, fieldValue, find, hit, isField, setValue } from "../server/elements.js";
+import { around, fieldValue, find, hit, isField, setValue } from "../server/elements.js";
 import * as memories from "./family_values.js";
 import { families, familiesOf, family, fields, fieldsOf, isFor, same } from "./inputs.js";
 import { markChanged, markRequired } from "./marks.js";
@@ -322,11 +322,7 @@ function restore(where, { family: name, kept: values, starts: storedStarts, memo
  */
 export function settle(where) {
   const name = family(where);
-  for (const section of all(where, ".section")) {
-    const changed = fields(section).filter((field) => mark(field, name) && isFor(field, name));
-    find(section, "i").textContent = changed.length ? `${changed.length} changed` : "";
-  }
-  for (const field of fields(find(where, ".basics"))) mark(field, name);
+  for (const field of fields(where)) mark(field, name);
   for (const field of fields(where)) if (field.dataset.unless) demand(field, name);
   store(where.id, JSON.stringify(copyOf(where)));
   document.dispatchEvent(new CustomEvent("kohya:settled", { detail: where }));

@@ -37,7 +37,7 @@ from library.config.building import Reading, working_fix
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem
+from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
 from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
 from library.config.values import LIMITS
@@ -212,7 +212,9 @@ class TrainingTab:
         new = keys.store_keys(api.secrets_of(config))
         return [
             Message(
-                "{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.keys_file()
+                "{name} is kept in {folder}, for you only, and is in no config.",
+                name=option_name(name),
+                folder=keys.keys_file(),
             )
             for name in new
         ]

@@ -11,6 +11,7 @@ from library.config import sections
 from library.config.problems import Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt
+from library.families.flux_2.versions import VERSIONS
 from library.families.shared.network_args import (
     NO_ADAPTER,
     LayerPreset,
@@ -52,7 +53,9 @@ class Flux2Model(sections.Model):
         label="Text encoder",
     )
     model_version: Literal["klein-base-4b", "klein-base-9b", "klein-4b", "klein-9b", "dev"] | None = opt(
-        None, "Kleins without base are distilled. Empty: read from the file, a klein as its base model."
+        None,
+        "Kleins without base are distilled. Empty: read from the file, a klein as its base model.",
+        words={name: version.title for name, version in VERSIONS.items()},
     )
     vae_dtype: Literal["float32", "bfloat16"] = opt(
         "float32", "The number format of the VAE.", label="Number format of the VAE", advanced=True
@@ -69,7 +72,9 @@ class Flux2Flow(sections.TransformerFlow):
     """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux2_shift"] = opt(
-        "flux2_shift", "How timesteps are sampled. flux2_shift and shift are usual."
+        "flux2_shift",
+        "How timesteps are sampled. flux2_shift and shift are usual.",
+        words={"flux2_shift": "FLUX.2 shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(3.0)
     size_shift: ClassVar[str] = "flux2_shift"
