@@ -1,4 +1,4 @@
-// Around the form: checks while the user types, presets, undo, fixes, and keys of other services.
+// Around the form: checks while the user types, presets, fixes, and keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
 import { all, around, find, hit, make, pieces, withAllowButton } from "../server/elements.js";
@@ -11,6 +11,7 @@ import { sentOf, tell, tellError } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 import { probe } from "./probe.js";
+import { takeStep } from "./undo.js";
 import { chosenPurpose } from "./recipes.js";
 import { MODEL, recognise } from "./recognition.js";
 import { several } from "./several.js";
@@ -158,7 +159,7 @@ async function forgetKey(button) {
   judge(tabOf(button));
 }
 
-// ---- presets, undo, fixes
+// ---- presets, fixes
 
 /**
  * @param {string} tab
@@ -190,22 +191,6 @@ async function preset(tab, id) {
   } catch (error) {
     tellError(tab, error);
   }
-}
-
-/** @param {string} tab */
-function undo(tab) {
-  const done = form.undo(tab), training = around(form.formOf(tab), ".training");
-  if (done?.opened !== undefined) { // otherwise Save would overwrite the config that was undone
-    training.dataset.opened = done.opened;
-    find(training, ".begin .path", HTMLInputElement).value = done.opened.split("\n")[0];
-  }
-  tell(
-    tab,
-    "plain",
-    make("p", {},
-      done
-        ? "The form is as it was before."
-        : "There is nothing to undo: presets, loaded configs and fixes can be. ↺ above a field sets that one back."));
 }
 
 /** @param {HTMLButtonElement} button */
@@ -302,7 +287,8 @@ const CLICKS = [
     sheet?.hidePopover();
     preset(sheet?.dataset.tab ?? tabOf(button), button.dataset.preset ?? "");
   }],
-  [".undo", (button) => undo(button.dataset.tab ?? tabOf(button))],
+  [".undo", (button) => takeStep(button.dataset.tab ?? tabOf(button), "done")],
+  [".redo", (button) => takeStep(tabOf(button), "undone")],
   [".message > .away", (button) => button.closest(".bar")?.classList.add("away")],
   [".message .anyway", anyway],
   [".message .captions", (button) => showImages(tabOf(button))],

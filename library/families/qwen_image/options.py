@@ -52,7 +52,8 @@ class QwenModel(sections.Model):
     model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] | None = opt(
         None,
         "original is Qwen-Image and Qwen-Image-2512; edit and the others see reference images.",
-        words={name: variant.title for name, variant in QWEN_VARIANTS.items()} | {"layered": "Qwen-Image-Layered"},
+        words={name: variant.title for name, variant in QWEN_VARIANTS.items()}
+        | {"original": "Qwen-Image, Qwen-Image-2512", "layered": "Qwen-Image-Layered"},
     )
 
     @property
