@@ -11,6 +11,7 @@ import { sentOf, tell, tellError } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 import { probe } from "./probe.js";
+import { editText } from "./text_editor.js";
 import { takeStep } from "./undo.js";
 import { chosenPurpose } from "./recipes.js";
 import { MODEL, recognise } from "./recognition.js";
@@ -241,26 +242,16 @@ export async function showImages(tab) {
 }
 
 /**
- * The default path of a config: beside its result.
- * @param {HTMLFormElement} where
- */
-function proposal(where) {
-  const { values } = form.held(where),
-    folder = String(values.output_dir ?? "").trim(),
-    name = String(values.output_name ?? "").trim();
-  return folder ? `${folder.replace(/[\\/]$/, "")}/${name || "config"}.toml` : "";
-}
-
-/**
  * Ask for a path and save there: put it into the path field and press Save config.
  * @param {HTMLElement} training
  */
-function saveAs(training) {
-  const path = find(training, ".begin .path", HTMLInputElement);
-  const typed = path.value, where = form.formOf(find(training, "form.settings").id.replace(/-form$/, ""));
+async function saveAs(training) {
+  const path = find(training, ".begin .path", HTMLInputElement), tab = training.dataset.tab ?? "";
+  const typed = path.value;
+  const { path: free } = await ask("save_name", { tab, sent: sentOf(tab) }).catch(() => ({ path: "" }));
   const chosen = () => setTimeout(() => find(training, ".begin button.save").click(), 50);
   path.addEventListener("change", chosen, { once: true });
-  if (!typed) path.value = proposal(where); // from the name and folder of the result
+  if (free) path.value = free;
   const proposed = path.value;
   pick(path, "new", ".toml");
   // Closing the picker chooses nothing, and a later change of the path is no answer.
@@ -294,6 +285,7 @@ const CLICKS = [
   [".message .captions", (button) => showImages(tabOf(button))],
   [".fix", fix],
   [".forget", forgetKey],
+  [".as-text", (button) => editText(button.dataset.tab ?? "")],
   [".compare", (button) => compare(button.dataset.tab ?? "")],
   [".saveas", (button) => saveAs(around(button, ".training"))],
   ["button.several", (button) => several(tabOf(button), around(button, ".field"))],

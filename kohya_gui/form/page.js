@@ -5,7 +5,7 @@ import * as histories from "./history.js";
 import { families, familiesOf, family, fields, fieldsOf, isFor, same } from "./inputs.js";
 import { markChanged, markRequired } from "./marks.js";
 import { jump } from "./sections.js";
-import { store } from "./storage.js";
+import { source, store } from "./storage.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
 /** @typedef {Record<string, string | boolean>} Values by option name, as fields hold them */
@@ -17,7 +17,8 @@ import { store } from "./storage.js";
  * images and steps */
 /**
  * @typedef {{ family: string, starts?: Record<string, Start>, memory?: memories.Memory, kept:
- *   [string, string | boolean][], opened?: string }} Copy `opened` is the config that was loaded before
+ *   [string, string | boolean][], opened?: string, source?: string }} Copy `opened` is the config that was loaded
+ *   before, `source` its text
  */
 
 /**
@@ -202,9 +203,12 @@ export function fill(tab, sent, opened) {
   if (!sent) return;
   const where = formOf(tab);
   nextTurn(tab);
-  const { family: name, values, base, start, given: explicit, prompts = [], launch = {} } = JSON.parse(sent);
+  const { family: name, values, base, start, given: explicit, prompts = [], launch = {}, source: text = "" } =
+    JSON.parse(sent);
+  const isLoaded = start?.id === "";
   if (base) store(`${tab}-base`, JSON.stringify(base)); // another program's file, whose other keys an export keeps
-  remember(where, opened);
+  remember(where, isLoaded ? opened ?? around(where, ".training").dataset.opened ?? "" : undefined);
+  if (isLoaded) source(tab, text);
   const proposedFields = fields(where).filter(
     (field) => NAMED.includes(field.dataset.option ?? "") && untouched(field, family(where)));
   if (name) chooseFamily(where, name);
@@ -282,7 +286,8 @@ export const historyOf = (where) => (history[where.id] ??= histories.nothing());
  * @param {string} [opened] the config that another one replaces
  */
 export function remember(where, opened) {
-  histories.remember(historyOf(where), { ...copyOf(where), ...(opened === undefined ? {} : { opened }) });
+  const file = opened === undefined ? {} : { opened, source: source(where.id.replace(/-form$/, "")) };
+  histories.remember(historyOf(where), { ...copyOf(where), ...file });
 }
 
 /**
