@@ -75,7 +75,7 @@ class TextEditor {
     this.area.focus();
     this.area.setSelectionRange(0, 0);
     this.area.scrollTop = 0;
-    this.count();
+    this.writeNumbers();
     void this.look();
   }
 
@@ -93,13 +93,13 @@ class TextEditor {
   edited() {
     this.question.hidden = true;
     this.looks += 1;
-    this.count();
+    this.writeNumbers();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.look(), PAUSE);
   }
 
   /** Write the numbers of the lines. */
-  count() {
+  writeNumbers() {
     const lines = this.area.value.split("\n").length;
     if (this.numbers.childElementCount === lines) return;
     this.numbers.replaceChildren(...Array.from({ length: lines }, (_, at) => make("span", {}, String(at + 1))));

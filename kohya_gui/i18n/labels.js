@@ -11,10 +11,9 @@
 
 // With or without the dashes of a flag. A part of a path, a file name or a longer word is no option. Names without
 // underscores are recognised only if they are not ordinary words.
-const NAME = new RegExp(
-  /(?<![\w{./-])(?:--)?([a-z][a-z0-9]*(?:_[a-z0-9]+)+|fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)/.source +
-    /(?![\w}/]|\.\w)( = [\w.+-]*\w)?/.source, // with its value
-  "g");
+const NAME =
+  /(?<![\w{./-])(?:--)?([a-z][a-z0-9]*(?:_[a-z0-9]+)+|fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)(?![\w}/]|\.\w)/g;
+const WITH_VALUE = /(?<![\w{./-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)( = [\w.+-]*\w)/g;
 // An option name that may be an ordinary word, in a place where only an option can be.
 const WORD = /^([a-z][a-z0-9]*)(?=[:：])/;
 const CODE = /(`[^`]*`)/; // a command, which stays as it is
@@ -73,13 +72,15 @@ export const withWord = (name, text, near, translated) =>
  * @param {(text: string) => string} translated
  */
 export function labelled(template, near, translated) {
-  const put = (/** @type {string} */ whole, /** @type {string} */ name, /** @type {string} */ value = "") => {
+  const put = (/** @type {string} */ whole, /** @type {string} */ name) => {
     const before = near.used.length, label = labelOf(name, near, translated);
-    return near.used.length > before ? label + withWord(name, value, near, translated) : whole;
+    return near.used.length > before ? label : whole;
   };
+  const putValue = (/** @type {string} */ _, /** @type {string} */ name, /** @type {string} */ value) =>
+    name + withWord(name, value, near, translated);
   return template
     .split(CODE)
     .map((part, at) =>
-      at % 2 ? part : part.replace(NAME, put).replace(at ? /$^/ : WORD, (whole, name) => put(whole, name)))
+      at % 2 ? part : part.replace(WITH_VALUE, putValue).replace(NAME, put).replace(at ? /$^/ : WORD, put))
     .join("");
 }

@@ -67,7 +67,7 @@ def _with_values(text: str, config: RunConfig) -> str:
             continue
         value = values[option.name]
         written.add(option.name)
-        if _reads_as(option, place[key].unwrap(), value):
+        if _reads_as(option, place[key], value):
             continue
         if value in (None, ()):
             del place[key]
@@ -94,7 +94,7 @@ def _entries(document: "TOMLDocument", config: RunConfig) -> "Iterator[tuple[Any
 
 def _reads_as(option: Option, written: Any, value: Any) -> bool:
     try:
-        return option.read(written) == value
+        return option.read(written.unwrap() if hasattr(written, "unwrap") else written) == value  # a bool is a bool
     except ConfigError:
         return False
 

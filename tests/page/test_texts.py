@@ -49,6 +49,9 @@ FORMS = (
     "models",
     "print_command",
     "sections",
+    "section_summary",
+    "text_editor",
+    "undo",
     "elements",
 )
 # What a translator keeps: options, values that are numbers or code, files.
