@@ -11,6 +11,7 @@ from kohya_gui.form import (
     compare,
     compile_summary,
     datasets,
+    kept_file,
     presets,
     prompts,
     recipes,
@@ -242,7 +243,10 @@ class FormApi:
         form, submission = self._parse(request)
         config = form.lenient_config(submission)
         try:
-            path = paths.config_file(str(presets.suggestion(config)), self.roots)
+            path = presets.suggestion(config)
+            # The picker lists an existing folder.
+            folder = next((folder for folder in path.parents if folder.is_dir()), path.parent)
+            path = paths.config_file(str(kept_file.free_path(folder / path.name)), self.roots)
         except ConfigError:
             return {"path": ""}
         return {"path": str(path)}

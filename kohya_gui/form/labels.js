@@ -73,4 +73,7 @@ nameOptions((name, near) => {
     /** @type {Field[]} */ (all(document, selector).filter(isField))[0];
   const text = field ? englishLabel(field) : "";
   return text ? { text, isShared: isShared(field.form, text), wordOf: (value) => wordOf(field, value) } : null;
+}, (value, near) => {
+  const choice = formOf(near)?.querySelector(`option[value="${value}"]`);
+  return (choice && inEnglish(choice)) ?? "";
 });

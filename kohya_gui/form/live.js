@@ -249,15 +249,18 @@ async function saveAs(training) {
   const path = find(training, ".begin .path", HTMLInputElement), tab = training.dataset.tab ?? "";
   const typed = path.value;
   const { path: free } = await ask("save_name", { tab, sent: sentOf(tab) }).catch(() => ({ path: "" }));
-  const chosen = () => setTimeout(() => find(training, ".begin button.save").click(), 50);
+  let isChosen = false;
+  const chosen = () => {
+    isChosen = true;
+    setTimeout(() => find(training, ".begin button.save").click(), 50);
+  };
   path.addEventListener("change", chosen, { once: true });
   if (free) path.value = free;
-  const proposed = path.value;
   pick(path, "new", ".toml");
   // Closing the picker chooses nothing, and a later change of the path is no answer.
   find(document, "dialog.picker").addEventListener("close", () => {
     path.removeEventListener("change", chosen);
-    if (path.value === proposed) path.value = typed;
+    if (!isChosen) path.value = typed;
   }, { once: true });
 }
 

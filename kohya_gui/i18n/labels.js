@@ -22,12 +22,15 @@ const VALUE = /^( ?(?:=|is) )([\w.+-]*\w)/; // the value of an option, behind it
 
 /** @type {(name: string, near: Element | null) => Label | null} */
 let find = () => null;
+/** @type {(value: string, near: Element | null) => string} */
+let findChoice = () => "";
 
 /**
- * Register the function that finds an option's label.
+ * Register the functions that find an option's label, and the words of a choice of any option.
  * @param {(name: string, near: Element | null) => Label | null} finder
+ * @param {(value: string, near: Element | null) => string} choiceFinder
  */
-export const nameOptions = (finder) => void (find = finder);
+export const nameOptions = (finder, choiceFinder) => void ([find, findChoice] = [finder, choiceFinder]);
 
 /**
  * The page's label of an option, followed by the option's name if several fields have that label.
@@ -74,7 +77,10 @@ export const withWord = (name, text, near, translated) =>
 export function labelled(template, near, translated) {
   const put = (/** @type {string} */ whole, /** @type {string} */ name) => {
     const before = near.used.length, label = labelOf(name, near, translated);
-    return near.used.length > before ? label : whole;
+    if (near.used.length > before) return label;
+    const word = findChoice(name, near.element);
+    if (word) near.used.push(name);
+    return word ? translated(word) : whole;
   };
   const putValue = (/** @type {string} */ _, /** @type {string} */ name, /** @type {string} */ value) =>
     name + withWord(name, value, near, translated);

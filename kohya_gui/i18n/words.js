@@ -86,7 +86,8 @@ function put(node, key, now, write) {
     key === "data" &&
     language !== "en" &&
     other !== core &&
-    node.previousSibling?.nodeName === "CODE" &&
+    node.previousSibling instanceof HTMLElement &&
+    node.previousSibling.matches("code, .jump") &&
     !/^[：（=]/.test(other);
   const shown = behind ? `：${other}` : from.replace(core, () => other);
   originals.set(node, { ...nodeOriginals, [key]: { from, shown } });

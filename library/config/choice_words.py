@@ -1,5 +1,6 @@
 """Choices of options in words, where the value itself reads badly; `words` of an option come before these."""
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -9,14 +10,14 @@ CHOICE_WORDS: Mapping[str, str] = MappingProxyType(
         "false": "Off",
         "gpu": "GPU",
         "cpu": "CPU",
+        "cuda": "CUDA",
         # number formats and files
         "no": "fp32",
         "float": "fp32",
         "safetensors": ".safetensors",
         "ckpt": ".ckpt",
         "pt": ".pt",
-        "diffusers": "Diffusers folder",
-        "diffusers_safetensors": "Diffusers folder of .safetensors",
+        "comfy": "ComfyUI",
         # samplers
         "ddim": "DDIM",
         "pndm": "PNDM",
@@ -51,6 +52,10 @@ CHOICE_WORDS: Mapping[str, str] = MappingProxyType(
         "cudagraphs": "CUDA graphs",
         "aot_eager": "AOT eager",
         "max-autotune-no-cudagraphs": "Max autotune without CUDA graphs",
+        # resizing of LoRA files
+        "sv_ratio": "Ratio of singular values",
+        "sv_fro": "Share of the norm",
+        "sv_cumulative": "Share of singular values",
         # logs
         "tensorboard": "TensorBoard",
         "wandb": "W&B",
@@ -61,3 +66,11 @@ CHOICE_WORDS: Mapping[str, str] = MappingProxyType(
         "CRITICAL": "Critical",
     }
 )
+
+
+def word_of_choice(text: str, own: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a choice in words; `own` are those of its option."""
+    if known := own.get(text, CHOICE_WORDS.get(text)):
+        return known
+    is_name = not text.islower() or "." in text or any(letter.isdigit() for letter in text)  # AdamW8bit, bf16
+    return text if is_name else re.sub("[_-]", " ", text).capitalize()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from library.config.choice_words import CHOICE_WORDS
+from library.config.choice_words import word_of_choice
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 
@@ -66,12 +66,7 @@ class Option:
     def word(self, value: Any) -> str:
         """Return a choice in words, any other value as its text."""
         text = self.text(value)
-        if text not in map(str, self.choices):
-            return text
-        if known := {**CHOICE_WORDS, **self.hints.get("words", {})}.get(text):
-            return known
-        is_name = not text.islower() or "." in text or any(letter.isdigit() for letter in text)  # AdamW8bit, bf16
-        return text if is_name else re.sub("[_-]", " ", text).capitalize()
+        return word_of_choice(text, self.hints.get("words", {})) if text in map(str, self.choices) else text
 
     @property
     def advanced(self) -> bool:
