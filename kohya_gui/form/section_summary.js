@@ -75,6 +75,8 @@ function compilingOf(section, changed) {
 function show(section, changed) {
   const adapter = adapterOf(section, changed);
   const others = changed.filter(({ dataset }) => !adapter || !ADAPTER.includes(dataset.option ?? ""));
+  const last = (/** @type {Field} */ field) => Number(field.value.includes("=")); // arguments are long
+  others.sort((a, b) => last(a) - last(b));
   const parts = compilingOf(section, changed) ?? [...(adapter ? [adapter] : []), ...others.map(partOf)];
   const pieces = parts.slice(0, PARTS).flatMap((part, at) => (at ? [" · ", ...part] : part));
   const line = find(section, ".fold .set"), now = pieces.map((piece) => textOf(piece)).join("");

@@ -29,7 +29,7 @@ class TextEditor {
   state = make("p", { id: "text-state", className: "state", role: "status" });
   note = make("p", { className: "note" });
   list = make("ul", { className: "findings" });
-  apply = makeButton("Apply to the form", () => this.take(), { className: "take" });
+  apply = makeButton("Apply", () => this.take(), { className: "take" });
   /** @type {HTMLElement} */
   question = make("p", { className: "question", hidden: true, role: "alert" },
     make("span", {}, "The form does not have these edits yet."),
