@@ -18,8 +18,8 @@ from typing import Any
 
 from PIL import Image
 
-from kohya_gui.form import reopen
 from library.runs import reader
+from library.trainings import reopening
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -69,7 +69,7 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
     first = start.launch_run(build_config(config_class(script), values | real, notes=[]))
     reach(first, 60)
     stop.request(first, "after_step")
-    second = start.begin_job(reopen.continuation(ended(first)))
+    second = start.begin_job(reopening.continuation(ended(first)))
     reach(second, 220)
     queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
     for name in ("zorb-rank-32", "zorb-rank-64"):
@@ -155,19 +155,22 @@ TABS: dict[str, tuple[str, Callable[[Page, Any], None]]] = {
     "finetune": ("Finetune", show_compiling),
     "inversion": ("Textual inversion", show_as_it_is),
     "lllite": ("LLLite", show_as_it_is),
-    "queue": ("Queue", show_as_it_is),
-    "lab": ("Compile Lab", show_as_it_is),
-    "dataset": ("Data set", show_images),
-    "masks": ("Data set", masks),
+    "runs": ("Runs", show_as_it_is),
+    "lab": ("Lab", show_as_it_is),
+    "dataset": ("Data", show_images),
+    "masks": ("Data", masks),
     "sampling": ("Try it", show_as_it_is),
-    "tools": ("LoRA tools", show_as_it_is),
+    "tools": ("Tools", show_as_it_is),
 }
 
 
 def shoot(page: Page, name: str, demo: Any, to: Path | None) -> None:
     """Open a tab, do what it is for, and keep a picture."""
     title, prepare = TABS[name]
-    page.get_by_role("tab", name=title, exact=True).click()
+    tab = page.get_by_role("tab", name=title, exact=True)
+    if not tab.is_visible():  # a kind of training
+        page.get_by_role("tab", name="Train", exact=True).click()
+    tab.click()
     page.evaluate("scrollTo(0, 0)")
     prepare(page, demo)
     page.wait_for_timeout(700)  # for what is rendered a moment later

@@ -10,6 +10,7 @@ import gradio as gr
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
+from kohya_gui.api.app import ApiV1
 from kohya_gui.dataset.images import DatasetTab
 from kohya_gui.dataset.masks import MaskEditing
 from kohya_gui.form.api import FormApi
@@ -20,7 +21,7 @@ from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TrainingTab
-from kohya_gui.form.tabs import FAMILY_TITLES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, FIRST_KIND, TABS, in_order_of_kohya_ss
 from kohya_gui.form.text_editor import TextEditor
 from kohya_gui.gradio_host import preloads
 from kohya_gui.gradio_host.assets import ASSETS_FOLDER, Assets, contents
@@ -33,7 +34,7 @@ from kohya_gui.lab.lab import LabTab
 from kohya_gui.models.models import ModelsApi
 from kohya_gui.panel import monitor
 from kohya_gui.panel.actions import RunActions
-from kohya_gui.panel.queue import QueueTab
+from kohya_gui.queue.queue import QueueTab
 from kohya_gui.sampling.sampling import SamplingTab
 from kohya_gui.server import paths, scripts
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
@@ -56,11 +57,17 @@ TITLE = "Kohya Trainer"
 class Page(gr.Blocks):
     """The page, and the JSON API of its scripts."""
 
-    def __init__(self, training: TrainingTabs, **blocks_arguments: Any) -> None:
-        self.service, self.training = JsonApi(), training
+    def __init__(self, training: TrainingTabs, roots: Sequence[Path], **blocks_arguments: Any) -> None:
+        self.service, self.training, self.roots = JsonApi(), training, roots
         self.first_files: list[Path | bytes] = []  # files that each first visit requests
         self.service.add(training.handlers, training.picture_handlers)
         super().__init__(**blocks_arguments)
+
+    def build_api(self, root_path: str) -> Any:
+        """The API for scripts, whose modules take a tenth of a second to load."""
+        from kohya_gui.api.building import build_api
+
+        return build_api(self.roots, root_path)
 
 
 def build_page(roots: Sequence[Path] = ()) -> Page:
@@ -68,29 +75,37 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     training = TrainingTabs({tab.id: TrainingTab(tab, roots or paths.roots()) for tab in TABS})
     forms = Forms(training.tabs)
     blocks_arguments: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
-    with without_apps(), Page(training, title=TITLE, **blocks_arguments) as page:
+    with without_apps(), Page(training, roots or paths.roots(), title=TITLE, **blocks_arguments) as page:
         about = Message("LoRA and fine-tuning for {families}", families=families.titles())
         gr.HTML(
             f"<header><h1>{TITLE}</h1><p{data(about)}>{about}</p>"
-            '<a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a></header>',
+            '<a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a></header>'
+            '<div class="dead-address" role="status"></div>',
             elem_id="top",
             apply_default_css=False,
         )
         with gr.Row(elem_id="page", equal_height=False):
-            with gr.Column(scale=3, min_width=0, elem_id="work"), gr.Tabs(overflow_behavior="wrap"):
-                for tab in TABS:
-                    with gr.Tab(tab.title, id=tab.id):
-                        training.place(tab.id)
-                with gr.Tab("Queue", id="queue"):
-                    QueueTab()
-                with gr.Tab("Compile Lab", id="lab"):
-                    lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
-                with gr.Tab("Data set", id="images"):
+            with (
+                gr.Column(scale=3, min_width=0, elem_id="work"),
+                gr.Tabs(selected="train", elem_id="rooms", overflow_behavior="wrap"),
+            ):
+                with gr.Tab("Data", id="data"):
                     images = DatasetTab(roots or paths.roots())
-                with gr.Tab("Try it", id="sampling"):
+                with (
+                    gr.Tab("Train", id="train"),
+                    gr.Tabs(selected=FIRST_KIND, elem_id="kinds", overflow_behavior="wrap"),
+                ):
+                    for tab in in_order_of_kohya_ss():
+                        with gr.Tab(tab.title, id=tab.id):
+                            training.place(tab.id)
+                with gr.Tab("Runs", id="runs"):
+                    QueueTab()
+                with gr.Tab("Try it", id="try"):
                     sampling = SamplingTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
-                with gr.Tab("LoRA tools", id="tools"):
+                with gr.Tab("Tools", id="tools"):
                     ToolsTab()
+                with gr.Tab("Lab", id="lab"):
+                    lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
     page.service.add(panel.handlers)
@@ -106,8 +121,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     page.service.add(AllowedFolders(roots).handlers)
     page.service.here_only.add("allow")  # only a browser on this computer may widen what the page can read
     page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).handlers)
-    page.service.add(SeveralValues(training.tabs).handlers)
-    page.service.add(TextEditor(training.tabs, roots or paths.roots()).handlers)
+    page.service.add(SeveralValues(training.tabs).handlers | TextEditor(training.tabs, roots or paths.roots()).handlers)
     page.service.add(CacheApi(forms, roots or paths.roots()).handlers)
     page.service.add(DemoApi(forms, roots or paths.roots()).handlers)
     page.service.add(ModelsApi(forms, roots or paths.roots()).handlers)
@@ -152,7 +166,8 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     page_files = scripts.SCRIPT_FILES | styles | {"/theme.css": page.theme_css.encode()}
     with_tensorboard = TensorboardProxy(Assets(packed, page_files))
     page.first_files = [*page_files.values(), *(ASSETS_FOLDER / name for name in used)]
-    return Protected(AuthGate(Routes(with_tensorboard, root_prefix(root_path)), **access))
+    with_api = ApiV1(with_tensorboard, lambda: page.build_api(root_prefix(root_path)))
+    return Protected(AuthGate(Routes(with_api, root_prefix(root_path)), **access))
 
 
 def prepare_responses(page: Page) -> None:

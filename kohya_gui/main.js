@@ -20,8 +20,9 @@ import "./panel/first_steps.js";
 import "./panel/compare_samples.js";
 import { mount as mountPanel } from "./panel/monitor.js";
 import "./panel/run_buttons.js";
-import { mount as mountQueue } from "./panel/queue.js";
+import { mount as mountQueue } from "./queue/queue.js";
 import "./server/allowed_folders.js";
+import { begin } from "./server/addresses.js";
 import "./server/tabs.js";
 import { mount as mountCommands } from "./tools/commands.js";
 
@@ -29,3 +30,4 @@ import { mount as mountCommands } from "./tools/commands.js";
 Object.assign(window, {
   kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountPanel, mountTraining },
 });
+begin();

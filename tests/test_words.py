@@ -153,7 +153,7 @@ def test_texts_of_every_place_are_looked_at():
         "setup.sh",
         "docs/tools.md",
         "kohya_gui/i18n/words/zh.po",
-        "kohya_gui/panel/queue.js",
+        "kohya_gui/queue/queue.js",
     } <= places
     every = [text for _, text in texts()]
     assert any("Find duplicates" in text for text in every)  # a script's

@@ -1,5 +1,6 @@
 // The data set tab: a folder's images page by page, their captions, and changes that can be undone.
 import { count, progressOf, say } from "../i18n/sentences.js";
+import { addressOf, note, register } from "../server/addresses.js";
 import { all, find, hit, isBox, isField, make, makeButton, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame, tellWhy } from "./images_cards.js";
@@ -147,6 +148,7 @@ async function open(keep = false) {
   await showPage();
   panels.refresh();
   remember();
+  if (!described() && root.checkVisibility()) note(addressOf("data", overview.folder));
 }
 
 /** Keep the folder for a reload of the page. */
@@ -359,6 +361,19 @@ const tab = {
   },
 };
 
+/** @type {(value?: unknown) => void} */
+let isMounted;
+const mounted = new Promise((done) => (isMounted = done));
+
+// The address of a folder; false if it cannot be opened, which has been said by then.
+register("data", async (named) => {
+  await mounted;
+  if (!named || now?.folder === named) return true;
+  folder().value = named;
+  await open();
+  return now?.folder === folder().value;
+});
+
 /** @param {Element} element */
 export function mount(element) {
   root = find(element, ".images");
@@ -381,4 +396,5 @@ export function mount(element) {
   recall();
   watchOpening();
   panels.mount(root, tab);
+  isMounted();
 }

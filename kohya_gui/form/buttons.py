@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import TrainingTab
+from kohya_gui.form.tabs import FIRST_KIND
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
@@ -40,7 +41,7 @@ class TrainingTabs:
         gr.HTML(container, js_on_load="window.kohya.mountTraining(element)", apply_default_css=False)
 
     def ahead(self) -> str:
-        query = urlencode({"tab": next(iter(self.tabs)), "of": self.mark})
+        query = urlencode({"tab": FIRST_KIND, "of": self.mark})
         return f'<link rel="preload" as="fetch" crossorigin href="./own/form?{escape(query)}">'
 
     def press(self, request: ApiRequest) -> JsonObject:
@@ -55,7 +56,7 @@ class TrainingTabs:
         return Response(markup, media_type="text/html", headers=headers)
 
     def prepare(self) -> None:
-        self.show({"tab": next(iter(self.tabs))})
+        self.show({"tab": FIRST_KIND})
 
     def _tab(self, name: str) -> TrainingTab:
         if name not in self.tabs:

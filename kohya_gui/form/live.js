@@ -4,7 +4,7 @@ import { inEnglish, translated } from "../i18n/words.js";
 import { all, around, find, hit, make, pieces, withAllowButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { pick } from "../server/picker.js";
-import { openTab } from "../server/tabs.js";
+import { go } from "../server/addresses.js";
 import { makeCaches } from "./caches.js";
 import { compare } from "./compare.js";
 import { sentOf, tell, tellError } from "./messages.js";
@@ -234,7 +234,7 @@ function anyway(button) {
  * @param {string} tab
  */
 export async function showImages(tab) {
-  await openTab("Data set", () => document.querySelector(".images")?.checkVisibility());
+  await go("data");
   const list = find(document, "#images-tab", HTMLSelectElement);
   list.value = tab;
   list.dispatchEvent(new Event("change", { bubbles: true }));

@@ -55,18 +55,21 @@ class SeveralValues:
         )
         if isolated.uncaptioned(reports[0]) and not submission.anyway:
             raise ConfigError(
-                "no image has a caption: write some in the Data set tab, or press Add to queue once and say that it "
+                "no image has a caption: write some in the Data tab, or press Add to queue once and say that it "
                 "is meant"
             )
         added = [
-            queue.add_to_queue(start.job(reading.config, **tab.launch_of(reading.config, submission.launch)))
-            for reading in readings
+            queue.add_to_queue(
+                start.job(reading.config, **tab.launch_of(reading.config, submission.launch)),
+                estimate=isolated.estimate_of(report),
+            )
+            for reading, report in zip(readings, reports, strict=True)
         ]
         names = ", ".join(entry.name for entry in added)
         paused = queue.read_queue().paused or queue.read_queue().halted
         text = "{count} trainings are in the queue: {names}."
         if paused:
-            text = "{count} trainings are in the queue, which is paused: press Continue in the Queue tab. {names}."
+            text = "{count} trainings are in the queue, which is paused: press Continue in the Runs tab. {names}."
         return {"said": Message(text, count=len(added), names=names), "notes": notes}
 
 

@@ -1,8 +1,9 @@
 // A training tab: its contents are loaded when it is opened, and its buttons send requests.
+import { say } from "../i18n/sentences.js";
+import { go, openTab, register } from "../server/addresses.js";
 import { markAllowed } from "../server/allowed_folders.js";
-import { openTab } from "../server/tabs.js";
 import { around, find, hit, make, saveFile, showMessage } from "../server/elements.js";
-import { address, ask } from "../server/http.js";
+import { address, ask, wait } from "../server/http.js";
 import { read, sentOf, showBusy, tell, tellError } from "./messages.js";
 import { fill, formOf, mount, turnOf } from "./page.js";
 import { base, source } from "./storage.js";
@@ -178,8 +179,8 @@ function checkAnew(training, act) {
  * @param {HTMLElement} button
  */
 async function loadElsewhere(button) {
-  const { tab = "", title = "" } = button.dataset, here = around(button, ".training"), { act, path, more } = loaded;
-  await openTab(title, () => document.getElementById(`${tab}-form`)?.checkVisibility());
+  const { tab = "" } = button.dataset, here = around(button, ".training"), { act, path, more } = loaded;
+  await go(`train/${tab}`);
   const there = around(formOf(tab), ".training");
   find(here, ".bar > .said").replaceChildren();
   find(there, ".begin .path", HTMLInputElement).value = path;
@@ -246,6 +247,18 @@ async function upload(input) {
   input.value = ""; // otherwise the same file could not be chosen again
 }
 
+/**
+ * Open a kind of training, and wait for its form. Returns a sentence if there is none.
+ * @param {string} kind "" for the open one
+ */
+async function openKind(kind) {
+  if (!kind) return "";
+  if (!(await openTab(kind, "#kinds"))) return say("There is no kind of training named {name}.", { name: kind });
+  for (let i = 0; i < 200 && !document.getElementById(`${kind}-form`)?.checkVisibility(); i++) await wait(20);
+  return "";
+}
+
+register("train", openKind);
 document.addEventListener("click", (event) => {
   const other = hit(event, "button.elsewhere");
   if (other) void loadElsewhere(other);

@@ -182,7 +182,8 @@ class TrainingTab:
             return {"message": self._report(report, submission.family)}
         if (caption_problem := isolated.uncaptioned(report)) and not submission.anyway:
             return {"message": messages.without_captions(caption_problem, "later")}
-        entry = queue.add_to_queue(start.job(config, **self.launch_of(config, submission.launch)))
+        job = start.job(config, **self.launch_of(config, submission.launch))
+        entry = queue.add_to_queue(job, estimate=isolated.estimate_of(report))
         return {"message": messages.good(queue.queued_sentence(entry), notes)}
 
     def on_check(self, sent: str) -> Answer:

@@ -99,3 +99,10 @@ TABS = (
         ),
     ),
 )
+FIRST_KIND = TABS[0].id  # open on a first visit
+
+
+def in_order_of_kohya_ss() -> list[Tab]:
+    """The tabs in the order in which users of kohya_ss look for them; what it does not have comes last."""
+    order = ("dreambooth", "lora", "textual-inversion", "finetune", "lllite")
+    return sorted(TABS, key=lambda tab: order.index(tab.id))

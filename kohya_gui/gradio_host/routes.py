@@ -85,7 +85,7 @@ class Routes:
 
 def is_visited(scope: Scope, path: str) -> bool:
     wants = dict(scope["headers"]).get(b"accept", b"")
-    return b"text/html" in wants and not path.startswith((API, "/own/", "/tensorboard/"))
+    return b"text/html" in wants and not path.startswith((API, "/own/", "/api/", "/tensorboard/"))
 
 
 def explained(scope: Scope, send: Send) -> Send:

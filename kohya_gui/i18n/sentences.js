@@ -40,6 +40,21 @@ export function say(template, values, plural = "") {
 }
 
 /**
+ * Make a sentence about an option, whose name a form's label replaces.
+ * @param {string} template with {option} for its name
+ * @param {string} option
+ * @param {Record<string, string>} values
+ */
+export function sayOption(template, option, values) {
+  const name = { text: option, template: option, arguments: {}, isOption: true };
+  const filled = { option: name, ...values };
+  const parts = /** @type {Record<string, string>} */ ({ option, ...values });
+  const text = template.replace(/\{(\w+)\}/g, (place, part) => parts[part] ?? place);
+  remember([{ text, template, arguments: filled }]);
+  return text;
+}
+
+/**
  * The template of a sentence for its number.
  * @param {Sentence} sentence
  */

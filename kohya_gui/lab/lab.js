@@ -4,7 +4,7 @@ import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, find, make, makeButton, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { openTab } from "../server/tabs.js";
+import { go } from "../server/addresses.js";
 
 /**
  * @typedef {{ id: string, kind: string, title: string, state: string, mood: string, busy: boolean, took: string,
@@ -100,10 +100,10 @@ async function act(name, question) {
  * @param {number} [number] of the finding
  */
 async function apply(job, number = 0) {
-  const tab = target, title = tabs.find(([id]) => id === tab)?.[1] ?? "";
+  const tab = target;
   try {
     const { values, said: sentence } = await ask("lab-apply", { job, tab, number });
-    await openTab(title, () => document.getElementById(`${tab}-form`)?.checkVisibility());
+    await go(`train/${tab}`);
     form.apply(tab, values);
     showMessage(answer(), "good", sentence);
   } catch (error) {

@@ -1,1 +1,1 @@
-"""Running, queued and finished trainings: the panel beside the tabs, and the queue."""
+"""The panel beside the tabs: a running or finished training."""

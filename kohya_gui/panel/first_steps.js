@@ -5,6 +5,7 @@ import { onOpened } from "../form/tab.js";
 import { showImages } from "../form/live.js";
 import { translated } from "../i18n/words.js";
 import { all, around, find, hit, isField } from "../server/elements.js";
+import { go } from "../server/addresses.js";
 import { ask, messageOf, wait } from "../server/http.js";
 
 const MODEL = "pretrained_model_name_or_path";
@@ -12,9 +13,9 @@ const IMAGES = ["train_data_dir", "dataset_config", "in_json"];
 
 const shown = () => all(document, ".training").find((training) => training.checkVisibility());
 
-/** The open training tab; if there is none, open the first one. */
+/** The open training tab; if there is none, open the one that was open last. */
 async function training() {
-  if (!shown()) find(document, 'button[role="tab"]').click();
+  if (!shown()) await go("train");
   for (let i = 0; i < 100 && !shown(); i++) await wait(50);
   return shown();
 }

@@ -10,6 +10,7 @@ from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, counted
 from library.runs import explain, layout, machine
+from library.runs.durations import duration_in_words
 from library.runs.gpu_log import SPILLED
 from library.runs.lost_time import lost_time_sentence
 from library.runs.queue import BY_USER, Queue
@@ -87,7 +88,7 @@ def waiting(queue: Queue) -> str:
     if queue.paused:
         why = "The queue is paused. {trainings} left." if queue.paused == BY_USER else PAUSED
     sentence = Message(why, trainings=counted(len(names), "training"), why=queue.paused)
-    go = '<button type="button" data-queue="go_on">Continue</button>'
+    go = '<button type="button" data-queue="resume">Continue</button>'
     return f'<div class="next halted"{data(sentence)}><p>{html.escape(str(sentence))}</p>{go}</div>'
 
 
@@ -315,18 +316,6 @@ def _used(title: MessageLike, used: float, total: float, unit: str, words: Messa
         f'<div class="used{full}" title="{html.escape(str(about))}"{data(title, words)}>'
         f"<span>{html.escape(str(title))}</span>"
         f'<div class="track"><i style="width:{share:.1%}"></i></div><span>{html.escape(str(words))}</span></div>'
-    )
-
-
-def duration_in_words(seconds: float) -> Message:
-    """Seconds in words: 45 s, 12 min, 3 h 20 min."""
-    if seconds < 90:
-        return Message("{count} s", count=max(0, round(seconds)))
-    minutes = round(seconds / 60)
-    return (
-        Message("{count} min", count=minutes)
-        if minutes < 90
-        else Message("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)
     )
 
 

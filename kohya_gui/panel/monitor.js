@@ -1,6 +1,6 @@
 // The live panel in the browser: it polls for the parts that have changed, and shows them.
 import { all, around, find, hit, make } from "../server/elements.js";
-import { ask } from "../server/http.js";
+import { ask, call } from "../server/http.js";
 
 const PERIOD = 1000; // milliseconds between two requests
 const MAX_UNANSWERED = 3; // unanswered requests in a row, from which on the panel says that it is out of date
@@ -70,12 +70,13 @@ function show(where, answer) {
 const isLogOpen = (where) => find(where, "details.log", HTMLDetailsElement).open;
 
 /**
- * A run that was shown at work stays when it ends: the buttons of the next one would come under the mouse.
+ * A run that was shown at work stays when it ends, and any run while the mouse is over its buttons: those of the
+ * next one would come under it.
  * @param {HTMLElement} where
  */
 function keepRun(where) {
   const { run = "", state = "" } = where.querySelector(".run") ? find(where, ".run").dataset : {};
-  if (BUSY.includes(state)) picked = run;
+  if (BUSY.includes(state) || where.querySelector(".acts:hover")) picked = run;
 }
 
 /**
@@ -119,5 +120,5 @@ document.addEventListener("click", async (event) => {
   if (!go) return;
   go.disabled = true;
   picked = ""; // what the queue starts now is shown
-  await ask("queue-act", { act: go.dataset.queue }).catch(() => (go.disabled = false));
+  await call(`queue/${go.dataset.queue}`, {}).catch(() => (go.disabled = false));
 });

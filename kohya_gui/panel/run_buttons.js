@@ -3,24 +3,15 @@ import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, around, find, hit, isField, make, makeButton, saveFile, setValue } from "../server/elements.js";
 import { address, ask, messageOf } from "../server/http.js";
-import { openTab } from "../server/tabs.js";
+import { go } from "../server/addresses.js";
 import { lookAt } from "./monitor.js";
-
-/** @type {Record<string, string>} */
-const TITLES = {
-  lora: "LoRA",
-  dreambooth: "DreamBooth",
-  finetune: "Finetune",
-  "textual-inversion": "Textual inversion",
-  lllite: "LLLite",
-};
 
 /**
  * Put settings from the server into the form of their tab, and show it.
  * @param {{ tab: string, fill: string, launch: Record<string, string> }} settings
  */
 export async function openInForm({ tab, fill, launch }) {
-  await openTab(TITLES[tab], () => document.getElementById(`${tab}-form`)?.checkVisibility());
+  await go(`train/${tab}`);
   form.fill(tab, fill);
   const where = form.formOf(tab);
   for (const field of all(where, "[data-launch]").filter(isField)) {
@@ -43,8 +34,9 @@ async function act(button) {
   try {
     if (button.dataset.act === "bundle") tell(await saveBundle(run, tell));
     else {
-      const answer = await ask("act", { act: button.dataset.act, run, sure: button.dataset.sure === "true" });
-      if (answer.ask) confirm(button, place, answer.ask);
+      const { act: what, sure, pause } = button.dataset;
+      const answer = await ask("act", { act: what, run, sure: sure === "true", pause: pause === "true" });
+      if (answer.ask) confirm(button, place, answer.ask, answer.next);
       if (answer.fill) await openInForm(answer);
       if (answer.run) lookAt(answer.run);
       if (!answer.ask)
@@ -57,17 +49,20 @@ async function act(button) {
 }
 
 /**
- * Ask for confirmation; yes sends the same action with `sure`.
+ * Ask for confirmation; yes sends the same action with `sure`, and may pause the queue.
  * @param {HTMLButtonElement} button
  * @param {HTMLElement} place
  * @param {string} text
+ * @param {string} [next] the training that the queue starts then
  */
-function confirm(button, place, text) {
-  const yes = make("button", { type: "button", className: "stop", "data-act": button.dataset.act, "data-sure": "true" },
-    button.textContent);
+function confirm(button, place, text, next) {
+  const sure = { type: "button", "data-act": button.dataset.act, "data-sure": "true" };
+  const yes = make("button", { ...sure, className: "stop" }, button.textContent);
+  const pausing = next
+    ? [make("button", { ...sure, "data-pause": "true" }, translated("Stop and pause the queue")), " "] : [];
   const no = makeButton(translated("Cancel"), () => place.replaceChildren(), { className: "no" });
   place.classList.remove("bad");
-  place.replaceChildren(translated(text), " ", yes, " ", no);
+  place.replaceChildren(translated(text), " ", yes, " ", ...pausing, no);
   no.focus();
 }
 

@@ -3,7 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { around, find, hit, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { openTab } from "../server/tabs.js";
+import { go } from "../server/addresses.js";
 import { watcher } from "../tools/commands.js";
 
 /** @typedef {{ small: string, large: string, copy: string }} Picture */
@@ -152,6 +152,6 @@ document.addEventListener("click", (event) => {
   const button = hit(event, "[data-compare]");
   if (!button) return;
   runFromPanel = button.dataset.compare ?? "";
-  void openTab("Try it", () => true);
+  void go("try");
   if (place?.isConnected) void start(); // otherwise the tab is being built for the first time
 });

@@ -4,7 +4,7 @@ import { translated } from "../i18n/words.js";
 import { all, around, find, hit, isField, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { mount as mountComparing } from "./comparing.js";
-import { openTab } from "../server/tabs.js";
+import { go } from "../server/addresses.js";
 import { grow, valueToSend, watcher } from "../tools/commands.js";
 
 /** @typedef {{ small: string, large: string }} Picture */
@@ -238,6 +238,6 @@ document.addEventListener("click", (event) => {
   const button = hit(event, "[data-try]");
   if (!button) return;
   runFromPanel = RUN + button.dataset.try;
-  void openTab("Try it", () => true);
+  void go("try");
   if (place?.isConnected) void start(); // otherwise the tab is being built for the first time
 });

@@ -22,17 +22,34 @@ const asking = new Map();
 export const folderToAllow = (sentence) => asking.get(sentence);
 
 /**
- * Send a request. The answer is JSON, whose shape the callers declare.
+ * Send a request of the page's own. The answer is JSON, whose shape the callers declare.
  * @param {string} name
  * @param {Record<string, unknown>} [question]
  * @returns {Promise<any>}
  * @throws {Error} whose message is a sentence for the user
  */
-export async function ask(name, question = {}) {
+export const ask = (name, question = {}) => answerOf(address(name), question);
+
+/**
+ * Send a request to the API that scripts use, too: POST with a body, GET without one.
+ * @param {string} path below /api/v1
+ * @param {Record<string, unknown>} [body]
+ * @returns {Promise<any>}
+ * @throws {Error} whose message is a sentence for the user
+ */
+export const call = (path, body) => answerOf(new URL(`api/v1/${path}`, PAGE).href, body);
+
+/**
+ * @param {string} where
+ * @param {Record<string, unknown>} [body]
+ */
+async function answerOf(where, body) {
   let answer;
   try {
-    const sent = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) };
-    answer = await (await fetch(address(name), sent)).json();
+    // Mistakes come with status 200, as a browser writes every other one into its console.
+    const headers = { Prefer: "status=200", ...(body && { "Content-Type": "application/json" }) };
+    const sent = { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body) };
+    answer = await (await fetch(where, sent)).json();
   } catch {
     throw new Error("The page's server does not answer: is it still running?");
   }

@@ -1,18 +1,5 @@
-// The row of tabs: opens tabs by title, and keeps the open tab in view on narrow screens.
-import { translated } from "../i18n/words.js";
+// Rows of tabs: the usual keys, and the open tab stays in view on narrow screens.
 import { all, hit } from "./elements.js";
-import { wait } from "./http.js";
-
-/**
- * Open a tab, and wait for its contents, which are loaded when it is first opened.
- * @param {string} title
- * @param {() => unknown} isThere
- */
-export async function openTab(title, isThere) {
-  const titles = [title, translated(title)];
-  all(document, 'button[role="tab"]').find((button) => titles.includes(button.textContent.trim()))?.click();
-  for (let i = 0; i < 100 && !isThere(); i++) await wait(50);
-}
 
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 

@@ -14,7 +14,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, Problem, as_problems, problem_from_json
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections
-from library.runs import keys
+from library.runs import keys, queue
 
 CHECK_TIMEOUT = 120.0  # timeout in seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.check.report.Report.as_json
@@ -95,6 +95,12 @@ def failed(why: MessageLike, reading: Reading[Any]) -> Report:
 
 def findings_to_fix(report: Report) -> list[JsonObject]:
     return [finding for finding in report["findings"] if finding["verdict"] == "bad"]
+
+
+def estimate_of(report: Report) -> queue.Estimate:
+    """Return what the queue shows of a report."""
+    fit = report.get("fit") or {}
+    return queue.Estimate(report.get("steps") or 0, fit.get("step") or 0.0, fit.get("peak") or 0.0)
 
 
 def uncaptioned(report: Report) -> Problem | None:

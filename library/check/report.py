@@ -17,7 +17,7 @@ import torch
 
 from library import data, families
 from library.check import estimate as fitting
-from library.check import isolated, preflight, preview_memory, preview_time
+from library.check import isolated, preflight, preview_memory, preview_time, training_length
 from library.compiler import checks
 from library.config.building import Reading, draft, replace_options, working_fix
 from library.config.command import Launch
@@ -95,6 +95,7 @@ class Report:
 
     findings: tuple[Finding, ...]
     fit: fitting.MemoryEstimate | None = None
+    steps: int | None = None  # optimizer steps of the training
 
     @property
     def problems(self) -> list[MessageLike]:
@@ -105,6 +106,7 @@ class Report:
         return {
             "findings": [finding.as_json() for finding in self.findings],
             "fit": self.fit.as_json() if self.fit else None,
+            "steps": self.steps,
         }
 
 
@@ -136,7 +138,8 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
         findings += [
             finding for finding in _collect_findings(config, check, gpu, memory) if finding.topic not in settled
         ]
-    return Report(tuple(sorted(findings, key=_sort_key)), needs)
+    length = None if problems else training_length.expected_length(config, check)
+    return Report(tuple(sorted(findings, key=_sort_key)), needs, length.total if length else None)
 
 
 def answer_requests() -> None:

@@ -21,6 +21,6 @@ def proposals(config: RunConfig, limit: int) -> list[Proposal]:
     survey = finding.survey_data(config, keep=False)
     captioned = [image for image in survey.images.items if image.caption.strip() and not image.is_reg]
     if not captioned:
-        raise ConfigError(*survey.problems or ["The images have no captions: write them in the tab Data set first."])
+        raise ConfigError(*survey.problems or ["The images have no captions: write them in the Data tab first."])
     chosen = random.sample(captioned, min(limit, len(captioned)))
     return [Proposal(" ".join(image.caption.split()), *image.fit.bucket) for image in chosen]

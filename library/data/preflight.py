@@ -201,7 +201,7 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
         )
     yield about_images(
         "no image has a caption: none of {count} has a {endings} file with words beside it, "
-        "so {instead}; write captions in the Data set tab, or with: kohya caption",
+        "so {instead}; write captions in the Data tab, or with: kohya caption",
         count=counted(len(learned), "image"),
         endings=endings,
         instead=instead,

@@ -78,6 +78,14 @@ def choose_devices(launch_options: JsonMapping, free: Iterable[str]) -> tuple[st
     return tuple(free_in_order) if len(free_in_order) >= count else ()
 
 
+def has_room(launch_options: JsonMapping, free: Iterable[str]) -> bool:
+    """Return whether a training could start on these devices."""
+    try:
+        return bool(choose_devices(launch_options, free))
+    except ConfigError:
+        return False
+
+
 def find_launch_problems(launch_options: JsonMapping) -> list[Problem]:
     """Return every problem of launch options; of GPUs only if this machine's are known."""
     problems, all_devices = launch_problems(launch_options), devices()

@@ -37,12 +37,13 @@ FACT_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("id", "state", "script", "title", "output_dir", "output_name", "folder", "host", "boot"), (str,)),
     **dict.fromkeys(("resumes", "queued", "from", "kind"), (str,)),
     "error": (str, problems.Message),
-    **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products"), (dict,)),
+    **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products", "latest"), (dict,)),
     **dict.fromkeys(("devices", "lost_seconds"), (list,)),
 }
 MAX_FACT = 2**53  # maximum numeric fact
 TEXTS = "texts"
 SECRETS = ("wandb_api_key", "huggingface_token")
+LATEST_OF_STEP = ("t", "loss", "avr_loss", "s_it", "eta")  # numbers of the newest step that the record repeats
 OLD_NAMES = {"lanes": "devices"}  # of facts, in files of older versions
 
 
@@ -80,6 +81,15 @@ def load_facts(path: Path) -> JsonObject:
         return {}
     renamed = {OLD_NAMES.get(name, name): value for name, value in facts.items()}
     return {name: value for name, value in renamed.items() if _is_sound_fact(name, value)}
+
+
+def latest_of(kind: str, event: JsonMapping) -> JsonObject:
+    """Return what the fact `latest` of a record repeats of an event, so that nobody reads all events for a table."""
+    if kind == "step":
+        return {name: event[name] for name in LATEST_OF_STEP if name in event}
+    if kind == "validation":
+        return {"held_out_loss": event["loss"]} if "loss" in event else {}
+    return {"sample": {"step": event.get("step"), "number": event.get("number")}} if kind == "sample" else {}
 
 
 def facts_section(facts: JsonMapping, name: str) -> JsonObject:

@@ -1,8 +1,9 @@
 """The queue of trainings: one file that any number of browsers may change, and a worker process that starts its
 entries.
 
-`<home>/queue/queue.json` lists what waits in order; beside it are the entries' configs, without tokens (see `keys`).
-Writers of the file hold its lock. The page shows the file and keeps no state of its own.
+`<home>/queue/queue.json` lists what waits in order; beside it are the entries' configs, without tokens (see `keys`),
+and copies of the prompt and data set files that they name. Writers of the file hold its lock. The page shows the file
+and keeps no state of its own.
 """
 
 import contextlib
@@ -11,14 +12,15 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.files import write_atomic
-from library.runs import layout, locking, process, reader, registry, start
+from library.runs import gpu_slots, job_files, layout, locking, process, reader, registry, resume, start
 
 RUNNER = [sys.executable, "-m", "library.runs.worker"]
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +29,17 @@ WORKER_START_TIMEOUT = 10.0  # seconds until a started worker must have recorded
 BY_USER = "by you"  # reason of a requested pause
 MAX_WAITING = 500  # maximum waiting entries
 MAX_FINISHED_SHOWN = 50  # finished entries to keep
+MAX_REMOVED = 20  # removed entries that can be restored
+GONE, BUSY = "gone", "busy"  # codes of problems: there is no such entry or run; it is in another state
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the check expects of a training; 0 for what it does not know."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    memory: float = 0.0  # GiB of GPU memory
 
 
 @dataclass
@@ -45,6 +58,10 @@ class QueueEntry:
     run: str = ""  # the run's id, once started
     ended: str = ""  # a run's final state, or "failed" if it could not start
     error: MessageLike = ""  # why it could not start
+    steps: int = 0  # these three as in Estimate
+    step_seconds: float = 0.0
+    memory: float = 0.0
+    was_at: int = 0  # its index among all entries when it was removed
 
     @property
     def waits(self) -> bool:
@@ -60,6 +77,7 @@ class Queue:
     go_on: bool = True  # continue with the next entry after a failure
     worker: JsonObject = field(default_factory=dict)  # the worker process
     called: float = 0.0  # last start of the worker process
+    removed: list[QueueEntry] = field(default_factory=list)  # what can be restored, the last one last
 
     @property
     def waiting(self) -> list[QueueEntry]:
@@ -79,7 +97,7 @@ class Queue:
         for entry in self.entries:
             if entry.id == entry_id:
                 return entry
-        raise ConfigError("This training is not in the queue any more.")
+        raise ConfigError(Problem("", "This training is not in the queue any more.", code=GONE))
 
 
 def queue_folder() -> Path:
@@ -94,19 +112,21 @@ def read_queue() -> Queue:
 def _queue(content: JsonMapping) -> Queue:
     """Return the queue of a file's content, sharing no objects with it."""
     content = copy.deepcopy(content)
-    field_names = {f.name for f in fields(QueueEntry)}
-    valid_entries = [
-        entry for entry in content.get("entries") or [] if isinstance(entry, dict) and layout.is_run_id(entry.get("id"))
-    ]
-    entries = [QueueEntry(**{name: entry[name] for name in field_names & entry.keys()}) for entry in valid_entries]
     worker = content.get("worker")
     return Queue(
-        entries,
+        _entries(content.get("entries")),
         content.get("paused") or "",
         bool(content.get("go_on", True)),
         worker if isinstance(worker, dict) else {},
         float(content.get("called") or 0.0),
+        _entries(content.get("removed")),
     )
+
+
+def _entries(stored: Any) -> list[QueueEntry]:
+    field_names = {f.name for f in fields(QueueEntry)}
+    valid = [e for e in stored or [] if isinstance(e, dict) and layout.is_run_id(e.get("id"))]
+    return [QueueEntry(**{name: entry[name] for name in field_names & entry.keys()}) for entry in valid]
 
 
 @contextlib.contextmanager
@@ -122,25 +142,18 @@ def changing() -> Iterator[Queue]:
             layout.store(queue_folder() / "queue.json", asdict(queue))
 
 
-def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
-    """Append a job to the queue (or put it first), and start the worker unless the queue is halted."""
-    entry = QueueEntry(
-        f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
-        job.script,
-        job.title,
-        job.name,
-        job.output,
-        dict(job.how),
-        job.folder,
-        job.resumes,
-        time.time(),
-    )
+def add_to_queue(job: start.TrainingJob, first: bool = False, estimate: Estimate | None = None) -> QueueEntry:
+    """Append a job to the queue (or put it first) with copies of its files, and start the worker unless the queue is
+    halted.
+    """
+    about = {name: getattr(job, name) for name in ("script", "title", "name", "output", "folder", "resumes")}
+    entry = QueueEntry(_new_id(), how=dict(job.how), added=time.time(), **about, **asdict(estimate or Estimate()))
     with changing() as queue:
-        if len(queue.waiting) >= MAX_WAITING:
-            raise ConfigError("{most} trainings wait already: let some of them run first.", most=MAX_WAITING)
+        _refuse_more(queue)
         if twin := twin_problem(queue, entry.output, entry.name):
             raise ConfigError(twin)
         halted = queue.halted
+        job_files.copy_files(job_files.named_files(job), queue_folder() / entry.id)
         write_atomic(_entry_toml(entry), job.toml)
         waiting = queue.waiting
         queue.entries.insert(queue.entries.index(waiting[0]) if first and waiting else len(queue.entries), entry)
@@ -150,11 +163,39 @@ def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     return entry
 
 
+def _new_id() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def _refuse_more(queue: Queue) -> None:
+    if len(queue.waiting) >= MAX_WAITING:
+        template = "{most} trainings wait already: let some of them run first."
+        raise ConfigError(Problem("", template, most=MAX_WAITING, code=BUSY))
+
+
 def twin_problem(queue: Queue, output: str, name: str) -> Problem | None:
     """Return the problem of a training that would write the same files as a waiting one."""
     if all((entry.output, entry.name) != (output, name) for entry in queue.waiting):
         return None
     return Problem("output_name", ": {name} waits in the queue for the same folder; choose another name.", name=name)
+
+
+def duplicate(entry_id: str) -> QueueEntry:
+    """Add a copy of an entry, whatever its state, with an output name that nothing has yet."""
+    with changing() as queue:
+        _refuse_more(queue)
+        entry = queue.find(entry_id)
+        job, halted = job_of_entry(entry), queue.halted
+        name = job_files.free_name(
+            entry.name, entry.output, {e.name for e in queue.entries if e.output == entry.output}
+        )
+        double = replace(entry, id=_new_id(), name=name, added=time.time(), run="", ended="", error="", resumes="")
+        job_files.copy_files(job.files, queue_folder() / double.id)
+        write_atomic(_entry_toml(double), job_files.with_options(job.toml, {"output_name": name}))
+        queue.entries.insert(queue.entries.index(entry) + 1 if entry.waits else len(queue.entries), double)
+    if not halted:
+        work()
+    return double
 
 
 def job_of_entry(entry: QueueEntry) -> start.TrainingJob:
@@ -165,28 +206,59 @@ def job_of_entry(entry: QueueEntry) -> start.TrainingJob:
         raise ConfigError(
             "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=queue_folder()
         ) from None
+    about = {name: getattr(entry, name) for name in ("script", "title", "name", "output", "how", "folder", "resumes")}
     return start.TrainingJob(
-        entry.script, entry.title, entry.name, entry.output, toml, entry.how, {}, entry.folder, entry.resumes, entry.id
+        toml=toml, queued=entry.id, files=job_files.copied_files(queue_folder() / entry.id), **about
     )
 
 
-def remove_entry(entry_id: str) -> None:
-    """Remove an entry; an active training continues."""
+def remove_entry(entry_id: str) -> QueueEntry:
+    """Remove an entry, which can be restored; an active training continues."""
     with changing() as queue:
         entry = queue.find(entry_id)
+        entry.was_at = queue.entries.index(entry)
         queue.entries.remove(entry)
-        forget_config(entry)
+        queue.removed.append(entry)
+        for forgotten in queue.removed[:-MAX_REMOVED]:
+            queue.removed.remove(forgotten)
+            forget_config(forgotten)
+    return entry
+
+
+def restore(entry_id: str) -> QueueEntry:
+    """Put a removed entry back to where it was. Raises ConfigError if it is forgotten, or its name taken since."""
+    with changing() as queue:
+        entry = next((entry for entry in queue.removed if entry.id == entry_id), None)
+        if entry is None:
+            raise ConfigError(Problem("", "This training is not in the queue any more.", code=GONE))
+        if entry.waits and (twin := twin_problem(queue, entry.output, entry.name)):
+            raise ConfigError(twin)
+        halted = queue.halted
+        queue.removed.remove(entry)
+        queue.entries.insert(min(entry.was_at, len(queue.entries)), entry)
+    if not halted:
+        work()
+    return entry
+
+
+def move_to(entry_id: str, place: int) -> None:
+    """Move a waiting entry to a place among the waiting ones, 0 for the first; beyond the last it becomes the last."""
+    _move(entry_id, lambda waiting, entry: min(max(0, place), len(waiting) - 1))
 
 
 def move(entry_id: str, by: int) -> None:
     """Move a waiting entry among the waiting ones: by -1 sooner, by 1 later; no wrap-around."""
+    _move(entry_id, lambda waiting, entry: waiting.index(entry) + by)
+
+
+def _move(entry_id: str, to: Callable[[list[QueueEntry], QueueEntry], int]) -> None:
     with changing() as queue:
         entry, waiting = queue.find(entry_id), queue.waiting
         if entry not in waiting:
-            raise ConfigError("{name} does not wait any more, so it cannot be moved.", name=entry.name)
-        to = waiting.index(entry) + by
-        if 0 <= to < len(waiting):
-            other = queue.entries.index(waiting[to])
+            template = "{name} does not wait any more, so it cannot be moved."
+            raise ConfigError(Problem("", template, name=entry.name, code=BUSY))
+        if 0 <= (place := to(waiting, entry)) < len(waiting):
+            other = queue.entries.index(waiting[place])
             queue.entries.remove(entry)
             queue.entries.insert(other, entry)
 
@@ -235,7 +307,7 @@ def queued_sentence(entry: QueueEntry) -> Message:
     queue = read_queue()
     earlier = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
-        return Message("{name} is in the queue, which is paused: press Continue in the Queue tab.", name=entry.name)
+        return Message("{name} is in the queue, which is paused: press Continue in the Runs tab.", name=entry.name)
     template = "{name} is in the queue and starts as soon as there is room. It does not need this page to be open."
     if earlier:
         template = "{name} is in the queue and starts after {others}. It does not need this page to be open."
@@ -251,8 +323,24 @@ def work() -> None:
         start.detached(RUNNER, queue_folder() / "worker.txt", os.environ, str(PROJECT_ROOT))
 
 
+def starts_next(run: reader.RecordedRun) -> QueueEntry | None:
+    """Return the entry that is started when this active run has ended, if any."""
+    queue = read_queue()
+    if queue.paused or queue.halted or not run.is_here:
+        return None
+    others = [other.facts for other in reader.runs() if other.active and other.is_here and other.id != run.id]
+    free = gpu_slots.free_devices(others)
+    return next((entry for entry in queue.waiting if gpu_slots.has_room(entry.how, free)), None)
+
+
+def can_resume(run: reader.RecordedRun, other_runs: Iterable[reader.RecordedRun]) -> bool:
+    """Return whether a run has ended unfinished, and neither a run nor an entry resumes it."""
+    return resume.is_wanted(run, other_runs) and all(entry.resumes != run.id for entry in read_queue().waiting)
+
+
 def forget_config(entry: QueueEntry) -> None:
     _entry_toml(entry).unlink(missing_ok=True)
+    job_files.forget_files(queue_folder() / entry.id)
 
 
 def _forget_old(queue: Queue) -> None:

@@ -134,9 +134,12 @@ class Record:
 
     def event(self, kind: str, **data: Any) -> None:
         """Record any other event: compile, saved, sample, warning, error."""
-        line = self._hidden.redact(layout.dump({"t": round(time.time(), 3), "kind": kind, **data}))
+        event = {"t": round(time.time(), 3), "kind": kind, **data}
+        line = self._hidden.redact(layout.dump(event))
         # A full disk ends the training when it saves, not when it logs a line.
         with self._lock, contextlib.suppress(OSError):
+            if latest := layout.latest_of(kind, event):
+                self.facts["latest"] = {**self.facts.get("latest", {}), **latest}
             if not self._progress.closed:
                 self._progress.write(line + "\n")
 

@@ -18,7 +18,7 @@ from library.config.problems import ConfigError, Message, Problem, together
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.files import write_atomic
-from library.runs import gpu_slots, keys, layout, process, reader, registry
+from library.runs import gpu_slots, job_files, keys, layout, process, reader, registry
 from library.runs.launcher import starting
 
 
@@ -36,6 +36,7 @@ class TrainingJob:
     folder: str = ""  # base of relative paths in the config
     resumes: str = ""  # the run to resume
     queued: str = ""  # its entry in the queue
+    files: Mapping[str, Path] = field(default_factory=dict)  # by option: copied into the run's folder, and used there
 
 
 def job(config: RunConfig, **how: Any) -> TrainingJob:
@@ -122,7 +123,9 @@ def _prepare(job: TrainingJob, devices: Sequence[str]) -> Path:
     folder = Path(job.output) / "runs" / layout.new_id(job.name)
     try:
         folder.mkdir(parents=True)
-        write_atomic(folder / layout.TOML, job.toml)
+        copies = job_files.copy_files(job.files, folder)
+        toml = job_files.with_options(job.toml, {option: str(path) for option, path in copies.items()})
+        write_atomic(folder / layout.TOML, toml)
         facts = {
             "id": folder.name,
             "script": job.script,
@@ -158,22 +161,23 @@ def detached(
     arguments: Sequence[str], log: Path, environment: Mapping[str, str], folder: str = ""
 ) -> subprocess.Popen[Any]:
     """Start a process in its own session (on Windows a process group without console), with its output in a file."""
-    own_session: JsonObject = {"start_new_session": True}
-    if sys.platform == "win32":
-        own_session = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
     working_folder = folder if folder and Path(folder).is_dir() else None
     # Readers expect UTF-8, on Windows, too.
     variables = {**environment, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
     with log.open("ab") as out:
-        started = subprocess.Popen(
-            list(arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            cwd=working_folder,
-            **own_session,
-        )
+        streams: JsonObject = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+        started = _in_own_session(list(arguments), env=variables, cwd=working_folder, **streams)
     # Wait for the end, or the process stays in the table as a zombie.
     threading.Thread(target=started.wait, name="reaper", daemon=True).start()
     return started
+
+
+def _in_own_session(arguments: list[str], **how: Any) -> subprocess.Popen[Any]:
+    if sys.platform == "win32":
+        flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS
+        try:
+            # An SSH server may put all processes of a session into a job that ends with it.
+            return subprocess.Popen(arguments, creationflags=flags | subprocess.CREATE_BREAKAWAY_FROM_JOB, **how)
+        except PermissionError:  # a job that its processes may not leave
+            return subprocess.Popen(arguments, creationflags=flags, **how)
+    return subprocess.Popen(arguments, start_new_session=True, **how)

@@ -6,12 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from library.config import phases
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.files import UNFINISHED, write_atomic
 from library.runs import layout, process, reader
+from library.runs.durations import duration_in_words
 from library.runs.lineage import step_of
 
 HANG_TIMEOUT = 120.0  # a run that should end counts as hanging after this many seconds without activity
+CONFIRM_FROM = 60.0  # seconds; discarding more work needs a confirmation
+ANSWERS = {
+    "after_step": "It stops after this step and saves a state to resume from.",
+    "now": "It ends this step early, saves what it has learned with a state to resume from, and stops.",
+    "kill": "It was killed.",
+    "sample": "Sample images are generated after this step.",
+    "save": "It saves a file and a state after this step.",
+}
 STEPS = 20  # or after the time of this many steps, if longer
 
 
@@ -71,6 +80,32 @@ def lost_by_kill(run: reader.RecordedRun) -> tuple[int | None, float]:
     saved = [(event.get("t", 0.0), step_of(Path(str(event.get("file") or "")))) for event in events]
     when, step = max(((t, step) for t, step in saved if step is not None), default=(None, None))
     return step, max(0.0, time.time() - (when or run.facts.get("started", time.time())))
+
+
+def question_before(run: reader.RecordedRun, how: str) -> MessageLike:
+    """Return the question to confirm before a run is stopped like this; "" if next to nothing is lost."""
+    if how == "kill":
+        step, seconds = lost_by_kill(run)
+        if step is None:
+            template = "No state was saved: all that was learned in {time} is lost. Kill it?"
+            return Message(template, time=duration_in_words(seconds))
+        template = "What was learned after step {step} is lost, {time} of work. Kill it?"
+        return Message(template, step=step, time=duration_in_words(seconds))
+    what, seconds = lost_now(run) if how == "now" else ("", 0.0)
+    if seconds <= CONFIRM_FROM:
+        return ""
+    lost = {
+        "start": "No step is done yet: {time} of loading, caching and compiling are lost. Stop it?",
+        "step": "{time} of work on this step are lost; what was learned before is saved. Stop it?",
+        "look": "{time} of work on samples or validation are lost; what was learned is saved. Stop it?",
+    }
+    return Message(lost[what], time=duration_in_words(seconds))
+
+
+def refuse_early_kill(run: reader.RecordedRun) -> None:
+    """Raise ConfigError unless a run that should end hangs."""
+    if not hangs(run):
+        raise ConfigError(Problem("", "It has reported within the last minutes: let it save and stop.", code="busy"))
 
 
 def hangs(run: reader.RecordedRun) -> bool:

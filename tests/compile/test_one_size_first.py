@@ -83,9 +83,11 @@ def test_each_of_twelve_sizes_is_compiled_in_the_first_step_that_meets_it(demo, 
 
 
 @pytest.mark.parametrize("script", LORA_OF_EACH_KIND)
-def test_gradients_of_twelve_sizes_are_those_of_eager(model_of, script):
-    sizes = tuple((high // 8, wide // 8) for wide, high in TWELVE)
-    values = {"compile_blocks": FEW[script], "network_args": () if script.startswith("sdxl") else ONE_ADAPTER}
+def test_gradients_of_many_sizes_are_those_of_eager(model_of, script):
+    """Of twelve, and of four for SDXL, whose blocks take the longest to compile."""
+    is_unet = script.startswith("sdxl")
+    sizes = tuple((high // 8, wide // 8) for wide, high in TWELVE[:: 3 if is_unet else 1])
+    values = {"compile_blocks": FEW[script], "network_args": () if is_unet else ONE_ADAPTER}
     eager = model_of(script, sizes, **values)
     plain = eager.gradients(sizes)
     compiled = model_of(script, sizes, **values, compile=True, compile_dynamic="false")

@@ -162,8 +162,14 @@ class Visit:
     def click(self, name):
         self.page.get_by_role("button", name=name, exact=True).locator("visible=true").click()
 
+    def room(self, name):
+        self.page.locator("#rooms > .tab-wrapper").get_by_role("tab", name=name, exact=True).click()
+
     def tab(self, name):
-        self.page.get_by_role("tab", name=name, exact=True).click()
+        """Open a kind of training."""
+        if not self.page.locator("#kinds").is_visible():
+            self.room("Train")
+        self.page.locator("#kinds").get_by_role("tab", name=name, exact=True).click()
         self.page.locator(f"#{name.lower().replace(' ', '-')}-form").wait_for()
 
     def family(self, name):

@@ -95,7 +95,7 @@ def test_a_model_captions_a_folder_and_what_it_wrote_is_compared_and_put_back(vi
     start = tree(folder)
     visitor = visit()
     page = visitor.page
-    page.get_by_role("tab", name="Data set").click()
+    page.get_by_role("tab", name="Data", exact=True).click()
     page.locator("#images-folder").fill(str(folder))
     visitor.click("Open folder")
     page.get_by_text("Captions by a model").click()
@@ -125,7 +125,7 @@ def test_a_model_captions_a_folder_and_what_it_wrote_is_compared_and_put_back(vi
     assert tree(folder) == start
     page.set_viewport_size({"width": 1440, "height": 900})
     visitor.open()
-    page.get_by_role("tab", name="Data set").click()
+    page.get_by_role("tab", name="Data", exact=True).click()
     page.get_by_text("Captions by a model").click()
     assert page.locator("#caption-hf-prompt").input_value() == "what is it?"  # the last question is kept
     page.locator(".images [data-panel=past] summary").click()

@@ -7,7 +7,7 @@ import pytest
 
 from kohya_gui.panel import actions, html, monitor
 from kohya_gui.server import tensorboard_proxy
-from library.runs import layout, process, queue, reader, registry, resume, stop
+from library.runs import layout, process, queue, queue_rows, reader, registry, resume, stop
 
 WRONG = (None, True, -1, 10**30, 0.5, "x", "", [], [1, {}], {}, {"a": 1}, {"a": {"b": []}})
 FACTS = {
@@ -74,12 +74,12 @@ def shown(folder):
         part.mark, part.render()
     html.log("x", run), html.machine_usage_html(run), actions._can_be_tried(run)
     for how in ("now", "kill"):
-        actions._question(run, how)
+        stop.question_before(run, how)
     (
         stop.hangs(run),
         resume.newest_state(run),
         resume.run_settings(run),
-        queue.read_queue(),
+        queue_rows.queue_rows(queue.read_queue()),
         reader.active(),
         tensorboard_proxy.curve_folders(),
     )

@@ -116,7 +116,7 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     steps = page.locator(".first-steps button")
     assert steps.all_inner_texts() == ["Choose a model", "Add images", "Look at them", "Start the training"]
     follows = lambda step: page.locator(f"#side[data-next={step}]").wait_for()  # noqa: E731
-    page.get_by_role("tab", name="Queue", exact=True).click()
+    page.get_by_role("tab", name="Lab", exact=True).click()
     steps.nth(0).click()  # works from a tab without a form, too
     page.locator("dialog.models .take:enabled").wait_for()
     page.locator("dialog.models").get_by_label("Model", exact=True).select_option(
@@ -143,8 +143,9 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     boxes = [step.bounding_box() for step in steps.all()]
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["height"] >= 24 for box in boxes)
     assert max(box["y"] + box["height"] for box in boxes) - min(box["y"] for box in boxes) < 100
-    tabs = page.get_by_role("tab")  # all in one row
-    assert len({round(tab.bounding_box()["y"]) for tab in tabs.all()}) == 1
+    for row in ("#rooms", "#kinds"):
+        tabs = page.locator(f"{row} > .tab-wrapper").get_by_role("tab")
+        assert len({round(tab.bounding_box()["y"]) for tab in tabs.all()}) == 1
     page.set_viewport_size({"width": 1440, "height": 900})
     visitor.fill(max_train_steps="3")
     page.locator("button.train:visible").press("Enter")

@@ -92,9 +92,9 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
         ),
         20,
     )
-    assert "GPU 0,1" in visitor.page.locator(".entry", has_text="both").inner_text()
+    assert "GPU 0, 1" in visitor.page.locator(".entry", has_text="both").inner_text()
     visitor.has_none(FAINT)
-    visitor.page.get_by_role("tab", name="LoRA", exact=True).click()
+    visitor.tab("LoRA")
     visitor.page.reload()  # requests the current users again
     visitor.until("used by two", "#lora-form .gpus [data-gpu='0']")
     held.unlink()

@@ -45,7 +45,7 @@ def test_every_field_of_a_dialog_takes_keys_and_lets_go(visit, served):
 
 def test_the_folder_of_a_data_set_is_typed(visit):
     visitor = visit()
-    visitor.page.get_by_role("tab", name="Data set", exact=True).click()
+    visitor.page.get_by_role("tab", name="Data", exact=True).click()
     visitor.page.locator("#images-folder").click()
     visitor.page.keyboard.type("~/cats")
     assert visitor.page.locator("#images-folder").input_value() == "~/cats"

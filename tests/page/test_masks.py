@@ -96,7 +96,7 @@ def look_at(visitor, folder):
     for number in range(2):
         picture(number, 96, 64).save(folder / f"{number}.png")
     page = visitor.page
-    page.get_by_role("tab", name="Data set").click()
+    page.get_by_role("tab", name="Data", exact=True).click()
     page.locator("#images-folder").fill(str(folder))
     visitor.click("Open folder")
     return page, usual_folder(folder), tree(folder)

@@ -19,6 +19,7 @@ from library.config.problems import ConfigError
 from library.families import config_class
 from library.runs import queue, reader, start
 from library.runs.record import Record
+from library.trainings import reopening
 from tests import fork_server
 from tests.page.conftest import STAND_IN, WORKER
 from tests.page.test_browser import FAINT, SMALL
@@ -44,13 +45,13 @@ def rows(visitor):
 
 
 def queue_tab(visitor):
-    visitor.page.get_by_role("tab", name="Queue", exact=True).click()
+    visitor.page.get_by_role("tab", name="Runs", exact=True).click()
     visitor.page.locator(".queue").wait_for()
     return visitor
 
 
 def press(visitor, name, entry):
-    visitor.page.locator(".entry", has_text=entry).get_by_text(name, exact=True).click()
+    visitor.page.get_by_label(f"{name}: {entry}", exact=True).click()
 
 
 def shows(visitor, *expected):
@@ -72,7 +73,7 @@ def test_a_queue_of_three_with_a_failing_second_from_the_form(visit, tmp_path):
     queue_tab(visitor)
     shows(visitor, ("three", "finished"), ("two", "failed"), ("one", "finished"))
     visitor.until("The GPU ran out of memory", ".entry .why")
-    press(visitor, "Duplicate", "two")  # its settings are corrected, and it is queued again
+    press(visitor, "Open in form", "two")  # its settings are corrected, and it is queued again
     visitor.page.locator("#lora-learning_rate").wait_for()
     wait_for(lambda: visitor.page.locator("#lora-learning_rate").input_value() == "0.5", 10)
     visitor.fill(learning_rate="1e-4")
@@ -96,8 +97,8 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
     gone = queue.read_queue().entries[1].id
     press(first, "Remove", "three")
     wait_for(lambda: len(queue.read_queue().entries) == 2, 10)
-    answer = second.page.request.post(f"{second.address}own/queue-act", data={"act": "up", "id": gone})
-    assert "not in the queue any more" in answer.json()["error"]
+    answer = second.page.request.post(f"{second.address}api/v1/queue/{gone}/move", data={"by": -1})
+    assert answer.status == 404 and "not in the queue any more" in answer.json()["error"]
     shows(second, ("one", "waiting"), ("two", "waiting"))
     # By the keyboard: what is gone or at its end gives the focus to what is next to it.
     focused = "document.activeElement.ariaLabel"
@@ -111,6 +112,7 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
     second.page.locator(".queue").get_by_role("button", name="Continue").click()
     shows(first, ("one", "running"), ("two", "waiting"))
     for visitor in (first, second):
+        visitor.room("Train")
         visitor.state("running")
         visitor.until("Next in the queue: two", ".next")
 
@@ -171,17 +173,17 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
     visitor.until("waiting for data", ".split")
     visitor.click("Sample now")
     visitor.page.locator(".sample").nth(1).wait_for()
-    queue_tab(visitor)
-    visitor.until("Paused", ".how")
-    for width, height in ((1440, 900), (390, 844)):
-        visitor.page.set_viewport_size({"width": width, "height": height})
-        visitor.has_none(FAINT)
-        visitor.has_none(SMALL)
-        assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
-    visitor.page.set_viewport_size({"width": 1440, "height": 900})
     for selector in (".runs", ".run", ".acts"):  # state and actions are visible without scrolling
         box = visitor.page.locator(selector).bounding_box()
         assert box["y"] >= 0 and box["y"] + box["height"] <= 900
+    for room, words in (("Train", "waiting for data"), ("Runs", "Paused")):
+        visitor.room(room)
+        visitor.page.locator("body", has_text=words).wait_for()
+        for width, height in ((1440, 900), (390, 844)):
+            visitor.page.set_viewport_size({"width": width, "height": height})
+            visitor.has_none(FAINT)
+            visitor.has_none(SMALL)
+            assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
 
 
 PAGE = """
@@ -343,10 +345,10 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     jobs = []
     monkeypatch.setattr(start, "begin_job", lambda job: jobs.append(job) or "the-new-run")
-    run, answers = reader.find_run(record.id), actions.RunActions({})
+    run = reader.find_run(record.id)
     assert run.state == "failed" and "Resume from step 3" in actions.buttons(run, [run])
-    sentence, resumed = answers.resumed(run)
-    assert (str(sentence), resumed) == ("It resumes after step 3: this is the new run.", "the-new-run")
+    resumed = reopening.resume_run(run)
+    assert (str(resumed.said), resumed.run) == ("It resumes after step 3: this is the new run.", "the-new-run")
     (job,) = jobs
     assert job.resumes == run.id and job.folder == str(shell) and job.output == str(shell / "out")
     assert f'resume = "{state}"' in job.toml and 'train_data_dir = "images"' in job.toml
@@ -354,4 +356,4 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
     queue.add_to_queue(job)  # as if another browser had queued it first
     assert "Resume" not in actions.buttons(run, [run])
     with pytest.raises(ConfigError, match="resumed already"):
-        answers.resumed(run)
+        reopening.resume_run(run)

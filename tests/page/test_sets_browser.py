@@ -36,7 +36,7 @@ def refused(*_):
 def test_look_edit_replace_and_undo(visit, images, monkeypatch):
     start = tree(images)
     visitor = visit()
-    page = go(visitor, "Data set")
+    page = go(visitor, "Data")
     page.locator("#images-folder").fill(str(images))
     opener = page.get_by_role("button", name="Open folder")
     assert opener.evaluate("button => getComputedStyle(button).fontWeight") == "600"  # primary
@@ -74,7 +74,7 @@ def test_look_edit_replace_and_undo(visit, images, monkeypatch):
     assert (images / "10_zorb" / "02.txt").read_text() == "zorb, blue hat"
 
     visitor.open()  # changes can be undone even after a reload, as they are stored in files
-    page = go(visitor, "Data set")  # opens the same folder again
+    page = go(visitor, "Data")  # opens the same folder again
     cards.first.wait_for()
     for title in ("Replaced", "Caption of"):
         page.locator(".sieve [data-do=undo]").click()
@@ -85,7 +85,7 @@ def test_look_edit_replace_and_undo(visit, images, monkeypatch):
 
 def test_cached_folder_listing_does_not_hide_a_change(visit, images):
     visitor, held = visit(), []
-    page = go(visitor, "Data set")
+    page = go(visitor, "Data")
     page.locator("#images-folder").fill(str(images))
     page.keyboard.press("Enter")
     page.locator(".images .findings button", has_text="without a caption").click()
@@ -121,7 +121,7 @@ def test_regularisation_and_dataset_file_of_a_tab_can_be_opened_alone(visit, ima
     visitor = visit()
     go(visitor, "DreamBooth")
     visitor.fill(train_data_dir=images, reg_data_dir=reg, resolution=512)
-    page = go(visitor, "Data set")
+    page = go(visitor, "Data")
     page.locator("#images-tab").select_option("dreambooth")
     visitor.click("Use this tab's settings")
     rows = page.locator(".images .sources tbody tr")
@@ -134,13 +134,13 @@ def test_regularisation_and_dataset_file_of_a_tab_can_be_opened_alone(visit, ima
     visitor.click("Open")  # without the comparison the folder can be edited
     page.wait_for_function("document.querySelectorAll('.images article textarea:not([readonly])').length === 5")
     visitor.open()  # still undoable after a reload
-    go(visitor, "Data set")
+    go(visitor, "Data")
     visitor.click("Back to all of the training's images")
     rows.nth(1).wait_for()
 
-    go(visitor, "Finetune")
+    visitor.tab("Finetune")
     visitor.fill(dataset_config=file)
-    go(visitor, "Data set")
+    go(visitor, "Data")
     page.locator("#images-tab").select_option("finetune")
     visitor.click("Use this tab's settings")
     page.locator(".images .also", has_text="describes these images").wait_for()
@@ -152,7 +152,7 @@ def test_two_loras_are_merged_and_nothing_is_overwritten(visit, served):
     root = served[1]
     first, second = lora(root / "mergeable.safetensors"), lora(root / "second.safetensors", 1)
     visitor = visit()
-    page = go(visitor, "LoRA tools")
+    page = go(visitor, "Tools")
     page.locator(".files .pick").click()  # keyboard only: filter, and take
     page.locator(".picker[open] li", has_text="mergeable.safetensors").wait_for()
     page.keyboard.type("mergeable")  # other tests' files may come first

@@ -192,7 +192,7 @@ def test_what_the_page_says_later_is_in_every_catalogue():
     scripts = [path.read_text(encoding="utf-8") for path in sources("kohya_gui", suffixes=(".js",))]
     words = [word for text in scripts for word in re.findall(r"(?:translated|[bB]utton)\(\s*\"([^\"]+)\"", text)]
     words += [word for text in scripts for word in re.findall(r"(?<=: )\"([A-Z][a-z]+)\"(?=[,;)])", text)]
-    assert {"Duplicate", "Waiting", "Looking", "Left"} <= set(words)
+    assert {"Pause", "Waiting", "Looking", "Left"} <= set(words)
     languages = ("English",)  # a language's name is not translated
     assert not absent([*fixed_texts, *templates, *(word for word in words if word not in languages)]), "add these"
 
@@ -368,11 +368,11 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
     shown = f"<i id='label'{sentences.data(label)}>{label}</i>"
     page.evaluate("shown => document.querySelector('#top').insertAdjacentHTML('beforeend', shown)", shown)
     page.locator("#label", has_text=f"cat · {TABLES['ja']['Running']}").wait_for()
-    page.get_by_role("tab", name="キュー", exact=True).click()
+    page.get_by_role("tab", name="学習履歴", exact=True).click()
     page.locator(".queue .how", has_text="キューは空です").wait_for()
     page.locator(".language").select_option("en")
     page.locator(".queue .how", has_text="The queue is empty.").wait_for()  # queue.js had written it in Japanese
-    page.get_by_role("tab", name="LoRA", exact=True).click()
+    visitor.tab("LoRA")
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").wait_for()
     assert page.get_by_label("Base model", exact=True).locator("visible=true").count() == 1
     visitor.fill(max_train_steps="5")

@@ -14,7 +14,21 @@ import psutil
 import pytest
 
 from library.config.problems import ConfigError
-from library.runs import gpu_slots, keys, layout, locking, process, queue, reader, start, stop, worker
+from library.runs import (
+    forecast,
+    gpu_slots,
+    keys,
+    layout,
+    locking,
+    process,
+    queue,
+    queue_rows,
+    reader,
+    resume,
+    start,
+    stop,
+    worker,
+)
 from library.runs.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -307,3 +321,61 @@ def test_a_lock_is_one_process_only_and_ends_with_it(tmp_path):
     with locking.hold_lock(tmp_path / "a.lock", 5) as mine:
         assert mine
     assert worker.PERIOD < 1
+
+
+def test_an_entry_keeps_its_own_files_and_copies_get_names_of_their_own(tmp_path):
+    queue.pause()
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a fox", encoding="utf-8")
+    first = queue.add_to_queue(job(tmp_path, "fox", sample_prompts=str(prompts)))
+    prompts.write_text("a dog", encoding="utf-8")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "fox-2-step00000100.safetensors").touch()
+    copy = queue.duplicate(first.id)
+    again = queue.duplicate(first.id)
+    assert [copy.name, again.name] == ["fox-3", "fox-4"] and 'output_name = "fox-3"' in queue.job_of_entry(copy).toml
+    assert [entry.name for entry in queue.read_queue().waiting] == ["fox", "fox-4", "fox-3"]
+    queue.remove_entry(first.id)
+    queue.remove_entry(again.id)
+    assert queue.restore(first.id).name == "fox" and queue.read_queue().waiting[0].id == first.id
+    with pytest.raises(ConfigError, match="not in the queue any more"):
+        queue.restore(copy.id)
+    queue.go_on()
+    until(lambda: states() == ["finished", "finished"])
+    for run in runs_of("fox", "fox-3"):
+        own = run.folder / "sample_prompts.txt"
+        assert own.read_text(encoding="utf-8") == "a fox" and json.dumps(str(own)) in resume.run_toml(run)
+    queue.clear()
+    assert [path.name for path in queue.queue_folder().iterdir() if path.is_dir()] == [again.id]  # can be restored
+
+
+def test_rows_say_when_entries_start_on_which_gpu_and_what_differs(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(queue, "work", lambda: None)
+    monkeypatch.setattr(forecast, "now", lambda: 1000.0)
+    minute = queue.Estimate(60, 1.0, 12.5)
+    for name, how, estimate, more in (
+        ("one", {}, minute, {"seed": 1}),
+        ("two", {"gpu_ids": "0"}, minute, {"seed": 2, "network_dim": 4}),
+        ("both", {"num_processes": 2}, minute, {}),
+        ("unknown", {}, None, {}),
+        ("last", {"gpu_ids": "1"}, minute, {}),
+    ):
+        queue.add_to_queue(job(tmp_path, name, how, **more), estimate=estimate)
+    with queue.changing() as waiting:
+        waiting.worker = process.identity()
+    rows = {row.name: row for row in queue_rows.queue_rows(queue.read_queue())}
+    assert {name: (row.start, row.end, row.gpus) for name, row in rows.items()} == {
+        "one": (1000.0, 1060.0, ("0",)),
+        "two": (1060.0, 1120.0, ("0",)),
+        "both": (1120.0, 1180.0, ("0", "1")),
+        "unknown": (1180.0, None, ("0",)),
+        "last": (1180.0, 1240.0, ("1",)),
+    }
+    two = rows["two"]
+    assert (two.total_steps, two.memory, two.names_gpus, two.compared_with) == (60, 12.5, True, "one")
+    assert [(d.option, d.before, d.value) for d in two.differences] == [("seed", "1", "2"), ("network_dim", None, "4")]
+    queue.pause()
+    assert {row.start for row in queue_rows.queue_rows(queue.read_queue())} == {None}
+    with queue.changing() as waiting:
+        waiting.worker = {}

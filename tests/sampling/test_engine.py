@@ -158,8 +158,14 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("way", BESIDE)
-@pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train_network", "flux_train"])
+# All ways with the smallest model, and those with the most parts with others.
+PREVIEWED = [
+    *(("flux_train_network", way) for way in BESIDE),
+    *((script, way) for script in ("sdxl_train_network", "flux_train") for way in ("eager", "swapped")),
+]
+
+
+@pytest.mark.parametrize(("script", "way"), PREVIEWED)
 def test_previews_change_neither_losses_nor_graphs_of_a_training(demo, squares, tmp_path, script, way):  # noqa: F811
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat --w 64 --h 64 --s 2 --d 1 --l 4\na dog --w 128 --h 64 --s 2 --d 2\n", encoding="utf-8")
@@ -334,7 +340,7 @@ def test_files_at_other_strengths_are_neither_replayed_nor_left_out(given, scrip
     prompts = [Prompt("a cat", width=64, height=64, seed=3, sample_steps=2)] * 2
     caplog.set_level(logging.INFO)
     sheets = []
-    for wanted in (config, compiling(config)):
+    for wanted in (config, compiling(config, compile_blocks=FEW[script])):
         assert "graphs for pictures" not in caplog.text
         sheets.append(generate.generate(wanted, columns, prompts, tmp_path / str(len(sheets)), quiet))
     assert "graphs for pictures" in caplog.text and "failed" not in caplog.text

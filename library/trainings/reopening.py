@@ -1,15 +1,16 @@
-"""The settings of a run or of a queue entry as a config, to be viewed in the form, changed, or resumed."""
+"""The settings of a run or of a queue entry as a config: to be viewed, changed, or resumed."""
 
+from dataclasses import dataclass
 from dataclasses import replace as replaced
 from typing import Any
 
 from library.config.building import draft, replace_options
 from library.config.json_types import JsonMapping
 from library.config.outside_files import parse_toml
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.schema import flatten_sections, options_of
 from library.families import config_class
-from library.runs import reader, resume, start
+from library.runs import gpu_slots, queue, reader, resume, start
 
 
 def started_config(run: reader.RecordedRun) -> Any:
@@ -43,3 +44,32 @@ def continuation(run: reader.RecordedRun) -> start.TrainingJob:
     # Relative paths start from the folder of the shell that the run was started in.
     folder, output = str(run.facts.get("folder") or job.folder), str(run.facts.get("output_dir") or job.output)
     return replaced(job, folder=folder, output=output, resumes=run.id)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What became of a run that was to be resumed: the id of the new run, or of an entry of the queue."""
+
+    said: MessageLike
+    run: str = ""
+    entry: str = ""
+
+
+def resume_run(run: reader.RecordedRun) -> Resumed:
+    """Resume a run now, or put it first into the queue until devices are free. Raises ConfigError if that is not
+    possible, or was done already.
+    """
+    if not run.active and not queue.can_resume(run, reader.runs()):  # another browser was faster, or it is complete
+        template = "{run} has finished, or was resumed already."
+        raise ConfigError(Problem("", template, run=run.id, code=queue.BUSY))
+    job, state = continuation(run), resume.newest_state(run)
+    active = [other.facts for other in reader.runs() if other.active and other.is_here]
+    if gpu_slots.choose_devices(job.how, gpu_slots.free_devices(active)):
+        run_id = start.begin_job(job)
+        if state:
+            said = Message("It resumes after step {step}: this is the new run.", step=resume.step_of(state))
+            return Resumed(said, run_id)
+        return Resumed("It starts again from the beginning: this is the new run.", run_id)
+    entry = queue.add_to_queue(job, first=True)
+    said = "Another training is running: this one resumes when that has ended (see the Runs tab)."
+    return Resumed(said, entry=entry.id)

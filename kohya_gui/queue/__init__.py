@@ -1,0 +1,1 @@
+"""The queue on the page: what waits, what runs, and what has run."""

@@ -1,0 +1,167 @@
+// One entry of the queue: its state, what it takes, when it starts, what differs, and its buttons.
+import { count, say, sayOption } from "../i18n/sentences.js";
+import { translated } from "../i18n/words.js";
+import { make, makeButton } from "../server/elements.js";
+
+/** @typedef {{ option: string, before: string | null, value: string | null }} Difference */
+/**
+ * @typedef {{ id: string, name: string, title: string, state: string, run: string, step: number, total_steps: number,
+ *   gpus: string[], gpu_count: number, names_gpus: boolean, why: string, waits: boolean, can_resume: boolean,
+ *   seconds: number | null, step_seconds: number | null, memory: number | null, start: number | null,
+ *   end: number | null, compared_with: string, differences: Difference[] }} Entry
+ */
+/**
+ * @typedef {{ moveTo: (id: string, to: number) => unknown, remove: (id: string) => unknown,
+ *   duplicate: (id: string) => unknown, actOnRun: (act: string, run: string) => unknown,
+ *   openSettings: (id: string) => unknown, openRun: (run: string) => unknown }} Actions
+ */
+
+/** @type {Record<string, string>} */
+const STATES = {
+  waiting: "Waiting",
+  starting: "Starting",
+  running: "Running",
+  stopping: "Stopping",
+  finished: "Finished",
+  stopped: "Stopped",
+  failed: "Failed",
+  interrupted: "Interrupted",
+};
+/** @type {Record<string, string>} */
+const MOODS = {
+  starting: "busy",
+  running: "busy",
+  stopping: "busy",
+  finished: "good",
+  failed: "bad",
+  interrupted: "bad",
+};
+const SHOWN = 3; // differences that are shown before the rest is unfolded
+const DAY = 86400; // seconds
+
+/** @param {Entry} entry */
+export const isBusy = (entry) => MOODS[entry.state] === "busy";
+
+/**
+ * @param {Entry} entry
+ * @param {Entry[]} entries
+ * @param {Actions} actions
+ */
+export function makeRow(entry, entries, actions) {
+  const waiting = entries.filter((other) => other.waits), at = waiting.indexOf(entry);
+  const facts = [entry.title, ...factsOf(entry)];
+  return make("li",
+    { className: `entry ${MOODS[entry.state] ?? "calm"}`, "data-id": entry.id, "data-state": entry.state },
+    entry.waits && waiting.length > 1 ? handle(at) : null,
+    make("span", { className: "state" }, translated(STATES[entry.state] ?? entry.state)),
+    make("div", { className: "about" },
+      make("b", { className: "own" }, entry.name),
+      make("small", {}, ...facts.flatMap((text, i) => [i ? " · " : "", make("span", {}, text)])),
+      timesOf(entry) ? make("small", { className: "when" }, timesOf(entry)) : null,
+      entry.why ? make("small", { className: "why" }, entry.why) : null,
+      differencesOf(entry)),
+    make("div", { className: "does" }, ...buttons(entry, at, waiting.length, actions)));
+}
+
+/** @param {number} at */
+const handle = (at) =>
+  make("span", { className: "handle", "aria-hidden": "true", title: translated("Drag to reorder") },
+    make("i", {}), make("span", { className: "own" }, String(at + 1)));
+
+/** @param {Entry} entry */
+function factsOf({ step, total_steps: total, waits, seconds, memory, gpus, gpu_count: gpuCount, names_gpus: names }) {
+  /** @type {string[]} */
+  const facts = [];
+  if (!waits && total) facts.push(say("step {step} / {total}", { step, total }));
+  else if (total) facts.push(count(total, "step"));
+  if (seconds) facts.push(waits ? say("about {time}", { time: durationOf(seconds) }) : durationOf(seconds));
+  if (waits && memory) facts.push(say("about {memory} GB of GPU memory", { memory: memory.toFixed(1) }));
+  if (gpus.length && (!waits || names)) facts.push(`GPU ${gpus.join(", ")}`);
+  else if (gpus.length) facts.push(say("{count} GPU, whichever is free", { count: gpuCount },
+    "{count} GPUs, whichever are free"));
+  return facts;
+}
+
+/** @param {Entry} entry */
+function timesOf({ waits, start, end, state }) {
+  if (waits && start && end) return say("Starts about {start}, ends about {end}",
+    { start: clock(start), end: clock(end) });
+  if (waits && start) return say("Starts about {start}", { start: clock(start) });
+  if (MOODS[state] === "busy" && end) return say("Ends about {end}", { end: clock(end) });
+  if (!waits && start && end && MOODS[state] !== "busy") return say("{start} to {end}",
+    { start: clock(start), end: clock(end) });
+  return "";
+}
+
+/**
+ * What differs from the training before it.
+ * @param {Entry} entry
+ */
+function differencesOf({ compared_with: name, differences }) {
+  if (!name) return null;
+  if (!differences.length) return make("small", {}, say("Same settings as {name}", { name }));
+  const texts = differences.map(({ option, before, value }) => {
+    const from = before ?? translated("the default"), to = value ?? translated("the default");
+    return make("span", {}, sayOption("{option} {value} instead of {before}", option, { value: to, before: from }));
+  });
+  const listed = (/** @type {HTMLElement[]} */ parts) => parts.flatMap((part, i) => (i ? [", ", part] : [part]));
+  const first = make("small", { className: "unlike" },
+    make("span", {}, say("Unlike {name}:", { name })), " ", ...listed(texts.slice(0, SHOWN)));
+  if (texts.length <= SHOWN) return first;
+  const rest = texts.slice(SHOWN);
+  return make("div", {}, first, make("details", {},
+    make("summary", {}, say("and {count} more", { count: rest.length })), make("small", {}, ...listed(rest))));
+}
+
+/**
+ * The buttons of an entry.
+ * @param {Entry} entry
+ * @param {number} at its index among the waiting entries
+ * @param {number} many waiting entries
+ * @param {Actions} actions
+ */
+function buttons(entry, at, many, actions) {
+  const { id, name, run } = entry;
+  /** @type {HTMLElement[]} */
+  const list = [];
+  const add = (/** @type {string} */ text, /** @type {string} */ key, /** @type {() => unknown} */ press,
+    /** @type {string} */ label, disabled = false) =>
+    list.push(makeButton(translated(text), press,
+      { "data-key": `${id}-${key}`, disabled, title: label, "aria-label": label }));
+  if (entry.waits && many > 1) {
+    add("↑", "up", () => actions.moveTo(id, at), say("Sooner: {name}", { name }), at === 0);
+    add("↓", "down", () => actions.moveTo(id, at + 2), say("Later: {name}", { name }), at === many - 1);
+  }
+  if (isBusy(entry)) {
+    add("Look at it", "look", () => actions.openRun(run), say("Look at it: {name}", { name }));
+    add("Stop", "stop", () => actions.actOnRun("after_step", run), say("Stop: {name}", { name }));
+  }
+  if (entry.can_resume) add("Resume", "resume", () => actions.actOnRun("resume", run), say("Resume: {name}", { name }));
+  add("Open in form", "open", () => actions.openSettings(id), say("Open in form: {name}", { name }));
+  add("Duplicate", "double", () => actions.duplicate(id), say("Duplicate: {name}", { name }));
+  if (!isBusy(entry)) add("Remove", "remove", () => actions.remove(id), say("Remove: {name}", { name }));
+  return list;
+}
+
+/**
+ * Seconds in words, as duration_in_words in durations.py.
+ * @param {number} seconds
+ */
+function durationOf(seconds) {
+  if (seconds < 90) return say("{count} s", { count: Math.round(seconds) });
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 90) return say("{count} min", { count: minutes });
+  return say("{hours} h {minutes} min", { hours: Math.floor(minutes / 60), minutes: minutes % 60 });
+}
+
+/**
+ * A time of the clock, with the day unless it is today.
+ * @param {number} seconds since 1970
+ */
+function clock(seconds) {
+  const when = new Date(seconds * 1000), language = document.documentElement.lang || undefined;
+  const isToday = Math.abs(seconds - Date.now() / 1000) < DAY && when.getDate() === new Date().getDate();
+  /** @type {Intl.DateTimeFormatOptions} */
+  const shown = { hour: "2-digit", minute: "2-digit", ...(isToday ? {} : { month: "short", day: "numeric" }) };
+  return when.toLocaleString(language, shown);
+}

@@ -1,0 +1,156 @@
+// Addresses of what is on screen: #train/lora, #runs/NAME, #data=FOLDER. Back, Forward and a reload lead there again.
+import { say } from "../i18n/sentences.js";
+import { all, hit, make } from "./elements.js";
+import { wait } from "./http.js";
+
+/**
+ * @typedef {(rest: string) => unknown} Opener shows what the rest of an address names, "" for the room itself. It
+ *   returns, or promises, a sentence if there is no such thing, or false if it has said so itself.
+ */
+
+/** @type {Record<string, string>} a room of an address -> its tab */
+const ROOMS = {
+  data: "data", train: "train", runs: "runs", queue: "runs", try: "try", tools: "tools", lab: "lab",
+};
+const HOME = "train";
+const PATIENCE = 10_000; // milliseconds until a tab is given up
+/** @type {Record<string, string>} the address at which each tab was left */
+const left = {};
+/** @type {Record<string, Opener>} */
+const openers = {};
+let turn = 0; // addresses opened, as an opener may take until after the next one
+let opening = 0; // openers at work: what they note takes the place of the address that they open
+let isPressing = false; // a tab is pressed by this module, not by the user
+
+/**
+ * Register what opens the rest of a room's addresses.
+ * @param {string} room
+ * @param {Opener} opener
+ */
+export const register = (room, opener) => void (openers[room] = opener);
+
+/**
+ * An address, such as "runs/cat" or "data=/images".
+ * @param {string} room
+ * @param {string} [rest]
+ */
+export const addressOf = (room, rest = "") =>
+  rest ? room + (room === "data" ? "=" : "/") + encodeURIComponent(rest).replaceAll("%2F", "/") : room;
+
+/**
+ * The room of an address, and what it names there.
+ * @param {string} address with or without its #
+ */
+export function parse(address) {
+  const [, room = "", rest = ""] = /^#?([^/=]*)[/=]?(.*)$/s.exec(address) ?? [];
+  try {
+    return { room: decodeURIComponent(room), rest: decodeURIComponent(rest) };
+  } catch {
+    return { room, rest }; // typed by hand, with a lone %
+  }
+}
+
+/**
+ * Open an address of the page. Resolves when what it names is shown.
+ * @param {string} address
+ */
+export async function go(address) {
+  note(address);
+  await open(address);
+}
+
+/**
+ * Make this the address of what is shown already.
+ * @param {string} address
+ */
+export function note(address) {
+  tell("");
+  left[ROOMS[parse(address).room]] = address;
+  if (location.hash === `#${address}`) return;
+  if (opening) history.replaceState(null, "", `#${address}`);
+  else history.pushState(null, "", `#${address}`);
+}
+
+/** @param {string} address */
+async function open(address) {
+  const { room, rest } = parse(address), here = ++turn;
+  const tab = ROOMS[room || HOME];
+  if (!tab) return instead(HOME, say("There is nothing at {address} on this page.", { address: `#${room}` }));
+  left[tab] = address || HOME;
+  await openTab(tab, "#rooms");
+  const opener = openers[room] ?? ((name) => name && say("There is no {name} here.", { name }));
+  opening++;
+  const why = await Promise.resolve(opener(rest)).finally(() => opening--);
+  if (here === turn && (why === false || (why && typeof why === "string"))) await instead(room, why || "");
+}
+
+/**
+ * Say that an address leads nowhere, and show the nearest room.
+ * @param {string} room
+ * @param {string} why
+ */
+async function instead(room, why) {
+  history.replaceState(null, "", `#${room}`);
+  tell(why);
+  left[ROOMS[room]] = room;
+  turn++;
+  await openTab(ROOMS[room], "#rooms");
+  if (why) await openers[room]?.("");
+}
+
+/** @param {string} text */
+function tell(text) {
+  const place = document.querySelector("#top .dead-address");
+  if (place) place.replaceChildren(...(text ? [make("p", { className: "message bad" }, text)] : []));
+}
+
+/**
+ * Open a tab, and wait for its row, which may be inside a tab that was opened just now. Returns whether there is one.
+ * @param {string} tab
+ * @param {string} row
+ */
+export async function openTab(tab, row) {
+  const tabs = () => all(document, `${row} > .tab-wrapper button[role="tab"]`);
+  for (let waited = 0; !tabs().length && waited < PATIENCE; waited += 20) await wait(20);
+  const button = tabs().find(({ dataset }) => dataset.tabId === tab);
+  if (!button) return false;
+  if (button.ariaSelected === "true") return true;
+  isPressing = true;
+  button.click();
+  isPressing = false;
+  return true;
+}
+
+/**
+ * Have Gradio begin with the tabs of this address, before it renders any.
+ * @param {Record<string, string>} tabs a tab by the id of its row
+ */
+function beginWith(tabs) {
+  /** @type {{ components?: { type: string, props: { id?: string, elem_id?: string, selected?: string } }[] }} */
+  const { components = [] } = /** @type {any} */ (window).gradio_config ?? {};
+  const known = new Set(components.map(({ type, props }) => (type === "tabitem" ? props.id : "")));
+  for (const { type, props } of components) {
+    const tab = type === "tabs" && tabs[props.elem_id ?? ""];
+    if (tab && known.has(tab)) props.selected = tab;
+  }
+}
+
+/** Open the address that the page was loaded with. Call it before Gradio's script runs. */
+export function begin() {
+  const { room, rest } = parse(location.hash), tab = ROOMS[room] ?? HOME;
+  beginWith({ rooms: tab, kinds: room === HOME ? rest : "" });
+  if (room) void open(location.hash.slice(1));
+}
+
+// Before Gradio's own listener, which selects the tab.
+document.addEventListener("click", (event) => {
+  const button = hit(event, 'button[role="tab"]'), tab = button?.dataset.tabId ?? "";
+  if (!button || isPressing) return;
+  if (!(tab in ROOMS)) return note(`${HOME}/${tab}`);
+  if (button.ariaSelected === "true") void go(tab);
+  else note(left[tab] ?? tab);
+}, { capture: true });
+addEventListener("popstate", () => {
+  tell("");
+  void open(location.hash.slice(1));
+});

@@ -1,0 +1,83 @@
+"""The files that a training is started with: its config, and copies of the prompts and data sets that it names."""
+
+import os
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from library.config.formats import toml_value
+from library.config.json_types import JsonObject
+from library.config.outside_files import parse_toml
+from library.config.problems import ConfigError
+from library.config.schema import flatten_sections
+from library.files import write_atomic
+
+if TYPE_CHECKING:
+    from library.runs.start import TrainingJob
+
+# Options whose files people edit between two trainings. The paths in these files do not depend on where they are.
+COPIED = ("sample_prompts", "dataset_config")
+MAX_BYTES = 10_000_000  # of a file that is copied; a larger one is left where it is
+NUMBER = re.compile(r"-(\d{1,6})$")  # at the end of a name that was made by `free_name`
+
+
+def named_files(job: "TrainingJob") -> dict[str, Path]:
+    """Return the files to copy that a job's config names, by option."""
+    files = {}
+    for option in COPIED:
+        value = values_of(job.toml).get(option)
+        path = Path(job.folder or ".", value) if isinstance(value, str) and value else None
+        if path and path.is_file() and path.stat().st_size <= MAX_BYTES:
+            files[option] = path
+    return files
+
+
+def values_of(toml: str) -> JsonObject:
+    """Return a config's values by option; {} for a damaged one."""
+    try:
+        return flatten_sections(parse_toml(toml, "run.toml"), [])
+    except ConfigError:
+        return {}
+
+
+def copy_files(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
+    """Copy files into a folder, each under the name of its option. Return the copies by option."""
+    copies = {option: folder / f"{option}{path.suffix.lower()}" for option, path in files.items()}
+    for option, copy in copies.items():
+        write_atomic(copy, files[option].read_bytes())
+    return copies
+
+
+def copied_files(folder: Path) -> dict[str, Path]:
+    """Return the files that `copy_files` has put into a folder."""
+    if not folder.is_dir():
+        return {}
+    return {path.stem: path for path in folder.iterdir() if path.stem in COPIED and path.is_file()}
+
+
+def forget_files(folder: Path) -> None:
+    if folder.is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def with_options(toml: str, values: Mapping[str, str]) -> str:
+    """Return a config with other values of options that are texts."""
+    for option, value in values.items():
+        line = f"{option} = {toml_value(value)}"
+        toml, count = re.subn(rf"^{option} = .*$", lambda _, line=line: line, toml, count=1, flags=re.MULTILINE)
+        toml = toml if count else f"{line}\n{toml}"  # above all tables, whose names have no meaning
+    return toml
+
+
+def free_name(name: str, output: str, taken: Collection[str]) -> str:
+    """Return an output name like `name` that is not taken, and with which no file in the output folder begins."""
+    numbered = NUMBER.search(name)
+    stem, number = (name[: numbered.start()], int(numbered[1])) if numbered else (name, 1)
+    existing = [file.lower() for file in os.listdir(output)] if Path(output).is_dir() else []
+    while True:
+        number += 1
+        candidate = f"{stem}-{number}"
+        if candidate not in taken and not any(file.startswith(candidate.lower()) for file in existing):
+            return candidate

@@ -1,0 +1,168 @@
+"""The queue as page, shell and HTTP show it: a row for each entry, with what is expected and what differs."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import MessageLike
+from library.runs import explain, forecast, gpu_slots, job_files, layout, queue, reader, resume
+
+# Options that differ from one training to the next in any case.
+OWN_NAMES = ("output_name", "output_dir", "logging_dir", "resume")
+MAX_DIFFERENCES = 40  # of one row
+MAX_VALUE_LENGTH = 120  # characters of a value
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An option that two trainings set differently; None where it has its default."""
+
+    option: str
+    before: str | None
+    value: str | None
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """One entry of the queue. Times are seconds since 1970, durations seconds, memory is in GiB; None if unknown."""
+
+    id: str
+    name: str
+    title: str
+    script: str
+    state: str
+    waits: bool
+    why: MessageLike  # it has failed, or ended otherwise
+    run: str  # the run's id, once started
+    gpus: tuple[str, ...]  # those that it uses or will use; empty for a CPU
+    gpu_count: int
+    names_gpus: bool  # it waits for these GPUs, whichever others are free
+    step: int
+    total_steps: int
+    step_seconds: float | None
+    memory: float | None
+    seconds: float | None  # of the whole training: what it took, or what is expected
+    start: float | None
+    end: float | None
+    added: float
+    can_resume: bool
+    compared_with: str  # the name of the training before it, "" without one of the same kind
+    differences: tuple[Difference, ...]
+
+
+def queue_rows(shown: queue.Queue) -> list[QueueRow]:
+    """Return all entries: active ones, waiting ones in their order, and then ended ones, the newest first."""
+    runs = reader.runs()
+    expected = forecast.expected_times(shown, runs)
+    rows = [_row(entry, shown, runs, expected.get(entry.id)) for entry in shown.entries]
+    waiting = [row for row in rows if row.waits]
+    active = [row for row in rows if row.state in layout.ACTIVE]
+    return [*active, *waiting, *reversed([row for row in rows if not row.waits and row.state not in layout.ACTIVE])]
+
+
+def _row(
+    entry: queue.QueueEntry,
+    shown: queue.Queue,
+    runs: Sequence[reader.RecordedRun],
+    expected: forecast.Expected | None,
+) -> QueueRow:
+    state, why = queue.state_of(entry)
+    run = next((run for run in runs if run.id == entry.run), None) if entry.run else None
+    before = _before(entry, shown, runs)
+    devices = (run.facts.get("devices") or ()) if run else expected.devices if expected else ()
+    return QueueRow(
+        id=entry.id,
+        name=entry.name,
+        title=entry.title,
+        script=entry.script,
+        state=state,
+        waits=entry.waits,
+        why=(explain.cause(str(why)) or why) if state != "finished" else "",
+        run=entry.run,
+        gpus=tuple(str(device) for device in devices if device != gpu_slots.CPU),
+        gpu_count=gpu_slots.wanted_processes(entry.how),
+        names_gpus=bool(forecast.named_gpus(entry.how)),
+        memory=entry.memory or None,
+        added=entry.added,
+        can_resume=bool(run) and queue.can_resume(run, runs),
+        compared_with=before[0],
+        differences=differences(before[1], _values(entry)) if before[0] else (),
+        **_progress(entry, run, runs, expected),
+    )
+
+
+def _progress(
+    entry: queue.QueueEntry,
+    run: reader.RecordedRun | None,
+    runs: Sequence[reader.RecordedRun],
+    expected: forecast.Expected | None,
+) -> JsonObject:
+    """The fields of a row about steps and time."""
+    seconds = forecast.seconds_of_entry(entry, runs)
+    facts: JsonObject = {"step": 0, "total_steps": entry.steps, "step_seconds": entry.step_seconds or None}
+    if run is None:
+        start, end = (expected.start, expected.end) if expected else (None, None)
+        return {**facts, "seconds": seconds, "start": start, "end": end}
+    last, start = reader.progress(run.folder).update().last, run.facts.get("started")
+    facts |= {"step": int(run.facts.get("step") or 0), "total_steps": int(run.facts.get("total_steps") or entry.steps)}
+    if isinstance(last.get("s_it"), int | float):
+        facts["step_seconds"] = last["s_it"]
+    if run.active:
+        left = forecast.seconds_left(run)
+        end = None if left is None else forecast.now() + left
+    else:
+        end = run.facts.get("ended") or run.facts.get("heartbeat")
+    return {**facts, "seconds": end - start if start and end else seconds, "start": start, "end": end}
+
+
+def _before(entry: queue.QueueEntry, shown: queue.Queue, runs: Sequence[reader.RecordedRun]) -> tuple[str, JsonMapping]:
+    """The training that comes before an entry, of the same script, in the queue or else among the runs."""
+    earlier = [e for e in shown.entries[: shown.entries.index(entry)] if e.script == entry.script]
+    if earlier:
+        return earlier[-1].name, _values(earlier[-1])
+    entries = {e.run for e in shown.entries if e.run}
+    for run in runs if entry.waits else ():
+        if run.facts.get("script") == entry.script and run.id not in entries:
+            return str(run.facts.get("output_name") or run.id), run_values(run)
+    return "", {}
+
+
+def run_values(run: reader.RecordedRun) -> JsonObject:
+    """Return the settings of a run that are not at their defaults, by option."""
+    path = run.folder / layout.TOML
+    values = _values_of_file(str(path), layout.signature(str(path)))
+    return values or {name: value for part in resume.run_settings(run).values() for name, value in part.items()}
+
+
+def _values(entry: queue.QueueEntry) -> JsonObject:
+    path = queue.queue_folder() / f"{entry.id}.toml"
+    return _values_of_file(str(path), layout.signature(str(path)))
+
+
+@lru_cache(maxsize=1024)
+def _values_of_file(path: str, written: tuple[int, int, int]) -> JsonObject:
+    # `written` is part of the cache's key, as the page asks every second.
+    try:
+        with open(path, encoding="utf-8") as file:
+            return job_files.values_of(file.read())
+    except (OSError, ValueError):
+        return {}
+
+
+def differences(before: JsonMapping, values: JsonMapping) -> tuple[Difference, ...]:
+    """Return the options that differ, those that a training sets for itself first."""
+    names = [name for name in {**values, **before} if name not in OWN_NAMES and before.get(name) != values.get(name)]
+    found = [Difference(name, _text(before.get(name)), _text(values.get(name))) for name in names]
+    return tuple(found[:MAX_DIFFERENCES])
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, bool):
+        return None if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    text = str(value)
+    text = os.path.basename(text) or text if os.path.isabs(text) else text
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]} …"

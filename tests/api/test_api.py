@@ -1,0 +1,129 @@
+"""HTTP under /api/v1: each operation of the schema answers as the schema says, and none without the token."""
+
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from kohya_gui.api.app import ApiV1
+from kohya_gui.api.building import build_api
+from kohya_gui.gradio_host.routes import Routes
+from kohya_gui.server.auth import AuthGate
+from library.runs import queue, start
+
+TOKEN = "a-token-of-at-least-128-bits-01234567"
+
+
+async def nothing_else(scope, receive, send):
+    raise AssertionError(f"{scope['path']} is passed on")
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    """A client with the token, on a user without runs whose queue has entries and does not start them."""
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(queue, "work", lambda: None)
+    gate = AuthGate(Routes(ApiV1(nothing_else, lambda: build_api([tmp_path]))), "0.0.0.0", TOKEN)
+    return TestClient(gate, "http://127.0.0.1", headers={"Authorization": f"Bearer {TOKEN}"})
+
+
+def add(tmp_path, name):
+    toml = f'output_dir = "{tmp_path.as_posix()}/out"\noutput_name = "{name}"\n'
+    return queue.add_to_queue(start.TrainingJob("flux_train_network", "FLUX.1 LoRA", name, f"{tmp_path}/out", toml))
+
+
+def operations(schema):
+    return {
+        item[method]["operationId"]: (method, path, item[method])
+        for path, item in schema["paths"].items()
+        for method in item
+    }
+
+
+def mismatch(schemas, part, value, where="answer"):
+    """Where a value does not fit a part of an OpenAPI schema, or ""."""
+    if "$ref" in part:
+        part = schemas[part["$ref"].rpartition("/")[2]]
+    if "anyOf" in part:
+        found = [mismatch(schemas, inner, value, where) for inner in part["anyOf"]]
+        return "" if "" in found else found[0]
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
+    kind = part.get("type", "")
+    if kind == "null" or value is None:
+        return "" if kind in ("null", "") and value is None else f"{where} is {value!r}"
+    if kind and (not isinstance(value, kinds[kind]) or isinstance(value, bool) != (kind == "boolean")):
+        return f"{where} is no {kind}: {value!r}"
+    if kind == "array":
+        inner = [mismatch(schemas, part["items"], each, f"{where}[{at}]") for at, each in enumerate(value)]
+        return next(filter(None, inner), "")
+    named = part.get("properties", {})
+    if missing := [name for name in part.get("required", ()) if name not in value]:
+        return f"{where} lacks {missing}"
+    if named and (unknown := value.keys() - named):
+        return f"{where} has {sorted(unknown)}"
+    return next(filter(None, [mismatch(schemas, named[n], value[n], f"{where}.{n}") for n in named if n in value]), "")
+
+
+def examples(tmp_path):
+    """For each operation, in this order: what stands in its path and its query, and its body."""
+    first, other = add(tmp_path, "first"), add(tmp_path, "other")
+    return {
+        "list_queue": ({}, None),
+        "pause_queue": ({}, {}),
+        "resume_queue": ({}, {}),
+        "set_after_failure": ({}, {"go_on": False}),
+        "move_entry": ({"entry": other.id}, {"to": 1}),
+        "duplicate_entry": ({"entry": other.id}, {}),
+        "remove_entry": ({"entry": first.id}, {}),
+        "restore_entry": ({"entry": first.id}, {}),
+        "clear_queue": ({}, {}),
+    }
+
+
+def ask(api, operation, places, body, **how):
+    """Send a request that is put together from the schema alone."""
+    method, path, about = operation
+    query = {
+        p["name"]: places[p["name"]] for p in about.get("parameters", ()) if p["in"] == "query" and p["name"] in places
+    }
+    path = re.sub(r"{(\w+)}", lambda match: str(places[match[1]]), path)
+    assert ("requestBody" in about) == (body is not None)
+    return api.request(method.upper(), path, params=query, json=body, **how)
+
+
+def test_each_operation_answers_as_the_schema_says_and_none_without_the_token(api, tmp_path):
+    schema = api.get("/api/v1/openapi.json").json()
+    known, schemas = operations(schema), schema["components"]["schemas"]
+    calls = examples(tmp_path)
+    assert set(calls) == set(known), "an example for each operation"
+    for name, (places, body) in calls.items():
+        for headers in ({"Authorization": ""}, {"Authorization": f"Bearer {TOKEN[::-1]}"}):
+            refused = ask(api, known[name], places, body, headers=headers)
+            assert refused.status_code == 401 and "token" in refused.json()["error"].lower(), name
+        answer = ask(api, known[name], places, body)
+        documented = known[name][2]["responses"][str(answer.status_code)]["content"]
+        assert answer.status_code == 200, (name, answer.text)
+        if "application/json" in documented:
+            assert not mismatch(schemas, documented["application/json"]["schema"], answer.json()), name
+
+
+def test_mistakes_are_sentences_with_a_field_and_a_status(api, tmp_path):
+    entry = add(tmp_path, "fox").id
+    move = f"/api/v1/queue/{entry}/move"
+    refusals = [
+        (api.post("/api/v1/queue/gone/remove", json={}), 404, "", "not in the queue any more"),
+        (api.post(move, json={"to": "soon"}), 422, "to", "to: Input should be a valid integer"),
+        (api.post(move, json={}), 422, "", "write either to or by"),
+        (api.post(move, json={"to": 1, "nope": 1}), 422, "nope", "nope: Extra inputs"),
+        (api.post(move, content="{", headers={"content-type": "application/json"}), 400, "", "no JSON"),
+        (api.post(move, data={"to": 1}), 415, "", "Content-Type: application/json"),
+        (api.post(move, json={"to": 1, "pad": "x" * 5_000_000}), 413, "", "too large"),
+        (api.get(move), 405, "", "does not take"),
+        (api.get("/api/v1/nothing"), 404, "", "nothing here"),
+    ]
+    for answer, status, field, words in refusals:
+        content = answer.json()
+        assert (answer.status_code, content["field"]) == (status, field) and words in content["error"], content
+    quiet = api.post("/api/v1/queue/gone/remove", json={}, headers={"Prefer": "status=200"})
+    assert quiet.status_code == 200 and "not in the queue" in quiet.json()["error"]

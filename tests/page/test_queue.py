@@ -1,0 +1,61 @@
+"""The Queue tab in a real browser: what its rows say, and moving, copying, removing and stopping with a way back."""
+
+import pytest
+
+from library.runs import queue, reader, start
+from tests.page.test_runs import config, queue_tab, rows, shows
+from tests.training import wait_for
+
+pytestmark = pytest.mark.browser
+
+
+def put(folder, name, **more):
+    return queue.add_to_queue(start.job(config(folder, name, **more)), estimate=queue.Estimate(2000, 3.0, 17.3))
+
+
+def test_entries_are_moved_copied_removed_and_stopped_with_a_way_back(visit, tmp_path):
+    put(tmp_path / "out", "zero", seed=1)
+    wait_for(lambda: any(run.state == "running" for run in reader.runs()), 30)
+    for seed, name in enumerate(("one", "two", "three"), 2):
+        put(tmp_path / "out", name, seed=seed)
+    visitor = queue_tab(visit())
+    page, answer = visitor.page, visitor.page.locator(".queue .answer")
+    row = page.locator(".entry", has_text="two").first
+    visitor.until("2,000 steps · about 1 h 40 min · about 17.3 GB of GPU memory", ".entry small")
+    visitor.until("Starts about", ".entry .when")
+    assert "Seed 3 instead of 2" in row.inner_text()
+
+    handle = row.locator(".handle").bounding_box()  # by the mouse, to the top
+    first = page.locator(".entry[data-state=waiting]").first.bounding_box()
+    page.mouse.move(handle["x"] + 5, handle["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(handle["x"] + 5, first["y"] + 5, steps=5)
+    page.mouse.up()
+    visitor.until("two is number 1 of 3 that wait.", ".queue .answer")
+    shows(visitor, ("zero", "running"), ("two", "waiting"), ("one", "waiting"), ("three", "waiting"))
+    page.get_by_label("Duplicate: two").focus()  # by keys, which say what they did
+    page.keyboard.press("Alt+ArrowDown")
+    visitor.until("two is number 2 of 3 that wait.", ".queue .answer")
+    assert page.evaluate("document.activeElement.ariaLabel") == "Duplicate: two"
+
+    page.keyboard.press("Enter")
+    visitor.until("two-2 is in the queue", ".queue .answer")
+    assert ["two-2", "waiting"] in rows(visitor)
+    answer.get_by_role("button", name="Undo").click()
+    visitor.until("two-2 is removed", ".queue .answer")
+    page.get_by_label("Remove: one").click()
+    shows(visitor, ("zero", "running"), ("two", "waiting"), ("three", "waiting"))
+    answer.get_by_role("button", name="Undo").click()
+    shows(visitor, ("zero", "running"), ("one", "waiting"), ("two", "waiting"), ("three", "waiting"))
+
+    page.get_by_label("Stop: zero").click()
+    visitor.until("the queue starts one.", ".queue .answer")
+    answer.get_by_role("button", name="Stop and pause the queue").click()
+    shows(visitor, ("one", "waiting"), ("two", "waiting"), ("three", "waiting"), ("zero", "stopped"))
+    visitor.until("Paused: nothing new is started.", ".queue .how")
+    page.get_by_role("tab", name="Train", exact=True).click()
+    visitor.until("took", ".live .line")
+    page.locator(".live .acts").hover()  # the next run may not put its buttons under the mouse
+    page.request.post(f"{visitor.address}api/v1/queue/resume", data={})
+    visitor.until("Running now: one", ".live .next")
+    assert visitor.state("stopped")
