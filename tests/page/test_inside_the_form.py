@@ -61,7 +61,7 @@ def test_a_form_says_what_is_set_and_takes_it_back(visit, served):
     for number in range(4):
         picture(number).save(data / f"{number}.png")
     visitor.fill(train_batch_size=2)
-    page.get_by_role("tab", name="Data set").click()
+    page.get_by_role("tab", name="Data", exact=True).click()
     page.locator("#images-folder").fill(str(data.parent))
     page.get_by_role("button", name="Open folder").click()
     page.locator(".images .steps", has_text="in batches of 2 that is 6 steps").wait_for()
