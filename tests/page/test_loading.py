@@ -78,7 +78,7 @@ def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(vis
     visitor.page.get_by_role("button", name=re.compile("^Fix Mixed precision")).click()
     visitor.until("2 problems to fix")
     visitor.click("Check")
-    visitor.until("full_bf16" if visitor.held()["values"]["mixed_precision"] == "no" else "train_data_dir")
+    visitor.until("Full bf16" if visitor.held()["values"]["mixed_precision"] == "no" else "Image folder")
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
     path.write_text("seed = = 7", encoding="utf-8")
     visitor.click("Load config")
