@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 MAX_KEPT = 60_000  # characters of a text that is kept; tomlkit takes a second for more
-SCRIPT = re.compile(r"sd-scripts/(\w+)\.py")
+SCRIPT_NAMED = re.compile(r"sd-scripts/(\w+)\.py")
 HEAD = re.compile(r"\s*\[[^=]*\]\s*(?:#.*)?")  # the line that begins a table
 
 
@@ -46,7 +46,7 @@ def comments_on_top(text: str) -> list[str]:
 
 def _with_script(text: str, config: RunConfig, comment: str) -> str:
     top = comments_on_top(text)
-    named = [(at, match[1]) for at, line in enumerate(top) if (match := SCRIPT.search(line))]
+    named = [(at, match[1]) for at, line in enumerate(top) if (match := SCRIPT_NAMED.search(line))]
     if not comment or (named and named[0][1] == config.script):
         return text
     if not named:

@@ -85,7 +85,7 @@ def test_reports_while_typing(visit, demo, served):
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "lora-huber_c"
     assert page.locator(".field.found #lora-huber_c").is_visible()
-    visitor.until("No effect: Loss is neither huber nor smooth_l1", ".ineffective")
+    visitor.until("No effect: Loss is neither huber nor Smooth L1", ".ineffective")
     page.locator("#lora-loss_type").select_option("huber")
     page.locator(".field:not(.ineffective) > #lora-huber_c").wait_for()
     # A profile compiles, and says what that means; the rest of the form stays as it is written.

@@ -11,7 +11,6 @@ from library.config import sections
 from library.config.problems import Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt
-from library.families.flux_2.versions import VERSIONS
 from library.families.shared.network_args import (
     NO_ADAPTER,
     LayerPreset,
@@ -55,7 +54,13 @@ class Flux2Model(sections.Model):
     model_version: Literal["klein-base-4b", "klein-base-9b", "klein-4b", "klein-9b", "dev"] | None = opt(
         None,
         "Kleins without base are distilled. Empty: read from the file, a klein as its base model.",
-        words={name: version.title for name, version in VERSIONS.items()},
+        words={
+            "klein-base-4b": "FLUX.2 klein base 4B",
+            "klein-base-9b": "FLUX.2 klein base 9B",
+            "klein-4b": "FLUX.2 klein 4B",
+            "klein-9b": "FLUX.2 klein 9B",
+            "dev": "FLUX.2 dev",
+        },
     )
     vae_dtype: Literal["float32", "bfloat16"] = opt(
         "float32", "The number format of the VAE.", label="Number format of the VAE", advanced=True
