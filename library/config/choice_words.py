@@ -47,6 +47,7 @@ CHOICE_WORDS: Mapping[str, str] = MappingProxyType(
         "cosmap": "CosMap",
         # attention and torch.compile
         "cudnn": "cuDNN",
+        "sage": "SageAttention",
         "flash3": "Flash 3",
         "flash4": "Flash 4",
         "cudagraphs": "CUDA graphs",

@@ -96,7 +96,7 @@ def test_reports_while_typing(visit, demo, served):
     page.locator("#lora-compile_autotune:checked").wait_for(state="attached")
     assert page.locator("#lora-learning_rate").input_value() == "1e-"
     page.locator(".message .undo").click()
-    visitor.until("The form is as it was before.")
+    visitor.until("Enable torch.compile: off again")
     page.locator("#lora-compile_autotune:not(:checked)").wait_for(state="attached")
     choose_models(visitor, demo.folder / "models" / "flux" / "tiny-flux1-dev.safetensors", served[1] / "chroma")
 
