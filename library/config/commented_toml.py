@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 60_000  # characters of a text that is kept; tomlkit takes a second for more
 SCRIPT_NAMED = re.compile(r"sd-scripts/(\w+)\.py")
-HEAD = re.compile(r"\s*\[[^=]*\]\s*(?:#.*)?")  # the line that begins a table
+TABLE_HEAD = re.compile(r"\s*\[[^=]*\]\s*(?:#.*)?")  # the line that begins a table
 
 
 def to_commented_toml(text: str, config: RunConfig, comment: str = "") -> str:
@@ -108,7 +108,7 @@ def _item(value: Any) -> Any:
 def _with_lines(text: str, section: str, lines: list[str]) -> str:
     """A text with further lines behind the last value of a section; without tables, behind the last of all."""
     rows = text.rstrip("\n").split("\n")
-    heads = [at for at, row in enumerate(rows) if HEAD.fullmatch(row)]
+    heads = [at for at, row in enumerate(rows) if TABLE_HEAD.fullmatch(row)]
     head = next((at for at in heads if rows[at].partition("#")[0].strip() == f"[{section}]"), None)
     if head is None and (heads or not any(row.partition("#")[0].strip() for row in rows)):
         return "\n".join([*rows, "", f"[{section}]", *lines]) + "\n"
