@@ -22,6 +22,7 @@ from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TrainingTab
 from kohya_gui.form.tabs import FAMILY_TITLES, FIRST_KIND, TABS, in_order_of_kohya_ss
+from kohya_gui.form.text_editor import TextEditor
 from kohya_gui.gradio_host import preloads
 from kohya_gui.gradio_host.assets import ASSETS_FOLDER, Assets, contents
 from kohya_gui.gradio_host.gradio_import import without_apps
@@ -118,7 +119,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     page.service.add(AllowedFolders(roots).handlers)
     page.service.here_only.add("allow")  # only a browser on this computer may widen what the page can read
     page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).handlers)
-    page.service.add(SeveralValues(training.tabs).handlers)
+    page.service.add(SeveralValues(training.tabs).handlers | TextEditor(training.tabs, roots or paths.roots()).handlers)
     page.service.add(CacheApi(forms, roots or paths.roots()).handlers)
     page.service.add(DemoApi(forms, roots or paths.roots()).handlers)
     page.service.add(ModelsApi(forms, roots or paths.roots()).handlers)
