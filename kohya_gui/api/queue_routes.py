@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, create_model, model_validator
 
-from kohya_gui.api.answers import Answer, Body, Sentence, answer, model_of
+from kohya_gui.api.answers import Answer, Body, Nothing, Sentence, answer, model_of
 from kohya_gui.form import gpus
 from library.config.json_types import JsonObject
 from library.config.problems import Message
@@ -63,10 +63,6 @@ class GoOn(Body):
     """Whether the queue continues when a training fails."""
 
     go_on: bool
-
-
-class Nothing(Body):
-    """No fields."""
 
 
 def show_queue(said: Any = "", entry: str = "") -> Any:

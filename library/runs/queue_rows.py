@@ -159,6 +159,7 @@ def differences(before: JsonMapping, values: JsonMapping) -> tuple[Difference, .
 
 
 def value_text(value: object) -> str | None:
+    """Return a value of a config as text, of a path only its name; None for a value that is not set."""
     if value is None or isinstance(value, bool):
         return None if value is None else str(value).lower()
     if isinstance(value, list | tuple):
