@@ -3,6 +3,7 @@ import js from "@eslint/js";
 
 export default [
   { files: ["kohya_gui/**/*.js"] },
+  { ignores: ["kohya_gui/vendor/**"] }, // of other projects
   js.configs.recommended,
   {
     linterOptions: { reportUnusedDisableDirectives: "error" },

@@ -34,8 +34,9 @@ from kohya_gui.models.models import ModelsApi
 from kohya_gui.panel import monitor
 from kohya_gui.panel.actions import RunActions
 from kohya_gui.queue.queue import QueueTab
+from kohya_gui.runs.runs import RunsRoom
 from kohya_gui.sampling.sampling import SamplingTab
-from kohya_gui.server import paths, scripts
+from kohya_gui.server import paths, scripts, vendored
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.auth import AuthGate
 from kohya_gui.server.json_api import JsonApi
@@ -100,6 +101,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                             training.place(tab.id)
                 with gr.Tab("Runs", id="runs"):
                     QueueTab()
+                    runs = RunsRoom(roots or paths.roots())
                 with gr.Tab("Try it", id="try"):
                     sampling = SamplingTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
                 with gr.Tab("Tools", id="tools"):
@@ -108,16 +110,15 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                     lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
-    page.service.add(panel.handlers)
-    page.service.add(Picker(roots or paths.roots()).handlers)
+    for service in (panel, *_plain_services(roots or paths.roots())):
+        page.service.add(service.handlers)
+    page.service.add(runs.handlers, runs.picture_handlers)
     page.service.add(images.handlers, images.picture_handlers)
     masks = MaskEditing(roots or paths.roots(), images.collection)
     page.service.add(masks.handlers, masks.picture_handlers, masks.piece_handlers)
     uploads = ImageUploads(roots or paths.roots())
     page.service.add(uploads.handlers, pieces=uploads.piece_handlers)
-    page.service.add(ToolCommands(roots or paths.roots()).handlers)
     page.service.add(texts.handlers())
-    page.service.add(CommandPrinter(roots or paths.roots()).handlers)
     page.service.add(AllowedFolders(roots).handlers)
     page.service.here_only.add("allow")  # only a browser on this computer may widen what the page can read
     page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).handlers)
@@ -130,6 +131,11 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     actions = RunActions(forms)
     page.service.add(actions.handlers, actions.picture_handlers)
     return page
+
+
+def _plain_services(roots: Sequence[Path]) -> tuple[Picker, ToolCommands, CommandPrinter]:
+    """Services of handlers alone, without a place on the page."""
+    return Picker(roots), ToolCommands(roots), CommandPrinter(roots)
 
 
 def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
@@ -164,7 +170,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     tagged = ScriptTags(inner, page.training.ahead() + theme + lines, sheets, monitor.styles)
     packed = GZipMiddleware(tagged, minimum_size=2000, compresslevel=4)
     page_files = scripts.SCRIPT_FILES | styles | {"/theme.css": page.theme_css.encode()}
-    with_tensorboard = TensorboardProxy(Assets(packed, page_files))
+    with_tensorboard = TensorboardProxy(Assets(packed, page_files | vendored.FILES))
     page.first_files = [*page_files.values(), *(ASSETS_FOLDER / name for name in used)]
     with_api = ApiV1(with_tensorboard, lambda: page.build_api(root_prefix(root_path)))
     page.prepare_api = lambda: with_api.api

@@ -20,6 +20,7 @@ import "./panel/compare_samples.js";
 import { mount as mountPanel } from "./panel/monitor.js";
 import "./panel/run_buttons.js";
 import { mount as mountQueue } from "./queue/queue.js";
+import { mount as mountRuns } from "./runs/room.js";
 import "./server/allowed_folders.js";
 import { begin } from "./server/addresses.js";
 import "./server/tabs.js";
@@ -27,6 +28,6 @@ import { mount as mountCommands } from "./tools/commands.js";
 
 // Gradio takes its handlers as text, which runs outside of all modules: this global is how it finds them.
 Object.assign(window, {
-  kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountPanel, mountTraining },
+  kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountPanel, mountRuns, mountTraining },
 });
 begin();

@@ -22,12 +22,12 @@ RUNS_SHOWN = 30
 
 def comparable_configs(trains: str) -> list[tuple[MessageLike, str]]:
     """The settings that can be compared: title and key."""
-    runs = [(_run_title(run), f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
+    runs = [(run_title(run), f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
     ready = [(p.title, f"preset:{p.id}") for p in preset_files.presets_of_kind(trains) if not p.is_profile]
     return [("This form", FORM), *runs, *ready]
 
 
-def _run_title(run: reader.RecordedRun) -> Message:
+def run_title(run: reader.RecordedRun) -> Message:
     when = dates.moment(run.facts.get("started", 0))
     return Message("{name} · {when}", name=run.facts.get("output_name") or run.id, when=when)
 

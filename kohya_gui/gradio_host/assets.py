@@ -29,7 +29,7 @@ class Assets:
     a first visit. Their addresses contain a hash of their contents, so browsers may keep them forever.
     """
 
-    def __init__(self, app: App, page_files: Mapping[str, bytes]) -> None:
+    def __init__(self, app: App, page_files: Mapping[str, Path | bytes]) -> None:
         """`page_files` are the page's own texts by address."""
         self.app = app
         gradio_files = ASSETS_FOLDER.iterdir() if ASSETS_FOLDER.is_dir() else ()

@@ -4,12 +4,17 @@ from pathlib import Path
 
 from gradio.themes import Base, sizes
 
+from kohya_gui.server.vendored import VENDOR_FOLDER
+
 PAGE_FOLDER = Path(__file__).parents[1]
 
 
 # All style sheets; page.css first, as those of single tabs build on it. In the head instead of Gradio's css=, which
 # rewrites selectors and sends each rule twice.
-SHEETS = sorted(PAGE_FOLDER.rglob("*.css"), key=lambda file: (file.stem != "page", file))
+SHEETS = sorted(
+    (file for file in PAGE_FOLDER.rglob("*.css") if VENDOR_FOLDER not in file.parents),
+    key=lambda file: (file.stem != "page", file),
+)
 THEME_HEAD = "".join(f"<style>{sheet.read_text(encoding='utf-8')}</style>" for sheet in SHEETS)
 
 # Each of these has a twin for dark mode in Gradio; ours follow the mode by themselves.

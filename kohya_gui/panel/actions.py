@@ -41,7 +41,7 @@ def buttons(run: reader.RecordedRun, other_runs: list[reader.RecordedRun]) -> st
                 ("save", "Save now", "")
             ]
     else:
-        shown = [("open", "Open in form", ""), ("bundle", "Support bundle", "")]
+        shown = [("open", "Use these settings", ""), ("bundle", "Support bundle", "")]
         if queue.can_resume(run, other_runs):
             state = resume.newest_state(run)
             words = Message("Resume from step {step}", step=resume.step_of(state)) if state else "Start again"

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue
@@ -70,9 +71,15 @@ def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     kind = html.escape(str(run.facts.get("title") or run.facts.get("script") or ""))
     return (
         f'<div class="run {mood}" data-run="{html.escape(run.id)}" data-state="{html.escape(run.state)}">'
-        f'<div class="who"><span class="state">{html.escape(str(word))}</span><b>{name}</b><small>{kind}</small></div>'
+        f'<div class="who"><span class="state">{html.escape(str(word))}</span><b>{name}</b><small>{kind}</small>'
+        f"{_link(run)}</div>"
         f"{_deleted(run)}{_failure(run)}{_spilled(progress) if run.active else ''}{_bar_html(run, progress, now)}</div>"
     )
+
+
+def _link(run: RecordedRun) -> str:
+    """The link to the run's own page, where the panel's part is shown beside a form."""
+    return f'<a class="to-run" href="#runs/{html.escape(quote(run.id))}">Open this run</a>'
 
 
 def waiting(queue: Queue) -> str:

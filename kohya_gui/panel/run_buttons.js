@@ -38,7 +38,10 @@ async function act(button) {
       const answer = await ask("act", { act: what, run, sure: sure === "true", pause: pause === "true" });
       if (answer.ask) confirm(button, place, answer.ask, answer.next);
       if (answer.fill) await openInForm(answer);
-      if (answer.run) lookAt(answer.run);
+      if (answer.run) {
+        lookAt(answer.run);
+        document.dispatchEvent(new CustomEvent("kohya:resumed", { detail: answer.run }));
+      }
       if (!answer.ask)
         tell(translated(answer.said ?? "The form holds the settings of this run: change what you like."));
     }

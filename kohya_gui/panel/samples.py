@@ -130,10 +130,14 @@ def show_learned(query: Mapping[str, str]) -> Response:
 
 
 def sample_file(run: reader.RecordedRun, place: int) -> Path:
-    """The file of a sample. Raises ValueError unless it is an image below the folder that its run writes to."""
+    """The file of a sample by its place among the run's events. Raises ValueError if it may not be shown."""
     if place < 0:
         raise ValueError("no such sample")
-    event = reader.progress(run.folder).update().events["sample"][place]
+    return file_of_event(run, reader.progress(run.folder).update().events["sample"][place])
+
+
+def file_of_event(run: reader.RecordedRun, event: JsonMapping) -> Path:
+    """The file of a sample's event. Raises ValueError unless it is an image below the folder that its run writes to."""
     path = (Path(run.facts.get("folder") or ".") / str(event.get("file") or "")).resolve()
     home = Path(str(run.facts.get("output_dir") or run.folder.parent.parent)).resolve()
     if not (path.is_relative_to(home) and path.suffix.lower() in IMAGES and path.is_file()):

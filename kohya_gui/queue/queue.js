@@ -3,7 +3,7 @@ import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { lookAt } from "../panel/monitor.js";
 import { openInForm } from "../panel/run_buttons.js";
-import { go, register } from "../server/addresses.js";
+import { addressOf, go, register } from "../server/addresses.js";
 import { all, find, hit, make, makeButton } from "../server/elements.js";
 import { ask, call, messageOf } from "../server/http.js";
 import { dragBy, isDragging } from "./queue_drag.js";
@@ -136,7 +136,7 @@ async function openSettings(id) {
 /** @param {string} run */
 function openRun(run) {
   lookAt(run);
-  go("train"); // the panel is there
+  go(addressOf("runs", run));
 }
 
 const ACTIONS = { moveTo, remove, duplicate, actOnRun, openSettings, openRun };
@@ -229,6 +229,7 @@ function switches({ entries, waiting, paused, halted, go_on: goOn }) {
 
 register("queue", (name) => {
   if (name) return say("There is no {name} here.", { name });
+  document.dispatchEvent(new Event("kohya:queue")); // a run's page makes room for it
   place?.scrollIntoView({ block: "start" });
 });
 

@@ -27,10 +27,12 @@ NOT_OF_THE_PAGE = "this is not what the page sends: load it again"
 class ApiRequest:
     """The fields of a request, each read with its type, since a browser may send anything."""
 
-    def __init__(self, fields: Any) -> None:
+    def __init__(self, fields: Any, is_here: bool = False) -> None:
+        """`is_here` says that a browser on this computer has sent them."""
         if not isinstance(fields, dict):
             raise ConfigError(NOT_OF_THE_PAGE)
         self.fields: JsonObject = fields
+        self.is_here = is_here
 
     def text(self, name: str, default: str = "") -> str:
         value = self.fields.get(name, default)
@@ -106,10 +108,11 @@ class JsonApi:
         if kind == PIECE_TYPE and take is not None:
             handle = lambda: take(request.query_params, body)  # noqa: E731
         elif kind == "application/json" and handler is not None:
-            handle = lambda: handler(ApiRequest(json.loads(body)))  # noqa: E731
+            handle = lambda: handler(ApiRequest(json.loads(body), is_here))  # noqa: E731
         else:
             return JSONResponse({"error": "questions are JSON"}, 415)
-        if name in self.here_only and request.scope.get(LOCAL_KEY) is not True:
+        is_here = request.scope.get(LOCAL_KEY) is True
+        if name in self.here_only and not is_here:
             return JSONResponse({"error": "This can be done on the computer itself only."}, 403)
         body = b""
         async for piece in request.stream():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from library.bench import machine, prepared_model, report
-from library.bench.pictures import PICTURE_WAYS, PictureBench
+from library.bench.pictures import PictureBench, picture_ways
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, SAMPLE, STEP
 from library.bench.subjects import FamilySubject, Subject
 from library.config.json_types import JsonMapping, JsonObject
@@ -87,7 +87,7 @@ class BenchRun:
         if SAMPLE in self.parts and isinstance(self.subject, FamilySubject):
             for resolution in self.resolutions:
                 pictures = PictureBench(self.subject, self.device, self.plan, resolution)
-                for way in PICTURE_WAYS:
+                for way in picture_ways(self.device):
                     row = {"part": SAMPLE, "resolution": resolution, "candidate": way}
                     yield row, lambda way=way, pictures=pictures: pictures.rows(way)
         if BLOCKS in self.parts or STEP in self.parts:

@@ -1,21 +1,26 @@
 """Pictures of a model, to be timed: a denoising step and a whole picture, with random text."""
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from library import families
+from library import families, packages
 from library.bench import prepared_model, subjects
 from library.compiler.log import CompileLog
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.measuring import timing
+from library.memory import attention
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
+from library.sampling import few_steps
 from library.sampling.engine import LATENT, PictureEngine, PicturesLeft
 
 PICTURE_STEPS = 4  # of a measured picture; each takes the same time
@@ -28,6 +33,14 @@ PICTURE_WAYS: Mapping[str, JsonMapping] = {
     "compiled": {**COMPILED_PICTURES, "cuda_graphs": "false"},
     "compiled+recorded": {**COMPILED_PICTURES, "cuda_graphs": "true"},
 }
+
+
+def picture_ways(device: torch.device) -> dict[str, JsonMapping]:
+    """Return the ways to generate on this device: those of PICTURE_WAYS, and eagerly with each attention kernel."""
+    kernels = [kernel for kernel in attention.offered(device) if kernel != "math" or device.type == "cpu"]
+    kernels += [few_steps.SAGE] * packages.is_installed(few_steps.ATTENTION_PACKAGES[few_steps.SAGE])
+    by_kernel = {f"attention {kernel}": {**PICTURE_WAYS["eager"], "sample_attention": kernel} for kernel in kernels}
+    return {**PICTURE_WAYS, **by_kernel}
 
 
 class TimedPictures:
@@ -86,10 +99,12 @@ class PictureBench:
     device: torch.device
     plan: timing.TimingPlan
     side: int
+    first_way: list[np.ndarray] = field(default_factory=list)  # its picture, from which distances are measured
 
     def rows(self, way: str) -> Iterator[JsonObject]:
         """Yield a row for a denoising step, and one for a picture of PICTURE_STEPS steps with its decoding."""
-        config = self.subject.config(PICTURE_WAYS[way])
+        config = self.subject.config(picture_ways(self.device)[way])
+        torch.manual_seed(0)  # every way has the same random weights and text
         trainable = self.subject.make(config, self.device)
         components, family = trainable.components, trainable.family
         components.denoiser.requires_grad_(False).eval()
@@ -100,6 +115,9 @@ class PictureBench:
         request = SampleRequest("a", "b", self.side, self.side, PICTURE_STEPS, scale, seed=1)
         pictures = TimedPictures(components, family, config, self.device, request)
         with pictures.running():
+            began = time.perf_counter()
+            image = pictures.picture()
+            first = {"first_s": round(time.perf_counter() - began, 3), **self._distance(np.asarray(image, np.float32))}
             for part, call, steps in (
                 ("denoising step", pictures.denoise, PICTURE_STEPS),
                 (f"picture of {PICTURE_STEPS} steps", pictures.picture, 1),
@@ -107,5 +125,20 @@ class PictureBench:
                 measured = timing.measure_call(call, self.device, self.plan)
                 each = tuple(milliseconds / steps for milliseconds in measured.each)
                 row = {"part": part, "resolution": self.side, "candidate": way, "status": "ok"}
-                yield {**row, **replace(measured, each=each).facts(), **pictures.facts()}
+                yield {
+                    **row,
+                    **replace(measured, each=each).facts(),
+                    **pictures.facts(),
+                    **(first if steps == 1 else {}),
+                }
         pictures.engine.close()
+
+    def _distance(self, image: np.ndarray) -> JsonObject:
+        """Return how far a picture [H, W, 3], 0 to 255, is from that of the first way: a mean of 0 to 1, and PSNR."""
+        if not self.first_way:
+            self.first_way.append(image)
+            return {}
+        difference = (image - self.first_way[0]) / 255
+        error = float((difference**2).mean())
+        psnr = {"psnr_db": round(-10 * math.log10(error), 1)} if error else {}
+        return {"distance": round(float(np.abs(difference).mean()), 5), **psnr}

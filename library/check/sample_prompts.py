@@ -57,7 +57,7 @@ def unusable_prompts(config: RunConfig) -> Iterator[Problem]:
             also="sample_from_captions",
             fix={"sample_from_captions": 2},
         )
-    yield from few_steps.lora_problems(config) if sample.wanted else ()
+    yield from few_steps.setting_problems(config) if sample.wanted else ()
     if sample.sample_prompts and sample.sample_images:
         try:
             yield from prompt_checks.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)

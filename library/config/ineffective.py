@@ -57,7 +57,7 @@ def _uses_scheduler(config: RunConfig, *names: str) -> bool:
 GENERATION = " ".join(
     (
         "sample_sampler sample_steps sample_scale sample_guidance_scale sample_shift sample_sigmas sample_lora",
-        "sample_batch_size sample_cache sample_compile",
+        "sample_batch_size sample_cache sample_attention sample_compile",
     )
 )
 CYCLES = ("cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay")

@@ -9,6 +9,9 @@ from library.config.problems import Message, join_messages
 from library.measuring.candidates import format_changes
 from library.runs import machine
 
+FIRST_WITH_FP8 = (8, 9)  # compute capability of Ada: RTX 40, L4, L40S
+FIRST_WITH_FAST_INT8 = (8, 0)  # of Ampere: A100, RTX 30
+HOPPER = (9, 0)
 PRESETS_FOLDER = Path(__file__).resolve().parents[2] / "presets"
 
 
@@ -47,6 +50,37 @@ def fitting_presets(facts: MachineFacts) -> dict[str, str]:
         if machine.has_memory(facts.memory_gb, gigabytes):
             fitting[path.parent.name] = f"{path.parent.name}/{path.stem}"
     return fitting
+
+
+def settings_for_pictures(facts: MachineFacts) -> list[tuple[JsonObject, Message]]:
+    """Return options for generating images on this GPU, each with its reason; none without a GPU."""
+    if not facts.memory_gb:
+        return []
+    settings: list[tuple[JsonObject, Message]] = []
+    if facts.capability >= FIRST_WITH_FP8 and facts.fp8:
+        why = Message("this GPU multiplies fp8 at twice the rate of bf16, and weights take half of the memory")
+        settings.append(({"fp8_base": True, "fp8_compute": True}, why))
+    elif facts.capability >= FIRST_WITH_FAST_INT8:
+        why = Message("this GPU has no fp8, but multiplies int8 at twice the rate of bf16")
+        settings.append(({"int8_base": True, "int8_compute": True}, why))
+    if facts.compiles:
+        why = Message("compiles and records as soon as that pays for the images that are left")
+        settings.append(({"sample_compile": "auto"}, why))
+    if facts.capability == HOPPER:
+        why = Message("cuDNN's attention comes first, the fastest on this GPU")
+    else:
+        why = Message("PyTorch's own order; kohya bench --part sample times all kernels and compares their images")
+    settings.append(({"sample_attention": "auto"}, why))
+    return settings
+
+
+def pictures_sentence(facts: MachineFacts) -> Message | str:
+    """Return the settings for images in words, "" without a GPU."""
+    parts = [
+        Message("{settings} ({why})", settings=format_changes(options), why=why)
+        for options, why in settings_for_pictures(facts)
+    ]
+    return join_messages(parts, "; ") if parts else ""
 
 
 def advice_sentence(facts: MachineFacts) -> Message:

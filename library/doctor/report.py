@@ -105,7 +105,14 @@ def examine_machine(quick: bool = False) -> Iterator[MachineFinding]:
     yield from findings([] if quick else [hardware.compile_cpu, hardware.compile_gpu])
     yield from findings([hardware.check_attention, hardware.tf32, hardware.check_fp8])
     yield from findings(
-        [disk.check_disk, disk.check_folders, disk.compiled_code, home_page, lambda: suggest_settings(reported)]
+        [
+            disk.check_disk,
+            disk.check_folders,
+            disk.compiled_code,
+            home_page,
+            lambda: suggest_settings(reported),
+            lambda: suggest_for_pictures(reported),
+        ]
     )
 
 
@@ -197,11 +204,25 @@ def network() -> MachineFinding:
 
 def suggest_settings(findings: list[MachineFinding]) -> MachineFinding:
     """Recommend settings for this machine, based on the other findings."""
+    facts = machine_facts(findings)
+    data = {"options": advice.advised_for_machine(facts), "presets": advice.fitting_presets(facts)}
+    return ok("settings", advice.advice_sentence(facts), **data)
+
+
+def suggest_for_pictures(findings: list[MachineFinding]) -> MachineFinding:
+    """Recommend settings for generating images, with the reasons."""
+    facts = machine_facts(findings)
+    options = {name: value for each, _ in advice.settings_for_pictures(facts) for name, value in each.items()}
+    return ok("pictures", advice.pictures_sentence(facts), options=options)
+
+
+def machine_facts(findings: list[MachineFinding]) -> advice.MachineFacts:
+    """Return what advice depends on, from the other findings."""
     data_by_topic = {finding.topic: finding.data for finding in findings}
     first_gpu: JsonMapping = next(iter(data_by_topic.get("gpu", {}).get("devices") or ()), {})
     compiles = {f.data.get("device"): bool(f.data.get("works")) for f in findings if f.topic == "compile"}
     major, minor = map(int, first_gpu.get("capability", "0.0").split("."))
-    facts = advice.MachineFacts(
+    return advice.MachineFacts(
         memory_gb=first_gpu.get("memory_gb", 0.0),
         capability=(major, minor),
         bf16=bool(first_gpu.get("bf16")),
@@ -209,8 +230,6 @@ def suggest_settings(findings: list[MachineFinding]) -> MachineFinding:
         # Untested in a quick look; compiling falls back by itself if it fails.
         compiles=compiles.get("cuda" if first_gpu else "cpu", not compiles),
     )
-    data = {"options": advice.advised_for_machine(facts), "presets": advice.fitting_presets(facts)}
-    return ok("settings", advice.advice_sentence(facts), **data)
 
 
 def home_page() -> MachineFinding:

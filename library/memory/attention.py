@@ -33,24 +33,24 @@ PYTORCHS_ORDER = "PyTorch's order"
 _chosen = contextlib.ExitStack()  # undoes `prefer`; global, as PyTorch's switches are
 
 
-def prefer(device: torch.device, kernel: str = "auto") -> str:
+def prefer(device: torch.device, kernel: str = "auto", option: str = "attention_kernel") -> str:
     """Put a kernel first, with `auto` the fastest for this GPU; return its name for the run's record, "" for none.
 
-    The others remain for shapes and masks that the first does not support. Raises ConfigError if this machine lacks the
-    kernel. Lasts until the next call or the end of `keep_attention_settings`.
+    The others remain for shapes and masks that the first does not support. Raises ConfigError about `option`, which
+    chose the kernel, if this machine lacks it. Lasts until the next call or the end of `keep_attention_settings`.
     """
     if kernel != "auto" and kernel not in offered(device):
         choices = ", ".join(["auto", *offered(device)])
         raise ConfigError(
             Problem(
-                "attention_kernel",
+                option,
                 ": there is no {kernel} on this machine; choose one of {known}",
                 kernel=kernel,
                 known=choices,
             )
         )
     _chosen.close()
-    _replace_flash(kernel)
+    _replace_flash(kernel, option)
     if device.type != "cuda":
         if kernel == "math":  # the CPU has flash attention and math, in this order
             _chosen.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -100,7 +100,7 @@ def offered(device: torch.device) -> tuple[str, ...]:
     return (*(name for name in KERNELS if name != "cudnn" or _has_cudnn()), *newer)
 
 
-def _replace_flash(kernel: str) -> None:
+def _replace_flash(kernel: str, option: str = "attention_kernel") -> None:
     """Replace PyTorch's flash attention by a newer one, or restore it. Raises ConfigError on failure."""
     current = torch.nn.attention.current_flash_attention_impl()
     implementation = FLASH_PACKAGES.get(kernel, (None,))[0]
@@ -113,9 +113,7 @@ def _replace_flash(kernel: str) -> None:
             torch.nn.attention.restore_flash_attention_impl()
     except Exception as error:  # a package built for another GPU or PyTorch may raise anything
         raise ConfigError(
-            Problem(
-                "attention_kernel", ": {kernel} cannot be used here ({error}); use auto", kernel=kernel, error=error
-            )
+            Problem(option, ": {kernel} cannot be used here ({error}); use auto", kernel=kernel, error=error)
         ) from error
 
 

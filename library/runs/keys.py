@@ -41,6 +41,20 @@ def forget_key(name: str) -> None:
         store_privately(keys_file(), {other: value for other, value in stored_keys().items() if other != name})
 
 
+def webhook_file() -> Path:
+    return registry.data_folder() / "webhook.json"
+
+
+def stored_webhook() -> str:
+    """Return the address that is told when a run ends, "" without one. It may contain a key."""
+    address = layout.load_facts(webhook_file()).get("address")
+    return address if isinstance(address, str) else ""
+
+
+def store_webhook(address: str) -> None:
+    store_privately(webhook_file(), {"address": address})
+
+
 def key_environment() -> dict[str, str]:
     return {ENVIRONMENT[name]: value for name, value in stored_keys().items() if not os.environ.get(ENVIRONMENT[name])}
 

@@ -145,6 +145,14 @@ def family_and_kind(script: str) -> tuple[str, str]:
     return facts_of(config.family).title, config.kind
 
 
+def family_folder(script: str) -> str:
+    """Return the name of a script's family, "" for a script that this version lacks."""
+    try:
+        return config_class(script).family
+    except (ConfigError, KeyError):
+        return ""
+
+
 def _latest(run: reader.RecordedRun) -> JsonMapping:
     """Return the latest numbers of a run: those in its record or, of a run by an older version, in its last events."""
     latest = run.facts.get("latest")

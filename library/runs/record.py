@@ -210,6 +210,9 @@ class Record:
         if self._log:
             logging.getLogger().removeHandler(self._log)
             self._log.close()
+        from library.runs import webhook  # here, as only ends of trainings need a client of HTTP
+
+        webhook.tell_end(self.folder, self.facts)
 
     def __enter__(self) -> "Record":
         return self

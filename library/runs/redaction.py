@@ -55,6 +55,7 @@ NAMED_CHOICES = frozenset(
         "resize_interpolation",
         "sample_sampler",
         "sample_compile",
+        "sample_attention",
         "caption_extension",
         "log_with",
         "console_log_level",
@@ -114,6 +115,7 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
         if len(value := str(run.facts.get(name) or "")) >= SHORT:
             private[value] = f"<{name}>"
     private |= dict(_people())
+    private[keys.stored_webhook()] = "<webhook>"
     quoted: set[str] = set()
     for file in _data(config):
         if len(file.stem) >= SHORT and not file.stem.isdigit():

@@ -4,14 +4,16 @@ It outlives page and browser. Several may be started, but only the one with the 
 it; the next worker finds them by their records.
 """
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from library.config.problems import ConfigError, Message
-from library.runs import gpu_slots, layout, locking, process, queue, reader, start
+from library.runs import gpu_slots, layout, locking, process, queue, reader, start, webhook
 
 PERIOD = 0.5  # seconds between two polls of the queue
 HANDOVER = 5.0  # seconds that a previous worker may take to end
@@ -57,7 +59,15 @@ def record_end(training_queue: queue.Queue, entry: queue.QueueEntry) -> None:
     if state not in layout.FINAL:
         return
     entry.ended = state
+    with contextlib.suppress(KeyError):  # a training that was killed could not tell it
+        run = reader.find_run(entry.run)
+        _in_background(webhook.tell_end, run.folder, run.facts)
     after(training_queue, entry)
+
+
+def _in_background(tell: Callable[..., None], *about: object) -> None:
+    # Others wait for the queue's lock meanwhile. The process ends after this thread.
+    threading.Thread(target=tell, args=about, name="webhook").start()
 
 
 def after(training_queue: queue.Queue, entry: queue.QueueEntry) -> None:
@@ -66,6 +76,8 @@ def after(training_queue: queue.Queue, entry: queue.QueueEntry) -> None:
         training_queue.paused = Message(
             "{name} has failed." if entry.ended == "failed" else "{name} was interrupted.", name=entry.name
         )
+        if training_queue.waiting:
+            _in_background(webhook.tell_waiting, training_queue.waiting[0].name, training_queue.paused)
 
 
 def start_next(training_queue: queue.Queue, active: Sequence[reader.RecordedRun]) -> None:

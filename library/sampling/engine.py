@@ -30,6 +30,7 @@ from library.families.base import Family, SampleRequest
 from library.families.shared.sampler import Sampler
 from library.memory.compile_targets import Sizes
 from library.memory.prepare import is_sharded
+from library.sampling.picture_attention import picture_attention
 from library.sampling.picture_blocks import PictureBlocks
 from library.sampling.prompts import Prompt
 
@@ -124,7 +125,11 @@ class PictureEngine:
             self.recorder.free()  # the weights are elsewhere now
         self._addresses = addresses
         self._decide()
-        with self._log.hand_over(self.plan.log), contextlib.ExitStack() as self._way:
+        with (
+            picture_attention(self._config, self._device),
+            self._log.hand_over(self.plan.log),
+            contextlib.ExitStack() as self._way,
+        ):
             self._enter()
             yield
         self._note_graphs()

@@ -275,7 +275,7 @@ def check_before(config: RunConfig, prompts: Sequence[Prompt]) -> None:
     config.
     """
     problems = [*families.family_for(config).problems(), *_unreadable(config, prompts)]
-    if problems := [*problems, *few_steps.lora_problems(config)]:
+    if problems := [*problems, *few_steps.setting_problems(config)]:
         raise ConfigError(*problems)
 
 

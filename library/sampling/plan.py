@@ -23,7 +23,7 @@ OPTIONS = (
     "blocks_to_swap",
     *("attention_kernel", "sdpa", "xformers"),
     *("sample_sampler", "sample_steps", "sample_scale", "sample_guidance_scale", "sample_shift", "sample_sigmas"),
-    *("sample_lora", "sample_batch_size", "sample_cache", "sample_compile"),
+    *("sample_lora", "sample_batch_size", "sample_cache", "sample_attention", "sample_compile"),
     *("compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph", "compile_cache_size_limit"),
     *("compile_blocks", "compile_cache_dir", "cuda_graphs", "cuda_allow_tf32", "cuda_cudnn_benchmark"),
 )

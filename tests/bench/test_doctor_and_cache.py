@@ -8,8 +8,10 @@ import pytest
 
 from library.cli import cache as cache_command
 from library.cli import main
+from library.config.building import draft
 from library.doctor import advice, kernels, report
 from library.doctor.advice import MachineFacts
+from library.families import config_class
 from library.jobs import job as jobs
 from library.recipes import preset_files
 
@@ -65,6 +67,32 @@ def test_advice_for_machines(found, wanted, ready):
     assert wanted.items() <= advice.advised_for_machine(found).items()
     assert advice.fitting_presets(found) == ready
     assert advice.advice_sentence(found)
+
+
+FP8_PICTURES = {"fp8_base", "fp8_compute", "sample_compile", "sample_attention"}
+INT8_PICTURES = {"int8_base", "int8_compute", "sample_compile", "sample_attention"}
+CARDS = {  # memory, compute capability, and the options that they are advised for pictures
+    "RTX 2080 Ti": (11.0, (7, 5), {"sample_compile", "sample_attention"}),
+    "RTX 3090": (24.0, (8, 6), INT8_PICTURES),
+    "A100": (80.0, (8, 0), INT8_PICTURES),
+    "RTX 4090": (24.0, (8, 9), FP8_PICTURES),
+    "L40S": (48.0, (8, 9), FP8_PICTURES),
+    "H100": (80.0, (9, 0), FP8_PICTURES),
+    "RTX 5090": (32.0, (12, 0), FP8_PICTURES),
+}
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_a_card_is_advised_settings_for_pictures_with_reasons(card):
+    memory, capability, wanted = CARDS[card]
+    facts = MachineFacts(memory, capability, capability >= (8, 0), capability >= (8, 9), compiles=True)
+    settings = advice.settings_for_pictures(facts)
+    options = {name: value for each, _ in settings for name, value in each.items()}
+    assert options.keys() == wanted and all(str(why) for _, why in settings)
+    said = str(advice.pictures_sentence(facts))
+    assert all(name in said for name in wanted) and ("cuDNN" in said) == (card == "H100")
+    config = draft(config_class("flux_train_network"), {**advice.advised_for_machine(facts), **options})
+    assert not [*config.precision.check(config), *config.sample.check(config)]
 
 
 def test_presets_that_are_advised_exist():

@@ -17,8 +17,10 @@ QUICK = timing.TimingPlan(steps=1, warmup=1, seconds=1.0)
 def test_a_step_and_a_picture_are_timed_in_every_way(family, home, monkeypatch):
     monkeypatch.setattr(timing, "RATE_SECONDS", 0.01)
     subject = subjects.FamilySubject(families.lora_script(family), {"compile_backend": "eager"}, "tiny")
-    ways = [*pictures.PICTURE_WAYS] if family == "flux" else ["eager", "compiled+recorded"]  # all with the smallest
-    monkeypatch.setattr(measure, "PICTURE_WAYS", ways)
+    every_way = pictures.picture_ways(torch.device("cpu"))
+    assert {"attention flash", "attention math"} < every_way.keys()
+    ways = [*every_way] if family == "flux" else ["eager", "compiled+recorded"]  # all with the smallest
+    monkeypatch.setattr(measure, "picture_ways", lambda _: ways)
     run = measure.BenchRun(subject, torch.device("cpu"), [], (report.SAMPLE,), (64,), QUICK, say=lambda _: None)
     rows = [row for start, act in run._todo() for row in run._careful(start, act)]
     assert [row["candidate"] for row in rows] == [way for way in ways for _ in range(2)]
@@ -29,6 +31,8 @@ def test_a_step_and_a_picture_are_timed_in_every_way(family, home, monkeypatch):
         assert row["not_recorded"]  # on a CPU
         step, picture = (r["ms"]["p50"] for r in rows if r["candidate"] == row["candidate"])
         assert step < picture
+        if row["part"].startswith("picture"):
+            assert row["first_s"] > 0 and (row["candidate"] == "eager" or 0 <= row["distance"] < 0.01)
     assert measure.measurement_title({"part": report.SAMPLE, "candidate": "eager", "resolution": 64})
 
 

@@ -20,6 +20,7 @@ BatchSize = int | Literal["auto"]
 OFF = "off"
 CacheThreshold = float | Literal["off", "auto"]
 MAX_STRENGTH = 10  # of a LoRA, in both directions
+SAGE = "sage"  # an attention kernel without gradients
 
 
 def batch_size(value: Any) -> BatchSize:
@@ -95,6 +96,12 @@ class Sampling(Sample):
         "Skip most blocks in steps that change less than this, usually 0.15. auto: as measured.",
         label="Skip similar steps",
         parse=cache_threshold,
+        advanced=True,
+    )
+    sample_attention: Literal["auto", "cudnn", "flash", "efficient", "math", "flash3", "flash4", "sage"] = opt(
+        "auto",
+        "The attention kernel of sample images. auto: that of training. sage: SageAttention, without masks.",
+        label="Attention for samples",
         advanced=True,
     )
     sample_lora: str | None = opt(

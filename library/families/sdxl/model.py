@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Message, either
@@ -18,6 +17,7 @@ from library.families.base import WeightPlacement
 from library.families.sdxl import keys
 from library.families.sdxl.facts import FACTS, SDXL_CHECKPOINT, UNET_ALONE
 from library.families.shared import autoencoder, clip, empty_weights, transfer, weights
+from library.families.shared.attention import attend
 from library.families.shared.transformer import projections
 from library.families.shared.weights import Source
 from library.imports import without_optional
@@ -238,7 +238,7 @@ class SharedInputAttention:
         else:
             projected = attn.to_q(hidden_states), *projections(encoder_hidden_states, attn.to_k, attn.to_v)
         q, k, v = (tensor.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for tensor in projected)
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        attended = attend(q, k, v).transpose(1, 2).flatten(2)
         return attn.to_out[0](attended)
 
 

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from library.families.shared.attention import attend
+
 EPS = 1e-6
 TIME_CHANNELS = 256  # width of the sinusoids before the embedding MLPs
 
@@ -111,7 +113,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention by torch: q, k, v [B, H, S, D]; mask [B, S], true where a key is attended to, or None -> [B, S, C]."""
     if mask is not None:
         mask = mask[:, None, None, :]
-    output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    output = attend(q, k, v, mask)
     return DenseGradient.apply(output).transpose(1, 2).flatten(2)
 
 

@@ -1,0 +1,74 @@
+"""The settings in which runs differ, from each other or from a preset."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.form import compare
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, MessageLike
+from library.recipes import preset_files
+from library.runs import overview, reader
+
+MAX_COMPARED = 8  # runs beside each other
+MAX_CHOICES = 100  # other runs to compare one with
+
+
+def choices_for(run: reader.RecordedRun) -> JsonObject:
+    """What the settings of a run can be compared with: presets and other runs, and the first choice."""
+    summary = overview.summary(run)
+    presets = [preset for preset in preset_files.presets_of_kind(summary.kind) if not preset.is_profile]
+    family = family_folder(run)
+    presets.sort(key=lambda preset: preset.family != family)
+    others = [other for other in reader.runs() if other.id != run.id][:MAX_CHOICES]
+    own = [preset.id for preset in presets if preset.id == summary.preset or preset.family == family]
+    before = next((other.id for other in others if _comes_before(other, run)), "")
+    first = f"preset:{summary.preset}" if summary.preset in own else f"run:{before}" if before else ""
+    return {
+        "presets": [[f"preset:{preset.id}", preset.title] for preset in presets],
+        "runs": [[f"run:{other.id}", compare.run_title(other)] for other in others],
+        "first": first or next((f"preset:{name}" for name in own), ""),
+    }
+
+
+def _comes_before(other: reader.RecordedRun, run: reader.RecordedRun) -> bool:
+    started = other.facts.get("started") or 0
+    return other.facts.get("script") == run.facts.get("script") and started < (run.facts.get("started") or 0)
+
+
+def family_folder(run: reader.RecordedRun) -> str:
+    return overview.family_folder(str(run.facts.get("script") or ""))
+
+
+def differences(keys: Sequence[str], roots: Sequence[Path]) -> JsonObject:
+    """Titles, and for each option with different values its name, its label and the values of all."""
+    if not 2 <= len(keys) <= MAX_COMPARED:
+        raise ConfigError("Choose two runs or more, and at most {most}, to compare their settings.", most=MAX_COMPARED)
+    for key in keys:
+        if key.partition(":")[0] not in ("run", "preset"):
+            raise ConfigError("There is no such choice: load the page again.")
+    sides = [compare.config_of_key(key, _no_form, roots) for key in keys]
+    titles: list[MessageLike] = [_title(key, title) for key, (title, _) in zip(keys, sides, strict=True)]
+    first, *others = (config for _, config in sides)
+    labels: dict[str, str] = {}
+    values: dict[str, list[str | None]] = {}
+    own: dict[str, str] = {}
+    unknown: list[str | None] = [None for _ in others]
+    for at, other in enumerate(others):
+        for name, label, before, after in compare.difference_rows(first, other):
+            labels[name], own[name] = label, before
+            values.setdefault(name, [*unknown])[at] = after
+    rows = [
+        [name, labels[name], own[name], *(own[name] if value is None else value for value in found)]
+        for name, found in values.items()
+    ]
+    return {"titles": titles, "rows": rows}
+
+
+def _title(key: str, title: str) -> MessageLike:
+    kind, _, name = key.partition(":")
+    return compare.run_title(reader.find_run(name)) if kind == "run" else title
+
+
+def _no_form() -> Any:
+    raise ConfigError("There is no such choice: load the page again.")

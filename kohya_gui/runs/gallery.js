@@ -1,0 +1,144 @@
+// The samples of a run: prompts as rows, steps as columns. New pictures appear while it trains.
+import { count, say } from "../i18n/sentences.js";
+import { translated } from "../i18n/words.js";
+import { find, make, makeButton } from "../server/elements.js";
+import { address, ask } from "../server/http.js";
+import { openViewer } from "./viewer.js";
+
+/** @typedef {{ prompts: [number, string][], steps: number[], samples: [number, number, number][] }} Grid */
+
+const MAX_COLUMNS = 24, MAX_ROWS = 24; // shown until more are wanted; the newest steps
+
+export class Gallery {
+  /** @param {string} run */
+  constructor(run) {
+    this.run = run;
+    this.shown = ""; // what the server had when it was asked last
+    this.columns = MAX_COLUMNS;
+    this.rows = MAX_ROWS;
+    /** @type {Grid} */
+    this.grid = { prompts: [], steps: [], samples: [] };
+    /** @type {Map<string, HTMLElement>} cells by prompt, step and time of the picture */
+    this.cells = new Map();
+    this.more = make("div", { className: "more-samples" });
+    this.table = make("table", { className: "gallery" });
+    this.scroll = make("div", { className: "gallery-scroll", tabIndex: 0, role: "group",
+      "aria-label": translated("Samples by prompt and step") }, this.table);
+    this.element = make("section", { className: "run-samples", "aria-label": translated("Samples"), hidden: true },
+      make("div", { className: "section-head" }, make("h3", {}, translated("Samples")), this.more), this.scroll);
+  }
+
+  /** @param {string} newest what the server has now */
+  async update(newest) {
+    if (newest === this.shown) return;
+    const grid = await ask("run-samples", { run: this.run });
+    this.shown = newest;
+    this.grid = grid;
+    this.draw();
+  }
+
+  draw() {
+    const { prompts, steps, samples } = this.grid;
+    this.element.hidden = !samples.length;
+    if (!samples.length) return;
+    const shownSteps = steps.slice(-this.columns), shownPrompts = prompts.slice(0, this.rows);
+    const made = new Map(samples.map(([number, step, when]) => [`${number} ${step}`, when]));
+    const { scroll } = this, isAtEnd = scroll.scrollLeft + scroll.clientWidth >= scroll.scrollWidth - 40;
+    const head = make("tr", {}, make("th", { scope: "col", className: "prompt" }, translated("Prompt")),
+      ...shownSteps.map((step) => make("th", { scope: "col" },
+        step ? say("Step {step}", { step: step.toLocaleString("en") }) : translated("Base model"))));
+    const body = shownPrompts.map(([number, prompt]) => make("tr", {},
+      make("th", { scope: "row", className: "prompt" },
+        make("span", { className: "own", title: prompt }, prompt || say("Prompt {number}", { number: number + 1 }))),
+      ...shownSteps.map((step) => this.cell(number, step, made.get(`${number} ${step}`)))));
+    const focused = document.activeElement;
+    this.table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
+    if (focused instanceof HTMLElement && this.table.contains(focused)) focused.focus({ preventScroll: true });
+    if (isAtEnd) scroll.scrollLeft = scroll.scrollWidth;
+    this.offerMore();
+  }
+
+  offerMore() {
+    const { steps, prompts, samples } = this.grid, isCut = steps.length > this.columns || prompts.length > this.rows;
+    const all = makeButton(say("Show all {pictures}", { pictures: count(samples.length, "picture") }), () => {
+      this.columns = this.rows = Infinity;
+      this.draw();
+    });
+    const sheet = make("a", { href: address("learned", { run: this.run }), download: `${this.run}.png` },
+      translated("Save as one picture"));
+    this.more.replaceChildren(make("span", { className: "quiet" }, count(samples.length, "picture")),
+      ...(isCut ? [all] : []), ...(steps.length > 1 ? [sheet] : []));
+  }
+
+  /**
+   * A cell, the one that is there already unless its picture is another one now.
+   * @param {number} number
+   * @param {number} step
+   * @param {number | undefined} when
+   */
+  cell(number, step, when) {
+    const key = `${number} ${step} ${when}`, before = this.cells.get(key);
+    if (before) return before;
+    const cell = make("td");
+    if (when !== undefined) {
+      const about = say("Sample of step {step}: {prompt}", { step, prompt: this.promptOf(number) });
+      const picture = make("img", {
+        src: this.picture(number, step, true), alt: "", loading: "lazy", decoding: "async", width: 144, height: 144,
+      });
+      picture.addEventListener("error", () => picture.replaceWith(
+        make("span", { className: "gone" }, translated("The file is gone"))), { once: true });
+      const button = makeButton("", () => this.open(number, step), { className: "shot", "aria-label": about });
+      button.append(picture);
+      cell.append(button);
+    }
+    this.cells.set(key, cell);
+    return cell;
+  }
+
+  /** @param {number} number */
+  promptOf(number) {
+    return this.grid.prompts.find(([other]) => other === number)?.[1] ?? "";
+  }
+
+  /**
+   * @param {number} number
+   * @param {number} step
+   * @param {boolean} [small]
+   */
+  picture(number, step, small = false) {
+    const made = this.grid.samples.find(([other, at]) => other === number && at === step)?.[2] ?? 0;
+    const query = { run: this.run, step: String(step), number: String(number), of: String(made) };
+    return address("run-sample", small ? { ...query, small: "1" } : query);
+  }
+
+  /**
+   * @param {number} number
+   * @param {number} step
+   */
+  open(number, step) {
+    openViewer({
+      number,
+      step,
+      numbers: () => this.grid.prompts.map(([other]) => other),
+      steps: (of) => this.grid.samples.filter(([other]) => other === of).map(([, at]) => at).sort((a, b) => a - b),
+      promptOf: (of) => this.promptOf(of),
+      picture: (of, at) => this.picture(of, at),
+    });
+  }
+
+  /** The newest step that has pictures. */
+  get newest() {
+    return this.grid.steps.at(-1);
+  }
+
+  /** Show the newest pictures first. */
+  toEnd() {
+    const { scroll } = this;
+    scroll.scrollLeft = scroll.scrollWidth;
+  }
+
+  /** @returns {HTMLElement} */
+  get title() {
+    return find(this.element, "h3");
+  }
+}

@@ -1,0 +1,127 @@
+// Notifications: of the browser, when asked for by a button, and a webhook.
+import { say } from "../i18n/sentences.js";
+import { translated } from "../i18n/words.js";
+import { find, make, makeButton } from "../server/elements.js";
+import { ask, messageOf } from "../server/http.js";
+import { stateWord } from "./format.js";
+
+const PERIOD = 5000; // milliseconds; browsers wake a hidden window less often
+const KEY = "kohya-notices";
+
+/** @param {string} [value] without it, the stored choice is returned */
+function choice(value) {
+  try {
+    if (value === undefined) return localStorage.getItem(KEY);
+    localStorage.setItem(KEY, value);
+  } catch {} // without storage it is chosen anew each time
+  return value ?? null;
+}
+
+const isSupported = () => "Notification" in window;
+const isOn = () => isSupported() && choice() === "on" && Notification.permission === "granted";
+
+let since = 0; // the newest end that is known, as the server's clock has it
+let waits = "";
+let isAsking = false;
+
+/** Show what has ended since the last look. */
+async function look() {
+  if (!isOn() || isAsking) return;
+  isAsking = true;
+  const answer = await ask("run-ends", { since: Math.floor(since) }).catch(() => null);
+  isAsking = false;
+  if (!answer) return;
+  const isFirst = !since, fresh = answer.ended.filter((/** @type {{ ended: number }} */ run) => run.ended > since);
+  since = Math.max(since, answer.newest, 1);
+  if (isFirst) return; // these had ended before
+  for (const { name, state } of fresh) notify(say("{name}: {state}", { name, state: stateWord(state) }), name);
+  if (answer.waits && answer.waits !== waits)
+    notify(say("The queue is paused before {name}.", { name: answer.waits }), "queue");
+  waits = answer.waits;
+}
+
+/**
+ * @param {string} text
+ * @param {string} tag
+ */
+function notify(text, tag) {
+  const notice = new Notification(translated("Kohya Trainer"), { body: translated(text), tag });
+  notice.addEventListener("click", () => window.focus());
+}
+
+/** @param {HTMLElement} room */
+export function mountNotices(room) {
+  const details = find(room, ".notices", HTMLDetailsElement);
+  details.addEventListener("toggle", () => details.open && void fill(find(details, ".ways")));
+}
+
+/** @param {HTMLElement} place */
+async function fill(place) {
+  const said = make("p", { className: "answer", role: "status" });
+  const tell = (/** @type {string} */ text, bad = false) => {
+    said.textContent = text;
+    said.classList.toggle("bad", bad);
+  };
+  place.replaceChildren(browserWay(tell), said);
+  try {
+    const { address, here } = await ask("webhook");
+    said.before(webhookWay(address, here, tell));
+  } catch (error) {
+    tell(messageOf(error), true);
+  }
+}
+
+/** @param {(text: string, bad?: boolean) => void} tell */
+function browserWay(tell) {
+  const button = makeButton("", async () => {
+    if (isOn()) choice("off");
+    else if ((await Notification.requestPermission()) === "granted") choice("on");
+    else tell(translated("The browser does not allow this page to notify: change that beside its address."), true);
+    since = 0;
+    mark();
+    void look();
+  });
+  const mark = () => {
+    button.textContent = translated(isOn() ? "Stop notifying in this browser" : "Notify in this browser");
+    button.setAttribute("aria-pressed", String(isOn()));
+  };
+  mark();
+  button.disabled = !isSupported();
+  return make("div", { className: "way" }, button, make("p", { className: "quiet" }, translated(
+    isSupported()
+      ? "When a run ends or fails, or the queue waits for you, while this page is open in some window."
+      : "This browser does not let pages notify at this address: they need https, or this computer's own address.")));
+}
+
+/**
+ * @param {string} address
+ * @param {boolean} here whether this is the computer itself
+ * @param {(text: string, bad?: boolean) => void} tell
+ */
+function webhookWay(address, here, tell) {
+  const about = make("p", { className: "quiet" }, translated(
+    "A webhook gets the same as JSON, without pictures and paths, also while this page is closed."));
+  if (!here) {
+    const now = address ? say("It is sent to {address}.", { address }) : translated("None is set.");
+    const only = translated("It can be changed on the computer itself only.");
+    const title = make("p", {}, make("b", {}, "Webhook"));
+    return make("div", { className: "way" }, title, about, make("p", {}, now, " ", only));
+  }
+  const field = make("input", {
+    id: "webhook-address", type: "url", value: address, spellcheck: false, autocomplete: "off", placeholder: "https://",
+  });
+  const press = async (/** @type {string} */ act) => {
+    tell("");
+    try {
+      tell(translated((await ask("webhook", { act, address: field.value })).said));
+    } catch (error) {
+      tell(messageOf(error), true);
+    }
+  };
+  return make("div", { className: "way" },
+    make("label", { for: "webhook-address" }, translated("Address of a webhook")),
+    make("div", { className: "line" }, field, makeButton(translated("Save address"), () => press("store")),
+      makeButton(translated("Send a test"), () => press("test"))), about);
+}
+
+setInterval(look, PERIOD);

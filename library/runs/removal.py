@@ -1,0 +1,46 @@
+"""Take runs off the list, and put them back. All of their files stay where they are."""
+
+import os
+from pathlib import Path
+
+from library.config.problems import ConfigError, Message
+from library.runs import layout, reader, registry
+
+REMOVED = "removed-runs"  # beside the folder of pointers
+
+
+def remove_run(run_id: str) -> None:
+    """Take a run that has ended off the list. Raises ConfigError for an active or unknown one."""
+    try:
+        run = reader.find_run(run_id)
+    except KeyError:
+        raise ConfigError("This run is not there any more: load the page again.") from None
+    if run.active:
+        raise ConfigError("{run} is still {state}: stop it first.", run=run.id, state=Message(run.state))
+    _move(run.id, _listed(), _removed())
+
+
+def restore_run(run_id: str) -> None:
+    """Put a removed run back on the list. Raises ConfigError if it was not removed, or if its folder is gone."""
+    folder = layout.load_facts(_removed() / f"{run_id}.json").get("folder") if layout.is_run_id(run_id) else None
+    if not folder or not Path(folder).is_dir():
+        raise ConfigError("The folder of this run is gone, so it cannot be put back on the list.")
+    _move(run_id, _removed(), _listed())
+
+
+def _listed() -> Path:
+    return registry.data_folder() / "runs"
+
+
+def _removed() -> Path:
+    return registry.data_folder() / REMOVED
+
+
+def _move(run_id: str, source: Path, target: Path) -> None:
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        os.replace(source / f"{run_id}.json", target / f"{run_id}.json")
+    except OSError as error:
+        raise ConfigError(
+            "The list of runs cannot be changed in {folder} ({why}).", folder=target, why=error.strerror or error
+        ) from error

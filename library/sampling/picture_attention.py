@@ -1,0 +1,66 @@
+"""The attention kernel of generated images (`sample_attention`); that of a training around them stays as it is."""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from library.compiler.subclass import wanted_type
+from library.config.run_config import RunConfig
+from library.config.sections.sampling import SAGE
+from library.families.shared.attention import Attention, replaced_for_images
+from library.memory import attention
+
+logger = logging.getLogger(__name__)
+
+NOT_USED = (
+    "sample_attention = sage had no effect: SageAttention computes neither masked text, nor float32, nor heads of over "
+    "%d channels"
+)
+SAGE_CALLS = [0]  # of this process
+LARGEST_SAGE_HEAD = 128  # channels of a head; SageAttention pads smaller ones
+
+
+@contextlib.contextmanager
+def picture_attention(config: RunConfig, device: torch.device) -> Iterator[None]:
+    """Use the kernel of `sample_attention` within this context. Raises ConfigError if this machine lacks it."""
+    kernel = config.sample.sample_attention
+    if kernel == "auto":
+        yield
+        return
+    if kernel == SAGE:
+        with replaced_for_images(sage()):
+            yield
+        if not SAGE_CALLS[0]:  # ever: replayed passes call nothing
+            logger.warning(NOT_USED, LARGEST_SAGE_HEAD)
+        return
+    attention.prefer(device, kernel, option="sample_attention")
+    try:
+        yield
+    finally:
+        attention.prefer(device, config.memory.attention_kernel)
+
+
+@functools.cache
+def sage() -> Attention:
+    """Return SageAttention as one operation of PyTorch, which torch.compile does not look into."""
+    from sageattention import sageattn
+
+    @torch.library.custom_op("kohya::sage_attention", mutates_args=())
+    def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        SAGE_CALLS[0] += 1
+        return sageattn(q, k, v, tensor_layout="HND", is_causal=False)
+
+    compute.register_fake(lambda q, k, v: torch.empty_like(q))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        dtype = wanted_type(q)
+        if dtype not in (torch.float16, torch.bfloat16) or q.shape[-1] > LARGEST_SAGE_HEAD:
+            return F.scaled_dot_product_attention(q, k, v)  # SageAttention computes neither
+        return compute(*(x.to(dtype).contiguous() for x in (q, k, v)))
+
+    return attend

@@ -1,0 +1,136 @@
+"""The room Runs: from the table to a run's page, its charts, samples and note, two runs together, and back."""
+
+import json
+import math
+import time
+
+from PIL import Image
+
+from library.runs import keys, layout, notes, registry
+
+
+def recorded(home, name, rate, **facts):
+    """Write the record of a training of 60 steps with two prompts, sampled three times."""
+    folder = home / name / "runs" / f"{name}-20261101-101010-{name}"
+    folder.mkdir(parents=True)
+    config = {"optim": {"learning_rate": rate}, "save": {"output_dir": str(home / name), "output_name": name}}
+    told = {"id": folder.name, "state": "finished", "script": "flux_train_network", "title": "FLUX.1 LoRA"}
+    told |= {"started": time.time() - 600, "ended": time.time() - 300, "output_dir": str(home / name)}
+    told |= {"output_name": name, "step": 60, "total_steps": 60, "config": config, **facts}
+    events = [
+        {"kind": "step", "t": 100.0 + n, "step": n, "loss": math.exp(-n / 30), "lr": {"unet": rate}, "grad_norm": 1 / n}
+        for n in range(1, 61)
+    ]
+    for step in (0, 30, 60):
+        for number, prompt in enumerate(("a <b>cat</b>", "a dog")):
+            path = home / name / f"{name}-{step}-{number}.png"
+            Image.new("RGB", (64, 64), (step * 4, 80, 40 * number)).save(path)
+            events.append(
+                {"kind": "sample", "t": 200.0, "step": step, "number": number, "prompt": prompt, "file": str(path)}
+            )
+    (folder / layout.PROGRESS).write_text("".join(json.dumps(event) + "\n" for event in events))
+    layout.store(folder / layout.RUN, told)
+    registry.add_pointer(folder)
+    return folder
+
+
+def find_in_table(visitor):
+    """Sort and filter the table."""
+    page = visitor.page
+    page.get_by_role("tab", name="Runs", exact=True).click()
+    rows = page.locator(".runs-table tbody tr")
+    page.locator(".runs-table", has_text="cannot be read").wait_for()
+    assert rows.count() == 3 and rows.first.locator("a").inner_text() == "one"
+    page.get_by_role("button", name="Name", exact=True).click()
+    assert [name[:3] for name in page.locator(".runs-table tbody a").all_inner_texts()] == ["one", "tor", "two"]
+    page.get_by_label("Find runs").fill("two failed")
+    assert rows.count() == 1 and "The GPU ran out of memory" in rows.inner_text()
+    page.get_by_label("Find runs").fill("")
+
+
+def read_charts(visitor):
+    """Hover, zoom, change scale and axis, and read values by keyboard and as a table."""
+    page = visitor.page
+    loss, gradient = (page.locator(f'[data-chart="{name}"]') for name in ("loss", "gradient"))
+    loss.locator("canvas").wait_for()
+    over = loss.locator(".u-over").bounding_box()
+    page.mouse.move(over["x"] + over["width"] / 2, over["y"] + 40)
+    loss.locator(".where", has_text="Step 3").wait_for()  # 30 or 31
+    assert gradient.locator(".where").inner_text() == loss.locator(".where").inner_text()
+    page.mouse.down()
+    page.mouse.move(over["x"] + over["width"] * 0.75, over["y"] + 40, steps=4)
+    page.mouse.up()
+    whole = page.get_by_role("button", name="Show all", exact=True)
+    whole.wait_for()
+    page.mouse.dblclick(over["x"] + 100, over["y"] + 40)
+    whole.wait_for(state="hidden")
+    page.get_by_text("Log scale").click()
+    page.get_by_role("button", name="Hours").click()
+    loss.locator(".plot").press("Home")
+    assert "0 s" in loss.locator(".plot").get_attribute("aria-valuetext")
+    page.get_by_text("Values as a table").click()
+    assert "Gradient norm" in page.locator(".values-table table").inner_text()
+
+
+def look_at_samples(visitor):
+    """Open a sample, move with the keyboard, and lay another step over it."""
+    page, viewer = visitor.page, visitor.page.locator("dialog.viewer")
+    shots = page.locator(".gallery .shot")
+    shots.nth(5).wait_for()
+    assert shots.count() == 6 and page.locator(".gallery").get_by_text("a <b>cat</b>").count() == 1
+    shots.nth(1).click()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert "Step 60" in viewer.locator(".at").inner_text() and viewer.locator("header p").inner_text() == "a dog"
+    viewer.get_by_label("Compare with").select_option("0")
+    viewer.locator(".stage").click(position={"x": 80, "y": 80})
+    assert viewer.get_by_label("Where the left one ends").input_value() != "50"
+    page.keyboard.press("Escape")
+
+
+def compare_and_remove(visitor):
+    """Lay the charts of two runs over each other, take both off the list, and put them back."""
+    page = visitor.page
+    for name in ("one", "two"):
+        page.get_by_label(f"Choose {name}", exact=True).check()
+    visitor.click("Compare")
+    page.locator(".run-settings", has_text="0.0003").wait_for()
+    page.locator('[data-chart="loss"] .values', has_text="two").wait_for()
+    page.go_back()
+    visitor.click("Remove from the list")
+    visitor.until("2 runs removed", ".runs-list .answer")
+    page.wait_for_function("document.querySelectorAll('.runs-table tbody tr').length === 1")
+    visitor.click("Undo")
+    page.wait_for_function("document.querySelectorAll('.runs-table tbody tr').length === 3")
+
+
+def test_from_the_table_to_charts_samples_note_and_comparison(visit, tmp_path):
+    first = recorded(tmp_path, "one", 1e-4)
+    recorded(tmp_path, "two", 3e-4, started=time.time() - 900, state="failed", error="CUDA out of memory")
+    (recorded(tmp_path, "torn", 1.0) / layout.RUN).write_text("{")
+    visitor = visit()
+    page = visitor.page
+    find_in_table(visitor)
+    assert not [url for url in visitor.requests if "uPlot" in url]  # loaded with the first chart
+    page.get_by_role("link", name="one", exact=True).click()
+    read_charts(visitor)
+    assert page.url.endswith(f"#runs/{first.name}") and page.locator("#side").is_hidden()
+    look_at_samples(visitor)
+    page.get_by_label("Note about this run").fill("<i>good</i>")
+    page.get_by_label("Note about this run").blur()
+    visitor.until("Saved", ".run-note")
+    assert notes.read_note(first) == "<i>good</i>"
+    page.go_back()
+    page.locator(".runs-table", has_text="<i>good</i>").wait_for()
+    compare_and_remove(visitor)
+    page.goto(f"{visitor.address}#runs/never-was")
+    page.locator(".dead-address", has_text="not there any more: never-was").wait_for()
+    assert page.locator(".runs-table").is_visible()
+    page.get_by_text("Notifications", exact=True).click()
+    page.get_by_label("Address of a webhook").fill("file:///etc/passwd")
+    visitor.click("Save address")
+    visitor.until("A webhook is an address", ".notices .answer")
+    page.get_by_label("Address of a webhook").fill("https://example.invalid/key")
+    visitor.click("Save address")
+    visitor.until("Runs that end are sent there.", ".notices .answer")
+    assert keys.stored_webhook() == "https://example.invalid/key"

@@ -1,0 +1,118 @@
+"""Another attention kernel for pictures: used there and nowhere else, and named if its package is missing."""
+
+import logging
+import sys
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from library.config.problems import ConfigError
+from library.families.shared import attention
+from library.sampling import generate, picture_attention
+from library.sampling.prompts import Prompt
+from tests.sampling.test_engine import drawn, engine_of, opened, prompts_for
+from tests.sampling.test_sampling import SCRIPTS, given, quiet, shallow  # noqa: F401
+from tests.training import config_of, demo, squares, train  # noqa: F401
+
+FLUX = "flux_train_network"
+
+
+def with_attention(config, kernel, **options):
+    return replace(config, sample=replace(config.sample, sample_attention=kernel, **options))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A package sageattention that computes what PyTorch does and counts its calls."""
+    seen = []
+
+    def sageattn(q, k, v, tensor_layout, is_causal):
+        assert tensor_layout == "HND" and not is_causal and not torch.is_grad_enabled()
+        assert q.dtype == torch.bfloat16 and q.shape[-1] <= picture_attention.LARGEST_SAGE_HEAD
+        seen.append(q.shape)
+        return F.scaled_dot_product_attention(q, k, v)
+
+    monkeypatch.setitem(
+        sys.modules, "sageattention", SimpleNamespace(sageattn=sageattn, __spec__=ModuleSpec("sageattention", None))
+    )
+    monkeypatch.setattr(picture_attention, "SAGE_CALLS", [0])
+    picture_attention.sage.cache_clear()
+    yield seen
+    picture_attention.sage.cache_clear()
+
+
+MASKED = ("qwen_image_train_network", "zimage_train_network")  # whose blocks leave padded text out by a mask
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_family_uses_sageattention_for_pictures_alone(given, script, calls, caplog):  # noqa: F811
+    """Those with masks say that it had no effect."""
+    caplog.set_level(logging.WARNING)
+    config = given(script)
+    config = replace(config, precision=replace(config.precision, mixed_precision="bf16"))
+    model = opened(config)
+    prompts = prompts_for(model)
+    (usual,) = drawn(model, engine_of(model, config), prompts)
+    assert not calls
+    (picture,) = drawn(model, engine_of(model, with_attention(config, "sage")), prompts)
+    assert (script in MASKED) == (not calls) == ("sage had no effect" in caplog.text)
+    assert (picture - usual).abs().mean() < 0.02 * usual.abs().mean()
+    before = len(calls)
+    drawn(model, engine_of(model, config), prompts)
+    assert len(calls) == before and attention._for_images is None
+
+
+def test_compiled_pictures_contain_sageattention_without_a_break(given, calls):  # noqa: F811
+    config = given(FLUX)
+    config = replace(config, precision=replace(config.precision, mixed_precision="bf16"))
+    config = replace(config, compile=replace(config.compile, compile_backend="eager", compile_fullgraph=True))
+    model = opened(config)
+    engine = engine_of(model, with_attention(config, "sage", sample_compile="true"))
+    drawn(model, engine, prompts_for(model))
+    assert calls and engine.plan.log.events and not engine.plan.log.graph_breaks()
+    engine.close()
+
+
+def test_masks_wide_heads_and_float32_are_left_to_pytorch(calls):
+    half, mask = torch.randn(1, 2, 8, 64, dtype=torch.bfloat16), torch.ones(1, 1, 1, 8, dtype=torch.bool)
+    wide = torch.randn(1, 2, 8, picture_attention.LARGEST_SAGE_HEAD + 8, dtype=torch.bfloat16)
+    with attention.replaced_for_images(picture_attention.sage()), torch.no_grad():
+        for x, masked in ((half, mask), (wide, None), (half.float(), None)):
+            assert torch.equal(attention.attend(x, x, x, masked), F.scaled_dot_product_attention(x, x, x, masked))
+        assert not calls
+        attention.attend(half, half, half)
+    assert len(calls) == 1
+
+
+def test_a_training_with_pictures_by_another_kernel_is_the_same(demo, squares, tmp_path, calls):  # noqa: F811
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a cat --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
+    values = {"train_data_dir": squares, "max_train_steps": 3, "seed": 5, "mixed_precision": "bf16"}
+    values |= {"compile": True, "compile_backend": "eager", "compile_blocks": "single:0"}
+    samples = {"sample_every_n_steps": 1, "sample_prompts": prompts}
+    done = {
+        kernel: train(config_of(demo, FLUX, output_dir=tmp_path / kernel, **values, **samples, sample_attention=kernel))
+        for kernel in ("auto", "math", "sage")
+    }
+    assert calls and not any(each.events("sample_failed") for each in done.values())
+    first = done["auto"]
+    for each in done.values():
+        assert each.losses == first.losses and each.facts["compile"]["graphs"] == first.facts["compile"]["graphs"]
+        assert not each.facts["compile"]["recompiles"]
+
+
+@pytest.mark.parametrize("kernel", ["sage", "flash3", "flash4"])
+def test_a_missing_package_is_named_before_anything_is_loaded(given, tmp_path, kernel):  # noqa: F811
+    config = with_attention(given(FLUX), kernel)
+    with pytest.raises(ConfigError, match=f"sample_attention: {kernel} needs the package .* use auto"):
+        generate.check_before(config, [Prompt("a cat")])
+
+
+def test_a_kernel_that_this_machine_lacks_is_named_with_its_option(given, tmp_path):  # noqa: F811
+    config = with_attention(given(FLUX), "cudnn")
+    with pytest.raises(ConfigError, match="sample_attention: there is no cudnn on this machine; choose one of auto"):
+        generate.generate(config, generate.plan.plan_columns("together", []), [Prompt("a")], tmp_path, quiet)
