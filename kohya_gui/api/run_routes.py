@@ -12,7 +12,7 @@ from kohya_gui.api import answers
 from kohya_gui.api.answers import Answer, Body, Nothing, Said, answer, model_of
 from kohya_gui.panel import samples
 from library.config.problems import ConfigError, Message, Problem
-from library.runs import explain, layout, overview, queue, queue_rows, reader, removing, stop
+from library.runs import deleting, explain, layout, overview, queue, queue_rows, reader, stop
 from library.trainings import comparing, reopening
 
 MAX_RUNS_SENT = 500
@@ -177,11 +177,11 @@ def _add_actions(routes: APIRouter) -> None:
 
     @routes.post("/{run}/remove", operation_id="remove_run", summary="Delete a run", response_model=RemovedRun)
     def remove_run(run: str, body: RemoveRequest, request: Request) -> Any:
-        removal = removing.plan_removal(answers.run_of_id(run), body.files)
+        deletion = deleting.plan_deletion(answers.run_of_id(run), body.files)
         if not body.sure:
-            return answers.respond_failure(request, 409, {"error": str(removal.sentence()), "field": "sure"})
-        removing.remove_run(removal)
-        files, kept = map(str, removal.files), map(str, removal.kept)
+            return answers.respond_failure(request, 409, {"error": str(deletion.sentence()), "field": "sure"})
+        deleting.delete_run(deletion)
+        files, kept = map(str, deletion.files), map(str, deletion.kept)
         return answer(RemovedRun, said=Message("{run} is deleted.", run=run), files=[*files], kept=[*kept])
 
 

@@ -11,7 +11,7 @@ from library.cli.main import EXIT_FAILED
 from library.config.arguments import Arguments
 from library.config.json_types import JsonObject
 from library.config.problems import MessageLike
-from library.runs import explain, layout, overview, queue, queue_rows, reader, removing, stop
+from library.runs import deleting, explain, layout, overview, queue, queue_rows, reader, stop
 from library.trainings import comparing
 from library.trainings.reopening import resume_run
 
@@ -193,23 +193,23 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 
 def _remove(arguments: argparse.Namespace) -> int | None:
-    removals = [removing.plan_removal(shown.find_run_named(name), arguments.files) for name in arguments.runs]
+    deletions = [deleting.plan_deletion(shown.find_run_named(name), arguments.files) for name in arguments.runs]
     if not arguments.json:
-        for removal in removals:
-            print(removal.sentence())
-            for path in removal.files:
+        for deletion in deletions:
+            print(deletion.sentence())
+            for path in deletion.files:
                 print(f"  {path}")
-    question = "Delete it?" if len(removals) == 1 else f"Delete these {len(removals)}?"
+    question = "Delete it?" if len(deletions) == 1 else f"Delete these {len(deletions)}?"
     if arguments.json:
-        question = " ".join([*(str(removal.sentence()) for removal in removals), question])
+        question = " ".join([*(str(deletion.sentence()) for deletion in deletions), question])
     if not shown.confirm(question, arguments.yes):
         return EXIT_FAILED
-    for removal in removals:
-        removing.remove_run(removal)
+    for deletion in deletions:
+        deleting.delete_run(deletion)
     facts: JsonObject = {
-        "removed": [removal.run.id for removal in removals],
-        "files": [str(path) for removal in removals for path in removal.files],
-        "kept": [str(path) for removal in removals for path in removal.kept],
+        "removed": [deletion.run.id for deletion in deletions],
+        "files": [str(path) for deletion in deletions for path in deletion.files],
+        "kept": [str(path) for deletion in deletions for path in deletion.kept],
     }
     if arguments.json:
         return shown.print_json(facts)

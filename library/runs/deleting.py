@@ -1,4 +1,4 @@
-"""Remove a run that has ended: its record, and if wanted the models, states and samples that it has written."""
+"""Delete a run that has ended: its record, and if wanted the models, states and samples that it has written."""
 
 import contextlib
 import shutil
@@ -13,7 +13,7 @@ KINDS = ("saved", "sample")  # events that name files
 
 
 @dataclass(frozen=True)
-class Removal:
+class Deletion:
     """What is deleted with a run."""
 
     run: reader.RecordedRun
@@ -33,7 +33,7 @@ class Removal:
         return join_messages(parts, " ")
 
 
-def plan_removal(run: reader.RecordedRun, with_files: bool) -> Removal:
+def plan_deletion(run: reader.RecordedRun, with_files: bool) -> Deletion:
     """Return what would be deleted. Files that another run has written, too, stay. Raises ConfigError for a run that is
     active, or whose folder is no record of a run.
     """
@@ -47,7 +47,7 @@ def plan_removal(run: reader.RecordedRun, with_files: bool) -> Removal:
     written = list(dict.fromkeys(_written(run)))
     others = {path for other in reader.runs() if other.id != run.id for path in _written(other)} if written else set()
     files = [path for path in written if with_files and path not in others]
-    return Removal(run, tuple(files), tuple(path for path in written if path not in files), sum(map(_size, files)))
+    return Deletion(run, tuple(files), tuple(path for path in written if path not in files), sum(map(_size, files)))
 
 
 def _written(run: reader.RecordedRun) -> Iterator[Path]:
@@ -70,16 +70,16 @@ def _size(path: Path) -> int:
     return sum(member.stat().st_size for member in members if member.is_file())
 
 
-def remove_run(removal: Removal) -> None:
+def delete_run(deletion: Deletion) -> None:
     """Delete what was planned. Raises ConfigError for what cannot be deleted; the record goes last."""
     try:
-        for path in removal.files:
+        for path in deletion.files:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        shutil.rmtree(removal.run.folder)
+        shutil.rmtree(deletion.run.folder)
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise ConfigError("{path} cannot be deleted ({why}).", path=error.filename or "", why=why) from error
-    registry.forget_pointer(removal.run.id)
+    registry.forget_pointer(deletion.run.id)
