@@ -132,8 +132,8 @@ def router() -> APIRouter:
         ] = MAX_SECONDS,
     ) -> Any:
         if log.open >= MAX_STREAMS:
-            template = "{count} streams are open already: close one."
-            raise ConfigError(Problem("", template, count=MAX_STREAMS, code="too_many"))
+            template = "No more than {most} streams can be open: close one."
+            raise ConfigError(Problem("", template, most=MAX_STREAMS, code="too_many"))
         headers = {"cache-control": "no-store", "content-encoding": "identity", "x-accel-buffering": "no"}
         stream = _stream(log, last_event_id, time.monotonic() + seconds)
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
