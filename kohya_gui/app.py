@@ -28,8 +28,8 @@ from kohya_gui.gradio_host.gradio_import import without_apps
 from kohya_gui.gradio_host.routes import Protected, Routes
 from kohya_gui.gradio_host.theme import THEME, THEME_HEAD
 from kohya_gui.i18n import texts
-from kohya_gui.i18n.sentences import data
 from kohya_gui.lab.lab import LabTab
+from kohya_gui.look import look
 from kohya_gui.models.models import ModelsApi
 from kohya_gui.panel import monitor
 from kohya_gui.panel.actions import RunActions
@@ -46,9 +46,8 @@ from kohya_gui.server.serving import access_of, announce, bind, build_server_par
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.uploads import ImageUploads
 from kohya_gui.tools.commands import ToolCommands, ToolsTab
-from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError
 from library.imports import without_collecting
 
 TITLE = "Kohya Trainer"
@@ -77,12 +76,10 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     forms = Forms(training.tabs)
     blocks_arguments: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
     with without_apps(), Page(training, roots or paths.roots(), title=TITLE, **blocks_arguments) as page:
-        about = Message("LoRA and fine-tuning for {families}", families=families.titles())
         gr.HTML(
-            f"<header><h1>{TITLE}</h1><p{data(about)}>{about}</p>"
-            '<a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a></header>'
-            '<div class="dead-address" role="status"></div>',
+            look.header(TITLE, training.mark, training.tabs),
             elem_id="top",
+            js_on_load="window.kohya.mountHeader(); window.kohya.buildAhead()",
             apply_default_css=False,
         )
         with gr.Row(elem_id="page", equal_height=False):
@@ -167,9 +164,9 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     used = preloads.needed(sorted({block.get_block_name() for block in page.blocks.values()}))
     lines, sheets, styles = preloads.head(used)
     theme = f'<link rel="preload" as="style" href="./theme.css?v={page.theme_hash}">'
-    tagged = ScriptTags(inner, page.training.ahead() + theme + lines, sheets, monitor.styles)
+    tagged = ScriptTags(inner, page.training.ahead() + theme + look.HEAD + lines, sheets, monitor.styles)
     packed = GZipMiddleware(tagged, minimum_size=2000, compresslevel=4)
-    page_files = scripts.SCRIPT_FILES | styles | {"/theme.css": page.theme_css.encode()}
+    page_files = scripts.SCRIPT_FILES | look.LOOK_FILES | styles | {"/theme.css": page.theme_css.encode()}
     with_tensorboard = TensorboardProxy(Assets(packed, page_files | vendored.FILES))
     page.first_files = [*page_files.values(), *(ASSETS_FOLDER / name for name in used)]
     with_api = ApiV1(with_tensorboard, lambda: page.build_api(root_prefix(root_path)))

@@ -36,8 +36,7 @@ class TrainingTabs:
 
     def place(self, tab: str) -> None:
         """The place of a tab. Call it inside `gr.Blocks`."""
-        other_tabs = " ".join(name for name in self.tabs if name != tab)
-        container = f'<div class="training" data-tab="{tab}" data-mark="{self.mark}" data-others="{other_tabs}"></div>'
+        container = f'<div class="training" data-tab="{tab}" data-mark="{self.mark}"></div>'
         gr.HTML(container, js_on_load="window.kohya.mountTraining(element)", apply_default_css=False)
 
     def ahead(self) -> str:

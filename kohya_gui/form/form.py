@@ -10,6 +10,7 @@ decide which fields are visible (classes `only-<family>`), so switching costs no
 
 import contextlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -50,6 +51,9 @@ class FormField:
         return self.option.advanced or bool(self.pending)
 
 
+PRESET_ID = re.compile(r"[\w.-]{1,40}/[\w.-]{1,60}")  # unlike "defaults", and no id of a loaded config
+
+
 @dataclass(frozen=True)
 class Submission:
     """The contents of a form: the chosen family, its options, and the launch settings."""
@@ -59,6 +63,7 @@ class Submission:
     launch: JsonMapping
     typed: frozenset[str] = frozenset()  # options that differ from the form's start
     anyway: bool = False  # whether images without captions were confirmed
+    preset: str = ""  # the id of the preset that the form started from
 
 
 # Why: docs/decisions/2026-11-20-form-is-plain-html.md
@@ -97,7 +102,9 @@ class SettingsForm:
             contents = json.loads(sent)
             launch, anyway = dict(contents["launch"]), contents.get("anyway") is True
             typed = frozenset(map(str, contents.get("typed", ())))
-            submission = Submission(str(contents["family"]), dict(contents["values"]), launch, typed, anyway)
+            start = PRESET_ID.fullmatch(str(contents.get("start") or ""))
+            about = (launch, typed, anyway, start[0] if start else "")
+            submission = Submission(str(contents["family"]), dict(contents["values"]), *about)
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
             raise ConfigError("This is not what the form sends: load the page again") from None
         if submission.family not in self.configs:
@@ -177,11 +184,11 @@ class SettingsForm:
             f' data-scripts="{escape(json.dumps(scripts))}"'
             f"{data(starts)}>"
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
-            f"{self._search()}"
-            '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
-            f'</div><p class="start"></p><div class="recipe" hidden></div>'
+            f'<div class="recipe" hidden></div></div><p class="start"></p><div class="recipe-about"></div>'
             f'<div class="card basics">{self._basics()}{self.extra.get("basics", "")}</div>'
             f"{self.extra.get('images', '')}"
+            f'<div class="find">{self._search()}<label class="all"><input type="checkbox" name="advanced">'
+            "<span>Show rarely used settings</span></label></div>"
             f"{''.join(self._group(*group) for group in GROUPS)}</form>"
         )
 

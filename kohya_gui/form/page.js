@@ -168,8 +168,11 @@ export const nextTurn = (tab) => (turns[tab] = turnOf(tab) + 1);
  */
 export function held(where) {
   const name = family(where);
-  /** @type {{ family: string, values: Values, typed: string[], launch: Values, anyway: boolean }} */
-  const sent = { family: name, values: {}, typed: [], launch: {}, anyway: where.dataset.anyway === images(where) };
+  /** @type {{ family: string, values: Values, typed: string[], launch: Values, anyway: boolean, start: string }} */
+  const sent = {
+    family: name, values: {}, typed: [], launch: {}, anyway: where.dataset.anyway === images(where),
+    start: startOf(where, name).id,
+  };
   for (const field of fields(where)) {
     if (!isFor(field, name)) continue;
     const { option, launch } = field.dataset;

@@ -66,21 +66,15 @@ function show(where) {
   if (box.dataset.shown === shown) return;
   const hasFocus = box.contains(document.activeElement);
   box.dataset.shown = shown;
-  box.hidden = !advice;
+  box.hidden = !purposes.length;
   const radios = purposes.map(([value, title]) => make("label", {},
     make("input", { type: "radio", name: "purpose", value, checked: value === purpose }), make("span", {}, title)));
   const choice = make("fieldset", { className: "family" }, make("legend", {}, "Purpose"), ...radios);
   const pairs = sets.map(([label, value]) =>
     make("span", {}, make("span", {}, label), " ", make("b", { className: "own" }, value)));
-  box.replaceChildren(
-    ...(radios.length
-      ? [
-          make("span", { "aria-hidden": "true" }, "Purpose:"),
-          choice,
-          make("small", {}, meant),
-          ...(elsewhere ? [make("small", {}, elsewhere)] : []),
-        ]
-      : []),
+  box.replaceChildren(...(radios.length ? [make("span", { "aria-hidden": "true" }, "Purpose"), choice] : []));
+  find(where, ".recipe-about").replaceChildren(
+    ...(radios.length ? [make("small", {}, meant), elsewhere && make("small", {}, elsewhere)] : []).filter(Boolean),
     make("small", { className: "sets" }, ...pairs, make("span", {}, advice)));
   if (hasFocus) find(box, "input:checked").focus();
 }

@@ -60,7 +60,7 @@ class SeveralValues:
             )
         added = [
             queue.add_to_queue(
-                start.job(reading.config, **tab.launch_of(reading.config, submission.launch)),
+                start.job(reading.config, submission.preset, **tab.launch_of(reading.config, submission.launch)),
                 estimate=isolated.estimate_of(report),
             )
             for reading, report in zip(readings, reports, strict=True)

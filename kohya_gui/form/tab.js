@@ -1,6 +1,6 @@
 // A training tab: its contents are loaded when it is opened, and its buttons send requests.
 import { say } from "../i18n/sentences.js";
-import { go, openTab, register } from "../server/addresses.js";
+import { go, openRoom, openTab, register } from "../server/addresses.js";
 import { markAllowed } from "../server/allowed_folders.js";
 import { around, find, hit, make, saveFile, showMessage } from "../server/elements.js";
 import { address, ask, wait } from "../server/http.js";
@@ -37,44 +37,45 @@ function contentOf(tab, mark) {
 
 /** @type {Record<string, HTMLElement>} tabs built before they are opened */
 const ready = {};
-/** @type {ReturnType<typeof setTimeout> | undefined} the timer after which they are built */
-let planned;
 
 /**
  * Set up a training tab that was added to the page, with its form's values from before a reload.
  * @param {Element} element
  */
 export async function mountTraining(element) {
-  const place = find(element, ".training"), { tab = "", mark = "", others: otherTabs = "" } = place.dataset;
-  planned ??= setTimeout(() => makeOthers(otherTabs.split(" ").filter(Boolean), mark), BUILD_DELAY);
-  if (ready[tab]) {
+  const place = find(element, ".training"), { tab = "", mark = "" } = place.dataset;
+  const content = ready[tab] ? "" : await contentOf(tab, mark).catch(() => "");
+  if (ready[tab]) { // perhaps meanwhile
     place.replaceWith(ready[tab]);
     document.dispatchEvent(new CustomEvent("kohya:opened", { detail: formOf(tab) }));
     return;
   }
-  try {
-    const content = await contentOf(tab, mark);
-    ready[tab] = place;
-    place.innerHTML = content;
-  } catch {
-    showMessage(place, "bad", "The page's server does not answer: is it still running?");
-    return;
-  }
+  if (!content) return showMessage(place, "bad", "The page's server does not answer: is it still running?");
+  ready[tab] = place;
+  place.innerHTML = content;
   mount(place);
 }
 
+/** Build the tabs ahead, so that each opens at once: while the browser is idle, or now where other rooms read them. */
+export function buildAhead() {
+  const { mark = "", kinds = "" } = find(document, "#top header").dataset;
+  const [pause, delay] = openRoom() === "train" ? [idle, BUILD_DELAY] : [async () => {}, 0];
+  setTimeout(() => makeOthers(kinds.split(" "), mark, pause), delay);
+}
+
 /**
- * Build the other tabs while the browser is idle, so that each opens at once.
+ * Build the tabs that are not open.
  * @param {string[]} tabs
  * @param {string} mark of the server's version
+ * @param {() => Promise<unknown>} pause before each step
  */
-async function makeOthers(tabs, mark) {
+async function makeOthers(tabs, mark, pause) {
   const place = make("div", { hidden: true });
   document.body.append(place);
   for (const tab of tabs) {
-    await idle();
+    await pause();
     const content = await contentOf(tab, mark).catch(() => "");
-    await idle();
+    await pause();
     if (!content || ready[tab]) continue;
     ready[tab] = make("div", { className: "training", "data-tab": tab, innerHTML: content });
     place.append(ready[tab]);

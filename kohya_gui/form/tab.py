@@ -170,7 +170,7 @@ class TrainingTab:
             return {"message": self._report(report, submission.family)}
         if (caption_problem := isolated.uncaptioned(report)) and not submission.anyway:
             return {"message": messages.without_captions(caption_problem, "train")}
-        run_id = start.launch_run(config, **self.launch_of(config, submission.launch))
+        run_id = start.launch_run(config, submission.preset, **self.launch_of(config, submission.launch))
         hints = [read_problem(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
         sentence = Message("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
         return {"message": messages.good(sentence, [*notes, *hints]), "run": run_id}
@@ -182,7 +182,7 @@ class TrainingTab:
             return {"message": self._report(report, submission.family)}
         if (caption_problem := isolated.uncaptioned(report)) and not submission.anyway:
             return {"message": messages.without_captions(caption_problem, "later")}
-        job = start.job(config, **self.launch_of(config, submission.launch))
+        job = start.job(config, submission.preset, **self.launch_of(config, submission.launch))
         entry = queue.add_to_queue(job, estimate=isolated.estimate_of(report))
         return {"message": messages.good(queue.queued_sentence(entry), notes)}
 

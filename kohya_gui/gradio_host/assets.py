@@ -72,5 +72,10 @@ def contents(file: Path | bytes, packed: bool) -> bytes:
 
 def content_type(name: str) -> str:
     """The content type of a file. For .js Windows looks into its registry, which any program may have changed."""
-    types = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+    types = {
+        ".js": "text/javascript; charset=utf-8",
+        ".css": "text/css; charset=utf-8",
+        ".svg": "image/svg+xml",
+        ".woff2": "font/woff2",
+    }
     return types.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"

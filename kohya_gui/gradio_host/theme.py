@@ -1,4 +1,4 @@
-"""The page's look: Gradio's own parts take the colours of page.css. Fonts are the system's."""
+"""The page's look: Gradio's own parts take the colours of page.css."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ PAGE_FOLDER = Path(__file__).parents[1]
 # rewrites selectors and sends each rule twice.
 SHEETS = sorted(
     (file for file in PAGE_FOLDER.rglob("*.css") if VENDOR_FOLDER not in file.parents),
-    key=lambda file: (file.stem != "page", file),
+    key=lambda file: (file.stem not in ("page", "frame"), file),
 )
 THEME_HEAD = "".join(f"<style>{sheet.read_text(encoding='utf-8')}</style>" for sheet in SHEETS)
 
@@ -55,7 +55,7 @@ THEME = Base(
     text_size=sizes.text_md,
     spacing_size=sizes.spacing_md,
     radius_size=sizes.radius_md,
-    font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"],
+    font=["Inter", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"],
     font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
 ).set(
     **{f"{name}{mode}": value for name, value in THEME_VARIABLES.items() for mode in ("", "_dark")},

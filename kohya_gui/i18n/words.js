@@ -12,6 +12,8 @@ const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
 const SKIPPED =
   "code, pre, style, script, textarea, datalist, .differences td, .who b, .about > b, .name, .preview small, " +
   ".picker li > span, span.own";
+/** @type {Record<string, string>} titles of tabs that mean something else than the same word on a button */
+const TAB_TITLES = { Train: "Train (room)" };
 const ATTRIBUTES = ["placeholder", "aria-label", "title"];
 const TEXTS = "data-texts"; // templates and arguments of the sentences in an element
 
@@ -64,6 +66,14 @@ export function inEnglish(element) {
 }
 
 /**
+ * The text of the catalogue for a tab's title, if it is not the title itself.
+ * @param {string} text
+ * @param {Element | null} element
+ */
+const asTitle = (text, element) =>
+  language !== "en" && element?.matches('[role="tab"]') ? TAB_TITLES[text] : undefined;
+
+/**
  * Show a node's text in the user's language.
  * @param {Element | Text} node
  * @param {string} key an attribute, or "data" for a text node's own
@@ -79,7 +89,7 @@ function put(node, key, now, write) {
   const core = from.trim();
   const element = node instanceof Element ? node : node.parentElement;
   const near = { element, used: /** @type {string[]} */ ([]) };
-  const other = translation(core.replace(/\s+/g, " "), near);
+  const other = translation(asTitle(core, element) ?? core.replace(/\s+/g, " "), near);
   if (key === "data" && element instanceof HTMLElement && near.used.length && !element.title)
     element.title = [...new Set(near.used)].join(", ");
   const behind =
@@ -145,7 +155,7 @@ async function use(name) {
 }
 
 function addSwitch() {
-  const header = document.querySelector("#top header");
+  const header = document.querySelector("#top .switches");
   if (!header || header.querySelector(".language")) return;
   const list = document.createElement("select");
   list.className = "language";

@@ -1,4 +1,4 @@
-// The Compile Lab tab: starts measurements and shows their results.
+// The Lab: starts measurements and shows their results.
 import { read } from "../form/messages.js";
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";

@@ -1,4 +1,4 @@
-"""The Compile Lab tab: what this machine can do, how fast a model trains on it, and where the time goes.
+"""The Lab: what this machine can do, how fast a model trains on it, and where the time goes.
 
 Each button runs a command in a separate process; lab.js shows the results in its files, even after a reload of the
 page.

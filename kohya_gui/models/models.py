@@ -26,7 +26,7 @@ MAX_FILES = 12  # files in one download
 
 def download_button(label: str) -> str:
     """The button below a base model's field."""
-    about = Message("Find or download: {label}", label=label)
+    about = Message("Find or download a model: {label}", label=label)
     return (
         f'<button type="button" class="find-models" aria-label="{about}"{data(about)}>'
         "<span>Find or download a model</span></button>"

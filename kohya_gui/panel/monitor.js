@@ -1,9 +1,8 @@
 // The live panel in the browser: it polls for the parts that have changed, and shows them.
-import { all, around, find, hit, make } from "../server/elements.js";
+import { all, around, find, hit } from "../server/elements.js";
 import { ask, call } from "../server/http.js";
 
 const PERIOD = 1000; // milliseconds between two requests
-const MAX_UNANSWERED = 3; // unanswered requests in a row, from which on the panel says that it is out of date
 const BUSY = ["starting", "running", "stopping"];
 
 /** @type {HTMLElement | undefined} */
@@ -13,13 +12,16 @@ let picked = "";
 /** The parts that the panel shows, as the server has marked them; "" has it send all of them. */
 let shown = "";
 let isAsking = false;
-let unanswered = 0;
 /** @type {HTMLElement | undefined} the button or list that had the focus last; the panel may have replaced it since */
 let used;
 
 /** @param {Element} element */
 export function mount(element) {
   panel = find(element, ".live");
+  // A panel that is taller than the window scrolls with the page until its end is in view.
+  new ResizeObserver(([{ target }]) =>
+    /** @type {HTMLElement | null} */ (target.closest("#side"))?.style.setProperty(
+      "--side-height", `${/** @type {HTMLElement} */ (target).offsetHeight}px`)).observe(panel);
   shown = "";
   find(panel, "details.log").addEventListener("toggle", update);
   update();
@@ -37,14 +39,13 @@ export function lookAt(run) {
 /** Ask the server for the parts that have changed, and show them. One request at a time; hidden pages send none. */
 async function update() {
   if (isAsking || !panel?.isConnected || document.visibilityState === "hidden") return;
+  if (!panel.checkVisibility()) return; // in the room of runs
   const question = { run: picked, shown, log: isLogOpen(panel) };
   isAsking = true;
   const answer = await ask("panel", question).catch(() => null);
   isAsking = false;
-  unanswered = answer ? 0 : unanswered + 1;
   if (!answer) shown = ""; // the server may have been restarted with another version
   else if (picked === question.run) show(panel, answer);
-  showLost(panel);
   keepFocus(panel);
   // The user may have picked another run, or opened the log, while the request was on its way.
   if (answer && (picked !== question.run || isLogOpen(panel) !== question.log)) update();
@@ -64,6 +65,22 @@ function show(where, answer) {
     if (follows) part.scrollTop = part.scrollHeight; // unless the user has scrolled up
   }
   shown = answer.shown ?? shown;
+  announce(where);
+}
+
+let announced = "";
+
+/**
+ * Say to a screen reader when the run that is shown is in another state.
+ * @param {HTMLElement} where
+ */
+function announce(where) {
+  const { run = "", state = "" } = where.querySelector(".run") ? find(where, ".run").dataset : {};
+  const now = `${run} ${state}`, place = find(where, ".announced");
+  if (now === announced) return;
+  const words = [".who b", ".state"].map((part) => where.querySelector(part)?.textContent ?? "");
+  if (announced && run) place.textContent = words.join(": ");
+  announced = now;
 }
 
 /** @param {HTMLElement} where */
@@ -77,18 +94,6 @@ const isLogOpen = (where) => find(where, "details.log", HTMLDetailsElement).open
 function keepRun(where) {
   const { run = "", state = "" } = where.querySelector(".run") ? find(where, ".run").dataset : {};
   if (BUSY.includes(state) || where.querySelector(".acts:hover")) picked = run;
-}
-
-/**
- * Say that the server does not answer, for as long as it does not.
- * @param {HTMLElement} where
- */
-function showLost(where) {
-  const notice = where.querySelector(".lost");
-  if (!unanswered) notice?.remove();
-  else if (unanswered >= MAX_UNANSWERED && !notice)
-    where.prepend(make("p", { className: "lost", role: "alert" },
-      "The page's server does not answer, so this is out of date. Trainings continue without it."));
 }
 
 /**

@@ -132,7 +132,8 @@ def _markup() -> str:
     places = {name: f'<div data-part="{name}"></div>' for name in PARTS}
     places["head"] = f'<div data-part="head">{html.UNREAD}</div>'
     places["log"] = f'<details class="log"><summary>Log</summary>{places["log"]}</details>'
-    return f'<div class="card live">{UNFOLD}{"".join(places.values())}</div>'
+    announced = '<p class="announced" role="status"></p>'
+    return f'<div class="card live">{UNFOLD}{announced}{"".join(places.values())}</div>'
 
 
 def _choose_run(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun | None:

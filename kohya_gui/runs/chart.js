@@ -96,12 +96,13 @@ export class OneChart {
     };
     const texts = (/** @type {UPlot} */ _plot, /** @type {(number | null)[]} */ values) =>
       values.map((value) => (value === null ? "" : short(value, 4)));
+    const dot = (/** @type {UPlot} */ _plot, /** @type {number} */ at) => series[at - 1].stroke;
     const range = (/** @type {UPlot} */ plot) => this.range(plot, isLog);
     this.plot = new uPlot({
       width: this.width(), height: this.height(), legend: { show: false }, pxAlign: 1,
       cursor: {
         sync: { key: "runs" }, drag: { x: true, y: false, dist: 6 }, y: false,
-        points: { size: 8 }, bind: { dblclick: () => () => this.group.reset() },
+        points: { size: 8, fill: dot }, bind: { dblclick: () => () => this.group.reset() },
       },
       scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range } },
       axes: [{ ...axis, size: 28, values: texts }, { ...axis, size: 58, values: texts }],

@@ -43,7 +43,8 @@ export class RunPage {
   /** What is shown of one run. */
   alone() {
     const part = (/** @type {string} */ name) => make("div", { "data-part": name });
-    this.log = make("details", { className: "log" }, make("summary", {}, translated("Log")), part("log"));
+    this.log = make("details", { className: "log" }, make("summary", {}, translated("Log")),
+      make("div", { "data-part": "log", tabIndex: 0, role: "group", "aria-label": translated("Log") }));
     this.log.addEventListener("toggle", () => this.update(true));
     this.does = make("div", { className: "does" });
     const top = make("section", { className: "run-top card" }, part("head"), make("div", { className: "acting" },
@@ -98,6 +99,7 @@ export class RunPage {
     this.title.textContent = count(this.runs.length, "run");
     answers.forEach((answer, at) => {
       const name = make("span", { className: "own" }, answer.name);
+      this.galleries[at].element.setAttribute("aria-label", `${translated("Samples")} ${answer.name}`);
       this.galleries[at].title.replaceChildren(translated("Samples"), " ", name);
       void this.galleries[at].update(answer.sample);
     });

@@ -1,7 +1,8 @@
 // Addresses of what is on screen: #train/lora, #runs/NAME, #data=FOLDER. Back, Forward and a reload lead there again.
 import { say } from "../i18n/sentences.js";
-import { all, hit, make } from "./elements.js";
+import { all, hit, make, makeButton } from "./elements.js";
 import { wait } from "./http.js";
+import { notify } from "./notices.js";
 
 /**
  * @typedef {(rest: string) => unknown} Opener shows what the rest of an address names, "" for the room itself. It
@@ -14,6 +15,7 @@ const ROOMS = {
 };
 const HOME = "train";
 const PATIENCE = 10_000; // milliseconds until a tab is given up
+const PAUSE = 20; // milliseconds
 /** @type {Record<string, string>} the address at which each tab was left */
 const left = {};
 /** @type {Record<string, Opener>} */
@@ -98,10 +100,10 @@ async function instead(room, why) {
   if (why) await openers[room]?.("");
 }
 
-/** @param {string} text */
+/** @param {string} text an empty one takes the last one away */
 function tell(text) {
-  const place = document.querySelector("#top .dead-address");
-  if (place) place.replaceChildren(...(text ? [make("p", { className: "message bad" }, text)] : []));
+  const close = makeButton("✕", () => tell(""), { "aria-label": "Close" });
+  notify("address", ...(text ? [make("p", {}, text), close] : []));
 }
 
 /**
@@ -111,14 +113,24 @@ function tell(text) {
  */
 export async function openTab(tab, row) {
   const tabs = () => all(document, `${row} > .tab-wrapper button[role="tab"]`);
-  for (let waited = 0; !tabs().length && waited < PATIENCE; waited += 20) await wait(20);
-  const button = tabs().find(({ dataset }) => dataset.tabId === tab);
-  if (!button) return false;
-  if (button.ariaSelected === "true") return true;
+  for (let waited = 0, isOpen = false; waited < PATIENCE; waited += PAUSE) {
+    const button = tabs().find(({ dataset }) => dataset.tabId === tab);
+    if (!button && tabs().length) return false;
+    // Twice in a row, as a row that was added just now goes back to the tab that it begins with.
+    const isSelected = button?.ariaSelected === "true";
+    if (isSelected && isOpen) return true;
+    isOpen = isSelected;
+    if (button && !isSelected) press(button);
+    await wait(PAUSE);
+  }
+  return false;
+}
+
+/** @param {HTMLElement} button */
+function press(button) {
   isPressing = true;
   button.click();
   isPressing = false;
-  return true;
 }
 
 /**
@@ -135,10 +147,13 @@ function beginWith(tabs) {
   }
 }
 
+/** The room of the current address, or the first one. */
+export const openRoom = () => ROOMS[parse(location.hash).room] ?? HOME;
+
 /** Open the address that the page was loaded with. Call it before Gradio's script runs. */
 export function begin() {
-  const { room, rest } = parse(location.hash), tab = ROOMS[room] ?? HOME;
-  beginWith({ rooms: tab, kinds: room === HOME ? rest : "" });
+  const { room, rest } = parse(location.hash);
+  beginWith({ rooms: openRoom(), kinds: room === HOME ? rest : "" });
   if (room) void open(location.hash.slice(1));
 }
 

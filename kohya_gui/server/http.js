@@ -44,14 +44,18 @@ export const call = (path, body) => answerOf(new URL(`api/v1/${path}`, PAGE).hre
  * @param {Record<string, unknown>} [body]
  */
 async function answerOf(where, body) {
-  let answer;
+  let answer, status = 0;
   try {
     // Mistakes come with status 200, as a browser writes every other one into its console.
     const headers = { Prefer: "status=200", ...(body && { "Content-Type": "application/json" }) };
     const sent = { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body) };
-    answer = await (await fetch(where, sent)).json();
+    const response = await fetch(where, sent);
+    status = response.status;
+    answer = await response.json();
   } catch {
     throw new Error("The page's server does not answer: is it still running?");
+  } finally {
+    document.dispatchEvent(new CustomEvent("kohya:answered", { detail: { status } }));
   }
   remember(answer.texts ?? []);
   for (const [sentence, folder] of Object.entries(answer.allow ?? {})) asking.set(sentence, folder);

@@ -35,7 +35,7 @@ FACT_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("step", "total_steps", "epochs"), NUMBER),
     **dict.fromkeys(("pid", "seed"), (int,)),
     **dict.fromkeys(("id", "state", "script", "title", "output_dir", "output_name", "folder", "host", "boot"), (str,)),
-    **dict.fromkeys(("resumes", "queued", "from", "kind"), (str,)),
+    **dict.fromkeys(("resumes", "queued", "from", "kind", "preset"), (str,)),
     "error": (str, problems.Message),
     **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products", "latest"), (dict,)),
     **dict.fromkeys(("devices", "lost_seconds"), (list,)),

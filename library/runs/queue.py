@@ -54,6 +54,7 @@ class QueueEntry:
     how: JsonObject = field(default_factory=dict)
     folder: str = ""
     resumes: str = ""
+    preset: str = ""
     added: float = 0.0
     run: str = ""  # the run's id, once started
     ended: str = ""  # a run's final state, or "failed" if it could not start
@@ -146,7 +147,7 @@ def add_to_queue(job: start.TrainingJob, first: bool = False, estimate: Estimate
     """Append a job to the queue (or put it first) with copies of its files, and start the worker unless the queue is
     halted.
     """
-    about = {name: getattr(job, name) for name in ("script", "title", "name", "output", "folder", "resumes")}
+    about = {name: getattr(job, name) for name in ("script", "title", "name", "output", "folder", "resumes", "preset")}
     entry = QueueEntry(_new_id(), how=dict(job.how), added=time.time(), **about, **asdict(estimate or Estimate()))
     with changing() as queue:
         _refuse_more(queue)
@@ -206,7 +207,10 @@ def job_of_entry(entry: QueueEntry) -> start.TrainingJob:
         raise ConfigError(
             "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=queue_folder()
         ) from None
-    about = {name: getattr(entry, name) for name in ("script", "title", "name", "output", "how", "folder", "resumes")}
+    about = {
+        name: getattr(entry, name)
+        for name in ("script", "title", "name", "output", "how", "folder", "resumes", "preset")
+    }
     return start.TrainingJob(
         toml=toml, queued=entry.id, files=job_files.copied_files(queue_folder() / entry.id), **about
     )

@@ -36,29 +36,31 @@ class TrainingJob:
     folder: str = ""  # base of relative paths in the config
     resumes: str = ""  # the run to resume
     queued: str = ""  # its entry in the queue
+    preset: str = ""  # the id of the preset that its settings started from
     files: Mapping[str, Path] = field(default_factory=dict)  # by option: copied into the run's folder, and used there
 
 
-def job(config: RunConfig, **how: Any) -> TrainingJob:
+def job(config: RunConfig, preset: str = "", **how: Any) -> TrainingJob:
     """Return the job of a config; see `launch`. Raises ConfigError for contradictory launch options."""
     check_launch_options(how)
     secrets = {variable: value for name, variable in keys.ENVIRONMENT.items() if (value := _secret(config, name))}
     options = {name: value for name, value in how.items() if value is not None}
     output, name = result_of(config)
-    return TrainingJob(config.script, config.title, name, output, to_toml(config), options, secrets, str(Path.cwd()))
+    about = (config.script, config.title, name, output, to_toml(config), options, secrets, str(Path.cwd()))
+    return TrainingJob(*about, preset=preset)
 
 
 def result_of(config: RunConfig) -> tuple[str, str]:
     return str(Path(config.save.output_dir or "").absolute()), config.save.output_name or config.script
 
 
-def launch_run(config: RunConfig, **how: Any) -> str:
+def launch_run(config: RunConfig, preset: str = "", **how: Any) -> str:
     """Write the config into a new run folder, start a training on it, and return the run's id.
 
     `how` goes to `library.runs.launcher.starting` (number of processes and the like). Secrets reach the training by its
     environment and are not written. Raises ConfigError if the run cannot start.
     """
-    return begin_job(job(config, **how))
+    return begin_job(job(config, preset, **how))
 
 
 def begin_job(job: TrainingJob) -> str:
@@ -140,6 +142,7 @@ def _prepare(job: TrainingJob, devices: Sequence[str]) -> Path:
             "folder": job.folder,
             "resumes": job.resumes,
             "queued": job.queued,
+            "preset": job.preset,
             "error": None,
         }
         layout.store(folder / layout.RUN, facts)

@@ -43,7 +43,8 @@ def continuation(run: reader.RecordedRun) -> start.TrainingJob:
     job = start.job(config, **resume.run_launch_options(run))
     # Relative paths start from the folder of the shell that the run was started in.
     folder, output = str(run.facts.get("folder") or job.folder), str(run.facts.get("output_dir") or job.output)
-    return replaced(job, folder=folder, output=output, resumes=run.id)
+    preset = str(run.facts.get("preset") or "")
+    return replaced(job, folder=folder, output=output, resumes=run.id, preset=preset)
 
 
 @dataclass(frozen=True)

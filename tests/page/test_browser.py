@@ -67,9 +67,11 @@ def test_the_other_tabs_are_made_ahead_and_ask_nothing_before_they_are_opened(vi
 def test_page_head_preloads_what_gradio_waits_for(visit):
     visitor = visit()
     ahead = visitor.page.locator("head link[rel=preload]").evaluate_all("all => all.map((one) => one.href)")
-    assert ["/own/form?" in ahead[0], "/theme.css?v=" in ahead[1]] == [True, True]
-    assert [visitor.requests.count(url) for url in ahead] == [1, 1]
-    assert "immutable" in visitor.context.request.get(ahead[1]).headers["cache-control"]
+    expected = ("/own/form?", "/theme.css?v=", "/inter.woff2")
+    assert len(ahead) == 3 and all(part in url for part, url in zip(expected, ahead, strict=True))
+    assert [visitor.requests.count(url) for url in ahead] == [1, 1, 1]
+    for url in ahead[1:]:
+        assert "immutable" in visitor.context.request.get(url).headers["cache-control"]
 
 
 def test_empty_form_reports_everything_that_is_missing(visit):

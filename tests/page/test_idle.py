@@ -60,7 +60,7 @@ def test_an_idle_page_asks_for_news_only_and_draws_nothing(visit):
 def test_a_panel_whose_server_does_not_answer_says_so_until_it_does(visit):
     visitor = visit()
     visitor.page.route("**/own/panel", lambda route: route.abort())
-    notice = visitor.page.locator(".live .lost", has_text="does not answer")
+    notice = visitor.page.locator("#top .notices .message", has_text="does not answer")
     notice.wait_for()
     visitor.page.unroute("**/own/panel")
     notice.wait_for(state="detached")
@@ -77,7 +77,7 @@ def test_windows_show_their_own_runs_also_after_the_server_was_gone(visit, tmp_p
     second.page.get_by_label("Run", exact=True).select_option(ids["ant"])
     for visitor in (first, second):
         visitor.page.route("**/own/panel", lambda route: route.abort())
-        visitor.page.locator(".live .lost").wait_for()
+        visitor.page.locator("#top .notices .message").wait_for()
     with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record:
         record.plan(1)
     for visitor in (first, second):
@@ -86,7 +86,7 @@ def test_windows_show_their_own_runs_also_after_the_server_was_gone(visit, tmp_p
     second.page.locator(f".runs option[value='{record.id}']").wait_for(state="attached")
     assert second.page.locator(".run").get_attribute("data-run") == ids["ant"]
     for visitor in (first, second):
-        visitor.page.locator(".live .lost").wait_for(state="detached")
+        visitor.page.locator("#top .notices .message").wait_for(state="detached")
         visitor.complaints.clear()  # the failed requests
 
 

@@ -64,7 +64,7 @@ def proxy(tmp_path_factory):
 
 
 def board(proxy):
-    return proxy.app.app.app.app.server  # Protected, AuthGate, Routes, TensorboardProxy
+    return proxy.app.app.app.app.app.server  # Protected, AuthGate, Routes, ApiV1, TensorboardProxy
 
 
 @pytest.fixture

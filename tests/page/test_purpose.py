@@ -99,7 +99,8 @@ STEPS = "#lora-max_train_steps"
 def test_a_purpose_is_one_click_and_leaves_alone_what_was_typed(visit):
     visitor = visit()
     page, recipe = visitor.page, visitor.page.locator("#lora-form .recipe")
-    assert recipe.get_by_label("Character or object").is_checked() and "0.0002" in recipe.inner_text()
+    assert recipe.get_by_label("Character or object").is_checked()
+    assert "0.0002" in page.locator("#lora-form .recipe-about").inner_text()
     visitor.family("FLUX.2")
     visitor.fill(network_dim="8")
     recipe.get_by_text("Style", exact=True).click()
@@ -132,15 +133,16 @@ def test_a_chosen_purpose_outlives_a_change_that_comes_before_its_answer(visit):
 def test_steps_are_proposed_for_the_images_unless_somebody_typed_them(visit, folder):
     visitor = visit()
     page, recipe = visitor.page, visitor.page.locator("#lora-form .recipe")
+    about = page.locator("#lora-form .recipe-about")
     visitor.fill(train_data_dir=str(folder))
-    recipe.get_by_text("30 images, each seen about 100 times: 3,000 steps.").wait_for()
+    about.get_by_text("30 images, each seen about 100 times: 3,000 steps.").wait_for()
     assert page.locator(STEPS).input_value() == "3000" and visitor.held()["typed"] == ["train_data_dir"]
     visitor.fill(train_batch_size="2")
-    recipe.get_by_text("30 images, each seen about 100 times: 1,500 steps.").wait_for()
+    about.get_by_text("30 images, each seen about 100 times: 1,500 steps.").wait_for()
     assert page.locator(STEPS).input_value() == "1500"
     visitor.fill(max_train_steps="77")
     recipe.get_by_text("Style", exact=True).click()
-    recipe.get_by_text("30 images, each seen about 67 times: 1,000 steps, as fewer teach too little.").wait_for()
+    about.get_by_text("30 images, each seen about 67 times: 1,000 steps, as fewer teach too little.").wait_for()
     assert page.locator(STEPS).input_value() == "77"
 
 
@@ -156,5 +158,5 @@ def test_one_switch_leaves_samples_out(visit):
 @pytest.mark.browser
 def test_what_a_form_begins_with_is_reported_in_the_language_of_the_browser(visit):
     page = visit(locale="ja").page
-    page.locator("#lora-form .recipe", has_text="画像は 15～50 枚が一般的").wait_for()
+    page.locator("#lora-form .recipe-about", has_text="画像は 15～50 枚が一般的").wait_for()
     assert page.locator("#lora-form .recipe").get_by_label("画風").count() == 1

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from library.config.problems import ConfigError
-from library.runs import layout, notes, overview, registry
+from library.runs import layout, notes, overview, queue, registry, start
 from library.runs.record import Record
 
 
@@ -59,3 +59,11 @@ def test_damaged_records_are_rows_that_say_so(tmp_path):
     odd, torn = sorted(overview.overview(), key=lambda found: found.id)
     assert torn.damaged and "torn" in str(torn.error) and torn.name == "torn"
     assert not odd.damaged and odd.speed is None and odd.loss is None and odd.preset == ""
+
+
+def test_a_run_knows_the_preset_that_its_settings_started_from(tmp_path):
+    queue.pause()
+    job = start.TrainingJob("flux_train_network", "FLUX.1 LoRA", "cat", str(tmp_path), "", preset="flux/lora-16gb")
+    assert queue.job_of_entry(queue.add_to_queue(job)).preset == "flux/lora-16gb"
+    make(tmp_path, "cat", preset=job.preset)
+    assert overview.overview()[0].preset == "flux/lora-16gb"

@@ -56,8 +56,7 @@ def test_an_hour_of_loading_and_caching_is_asked_about(record):
     assert "60 min of loading" in str(press(record, "now")["ask"]) and not layout.stop_asked(record.folder)
     assert "ask" not in press(record, "after_step")
     assert (
-        press(record, "now", sure=True) == {"said": actions.ACTION_ANSWERS["now"]}
-        and layout.stop_asked(record.folder) == "now"
+        press(record, "now", sure=True) == {"said": stop.ANSWERS["now"]} and layout.stop_asked(record.folder) == "now"
     )
 
 

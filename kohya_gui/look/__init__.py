@@ -1,0 +1,1 @@
+"""How the page looks as a whole: its header, typeface, mark and colours."""

@@ -1,0 +1,37 @@
+// Says when the page's server does not answer, until it does. Whatever polls goes on, so the page comes back by itself.
+import { make, makeButton } from "./elements.js";
+import { address } from "./http.js";
+import { notify } from "./notices.js";
+
+const KIND = "connection";
+const MAX_UNANSWERED = 3; // requests in a row, from which on the page says so
+const UNAUTHORIZED = 401;
+const SCRIPT = new URL("../main.js", import.meta.url).pathname.split("/").slice(-3).join("/");
+
+let unanswered = 0;
+
+/** @param {number} status of the response, 0 if there was none */
+function tell(status) {
+  const text = status === UNAUTHORIZED
+    ? "The page's server was started again and asks for its token: open the address that it printed."
+    : "The page's server does not answer. Trainings continue without it, and this page when it is back.";
+  notify(KIND, make("p", {}, text));
+}
+
+/** Whether the server that is back sends another script than this one, as after an update. */
+async function isUpdated() {
+  const page = await fetch(new URL("../", address("")), { headers: { Accept: "text/html" } }).catch(() => null);
+  return Boolean(page?.ok) && !(await page?.text())?.includes(SCRIPT);
+}
+
+document.addEventListener("kohya:answered", async (event) => {
+  const { status } = /** @type {CustomEvent<{ status: number }>} */ (event).detail;
+  const isLost = !status || status === UNAUTHORIZED, wasLost = unanswered >= MAX_UNANSWERED;
+  unanswered = isLost ? unanswered + 1 : 0;
+  if (unanswered >= MAX_UNANSWERED) tell(status);
+  if (isLost || !wasLost) return;
+  notify(KIND);
+  if (await isUpdated())
+    notify(KIND, make("p", {}, "The page's server was updated: load the page again, which keeps what you have typed."),
+      makeButton("Load again", () => location.reload()));
+});

@@ -1,0 +1,80 @@
+"""How the page looks in a real browser: where the first field is, colours by a switch, the header, and axe."""
+
+import pytest
+
+from tests import source
+from tests.page.test_addresses import ROOMS, seen
+
+pytestmark = pytest.mark.browser
+
+AXE = source.ROOT / "node_modules" / "axe-core" / "axe.min.js"
+VIOLATIONS = """async () => (await axe.run()).violations.map(
+  ({ id, nodes }) => [id, ...nodes.map(({ target }) => target.join(" "))])"""
+# Elements inside the window that are scrolled by themselves.
+SCROLLED = """() => [...document.querySelectorAll('body *')].filter((e) => e.checkVisibility()
+  && /auto|scroll/.test(getComputedStyle(e).overflowY) && e.scrollHeight > e.clientHeight + 1)
+  .map((e) => e.className)"""
+
+
+def test_the_first_field_is_near_the_top(visit):
+    page = visit().page
+    field = page.locator("form.settings:visible .basics .field").first
+    # The last size is the first one at 200 %.
+    for (width, height), highest in (((1440, 900), 160), ((390, 844), 480), ((720, 450), 340)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.evaluate("scrollTo(0, 0)")
+        entry = field.locator("input").bounding_box()
+        assert field.bounding_box()["y"] <= highest and entry["y"] + entry["height"] <= height
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(SCROLLED) == []
+
+
+def test_colours_follow_the_system_or_the_switch_and_stay(visit):
+    page = visit(color_scheme="dark").page
+    ground, switch = "getComputedStyle(document.body).backgroundColor", page.get_by_label("Colours")
+    dark = page.evaluate(ground)
+    switch.select_option("light")
+    light = page.evaluate(ground)
+    assert dark != light
+    page.add_init_script(
+        "addEventListener('DOMContentLoaded', () => { window.first = document.documentElement.className; })"
+    )
+    page.reload()
+    page.wait_for_selector("form.settings")
+    assert page.evaluate(ground) == light and "dark" not in page.evaluate("first")  # no flash of the system's colours
+    assert switch.input_value() == "light"
+    switch.select_option("")
+    assert page.evaluate(ground) == dark
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function(f"light => {ground} === light", arg=light)
+
+
+def test_the_keyboard_skips_the_header_and_walks_both_rows(visit):
+    page = visit().page
+    focused = "document.activeElement.textContent.trim()"
+    page.keyboard.press("Tab")
+    assert page.evaluate(focused) == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.matches('#kinds [role=tabpanel]')")
+    assert page.evaluate("location.hash") == ""
+    page.locator("#rooms > .tab-wrapper").get_by_role("tab", name="Train", exact=True).focus()
+    page.keyboard.press("ArrowRight")
+    seen(page, ".queue")
+    assert page.evaluate(focused) == "Runs"
+    page.keyboard.press("ArrowLeft")
+    page.locator("#kinds").get_by_role("tab", name="LoRA", exact=True).focus()
+    page.keyboard.press("ArrowRight")
+    seen(page, "#textual-inversion-form")
+    assert page.evaluate("document.fonts.check('16px Inter')")
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_axe_finds_nothing_in_any_room(visit, mode):
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: ./setup.sh test installs it")
+    page = visit(color_scheme=mode, bypass_csp=True).page
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    for address in ("train/lora", "data", "runs", "try", "tools", "lab"):
+        page.evaluate("address => { location.hash = address; }", address)
+        seen(page, ROOMS[address])
+        assert page.evaluate(VIOLATIONS) == [], address
