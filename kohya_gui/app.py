@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class Page(gr.Blocks):
     def __init__(self, training: TrainingTabs, roots: Sequence[Path], **blocks_arguments: Any) -> None:
         self.service, self.training, self.roots = JsonApi(), training, roots
         self.first_files: list[Path | bytes] = []  # files that each first visit requests
+        self.prepare_api: Callable[[], object] = lambda: None
         self.service.add(training.handlers, training.picture_handlers)
         super().__init__(**blocks_arguments)
 
@@ -170,6 +171,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     with_tensorboard = TensorboardProxy(Assets(packed, page_files | vendored.FILES))
     page.first_files = [*page_files.values(), *(ASSETS_FOLDER / name for name in used)]
     with_api = ApiV1(with_tensorboard, lambda: page.build_api(root_prefix(root_path)))
+    page.prepare_api = lambda: with_api.api
     return Protected(AuthGate(Routes(with_api, root_prefix(root_path)), **access))
 
 
@@ -178,6 +180,7 @@ def prepare_responses(page: Page) -> None:
     page.training.prepare()
     for file in page.first_files:
         contents(file, packed=True)
+    page.prepare_api()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
