@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TrainingTab
 from kohya_gui.form.tabs import FAMILY_TITLES, FIRST_KIND, TABS, in_order_of_kohya_ss
+from kohya_gui.form.text_editor import TextEditor
 from kohya_gui.gradio_host import preloads
 from kohya_gui.gradio_host.assets import ASSETS_FOLDER, Assets, contents
 from kohya_gui.gradio_host.gradio_import import without_apps
@@ -59,6 +60,7 @@ class Page(gr.Blocks):
     def __init__(self, training: TrainingTabs, roots: Sequence[Path], **blocks_arguments: Any) -> None:
         self.service, self.training, self.roots = JsonApi(), training, roots
         self.first_files: list[Path | bytes] = []  # files that each first visit requests
+        self.prepare_api: Callable[[], object] = lambda: None
         self.service.add(training.handlers, training.picture_handlers)
         super().__init__(**blocks_arguments)
 
@@ -118,7 +120,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     page.service.add(AllowedFolders(roots).handlers)
     page.service.here_only.add("allow")  # only a browser on this computer may widen what the page can read
     page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).handlers)
-    page.service.add(SeveralValues(training.tabs).handlers)
+    page.service.add(SeveralValues(training.tabs).handlers | TextEditor(training.tabs, roots or paths.roots()).handlers)
     page.service.add(CacheApi(forms, roots or paths.roots()).handlers)
     page.service.add(DemoApi(forms, roots or paths.roots()).handlers)
     page.service.add(ModelsApi(forms, roots or paths.roots()).handlers)
@@ -169,6 +171,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     with_tensorboard = TensorboardProxy(Assets(packed, page_files | vendored.FILES))
     page.first_files = [*page_files.values(), *(ASSETS_FOLDER / name for name in used)]
     with_api = ApiV1(with_tensorboard, lambda: page.build_api(root_prefix(root_path)))
+    page.prepare_api = lambda: with_api.api
     return Protected(AuthGate(Routes(with_api, root_prefix(root_path)), **access))
 
 
@@ -177,6 +180,7 @@ def prepare_responses(page: Page) -> None:
     page.training.prepare()
     for file in page.first_files:
         contents(file, packed=True)
+    page.prepare_api()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

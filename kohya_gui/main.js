@@ -11,6 +11,7 @@ import "./form/print_command.js";
 import "./form/prompts.js";
 import "./form/recipes.js";
 import "./form/search.js";
+import "./form/section_summary.js";
 import "./form/shown.js";
 import "./form/start_preset.js";
 import { mountHeader } from "./look/look.js";

@@ -125,8 +125,8 @@ def test_commands_are_understood(page, line, tmp_path, monkeypatch):
     _, command, *arguments = shlex.split(line)
     assert command in main.COMMANDS, page
     kind = arguments[0] if arguments else ""
-    if command in ("train", "check") or (command == "cache" and kind in ("latents", "text")):
-        understood_as_options(arguments[1:] if command == "cache" else arguments)
+    if command in ("train", "check") or kind in {"cache": ("latents", "text"), "queue": ("add",)}.get(command, ()):
+        understood_as_options(arguments if command in ("train", "check") else arguments[1:])
         return
     real = argparse.ArgumentParser.parse_args
 

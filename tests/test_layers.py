@@ -85,7 +85,7 @@ MAY_IMPORT = {
         *(*BOTTOM, *PROTOCOL, "library.runs", "library.methods", "library.memory"),
         "library.compiler",
     ),
-    "library.trainings": (*BOTTOM, REGISTRY, "library.runs", "library.check.isolated", "library.importers"),
+    "library.trainings": (*BOTTOM, REGISTRY, "library.runs", "library.check.isolated"),
     "library.jobs": (*BOTTOM, "library.runs"),
     "library.demo": (*BOTTOM, "library.families", "library.jobs", "library.runs"),
     "library.curation": (*BOTTOM, "library.data", "library.runs"),

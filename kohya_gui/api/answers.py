@@ -62,6 +62,10 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Nothing(Body):
+    """No fields."""
+
+
 def model_of(cls: type, name: str) -> type[BaseModel]:
     """Return the model of a dataclass of the library."""
     hints = typing.get_type_hints(cls)

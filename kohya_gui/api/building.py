@@ -6,9 +6,11 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse
 
-from kohya_gui.api import answers, queue_routes
+from kohya_gui.api import answers, config_routes, dataset_routes, event_routes, queue_routes, run_routes
 from kohya_gui.api.app import PREFIX
+from kohya_gui.api.docs_page import docs_html
 from library.config.problems import ConfigError
 
 ABOUT = (
@@ -29,8 +31,15 @@ def build_api(roots: Sequence[Path], root_path: str = "") -> FastAPI:
         servers=[{"url": root_path}] if root_path else None,
         responses=answers.REFUSALS,
     )
-    for router in (queue_routes.router(),):
+    # Before the queue's own routes, as "add" would be taken for an entry there.
+    routers = (config_routes.router(roots), queue_routes.router(), run_routes.router(), dataset_routes.router(roots))
+    for router in (*routers, event_routes.router()):
         api.include_router(router, prefix=PREFIX)
+
+    @api.get(f"{PREFIX}/docs", include_in_schema=False)
+    def docs() -> HTMLResponse:
+        return HTMLResponse(docs_html(api.openapi()))
+
     api.add_exception_handler(ConfigError, answers.on_config_error)
     api.add_exception_handler(RequestValidationError, answers.on_invalid)
     api.add_exception_handler(HTTPException, answers.on_http_error)

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Self
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, create_model, model_validator
 
-from kohya_gui.api.answers import Answer, Body, Sentence, answer, model_of
+from kohya_gui.api.answers import Answer, Body, Nothing, Sentence, answer, model_of
 from kohya_gui.form import gpus
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, Problem
+from library.config.problems import Message
 from library.runs import queue
 from library.runs.queue_rows import QueueRow, queue_rows
 
@@ -63,10 +63,6 @@ class GoOn(Body):
     """Whether the queue continues when a training fails."""
 
     go_on: bool
-
-
-class Nothing(Body):
-    """No fields."""
 
 
 def show_queue(said: Any = "", entry: str = "") -> Any:
@@ -135,7 +131,7 @@ def _add_entry_routes(routes: APIRouter, shown: JsonObject) -> None:
 
     @routes.post("/{entry}/remove", operation_id="remove_entry", summary="Remove an entry; its run goes on", **shown)
     def remove(entry: str, body: Nothing) -> Any:
-        refuse_active(entry)
+        queue.refuse_active(queue.read_queue().find(entry))
         return show_queue(Message("{name} is removed from the queue.", name=queue.remove_entry(entry).name))
 
     @routes.post("/{entry}/restore", operation_id="restore_entry", summary="Put a removed entry back", **shown)
@@ -147,11 +143,3 @@ def _add_entry_routes(routes: APIRouter, shown: JsonObject) -> None:
         double = queue.duplicate(entry)
         said = Message("{name} is in the queue: a copy with a name of its own.", name=double.name)
         return show_queue(said, double.id)
-
-
-def refuse_active(entry_id: str) -> None:
-    """Raise ConfigError for an entry whose run is active."""
-    entry = queue.read_queue().find(entry_id)
-    if entry.run and queue.state_of(entry)[0] in ("starting", "running", "stopping"):
-        template = "{name} is running: stop it first."
-        raise ConfigError(Problem("", template, name=entry.name, code=queue.BUSY))

@@ -45,7 +45,8 @@ let pages = 0,
   messages = 0,
   opened = 0,
   changed = 0,
-  working = ""; // the job that is being waited for
+  working = "", // the job that is being waited for
+  isRecalled = false; // whether the folder was open before a reload
 
 /**
  * @template {Element} [T=HTMLElement]
@@ -127,6 +128,7 @@ async function attempt(what) {
 /** @param {boolean} [keep] whether to keep showing the same images */
 async function open(keep = false) {
   const openNumber = ++opened, messagesBefore = messages;
+  sources.follow();
   let changesBefore, overview;
   do { // repeat if the folder may have changed meanwhile
     changesBefore = changed;
@@ -170,10 +172,15 @@ function recall() {
   trigger().value = before.trigger;
   for (const field of settingFields()) setValue(field, before.settings[field.dataset.setting ?? ""]);
   sources.restore(before.taken);
-  new IntersectionObserver((entries, watch) => {
+  isRecalled = true;
+}
+
+/** Count anew when the tab is opened, if the form has changed that is counted with. */
+function watchOpening() {
+  new IntersectionObserver((entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
-    watch.disconnect();
-    if (!opened) open();
+    const isNew = sources.follow();
+    if (now ? isNew : isRecalled && !opened) open(Boolean(now));
   }).observe(root);
 }
 
@@ -387,6 +394,7 @@ export function mount(element) {
   history.mount(root, tab);
   masks.mount(root, tab);
   recall();
+  watchOpening();
   panels.mount(root, tab);
   isMounted();
 }

@@ -1,7 +1,7 @@
 // The source of the data set tab's images: one folder, or everything that a training tab's form names, one row each.
 import * as form from "../form/page.js";
 import { count, say } from "../i18n/sentences.js";
-import { all, find, isBox, isField, make, makeButton, setValue } from "../server/elements.js";
+import { all, fieldValue, find, hit, isBox, isField, make, makeButton, setValue } from "../server/elements.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
 /** @typedef {import("./images_overview.js").Overview} Overview */
@@ -22,6 +22,10 @@ let tab;
 let taken = null;
 /** @type {Before | null} */
 let before = null;
+/** @type {Taken | null} */
+let followed = null; // the form that is counted with while nothing else was chosen
+let isFollowing = true; // until a setting is changed here
+let lastForm = ""; // id of the training tab that was open last
 
 /**
  * @template {Element} [T=HTMLElement]
@@ -39,14 +43,46 @@ function chosenTab() {
 }
 
 /** List the settings taken from the form that have no field in this tab. */
-export const question = () => (taken ? { script: taken.script, taken: taken.values, processes: taken.processes } : {});
+export function question() {
+  const form = taken ?? followed;
+  return form ? { script: form.script, taken: form.values, processes: form.processes } : {};
+}
 
 function showTaken() {
-  part(".taken").hidden = !taken;
+  part(".taken").hidden = !taken && !followed;
+  part(".taken [data-do=forget]").hidden = !taken;
   if (taken)
     part(".taken span").textContent = say(
       "Counted as the training of the {tab} tab, with its other settings for images and captions.",
       { tab: taken.title });
+  else if (followed)
+    part(".taken span").textContent = say(
+      "Counted with the resolution, batch size, buckets and repeats of the {tab} tab.", { tab: followed.title });
+}
+
+/**
+ * Count as the form that was open last would: with its sizes, batches, buckets and repeats. Returns whether anything
+ * has changed.
+ */
+export function follow() {
+  const list = part("#images-tab", HTMLSelectElement);
+  if (taken || before || !isFollowing) return false;
+  if (!document.getElementById(`${lastForm || list.value}-form`)) return false;
+  const old = JSON.stringify([question(), fieldValues()]);
+  if (lastForm) list.value = lastForm;
+  const { values, ...form } = formNow();
+  followed = { ...form, values: {} };
+  putValues(Object.fromEntries(Object.entries(values).filter(([name]) => !NAMES.includes(name))));
+  showTaken();
+  return old !== JSON.stringify([question(), fieldValues()]);
+}
+
+const fieldValues = () => all(root, "[data-setting]", HTMLInputElement).map((field) => fieldValue(field));
+
+/** Remember which form is open, before another tab is opened. */
+function noteForm() {
+  const shown = all(document, "form.settings").find((where) => where.checkVisibility());
+  if (shown) lastForm = shown.id.replace(/-form$/, "");
 }
 
 /** Count a folder that belongs to the chosen form as that form would train it. */
@@ -69,23 +105,33 @@ function take() {
     tab.notify("plain", say("The settings of the {tab} tab were taken. It names no image folder yet.", { tab: title }));
 }
 
-/** Adopt the chosen form's settings about images. Returns all of its values. */
-function adoptSettings() {
+/** The chosen form, with all of its values. */
+function formNow() {
   const { id, title } = chosenTab();
   const { family, values, launch } = form.held(form.formOf(id));
-  const names = (root.dataset.takes ?? "").split(" ").filter((name) => name in values);
-  taken = {
-    title,
-    script: JSON.parse(form.formOf(id).dataset.scripts ?? "{}")[family],
-    values: Object.fromEntries(names.map((name) => [name, values[name]])),
-    processes: Math.max(1, parseInt(String(launch.num_processes), 10) || 1),
-  };
+  const script = JSON.parse(form.formOf(id).dataset.scripts ?? "{}")[family];
+  return { title, script, values, processes: Math.max(1, parseInt(String(launch.num_processes), 10) || 1) };
+}
+
+/**
+ * Put a form's values into this tab's fields; those that the form does not have are as at first.
+ * @param {Record<string, string | boolean>} values
+ */
+function putValues(values) {
   for (const field of all(root, "[data-setting]", HTMLInputElement)) {
     const name = field.dataset.setting ?? "";
     const keeps = name === "resolution" && !values[name] && !values.dataset_config;
     const initial = field.type === "checkbox" ? field.defaultChecked : field.defaultValue;
     if (!keeps) setValue(field, values[name] ?? initial);
   }
+}
+
+/** Adopt the chosen form's settings about images. Returns all of its values. */
+function adoptSettings() {
+  const { values, ...form } = formNow();
+  const names = (root.dataset.takes ?? "").split(" ").filter((name) => name in values);
+  taken = { ...form, values: Object.fromEntries(names.map((name) => [name, values[name]])) };
+  putValues(values);
   return values;
 }
 
@@ -108,7 +154,8 @@ function give() {
 }
 
 function forget() {
-  taken = null;
+  [taken, isFollowing] = [null, true];
+  follow();
   showTaken();
   tab.open();
 }
@@ -199,6 +246,15 @@ export function restore(restored) {
  * @param {Tab} parentTab
  */
 export function mount(element, parentTab) {
-  [root, tab, taken, before] = [element, parentTab, null, null];
+  [root, tab, taken, before, followed, isFollowing] = [element, parentTab, null, null, null, true];
+  part(".how").addEventListener("change", (event) => {
+    if (!hit(event, "[data-setting]") || !event.isTrusted) return;
+    [followed, isFollowing] = [null, false];
+    showTaken();
+  });
   Object.assign(tab.actions, { take, give, forget, back });
 }
+
+// Before Gradio's own listener, which shows the tab.
+document.addEventListener("click", (event) => hit(event, '[role="tab"], a, button') && noteForm(), true);
+form.onSettled(noteForm);

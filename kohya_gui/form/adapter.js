@@ -163,6 +163,7 @@ function setBlocks(box, at, numbers, learn) {
   for (const number of numbers)
     if (!locked[number] && Boolean(factors[number]) !== learn) factors[number] = learn ? 1 : 0;
   showBlocks(box, state.adapter.groups);
+  form.remember(formAround(box));
   const conflicting = kind.names.filter((name) => name === "train_blocks");
   write(box, {
     ...Object.fromEntries(conflicting.map((name) => [name, null])),
@@ -223,9 +224,10 @@ function build(box, { kinds, kind, fields, presets, groups }) {
   find(box, ".layers").hidden = !kind;
   find(box, ".choices").replaceChildren(
     ...presets.map(({ title, about, names, arguments: values }) =>
-      makeButton(title, () => write(box, { ...Object.fromEntries(names.map((name) => [name, null])), ...values }), {
-        title: about,
-      })));
+      makeButton(title, () => {
+        form.remember(formAround(box));
+        write(box, { ...Object.fromEntries(names.map((name) => [name, null])), ...values });
+      }, { title: about })));
   find(box, ".blocks").replaceChildren(
     ...groups.map(({ title, factors }, at) =>
       make("div", { className: "group", role: "group", "aria-label": title },

@@ -11,6 +11,7 @@ from kohya_gui.form import (
     compare,
     compile_summary,
     datasets,
+    kept_file,
     presets,
     prompts,
     recipes,
@@ -62,6 +63,7 @@ class FormApi:
             "probing": self.probing,
             "unprobe": self.unprobe,
             "forget": self.forget,
+            "save_name": self.save_name,
             "compile_log": self.compile_log,
             "prompts": self.prompts,
             "prompts_save": self.save_prompts,
@@ -235,6 +237,19 @@ class FormApi:
 
     def choices(self, request: ApiRequest) -> JsonObject:
         return {"choices": compare.comparable_configs(self.kinds[self._form(request).tab])}
+
+    def save_name(self, request: ApiRequest) -> JsonObject:
+        """A path for a new config with these settings; "" if the form does not say where its result goes."""
+        form, submission = self._parse(request)
+        config = form.lenient_config(submission)
+        try:
+            path = presets.suggestion(config)
+            # The picker lists an existing folder.
+            folder = next((folder for folder in path.parents if folder.is_dir()), path.parent)
+            path = paths.config_file(str(kept_file.free_path(folder / path.name)), self.roots)
+        except ConfigError:
+            return {"path": ""}
+        return {"path": str(path)}
 
     def compare(self, request: ApiRequest) -> JsonObject:
         """The options that differ between two settings."""

@@ -9,9 +9,11 @@ from kohya_gui.i18n import dates
 from kohya_gui.server import paths
 from library import importers
 from library.config.building import build_config, draft
+from library.config.choice_words import CHOICE_WORDS
 from library.config.formats import read_toml
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.schema import flatten_sections, options_of
+from library.config.values import Option
 from library.families import RUNS, config_class, facts_of
 from library.recipes import preset_files
 from library.runs import layout, reader
@@ -69,6 +71,17 @@ def difference_rows(first: Any, second: Any) -> list[list[str]]:
     """Option, label and both values as text, for all options that differ."""
     options = {**options_of(type(second)), **options_of(type(first))}
     return [
-        [name, options[name].label if name in options else name, str(first_text), str(second_text)]
+        [
+            name,
+            options[name].label,
+            _value_in_words(options[name], first_text),
+            _value_in_words(options[name], second_text),
+        ]
         for name, first_text, second_text in importers.compare_configs(first, second)
     ]
+
+
+def _value_in_words(option: Option, text: str) -> str:
+    if option.type is bool and text in CHOICE_WORDS:
+        return CHOICE_WORDS[text]
+    return text if option.many else option.word(text)

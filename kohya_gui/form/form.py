@@ -32,6 +32,7 @@ from library.runs import gpu_slots
 
 NOT_SET = "not set"
 REPLACES_REQUIRED = "dataset_config"  # replaces fields that are required without it
+IMAGE_SOURCES = ("train_data_dir", "reg_data_dir", "conditioning_data_dir", "in_json", REPLACES_REQUIRED)
 LAUNCH_FIELDS = {
     name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"
 }
@@ -80,8 +81,8 @@ class SettingsForm:
         below: Mapping[str, str] = {},
     ) -> None:
         """`families` and `configs` give each family its title and config class; `basics` are the options on top, with
-        their widths in sixths of a row; `extra` is HTML that comes first in a section, or below all these options
-        ("images"), or last among them ("basics"), and `below` is HTML below an option."""
+        their widths in sixths of a row; `extra` is HTML that comes first in a section, or below the images among
+        these options ("images"), or last among them ("basics"), and `below` is HTML below an option."""
         self.tab, self.families, self.configs, self.basics, self.extra = tab, families, configs, basics, extra
         self.below = below
         self.fields = form_fields(configs)
@@ -185,8 +186,7 @@ class SettingsForm:
             f"{data(starts)}>"
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
             f'<div class="recipe" hidden></div></div><p class="start"></p><div class="recipe-about"></div>'
-            f'<div class="card basics">{self._basics()}{self.extra.get("basics", "")}</div>'
-            f"{self.extra.get('images', '')}"
+            f"{self._basics()}"
             f'<div class="find">{self._search()}<label class="all"><input type="checkbox" name="advanced">'
             "<span>Show rarely used settings</span></label></div>"
             f"{''.join(self._group(*group) for group in GROUPS)}</form>"
@@ -201,6 +201,7 @@ class SettingsForm:
         )
 
     def _basics(self) -> str:
+        """The fields on top in the order in which people think of them: the model, the images, the training."""
         first_field, *other_fields = [f for name in self.basics for f in self.fields if f.option.name == name]
         together = Counter(family for part in self.parts for family in part.families)
         spans = [
@@ -209,7 +210,13 @@ class SettingsForm:
             *(self.basics[f.option.name] for f in other_fields),
         ]
         members = zip((first_field, *self.parts, *other_fields), spans, strict=True)
-        return "".join(self._field(field, f"span-{span}") for field, span in members)
+        cards = {"model": "", "images": "", "training": self.extra.get("basics", "")}
+        for field, span in reversed([*members]):
+            card = "model" if field is first_field or field in self.parts else "training"
+            card = "images" if field.option.name in IMAGE_SOURCES else card
+            cards[card] = self._field(field, f"span-{span}") + cards[card]
+        model, images, training = (f'<div class="card basics">{card}</div>' for card in cards.values())
+        return model + images + self.extra.get("images", "") + training
 
     def _is_required(self, field: FormField) -> bool:
         return any(field.option.name in self.required[family] for family in field.families)
@@ -233,8 +240,9 @@ class SettingsForm:
         # Why: docs/decisions/2026-11-20-family-switch-is-css.md
         return (
             f'<section class="{" ".join(["section", *self._classes(members)])}"><div class="fold"><h3><button'
-            f' type="button" aria-expanded="false" aria-controls="{panel}">{title}</button></h3><p>{about}</p><i></i>'
-            f'</div><div class="grid" id="{panel}" hidden="until-found">{inside}</div></section>'
+            f' type="button" aria-expanded="false" aria-controls="{panel}">{title}</button></h3>'
+            f'<p class="about">{about}</p><p class="set"></p></div>'
+            f'<div class="grid" id="{panel}" hidden="until-found">{inside}</div></section>'
         )
 
     def _classes(self, members: list[FormField]) -> list[str]:
@@ -333,7 +341,7 @@ def control(option: Option, facts: Mapping[str, str]) -> str:
     value = as_text(shown_value(option, option.default))
     if option.choices and not option.many and not option.open:
         unset = [("", NOT_SET)] if option.optional else []
-        entries = unset + [(str(choice), str(choice)) for choice in option.choices]
+        entries = unset + [(str(choice), option.word(choice)) for choice in option.choices]
         chosen = "".join(
             f"<option{attributes({'value': v})}{' selected' * (v == value)}>{escape(t)}</option>" for v, t in entries
         )
@@ -350,9 +358,13 @@ def control(option: Option, facts: Mapping[str, str]) -> str:
     datalist = ""
     if option.choices:
         plain["list"] = f"{facts['id']}-list"
-        suggestions = "".join(f"<option>{escape(str(choice))}</option>" for choice in option.choices)
+        suggestions = "".join(_suggestion(str(choice), option.word(choice)) for choice in option.choices)
         datalist = f'<datalist id="{plain["list"]}">{suggestions}</datalist>'
     return f"<input{attributes({**facts, **plain, 'value': value})}>{datalist}"
+
+
+def _suggestion(value: str, word: str) -> str:
+    return f"<option{attributes({'value': value} if word != value else {})}>{escape(word)}</option>"
 
 
 def attributes(values: Mapping[str, str]) -> str:

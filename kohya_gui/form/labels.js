@@ -1,7 +1,7 @@
 // The labels of options' fields, for sentences that name options.
 import { nameOptions } from "../i18n/labels.js";
 import { inEnglish } from "../i18n/words.js";
-import { all, isField } from "../server/elements.js";
+import { all, isBox, isField } from "../server/elements.js";
 import { family, fields, isFor } from "./inputs.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
@@ -16,9 +16,23 @@ const counted = new WeakMap();
  * The label of a field, in English.
  * @param {Field} field
  */
-function labelOf(field) {
+export function englishLabel(field) {
   const label = field.closest("label")?.querySelector("span") ?? field.closest(".field")?.querySelector("label");
   return label ? (inEnglish(label) ?? "").trim() : "";
+}
+
+const SWITCHED = { true: "on", false: "off" };
+
+/**
+ * A value of a field in English, as a list of choices shows it.
+ * @param {Field} field
+ * @param {string} value
+ */
+export function wordOf(field, value) {
+  if (isBox(field)) return SWITCHED[/** @type {keyof typeof SWITCHED} */ (value)] ?? value;
+  const choices = field instanceof HTMLSelectElement ? field : field instanceof HTMLInputElement ? field.list : null;
+  const choice = [...(choices?.options ?? [])].find((option) => option.value === value);
+  return choice ? (inEnglish(choice) ?? value) : value;
 }
 
 /**
@@ -32,7 +46,7 @@ function isShared(where, label) {
     const count = new Map();
     for (const text of fields(where)
       .filter((field) => isFor(field, chosen))
-      .map(labelOf))
+      .map(englishLabel))
       count.set(text, (count.get(text) ?? 0) + 1);
     counts = { family: chosen, count };
     counted.set(where, counts);
@@ -57,6 +71,9 @@ nameOptions((name, near) => {
     matching.find((candidate) => isFor(candidate, family(where))) ??
     matching[0] ??
     /** @type {Field[]} */ (all(document, selector).filter(isField))[0];
-  const text = field ? labelOf(field) : "";
-  return text ? { text, isShared: isShared(field.form, text) } : null;
+  const text = field ? englishLabel(field) : "";
+  return text ? { text, isShared: isShared(field.form, text), wordOf: (value) => wordOf(field, value) } : null;
+}, (value, near) => {
+  const choice = formOf(near)?.querySelector(`option[value="${value}"]`);
+  return (choice && inEnglish(choice)) ?? "";
 });

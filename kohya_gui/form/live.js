@@ -1,4 +1,4 @@
-// Around the form: checks while the user types, presets, undo, fixes, and keys of other services.
+// Around the form: checks while the user types, presets, fixes, and keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
 import { all, around, find, hit, make, pieces, withAllowButton } from "../server/elements.js";
@@ -11,6 +11,8 @@ import { sentOf, tell, tellError } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 import { probe } from "./probe.js";
+import { editText } from "./text_editor.js";
+import { takeStep } from "./undo.js";
 import { chosenPurpose } from "./recipes.js";
 import { MODEL, recognise } from "./recognition.js";
 import { several } from "./several.js";
@@ -158,7 +160,7 @@ async function forgetKey(button) {
   judge(tabOf(button));
 }
 
-// ---- presets, undo, fixes
+// ---- presets, fixes
 
 /**
  * @param {string} tab
@@ -190,22 +192,6 @@ async function preset(tab, id) {
   } catch (error) {
     tellError(tab, error);
   }
-}
-
-/** @param {string} tab */
-function undo(tab) {
-  const done = form.undo(tab), training = around(form.formOf(tab), ".training");
-  if (done?.opened !== undefined) { // otherwise Save would overwrite the config that was undone
-    training.dataset.opened = done.opened;
-    find(training, ".begin .path", HTMLInputElement).value = done.opened.split("\n")[0];
-  }
-  tell(
-    tab,
-    "plain",
-    make("p", {},
-      done
-        ? "The form is as it was before."
-        : "There is nothing to undo: presets, loaded configs and fixes can be. ↺ above a field sets that one back."));
 }
 
 /** @param {HTMLButtonElement} button */
@@ -256,32 +242,25 @@ export async function showImages(tab) {
 }
 
 /**
- * The default path of a config: beside its result.
- * @param {HTMLFormElement} where
- */
-function proposal(where) {
-  const { values } = form.held(where),
-    folder = String(values.output_dir ?? "").trim(),
-    name = String(values.output_name ?? "").trim();
-  return folder ? `${folder.replace(/[\\/]$/, "")}/${name || "config"}.toml` : "";
-}
-
-/**
  * Ask for a path and save there: put it into the path field and press Save config.
  * @param {HTMLElement} training
  */
-function saveAs(training) {
-  const path = find(training, ".begin .path", HTMLInputElement);
-  const typed = path.value, where = form.formOf(find(training, "form.settings").id.replace(/-form$/, ""));
-  const chosen = () => setTimeout(() => find(training, ".begin button.save").click(), 50);
+async function saveAs(training) {
+  const path = find(training, ".begin .path", HTMLInputElement), tab = training.dataset.tab ?? "";
+  const typed = path.value;
+  const { path: free } = await ask("save_name", { tab, sent: sentOf(tab) }).catch(() => ({ path: "" }));
+  let isChosen = false;
+  const chosen = () => {
+    isChosen = true;
+    setTimeout(() => find(training, ".begin button.save").click(), 50);
+  };
   path.addEventListener("change", chosen, { once: true });
-  if (!typed) path.value = proposal(where); // from the name and folder of the result
-  const proposed = path.value;
+  if (free) path.value = free;
   pick(path, "new", ".toml");
   // Closing the picker chooses nothing, and a later change of the path is no answer.
   find(document, "dialog.picker").addEventListener("close", () => {
     path.removeEventListener("change", chosen);
-    if (path.value === proposed) path.value = typed;
+    if (!isChosen) path.value = typed;
   }, { once: true });
 }
 
@@ -302,12 +281,14 @@ const CLICKS = [
     sheet?.hidePopover();
     preset(sheet?.dataset.tab ?? tabOf(button), button.dataset.preset ?? "");
   }],
-  [".undo", (button) => undo(button.dataset.tab ?? tabOf(button))],
+  [".undo", (button) => takeStep(button.dataset.tab ?? tabOf(button), "done")],
+  [".redo", (button) => takeStep(tabOf(button), "undone")],
   [".message > .away", (button) => button.closest(".bar")?.classList.add("away")],
   [".message .anyway", anyway],
   [".message .captions", (button) => showImages(tabOf(button))],
   [".fix", fix],
   [".forget", forgetKey],
+  [".as-text", (button) => editText(button.dataset.tab ?? "")],
   [".compare", (button) => compare(button.dataset.tab ?? "")],
   [".saveas", (button) => saveAs(around(button, ".training"))],
   ["button.several", (button) => several(tabOf(button), around(button, ".field"))],

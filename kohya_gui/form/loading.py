@@ -10,7 +10,9 @@ from kohya_gui.form import imported_data, messages, presets, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
 from library import importers
 from library.config.building import working_fix
+from library.config.commented_toml import to_commented_toml
 from library.config.json_types import JsonObject
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext
 from library.config.schema import changed, flatten_sections, options_of
 from library.importers import Imported
@@ -20,7 +22,12 @@ from library.sampling import prompt_rows
 PROMPTS = "sample_prompts"
 
 
-def load_into_form(form: SettingsForm, path: Path, submission: Submission, roots: Sequence[Path]) -> JsonObject:
+LOADED = "Loaded {name} for {family} ({changes})."
+
+
+def load_into_form(
+    form: SettingsForm, path: Path, submission: Submission, roots: Sequence[Path], template: str = LOADED
+) -> JsonObject:
     """A config file -> values for the form, and a message with all problems of the file.
 
     Mistakes do not prevent loading: each button that fixes one changes what was loaded. Data sets of another trainer
@@ -33,7 +40,7 @@ def load_into_form(form: SettingsForm, path: Path, submission: Submission, roots
     imported = _with_data(presets.import_fitting(path, form.configs, submission.family, roots), roots)
     config, problems = imported.config, config_problems(imported)
     sentence = Message(
-        "Loaded {name} for {family} ({changes}).",
+        template,
         name=path.name,
         family=form.families[config.family],
         changes=settings_count(len(flatten_sections(changed(config)))),
@@ -50,8 +57,15 @@ def load_into_form(form: SettingsForm, path: Path, submission: Submission, roots
         "base": base,
         "launch": form.shown_launch(importers.read_launch_settings(base)),
         "prompts": _prompt_rows_of(imported),
+        "source": _source_of(path, imported),
     }
     return {"message": message, "fill": json.dumps({**filled, **more})}
+
+
+def _source_of(path: Path, imported: Imported) -> str:
+    """The text of a file of this trainer, whose comments are kept when the form is saved; without tokens."""
+    is_ours = path.suffix.lower() == ".toml" and imported.program == importers.FLAT
+    return to_commented_toml(read_outside_text(path), imported.config) if is_ours else ""
 
 
 def config_problems(imported: Imported) -> list[Problem]:

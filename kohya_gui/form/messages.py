@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+from kohya_gui.form import presets
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
 from library.config.json_types import JsonMapping
@@ -80,7 +81,7 @@ def _problem_lines(problems: Sequence[Problem], places: Places, fix: Fix) -> tup
         line, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
-        buttons = values_button(fix(problem), problem.code) + _allow_button(problem) + _other_tab_button(problem)
+        buttons = values_button(fix(problem), problem.code) + _allow_button(problem) + _other_button(problem)
         listed += f"<li>{line}{buttons}</li>"
     return listed, marks, shown
 
@@ -175,8 +176,13 @@ def _allow_button(problem: Problem) -> str:
     return f' <button type="button" {attributes}>{words}</button>' if folder else ""
 
 
-def _other_tab_button(problem: Problem) -> str:
-    """The button that loads a config in the tab that it belongs to."""
+def _other_button(problem: Problem) -> str:
+    """The button that loads a config in the tab that it belongs to, or that saves over a file that exists."""
+    if problem.code == presets.EXISTS:
+        path, state = (html.escape(str(problem.arguments[name])) for name in ("path", "state"))
+        return (
+            f' <button type="button" class="overwrite" data-path="{path}" data-state="{state}">Write over it</button>'
+        )
     if problem.code != OTHER_TAB:
         return ""
     attributes = f'data-tab="{problem.arguments["tab"]}" data-title="{problem.arguments["title"]}"'
@@ -194,9 +200,10 @@ def _placed(problem: Problem, places: Places) -> tuple[str, str, Message]:
         return html.escape(str(problem)), "", problem
     label, element = place
     sentence = Message(problem.template, **problem.arguments)
+    attributes = f'class="jump" data-field="{element}" title="{problem.option}"'
     return (
-        f'<button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
-        f" <code>{problem.option}</code>{'' if sentence.template.startswith(':') else ' '}{html.escape(str(sentence))}",
+        f'<button type="button" {attributes}>{html.escape(label)}</button>'
+        f"{'' if sentence.template.startswith(':') else ' '}{html.escape(str(sentence))}",
         element,
         sentence,
     )

@@ -1,10 +1,11 @@
 // The form in the browser: collect its values, fill it, remember it. All decisions are made on the server.
-import { all, around, fieldValue, find, hit, isField, setValue } from "../server/elements.js";
+import { around, fieldValue, find, hit, isField, setValue } from "../server/elements.js";
 import * as memories from "./family_values.js";
+import * as histories from "./history.js";
 import { families, familiesOf, family, fields, fieldsOf, isFor, same } from "./inputs.js";
 import { markChanged, markRequired } from "./marks.js";
 import { jump } from "./sections.js";
-import { store } from "./storage.js";
+import { source, store } from "./storage.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
 /** @typedef {Record<string, string | boolean>} Values by option name, as fields hold them */
@@ -16,7 +17,8 @@ import { store } from "./storage.js";
  * images and steps */
 /**
  * @typedef {{ family: string, starts?: Record<string, Start>, memory?: memories.Memory, kept:
- *   [string, string | boolean][], opened?: string }} Copy `opened` is the config that was loaded before
+ *   [string, string | boolean][], opened?: string, source?: string }} Copy `opened` is the config that was loaded
+ *   before, `source` its text
  */
 
 /**
@@ -204,9 +206,12 @@ export function fill(tab, sent, opened) {
   if (!sent) return;
   const where = formOf(tab);
   nextTurn(tab);
-  const { family: name, values, base, start, given: explicit, prompts = [], launch = {} } = JSON.parse(sent);
+  const { family: name, values, base, start, given: explicit, prompts = [], launch = {}, source: text = "" } =
+    JSON.parse(sent);
+  const isLoaded = start?.id === "";
   if (base) store(`${tab}-base`, JSON.stringify(base)); // another program's file, whose other keys an export keeps
-  remember(where, opened);
+  remember(where, isLoaded ? opened ?? around(where, ".training").dataset.opened ?? "" : undefined);
+  if (isLoaded) source(tab, text);
   const proposedFields = fields(where).filter(
     (field) => NAMED.includes(field.dataset.option ?? "") && untouched(field, family(where)));
   if (name) chooseFamily(where, name);
@@ -267,35 +272,32 @@ export function leaveOut(tab, names) {
   settle(where);
 }
 
-/** @type {Record<string, Copy[]>} The form's values before each filling, the newest last; without tokens. */
-const before = {};
+/** @type {Record<string, histories.History<Copy>>} by form; without tokens */
+const history = {};
+/** @type {Record<string, Copy>} each form as it was after its last change */
+const latest = {};
+
+/** @param {HTMLFormElement} where */
+export const latestOf = (where) => latest[where.id];
+
+/** @param {HTMLFormElement} where */
+export const historyOf = (where) => (history[where.id] ??= histories.nothing());
 
 /**
+ * Remember a form before it is changed, for Undo.
  * @param {HTMLFormElement} where
- * @param {string} [opened]
+ * @param {string} [opened] the config that another one replaces
  */
 export function remember(where, opened) {
-  const copies = (before[where.id] ??= []);
-  copies.push({ ...copyOf(where), opened });
-  if (copies.length > 20) copies.shift();
-}
-
-/**
- * Undo the last filling of the form. Returns the copy that is restored, if there is one.
- * @param {string} tab
- */
-export function undo(tab) {
-  const where = formOf(tab), last = before[where.id]?.pop();
-  nextTurn(tab);
-  if (last) restore(where, last);
-  return last;
+  const file = opened === undefined ? {} : { opened, source: source(where.id.replace(/-form$/, "")) };
+  histories.remember(historyOf(where), { ...copyOf(where), ...file });
 }
 
 /**
  * @param {HTMLFormElement} where
  * @returns {Copy}
  */
-const copyOf = (where) => ({
+export const copyOf = (where) => ({
   family: family(where),
   starts: starts[where.id] ?? {},
   memory: structuredClone(memory[where.id]),
@@ -306,7 +308,8 @@ const copyOf = (where) => ({
  * @param {HTMLFormElement} where
  * @param {Copy} copy
  */
-function restore(where, { family: name, kept: values, starts: storedStarts, memory: formMemory = memories.nothing() }) {
+export function restore(where, copy) {
+  const { family: name, kept: values, starts: storedStarts, memory: formMemory = memories.nothing() } = copy;
   starts[where.id] = storedStarts ?? {};
   memory[where.id] = formMemory;
   const radio = families(where).find((choice) => choice.value === name);
@@ -325,13 +328,10 @@ function restore(where, { family: name, kept: values, starts: storedStarts, memo
  */
 export function settle(where) {
   const name = family(where);
-  for (const section of all(where, ".section")) {
-    const changed = fields(section).filter((field) => mark(field, name) && isFor(field, name));
-    find(section, "i").textContent = changed.length ? `${changed.length} changed` : "";
-  }
-  for (const field of fields(find(where, ".basics"))) mark(field, name);
+  for (const field of fields(where)) mark(field, name);
   for (const field of fields(where)) if (field.dataset.unless) demand(field, name);
-  store(where.id, JSON.stringify(copyOf(where)));
+  latest[where.id] = copyOf(where);
+  store(where.id, JSON.stringify(latest[where.id]));
   document.dispatchEvent(new CustomEvent("kohya:settled", { detail: where }));
 }
 
@@ -366,6 +366,7 @@ function demand(field, name) {
 /** @param {Element} button */
 function reset(button) {
   const [field] = fields(around(button, ".field"));
+  remember(field.form);
   setValue(field, firstValue(field, family(field.form)));
   memories.forget(memory[field.form.id], family(field.form), field.id);
   settle(field.form);

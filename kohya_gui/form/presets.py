@@ -1,16 +1,17 @@
 """Configs as files: the presets of the project, and the user's own."""
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kohya_gui.form import kept_file
 from kohya_gui.server import paths
 from library import importers
 from library.config.building import Layer, build_config, read_layers
+from library.config.commented_toml import to_commented_toml
 from library.config.fixes import carried
-from library.config.formats import read_toml, to_toml
+from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import RunConfig
@@ -26,6 +27,7 @@ OWN_KINDS, OWN_SECTIONS = ("file", "folder", "secret"), ("metadata", "hub", "log
 OWN_NAMES = ("output_name", "model_version", "token_string", "init_word")
 
 
+EXISTS = "exists"  # the code of the problem of a file that Save would replace, with its path and state
 UNDONE = {"cpu_offload_checkpointing"}  # options outside the compile section that one profile sets and others undo
 # Options to reset, in this order, if a profile and the other settings exclude each other.
 YIELDING = ("checkpoint_keep_attention", "compile_mode", "compile_blocks", "cpu_offload_checkpointing")
@@ -176,19 +178,19 @@ def config_file_state(path: Path) -> str:
     return f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def save_config(path: Path, config: RunConfig, opened_state: str) -> int:
-    """Save a config. Returns the number of its options. An existing file is only overwritten if it was opened here, and
-    has not changed since: `opened_state` is its `config_file_state` at that time."""
+def save_config(path: Path, config: RunConfig, opened_state: str, source: str = "") -> int:
+    """Save a config, with the comments of the text that it came from. Returns the number of its options. An existing
+    file is only overwritten if it was opened here, and has not changed since: `opened_state` is its `config_file_state`
+    at that time."""
     if path.exists() and opened_state.partition("\n")[0] != str(path):
-        raise ConfigError(
-            "config file: {path} exists already; load it first to write over it, or choose another name", path=path
-        )
+        template = "config file: {path} exists already; load it first to write over it, or choose another name"
+        raise ConfigError(Problem("", template, path=path, state=config_file_state(path), code=EXISTS))
     if path.exists() and opened_state != config_file_state(path):
         raise ConfigError(
             "config file: {path} was changed elsewhere meanwhile; load it again, or choose another name", path=path
         )
     with clear_errors(path):
-        write_atomic(path, to_toml(config, comment(config)))
+        write_atomic(path, to_commented_toml(source, config, comment(config)))
     return len(flatten_sections(changed(config)))
 
 
@@ -196,11 +198,13 @@ def comment(config: RunConfig) -> str:
     return f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
 
 
-def suggestion(config: RunConfig) -> str:
-    """The default path of a config: beside its result."""
+def suggestion(config: RunConfig) -> Path:
+    """A free path for a config, beside its result: named after the result, the family and what is trained."""
     if not config.save.output_dir:
         raise ConfigError("config file: write where to save it, such as ~/kohya/cat.toml")
-    return os.path.join(config.save.output_dir, f"{config.save.output_name or config.script}.toml")
+    words = [config.save.output_name or "", config.family, config.kind]
+    name = "-".join(word for at, word in enumerate(words) if word and word not in "-".join(words[:at]))
+    return kept_file.free_path(Path(config.save.output_dir).expanduser() / f"{name}.toml")
 
 
 def is_of_compiling(option: Option) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config.building import build_config
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, counted
+from library.config.problems import ConfigError, Message, counted, join_messages
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.recipes import recipe_files
@@ -49,18 +49,23 @@ def _models_for_purpose(model: RunConfig) -> Message | str:
     offered = {recipe.purpose for recipe in recipe_files.fitting_recipes(model)}
     for recipe in recipe_files.of_family(model.family)[0]:
         if recipe.kind == model.kind and recipe.when and recipe.purpose not in offered:
-            (models,) = recipe.when.values()
+            ((name, models),) = recipe.when.items()
+            option = options_of(type(model))[name]
             return Message(
                 "{purpose}: choose another model first ({models}).",
                 purpose=Message(PURPOSES[recipe.purpose]),
-                models=", ".join(models),
+                models=join_messages([option.word(value) for value in models]),
             )
     return ""
 
 
 def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
     options, values = options_of(type(config)), option_values(config)
-    return [[options[name].label, _short_value(values[name])] for name in recipe.options if name != STEPS]
+    return [
+        [options[name].label, options[name].word(values[name]) if options[name].choices else _short_value(values[name])]
+        for name in recipe.options
+        if name != STEPS
+    ]
 
 
 def _short_value(value: Any) -> str:

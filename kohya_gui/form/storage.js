@@ -18,3 +18,10 @@ export function store(key, text) {
  * @param {string} tab
  */
 export const base = (tab) => store(`${tab}-base`) ?? "{}";
+
+/**
+ * The text of the last loaded config, whose comments Save keeps; with `text`, it is replaced.
+ * @param {string} tab
+ * @param {string} [text]
+ */
+export const source = (tab, text) => store(`${tab}-source`, text) ?? "";

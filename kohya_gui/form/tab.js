@@ -6,7 +6,7 @@ import { around, find, hit, make, saveFile, showMessage } from "../server/elemen
 import { address, ask, wait } from "../server/http.js";
 import { read, sentOf, showBusy, tell, tellError } from "./messages.js";
 import { fill, formOf, mount, turnOf } from "./page.js";
-import { base } from "./storage.js";
+import { base, source } from "./storage.js";
 
 /**
  * @typedef {{ message?: string, fill?: string, path?: string, opened?: string, run?: string, file?: { name: string,
@@ -139,7 +139,8 @@ async function press(training, act, more = {}) {
   if (pending.has(doing)) return void pressAgain(training, doing, now);
   const sent = read(tab, isCheck ? "Checking the settings" : ""), turn = turnOf(tab), since = performance.now();
   pending.set(doing, now);
-  const question = { tab, act, sent, path, opened: training.dataset.opened ?? "", base: base(tab), ...more };
+  const { opened = "" } = training.dataset;
+  const question = { tab, act, sent, path, opened, base: base(tab), source: source(tab), ...more };
   if (isLoad) loaded = { act, path, more };
   let isOutdated = false, begun = false;
   const take = (/** @type {Answer} */ answer) => {
@@ -192,7 +193,7 @@ async function loadElsewhere(button) {
  * @param {Answer} answer
  * @param {string} sentPath the path that was sent; a path typed since stays
  */
-function show(training, answer, sentPath) {
+export function show(training, answer, sentPath) {
   const { tab = "" } = training.dataset, path = find(training, ".begin .path", HTMLInputElement);
   if (answer.message !== undefined) find(training, ".bar > .said").innerHTML = answer.message;
   if (answer.path !== undefined && path.value === sentPath) path.value = answer.path;
@@ -262,6 +263,8 @@ register("train", openKind);
 document.addEventListener("click", (event) => {
   const other = hit(event, "button.elsewhere");
   if (other) void loadElsewhere(other);
+  const over = hit(event, "button.overwrite");
+  if (over) void press(around(over, ".training"), "save", { path: over.dataset.path, opened: over.dataset.state });
   const button = hit(event, "button[data-press]");
   if (!button) return;
   const training = around(button, ".training"), act = button.dataset.press ?? "";

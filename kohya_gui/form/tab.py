@@ -34,10 +34,10 @@ from kohya_gui.server.json_api import ApiRequest
 from library import families, importers
 from library.check import isolated
 from library.config.building import Reading, working_fix
-from library.config.formats import to_toml
+from library.config.commented_toml import to_commented_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem
+from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
 from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
 from library.config.values import LIMITS
@@ -105,10 +105,10 @@ class TrainingTab:
             "later": lambda: self.on_queue(sent),
             "check": lambda: self.on_check(sent),
             "print": lambda: self.on_print(sent, where),
-            "save": lambda: self.on_save(sent, where, request.text("opened")),
+            "save": lambda: self.on_save(sent, where, request.text("opened"), request.text("source")),
             "load": lambda: self.on_load(sent, where),
             "upload": lambda: self.on_upload(sent, request.text("name"), request.text("text")),
-            "download": lambda: self.on_download(sent),
+            "download": lambda: self.on_download(sent, request.text("source")),
             "export": lambda: self.on_export(sent, request.text("base")),
         }
         if request.text("act") not in buttons:
@@ -213,7 +213,9 @@ class TrainingTab:
         new = keys.store_keys(api.secrets_of(config))
         return [
             Message(
-                "{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.keys_file()
+                "{name} is kept in {folder}, for you only, and is in no config.",
+                name=option_name(name),
+                folder=keys.keys_file(),
             )
             for name in new
         ]
@@ -230,22 +232,22 @@ class TrainingTab:
         launch = self.launch_of(config, submission.launch)
         return {"message": print_command.printed(config, where, launch, notes, self.roots)}
 
-    def on_save(self, sent: str, where: str, opened: str) -> Answer:
+    def on_save(self, sent: str, where: str, opened: str, source: str = "") -> Answer:
         """Save the form to the named config file."""
         config, notes = self.form.collect(self.form.parse_submission(sent))
         notes += self._keep(config)
-        path = paths.config_file(where or presets.suggestion(config), self.roots)
-        count = presets.save_config(path, config, opened)
+        path = paths.config_file(where or str(presets.suggestion(config)), self.roots)
+        count = presets.save_config(path, config, opened, source)
         message = messages.good(
             Message("Saved {path} ({changes}).", path=path, changes=loading.settings_count(count)), notes
         )
         return {"message": message, "path": str(path), "opened": presets.config_file_state(path)}
 
-    def on_download(self, sent: str) -> Answer:
+    def on_download(self, sent: str, source: str = "") -> Answer:
         """Offer the form as a download."""
         config, notes = self.form.collect(self.form.parse_submission(sent))
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".toml"
-        file = {"name": name, "text": to_toml(config, presets.comment(config))}
+        file = {"name": name, "text": to_commented_toml(source, config, presets.comment(config))}
         return {"message": messages.good(Message("{name} is among your downloads.", name=name), notes), "file": file}
 
     def on_export(self, sent: str, base: str) -> Answer:

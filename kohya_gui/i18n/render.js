@@ -1,5 +1,5 @@
 // Sentences in the user's language: the translated template, filled with its arguments, with labels for options.
-import { labelled, labelOf } from "./labels.js";
+import { labelled, labelOf, withWord, wordOf } from "./labels.js";
 import { form, sentenceOf } from "./sentences.js";
 
 /** @typedef {import("./sentences.js").Sentence} Sentence */
@@ -64,10 +64,12 @@ export function render(sentence, catalogue, near) {
   const label = (/** @type {string} */ words) => translate(words, catalogue, near), before = near.used.length;
   if (isOption) return labelOf(text, near, label);
   const localTemplate = lineOf(template, catalogue);
-  const filled = labelled(localTemplate ?? template, near, label).replace(/\{(\w+)\}/g, (as, name) => {
+  const worded = option ? withWord(option, localTemplate ?? template, near, label) : localTemplate ?? template;
+  const filled = labelled(worded, near, label).replace(/\{(\w+)\}/g, (as, name) => {
     const value = values[name] ?? as;
     if (typeof value !== "string") return render(value, catalogue, near);
     if (KEYS.has(name)) return value;
+    if (name === "value" && typeof values.option === "object") return wordOf(values.option.text, value, near, label);
     return value.trim() === text.trim() ? value : label(value); // the sentence consists of its argument only
   });
   const name = option && (place === FLAG ? option : labelOf(option, near, label, place !== ""));

@@ -10,7 +10,7 @@ import { remember, sentenceOf } from "./sentences.js";
 const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
 // Code, and names of the user's folders, files and trainings, which may match entries of a catalogue.
 const SKIPPED =
-  "code, pre, style, script, textarea, datalist, .differences td, .who b, .about > b, .name, .preview small, " +
+  "code, pre, style, script, textarea, .differences td, .who b, .about > b, .name, .preview small, " +
   ".picker li > span, span.own";
 /** @type {Record<string, string>} titles of tabs that mean something else than the same word on a button */
 const TAB_TITLES = { Train: "Train (room)" };
@@ -96,7 +96,8 @@ function put(node, key, now, write) {
     key === "data" &&
     language !== "en" &&
     other !== core &&
-    node.previousSibling?.nodeName === "CODE" &&
+    node.previousSibling instanceof HTMLElement &&
+    node.previousSibling.matches("code, .jump") &&
     !/^[：（=]/.test(other);
   const shown = behind ? `：${other}` : from.replace(core, () => other);
   originals.set(node, { ...nodeOriginals, [key]: { from, shown } });

@@ -94,6 +94,7 @@ class Models {
       event.preventDefault();
       void this.lookUp();
     });
+    this.repository.addEventListener("input", () => showMessage(this.lookUpSaid, "", ""));
     this.dialog.addEventListener("click", ({ target }) => target === this.dialog && this.dialog.close());
     this.dialog.addEventListener("kohya:allowed", () => this.load(this.folder.value));
     document.body.append(this.dialog);
@@ -106,6 +107,9 @@ class Models {
     this.go.disabled = true;
     this.model.replaceChildren();
     this.parts.replaceChildren();
+    this.repository.value = "";
+    this.typed = [];
+    showMessage(this.lookUpSaid, "", ""); // about another model
     this.dialog.showModal();
     void this.load("");
     void this.look();

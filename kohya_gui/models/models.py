@@ -13,7 +13,7 @@ from library import families
 from library.config.building import find_missing
 from library.config.hub_names import repository_of
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError, Message, option_name
 from library.downloads import finding, hub
 from library.families.facts import HubModel
 from library.files import free_space
@@ -158,7 +158,7 @@ class ModelsApi:
             raise ConfigError("This is no token: copy it from https://huggingface.co/settings/tokens")
         keys.store_keys({"huggingface_token": token})
         template = "{name} is kept in {folder}, for you only, and is in no config."
-        return {"said": Message(template, name="huggingface_token", folder=keys.keys_file())}
+        return {"said": Message(template, name=option_name("huggingface_token"), folder=keys.keys_file())}
 
     def _folder(self, request: ApiRequest) -> Path:
         """The folder for models: the one sent, or the default. It need not exist yet."""

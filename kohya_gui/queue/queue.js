@@ -22,6 +22,8 @@ const PERIOD = 1500; // milliseconds
 /** @type {HTMLElement | undefined} */
 let place;
 let shown = "";
+/** @type {Map<string, { basis: string, row: HTMLElement }>} the rows on screen by id, and what they are made of */
+const rowsById = new Map();
 
 /** @param {Element} element */
 export function mount(element) {
@@ -72,6 +74,7 @@ async function change(path, body = {}, offers = () => []) {
     tell(translated(listing.said), false, offers(listing));
     if (place) show(place, listing);
   } catch (error) {
+    shown = ""; // what was dragged goes back
     tell(messageOf(error), true);
     look();
   }
@@ -159,10 +162,37 @@ function show(where, listing) {
   const rest = listing.entries.filter((entry) => entry.waits || isBusy(entry));
   find(where, ".keys").hidden = listing.waiting < 2;
   find(where, ".history").hidden = !ended.length;
-  const rows = (/** @type {Entry[]} */ entries) => entries.map((entry) => makeRow(entry, listing.entries, ACTIONS));
-  find(where, ".entries").replaceChildren(...rows(rest));
-  find(where, ".ended").replaceChildren(...rows(ended));
-  if (key) focusAgain(where, key, at);
+  const waiting = listing.entries.filter((entry) => entry.waits);
+  const rows = (/** @type {Entry[]} */ entries) => entries.map((entry) => rowOf(entry, waiting));
+  putRows(find(where, ".entries"), rows(rest));
+  putRows(find(where, ".ended"), rows(ended));
+  for (const id of rowsById.keys()) if (!listing.entries.some((entry) => entry.id === id)) rowsById.delete(id);
+  if (key && !where.contains(document.activeElement)) focusAgain(where, key, at);
+}
+
+/**
+ * The row of an entry: the one that is shown if nothing in it has changed, as a press on it may be under way.
+ * @param {Entry} entry
+ * @param {Entry[]} waiting
+ */
+function rowOf(entry, waiting) {
+  const at = waiting.indexOf(entry), basis = JSON.stringify([entry, at, waiting.length, document.documentElement.lang]);
+  const known = rowsById.get(entry.id);
+  if (known?.basis === basis) return known.row;
+  const row = makeRow(entry, at, waiting.length, ACTIONS);
+  rowsById.set(entry.id, { basis, row });
+  return row;
+}
+
+/**
+ * @param {HTMLElement} list
+ * @param {HTMLElement[]} rows
+ */
+function putRows(list, rows) {
+  for (const old of all(list, ".entry")) if (!rows.includes(old)) old.remove();
+  rows.forEach((row, at) => {
+    if (list.children[at] !== row) list.insertBefore(row, list.children[at] ?? null);
+  });
 }
 
 /**

@@ -2,7 +2,7 @@
 
 import gradio as gr
 
-MARKUP = """<div class="queue"><div class="lead"><p class="how" role="status">Reading the queue</p>
+MARKUP = """<div class="queue"><div class="lead"><h2>Queue</h2><p class="how" role="status">Reading the queue</p>
 <div class="switches"></div></div><ul class="devices" aria-label="GPUs"></ul>
 <div class="answer" role="status"></div>
 <p class="keys" id="queue-keys" hidden>Drag an entry by its handle, or press Alt with an arrow key in it.</p>

@@ -44,15 +44,15 @@ export const isBusy = (entry) => MOODS[entry.state] === "busy";
 
 /**
  * @param {Entry} entry
- * @param {Entry[]} entries
+ * @param {number} at its index among the waiting entries
+ * @param {number} many waiting entries
  * @param {Actions} actions
  */
-export function makeRow(entry, entries, actions) {
-  const waiting = entries.filter((other) => other.waits), at = waiting.indexOf(entry);
+export function makeRow(entry, at, many, actions) {
   const facts = [entry.title, ...factsOf(entry)];
   return make("li",
     { className: `entry ${MOODS[entry.state] ?? "calm"}`, "data-id": entry.id, "data-state": entry.state },
-    entry.waits && waiting.length > 1 ? handle(at) : null,
+    entry.waits && many > 1 ? handle(at) : null,
     make("span", { className: "state" }, translated(STATES[entry.state] ?? entry.state)),
     make("div", { className: "about" },
       make("b", { className: "own" }, entry.name),
@@ -60,7 +60,7 @@ export function makeRow(entry, entries, actions) {
       timesOf(entry) ? make("small", { className: "when" }, timesOf(entry)) : null,
       entry.why ? make("small", { className: "why" }, entry.why) : null,
       differencesOf(entry)),
-    make("div", { className: "does" }, ...buttons(entry, at, waiting.length, actions)));
+    make("div", { className: "does" }, ...buttons(entry, at, many, actions)));
 }
 
 /** @param {number} at */

@@ -12,6 +12,7 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library import families
 from library.captioning.forms import FORMS as CAPTION
+from library.config.choice_words import word_of_choice
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
 from library.downloads import model_folder
@@ -175,7 +176,10 @@ def _command_field_html(start: str, field: CommandField) -> str:
         return f'{top}<div class="files" {facts} data-start="{element}">{lora_row(element)}</div>{about}</div>'
     if field.kind == "choice":
         unset = "" if field.default or field.required else '<option value="">as in the input</option>'
-        chosen = "".join(f"<option{' selected' * (c == field.default)}>{escape(c)}</option>" for c in field.choices)
+        chosen = "".join(
+            f'<option value="{escape(c)}"{" selected" * (c == field.default)}>{escape(word_of_choice(c))}</option>'
+            for c in field.choices
+        )
         return f"{top}<select {facts}>{unset}{chosen}</select>{about}</div>"
     plain = 'spellcheck="false" autocomplete="off" autocapitalize="off"'
     if field.kind == "lines":

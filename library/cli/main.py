@@ -24,6 +24,8 @@ COMMANDS = {
     "gui": Command("open the page", "kohya_gui.app:main"),
     "train": Command("train with a config, headless", "library.cli.launch:launch_training"),
     "check": Command("check a config for errors, without training", "library.cli.check:main"),
+    "queue": Command("add trainings to the queue, and change it; works without the page", "library.cli.queue:main"),
+    "runs": Command("list trainings; stop, save, sample, resume, compare or remove one", "library.cli.runs:main"),
     "probe": Command(
         "run two steps of a training, and propose settings that fit into memory", "library.cli.launch:launch_probe"
     ),

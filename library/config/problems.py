@@ -103,12 +103,13 @@ class Message:
         return arguments, self.template if arguments else change(self.template)
 
     def capitalized(self) -> "Message":
-        """Return the message with a leading capital; an argument at the start stays."""
+        """Return the message with a leading capital; an argument or a name at the start stays."""
         # Languages without capitals then need no separate translation.
         first = re.match(r"\{(\w+)\}", self.template)
         if first and (inner := self.arguments.get(first[1])) is not None:
             return self._with({first[1]: inner.capitalized()}) if isinstance(inner, Message) else self
-        return self._with({}, self.template[:1].upper() + self.template[1:])
+        is_name = re.match(r"\S*\w[._/\\]\w", self.template)  # flux_train.toml
+        return self if is_name else self._with({}, self.template[:1].upper() + self.template[1:])
 
     def _with(self, arguments: "Mapping[str, str | Message]", template: str | None = None) -> "Message":
         message = Message(self.template if template is None else template, **{**self.arguments, **arguments})

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from library.config.choice_words import word_of_choice
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 
@@ -61,6 +62,11 @@ class Option:
     @property
     def label(self) -> str:
         return self.hints.get("label") or self.name.replace("_", " ").capitalize()
+
+    def word(self, value: Any) -> str:
+        """Return a choice in words, any other value as its text."""
+        text = self.text(value)
+        return word_of_choice(text, self.hints.get("words", {})) if text in map(str, self.choices) else text
 
     @property
     def advanced(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from library.config.commented_toml import comments_on_top
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml, load_yaml, read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike
@@ -135,11 +136,11 @@ def _refuse_programs(settings: JsonMapping) -> None:
 
 
 def script_in_name(path: Path, configs: Configs) -> str:
-    """Return the script that a TOML file states in its first line, as our files do, or in its file name; else ""."""
+    """Return the script that a TOML file states in a comment at its top, as our files do, or in its file name; else
+    ""."""
     if path.suffix.lower() != ".toml":
         return ""
-    first_line = read_outside_text(path).partition("\n")[0]
-    named_scripts = re.findall(r"sd-scripts/(\w+)\.py", first_line) if first_line.startswith("#") else []
+    named_scripts = re.findall(r"sd-scripts/(\w+)\.py", "\n".join(comments_on_top(read_outside_text(path))))
     in_name = [script for script in sorted(configs, key=len, reverse=True) if script in path.stem]
     return next((script for script in [*named_scripts, *in_name] if script in configs), "")
 

@@ -229,6 +229,12 @@ def remove_entry(entry_id: str) -> QueueEntry:
     return entry
 
 
+def refuse_active(entry: QueueEntry) -> None:
+    """Raise ConfigError for an entry whose run is active."""
+    if state_of(entry)[0] in layout.ACTIVE:
+        raise ConfigError(Problem("", "{name} is running: stop it first.", name=entry.name, code=BUSY))
+
+
 def restore(entry_id: str) -> QueueEntry:
     """Put a removed entry back to where it was. Raises ConfigError if it is forgotten, or its name taken since."""
     with changing() as queue:

@@ -154,11 +154,12 @@ def _values_of_file(path: str, written: tuple[int, int, int]) -> JsonObject:
 def differences(before: JsonMapping, values: JsonMapping) -> tuple[Difference, ...]:
     """Return the options that differ, those that a training sets for itself first."""
     names = [name for name in {**values, **before} if name not in OWN_NAMES and before.get(name) != values.get(name)]
-    found = [Difference(name, _text(before.get(name)), _text(values.get(name))) for name in names]
+    found = [Difference(name, value_text(before.get(name)), value_text(values.get(name))) for name in names]
     return tuple(found[:MAX_DIFFERENCES])
 
 
-def _text(value: object) -> str | None:
+def value_text(value: object) -> str | None:
+    """Return a value of a config as text, of a path only its name; None for a value that is not set."""
     if value is None or isinstance(value, bool):
         return None if value is None else str(value).lower()
     if isinstance(value, list | tuple):

@@ -64,6 +64,12 @@ def add_pointer(folder: Path, facts: JsonMapping | None = None) -> None:
     layout.store(pointers / f"{folder.name}.json", {**copied, "folder": str(folder.absolute())})
 
 
+def forget_pointer(run_id: str) -> None:
+    """Remove the pointer to a run."""
+    if layout.is_run_id(run_id):
+        (data_folder() / "runs" / f"{run_id}.json").unlink(missing_ok=True)
+
+
 def working_without_folder(run_id: str) -> JsonObject:
     """Return the pointer's facts of a run whose process is alive although its folder was deleted; else empty."""
     pointer = layout.load_facts(data_folder() / "runs" / f"{run_id}.json") if layout.is_run_id(run_id) else {}

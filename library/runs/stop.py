@@ -102,6 +102,13 @@ def question_before(run: reader.RecordedRun, how: str) -> MessageLike:
     return Message(lost[what], time=duration_in_words(seconds))
 
 
+def refuse_ended(run: reader.RecordedRun) -> None:
+    """Raise ConfigError for a run that has ended."""
+    if not run.active:
+        template = "{run} has ended, so it takes no requests any more."
+        raise ConfigError(Problem("", template, run=run.id, code="busy"))
+
+
 def refuse_early_kill(run: reader.RecordedRun) -> None:
     """Raise ConfigError unless a run that should end hangs."""
     if not hangs(run):

@@ -1,16 +1,23 @@
 """HTTP under /api/v1: each operation of the schema answers as the schema says, and none without the token."""
 
+import json
 import re
 
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
 
+from kohya_gui.api import event_routes
 from kohya_gui.api.app import ApiV1
 from kohya_gui.api.building import build_api
 from kohya_gui.gradio_host.routes import Routes
 from kohya_gui.server.auth import AuthGate
+from library.check import isolated
 from library.runs import queue, start
+from library.runs.record import Record
+from tests.data import make
 
+SCRIPT = "flux_train_network"
 TOKEN = "a-token-of-at-least-128-bits-01234567"
 
 
@@ -30,7 +37,7 @@ def api(tmp_path, monkeypatch):
 
 def add(tmp_path, name):
     toml = f'output_dir = "{tmp_path.as_posix()}/out"\noutput_name = "{name}"\n'
-    return queue.add_to_queue(start.TrainingJob("flux_train_network", "FLUX.1 LoRA", name, f"{tmp_path}/out", toml))
+    return queue.add_to_queue(start.TrainingJob(SCRIPT, "FLUX.1 LoRA", name, f"{tmp_path}/out", toml))
 
 
 def operations(schema):
@@ -65,9 +72,26 @@ def mismatch(schemas, part, value, where="answer"):
     return next(filter(None, [mismatch(schemas, named[n], value[n], f"{where}.{n}") for n in named if n in value]), "")
 
 
-def examples(tmp_path):
+@pytest.fixture
+def run(tmp_path, api):
+    """An active run with a sample image, whose settings are those of a config."""
+    (tmp_path / "out").mkdir(exist_ok=True)
+    Image.new("RGB", (64, 48), "red").save(tmp_path / "out" / "fox.png")
+    with Record.start({"optim": {"learning_rate": 1e-4}}, SCRIPT, tmp_path / "out", "fox", "FLUX.1 LoRA") as record:
+        record.plan(9)
+        record.step({"step": 3, "loss": 0.25, "s_it": 1.5, "eta": 9.0})
+        record._write()
+        record.event("sample", file=str(tmp_path / "out" / "fox.png"), step=3, number=0, prompt="<b>a fox</b>")
+        yield record
+
+
+def examples(tmp_path, run):
     """For each operation, in this order: what stands in its path and its query, and its body."""
     first, other = add(tmp_path, "first"), add(tmp_path, "other")
+    make.folder(tmp_path / "images", "cats")
+    with Record.start({}, SCRIPT, tmp_path / "out", "dog") as dog:
+        dog.stopping("after_step")
+    training = {"script": SCRIPT, "toml": "seed = 7", "config": {"output_dir": str(tmp_path / "out")}}
     return {
         "list_queue": ({}, None),
         "pause_queue": ({}, {}),
@@ -78,6 +102,23 @@ def examples(tmp_path):
         "remove_entry": ({"entry": first.id}, {}),
         "restore_entry": ({"entry": first.id}, {}),
         "clear_queue": ({}, {}),
+        "add_entry": ({}, {**training, "config": {"output_dir": str(tmp_path / "out"), "output_name": "new"}}),
+        "check": ({}, training),
+        "import_config": ({}, {"name": "mine.toml", "text": "network_dim = 8", "script": SCRIPT}),
+        "list_presets": ({"family": "flux"}, None),
+        "show_preset": ({"family": "flux", "name": "lora-24gb"}, None),
+        "show_dataset": ({"folder": str(tmp_path / "images"), "count": 2}, None),
+        "list_runs": ({"state": "running"}, None),
+        "show_run": ({"run": run.id}, None),
+        "compare_runs": ({"run": [run.id, dog.id]}, None),
+        "list_samples": ({"run": run.id}, None),
+        "show_sample": ({"run": run.id, "place": 0, "small": True}, None),
+        "save_run": ({"run": run.id}, {}),
+        "sample_run": ({"run": run.id}, {}),
+        "stop_run": ({"run": run.id}, {"how": "after_step"}),
+        "resume_run": ({"run": dog.id}, {}),
+        "remove_run": ({"run": dog.id}, {"sure": True}),
+        "stream_events": ({"seconds": 0}, None),
     }
 
 
@@ -92,15 +133,20 @@ def ask(api, operation, places, body, **how):
     return api.request(method.upper(), path, params=query, json=body, **how)
 
 
-def test_each_operation_answers_as_the_schema_says_and_none_without_the_token(api, tmp_path):
+def test_each_operation_answers_as_the_schema_says_and_none_without_the_token(api, run, tmp_path, monkeypatch):
+    no_findings = lambda reading, launch: {"findings": [], "fit": {"peak": 9.5}, "steps": 9}  # noqa: E731
+    monkeypatch.setattr(isolated, "check_reading", no_findings)
+    monkeypatch.setattr(start, "begin_job", lambda job: "the-new-run")
     schema = api.get("/api/v1/openapi.json").json()
     known, schemas = operations(schema), schema["components"]["schemas"]
-    calls = examples(tmp_path)
+    calls = examples(tmp_path, run)
     assert set(calls) == set(known), "an example for each operation"
+    stranger = TestClient(api.app, "http://127.0.0.1")
+    wrong = {"Authorization": f"Bearer {TOKEN[::-1]}"}  # only once, as each guess makes the next answer slower
+    assert stranger.get("/api/v1/runs", headers=wrong).status_code == 401
     for name, (places, body) in calls.items():
-        for headers in ({"Authorization": ""}, {"Authorization": f"Bearer {TOKEN[::-1]}"}):
-            refused = ask(api, known[name], places, body, headers=headers)
-            assert refused.status_code == 401 and "token" in refused.json()["error"].lower(), name
+        refused = ask(stranger, known[name], places, body)
+        assert refused.status_code == 401 and "token" in refused.json()["error"].lower(), name
         answer = ask(api, known[name], places, body)
         documented = known[name][2]["responses"][str(answer.status_code)]["content"]
         assert answer.status_code == 200, (name, answer.text)
@@ -108,9 +154,11 @@ def test_each_operation_answers_as_the_schema_says_and_none_without_the_token(ap
             assert not mismatch(schemas, documented["application/json"]["schema"], answer.json()), name
 
 
-def test_mistakes_are_sentences_with_a_field_and_a_status(api, tmp_path):
+def test_mistakes_are_sentences_with_a_field_and_a_status(api, run, tmp_path, monkeypatch):
     entry = add(tmp_path, "fox").id
     move = f"/api/v1/queue/{entry}/move"
+    wrong = {"script": SCRIPT, "config": {"learning_rate": -5}}
+    monkeypatch.setattr(isolated, "check_reading", lambda reading, launch: {"findings": isolated.known(reading)})
     refusals = [
         (api.post("/api/v1/queue/gone/remove", json={}), 404, "", "not in the queue any more"),
         (api.post(move, json={"to": "soon"}), 422, "to", "to: Input should be a valid integer"),
@@ -121,9 +169,46 @@ def test_mistakes_are_sentences_with_a_field_and_a_status(api, tmp_path):
         (api.post(move, json={"to": 1, "pad": "x" * 5_000_000}), 413, "", "too large"),
         (api.get(move), 405, "", "does not take"),
         (api.get("/api/v1/nothing"), 404, "", "nothing here"),
+        (api.get("/api/v1/runs/..%2Fx"), 404, "", "nothing here"),
+        (api.get("/api/v1/runs/gone"), 404, "", "no run called gone"),
+        (api.get(f"/api/v1/runs/{run.id}/samples/1"), 404, "", "no such image"),
+        (api.post(f"/api/v1/runs/{run.id}/remove", json={"sure": True}), 409, "", "still running: stop it first"),
+        (api.get("/api/v1/datasets?folder=/etc"), 422, "folder", "/etc"),
+        (api.post("/api/v1/check", json={"script": "nope"}), 422, "script", "script: nope is no script"),
+        (api.post("/api/v1/queue/add", json=wrong), 422, "learning_rate", "learning_rate"),
     ]
     for answer, status, field, words in refusals:
         content = answer.json()
         assert (answer.status_code, content["field"]) == (status, field) and words in content["error"], content
     quiet = api.post("/api/v1/queue/gone/remove", json={}, headers={"Prefer": "status=200"})
     assert quiet.status_code == 200 and "not in the queue" in quiet.json()["error"]
+
+
+def test_a_stream_says_what_changes_and_continues_where_it_was_left(api, run, monkeypatch):
+    monkeypatch.setattr(event_routes, "EVENT_INTERVAL", 0.0)
+
+    def events(**headers):
+        text = api.get("/api/v1/events?seconds=0", headers=headers).text
+        blocks = [dict(line.split(": ", 1) for line in block.splitlines()) for block in text.split("\n\n") if block]
+        return [(block["event"], block["id"], json.loads(block["data"])) for block in blocks]
+
+    ((kind, last, now),) = events()
+    assert kind == "snapshot" and [(r["name"], r["steps_done"], r["loss"]) for r in now["runs"]] == [("fox", 3, 0.25)]
+    assert events(**{"Last-Event-ID": last}) == []
+    run.step({"step": 4, "loss": 0.2})
+    run._write()
+    queue.pause()
+    run.finish("finished")
+    changes = events(**{"Last-Event-ID": last})
+    assert [kind for kind, _, _ in changes] == ["run", "step", "queue"] and changes[0][2]["state"] == "finished"
+    assert [kind for kind, _, _ in events(**{"Last-Event-ID": changes[0][1]})] == ["step", "queue"]
+    assert [kind for kind, _, _ in events(**{"Last-Event-ID": "another-1"})] == ["snapshot"]
+    monkeypatch.setattr(event_routes, "MAX_STREAMS", 0)
+    assert api.get("/api/v1/events").status_code == 429
+
+
+def test_the_docs_are_one_page_without_scripts_or_other_sites(api):
+    page = api.get("/api/v1/docs").text
+    schema = api.get("/api/v1/openapi.json").json()
+    assert all(f'id="{name}"' in page for name in operations(schema))
+    assert not re.search(r"<script|<link|src=|https?://|@import", page)

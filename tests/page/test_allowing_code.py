@@ -95,6 +95,6 @@ def test_the_words_are_the_readers_own(ready, mark):
     ready.put(optimizer_type=NAMES["optimizer_type"], network_module="page_code.classes")
     ready.page.get_by_role("button", name="检查", exact=True).locator("visible=true").click()
     ready.page.locator(".message:visible .allow", has_text="允许").wait_for()
-    assert "network_module：page_code.classes" in ready.said()  # one colon instead of two
+    assert "网络模块：page_code.classes" in ready.said()  # one colon instead of two
     assert "page_code.classes.Own" in ready.said() and "Allow" not in ready.said() and not mark.exists()
     ready.page.locator("select.language").select_option("en")

@@ -78,7 +78,7 @@ def test_empty_form_reports_everything_that_is_missing(visit):
     visitor = visit()
     visitor.click("Train")
     visitor.until("2 problems to fix")
-    for words in ("Base model", "Image folder", "train_data_dir"):
+    for words in ("Base model is not set", "Image folder is not set"):
         assert words in visitor.said()
     marked = visitor.page.locator("#lora-train_data_dir").evaluate("e => getComputedStyle(e).borderColor")
     assert marked != visitor.page.locator("#lora-output_name").evaluate("e => getComputedStyle(e).borderColor")
@@ -117,7 +117,7 @@ def test_what_the_form_knows_is_reported_before_the_whole_check_is_done(visit, m
     visitor.page.wait_for_selector(".training:visible .bar > .said:empty", state="attached")
     done.set()
     visitor.until("the disk is full")
-    assert "2 problems to fix" in visitor.said() and "train_data_dir" not in visitor.said()
+    assert "2 problems to fix" in visitor.said() and "Image folder" not in visitor.said()
 
 
 def test_wrong_numbers_are_reported_together_and_a_click_leads_to_them(visit, tmp_path):
@@ -129,8 +129,8 @@ def test_wrong_numbers_are_reported_together_and_a_click_leads_to_them(visit, tm
     visitor.click("Loss")
     visitor.click("Train")
     visitor.until("5 problems to fix")
-    assert "train_batch_size needs a whole number; the default is 1" in visitor.said()
-    for words in ("max_train_steps must be at least 1, got -5", "learning_rate must be a number, got 'abc'", "huber_c"):
+    assert "Batch size needs a whole number; the default is 1" in visitor.said()
+    for words in ("Steps must be at least 1, got -5", "Learning rate must be a number, got 'abc'", "Huber threshold"):
         assert words in visitor.said()
     assert not visitor.page.locator("#lora-huber_c").is_visible()
     visitor.page.locator(".message .jump", has_text=re.compile("^Huber")).click()
@@ -209,7 +209,7 @@ def test_sizes_and_steps_of_a_list_are_typed_into_one_field(visit, tmp_path):
     visitor.until("3 problems to fix")
     for words in (
         "names the size 512 more than once",
-        "save_at_steps names 20 more than once",
+        "Save at steps names 20 more than once",
         "needs held-out images",
     ):
         assert words in visitor.said()

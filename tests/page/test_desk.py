@@ -85,7 +85,7 @@ def test_reports_while_typing(visit, demo, served):
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "lora-huber_c"
     assert page.locator(".field.found #lora-huber_c").is_visible()
-    visitor.until("No effect: Loss is neither huber nor smooth_l1", ".ineffective")
+    visitor.until("No effect: Loss is neither huber nor Smooth L1", ".ineffective")
     page.locator("#lora-loss_type").select_option("huber")
     page.locator(".field:not(.ineffective) > #lora-huber_c").wait_for()
     # A profile compiles, and says what that means; the rest of the form stays as it is written.
@@ -96,7 +96,7 @@ def test_reports_while_typing(visit, demo, served):
     page.locator("#lora-compile_autotune:checked").wait_for(state="attached")
     assert page.locator("#lora-learning_rate").input_value() == "1e-"
     page.locator(".message .undo").click()
-    visitor.until("The form is as it was before.")
+    visitor.until("Enable torch.compile: off again")
     page.locator("#lora-compile_autotune:not(:checked)").wait_for(state="attached")
     choose_models(visitor, demo.folder / "models" / "flux" / "tiny-flux1-dev.safetensors", served[1] / "chroma")
 

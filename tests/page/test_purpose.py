@@ -23,7 +23,7 @@ def test_a_form_begins_with_the_first_purpose_that_fits_and_says_what_it_sets():
     assert ["Learning rate", "0.0002"] in plain["sets"] and "15 to 50 images are usual" in str(plain["advice"])
     edit = start("flux/lora-kontext-24gb")
     assert edit["purpose"] == "edit" and [purpose for purpose, _ in edit["purposes"]] == ["edit"]
-    assert str(start("flux/lora-24gb")["elsewhere"]) == "Edit: choose another model first (kontext)."
+    assert str(start("flux/lora-24gb")["elsewhere"]) == "Edit: choose another model first (FLUX.1 Kontext)."
     assert edit["elsewhere"] == start("zimage/lora-16gb")["elsewhere"] == ""
     assert "edit" not in dict(start("flux/lora-24gb")["purposes"]) and "edit" in dict(
         start("flux_2/lora-8gb")["purposes"]

@@ -25,6 +25,7 @@ def test_entries_are_moved_copied_removed_and_stopped_with_a_way_back(visit, tmp
     visitor.until("Starts about", ".entry .when")
     assert "Seed 3 instead of 2" in row.inner_text()
 
+    page.locator(".queue").evaluate("queue => queue.scrollIntoView()")
     handle = row.locator(".handle").bounding_box()  # by the mouse, to the top
     first = page.locator(".entry[data-state=waiting]").first.bounding_box()
     page.mouse.move(handle["x"] + 5, handle["y"] + 5)

@@ -49,6 +49,9 @@ FORMS = (
     "models",
     "print_command",
     "sections",
+    "section_summary",
+    "text_editor",
+    "undo",
     "elements",
 )
 # What a translator keeps: options, values that are numbers or code, files.
@@ -342,7 +345,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
     visitor.fill(resolution="")
     page.get_by_role("button", name="开始训练", exact=True).locator("visible=true").click()
     visitor.until("需要修正 3 项")
-    assert "resolution：未设置" in visitor.said().replace(" ：", "：")
+    assert "分辨率：未设置" in visitor.said().replace(" ：", "：")
     visitor.fill(max_train_steps="-5")
     below = page.locator("#lora-max_train_steps-help", has_text="应为不小于 1 的数，现在是 -5")
     below.wait_for()

@@ -38,6 +38,7 @@ class Compile:
         "auto decides by the data set. true compiles once for all image sizes, false per size.",
         parse=switch,
         label="Dynamic sizes",
+        words={"true": "One graph for all sizes", "false": "One graph per size"},
     )
     compile_fullgraph: bool = opt(
         False, "Stop if a block cannot be compiled as one graph. For finding errors.", label="Full graph"
@@ -72,6 +73,7 @@ class Compile:
         "blocks",
         "blocks compiles quickest; model: one large graph; inner: without checkpointing inside.",
         label="Scope",
+        words={"model": "Whole model", "inner": "Inside of blocks"},
         advanced=True,
     )
     compile_blocks: str | None = opt(
@@ -105,6 +107,7 @@ class Compile:
         "Compile before the first step (true), during the first steps (beside) or when needed.",
         parse=switch,
         label="When to compile",
+        words={"true": "Before the first step", "beside": "During the first steps", "false": "When needed"},
         advanced=True,
     )
     compile_from_step: str | None = opt(

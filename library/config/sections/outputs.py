@@ -162,7 +162,10 @@ class FullSave(Save):
     only_safetensors: ClassVar[bool] = False  # whether other programs read no other format
 
     save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = opt(
-        None, "The format of the file or folder. Empty: the format of the base model.", label="File format"
+        None,
+        "The format of the file or folder. Empty: the format of the base model.",
+        label="File format",
+        words={"diffusers": "Diffusers folder", "diffusers_safetensors": "Diffusers folder of .safetensors"},
     )
     use_safetensors: bool = opt(False, "Write safetensors where no file format is chosen.", label="Prefer safetensors")
 

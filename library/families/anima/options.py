@@ -87,7 +87,9 @@ class AnimaFlow(sections.TransformerFlow):
     """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
-        "sigmoid", "How timesteps are sampled. sigmoid is usual."
+        "sigmoid",
+        "How timesteps are sampled. sigmoid is usual.",
+        words={"flux_shift": "FLUX shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(1.0)
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(

@@ -71,6 +71,7 @@ class FluxModel(sections.Model):
         "max",
         "T5 tokens read in a step: all, 256, or as the longest caption has. Fewer are faster.",
         label="T5 length in training",
+        words={"max": "All tokens", "256": "256 tokens", "longest": "As the longest caption"},
         advanced=True,
     )
     apply_t5_attn_mask: bool = opt(
@@ -91,7 +92,9 @@ class FluxModel(sections.Model):
         shown_with=options_naming(lambda variant: variant.guided),
     )
     model_type: Literal["flux", "krea", "kontext", "fill", "chroma"] = opt(
-        "flux", "The kind of the base model. flux: FLUX.1 dev, schnell and models made from them."
+        "flux",
+        "The kind of the base model. flux: FLUX.1 dev, schnell and models made from them.",
+        words={name: variant.title for name, variant in FLUX_VARIANTS.items()} | {"flux": "FLUX.1 dev, schnell"},
     )
 
     @property
@@ -205,7 +208,9 @@ class FluxFlow(sections.Flow):
     """The noise of a step, and the parametrization of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
-        "sigma", "How timesteps are sampled. shift, flux_shift and sigmoid are usual."
+        "sigma",
+        "How timesteps are sampled. shift, flux_shift and sigmoid are usual.",
+        words={"flux_shift": "FLUX shift"},
     )
     sigmoid_scale: float = opt(1.0, "Above 1 trains very low and very high timesteps more often. 1 is usual.", min=0.0)
     size_shift: ClassVar[str] = "flux_shift"

@@ -52,7 +52,15 @@ class Flux2Model(sections.Model):
         label="Text encoder",
     )
     model_version: Literal["klein-base-4b", "klein-base-9b", "klein-4b", "klein-9b", "dev"] | None = opt(
-        None, "Kleins without base are distilled. Empty: read from the file, a klein as its base model."
+        None,
+        "Kleins without base are distilled. Empty: read from the file, a klein as its base model.",
+        words={
+            "klein-base-4b": "FLUX.2 klein base 4B",
+            "klein-base-9b": "FLUX.2 klein base 9B",
+            "klein-4b": "FLUX.2 klein 4B",
+            "klein-9b": "FLUX.2 klein 9B",
+            "dev": "FLUX.2 dev",
+        },
     )
     vae_dtype: Literal["float32", "bfloat16"] = opt(
         "float32", "The number format of the VAE.", label="Number format of the VAE", advanced=True
@@ -69,7 +77,9 @@ class Flux2Flow(sections.TransformerFlow):
     """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux2_shift"] = opt(
-        "flux2_shift", "How timesteps are sampled. flux2_shift and shift are usual."
+        "flux2_shift",
+        "How timesteps are sampled. flux2_shift and shift are usual.",
+        words={"flux2_shift": "FLUX.2 shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(3.0)
     size_shift: ClassVar[str] = "flux2_shift"

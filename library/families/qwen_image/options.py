@@ -52,6 +52,8 @@ class QwenModel(sections.Model):
     model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] | None = opt(
         None,
         "original is Qwen-Image and Qwen-Image-2512; edit and the others see reference images.",
+        words={name: variant.title for name, variant in QWEN_VARIANTS.items()}
+        | {"original": "Qwen-Image, Qwen-Image-2512", "layered": "Qwen-Image-Layered"},
     )
 
     @property
@@ -116,7 +118,9 @@ class QwenFlow(sections.TransformerFlow):
     """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "qwen_shift"] = opt(
-        "qwen_shift", "How timesteps are sampled. qwen_shift and shift are usual."
+        "qwen_shift",
+        "How timesteps are sampled. qwen_shift and shift are usual.",
+        words={"qwen_shift": "Qwen shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(2.2)
 

@@ -53,7 +53,9 @@ class ZImageFlow(sections.TransformerFlow):
     """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
-        "shift", "How timesteps are sampled. shift and sigmoid are usual."
+        "shift",
+        "How timesteps are sampled. shift and sigmoid are usual.",
+        words={"flux_shift": "FLUX shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(2.0)
     size_shift: ClassVar[str] = "flux_shift"

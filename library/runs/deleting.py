@@ -1,0 +1,85 @@
+"""Delete a run that has ended: its record, and if wanted the models, states and samples that it has written."""
+
+import contextlib
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from library.config.problems import ConfigError, Message, Problem, counted, join_messages
+from library.runs import layout, reader, registry
+
+KINDS = ("saved", "sample")  # events that name files
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """What is deleted with a run."""
+
+    run: reader.RecordedRun
+    files: tuple[Path, ...]  # models, states (folders) and samples
+    kept: tuple[Path, ...]  # those that it has written, too, and that stay
+    size: int  # bytes of `files`
+
+    def sentence(self) -> Message:
+        """Return what is deleted, and what is not."""
+        template = "This deletes the record of {run} with its settings, curves and log in {folder}."
+        parts = [Message(template, run=self.run.id, folder=self.run.folder)]
+        if self.files:
+            files, size = counted(len(self.files), "file"), f"{self.size / 1e9:.2f}"
+            parts.append(Message("It deletes {files} with {size} GB that the run has written.", files=files, size=size))
+        if self.kept:
+            parts.append(Message("{files} that it has written stay.", files=counted(len(self.kept), "file")))
+        return join_messages(parts, " ")
+
+
+def plan_deletion(run: reader.RecordedRun, with_files: bool) -> Deletion:
+    """Return what would be deleted. Files that another run has written, too, stay. Raises ConfigError for a run that is
+    active, or whose folder is no record of a run.
+    """
+    if run.active:
+        template = "{run} is still {state}: stop it first."
+        raise ConfigError(Problem("", template, run=run.id, state=Message(run.state), code="busy"))
+    folder = run.folder
+    is_record = folder.parent.name == "runs" and (folder / layout.RUN).is_file() and not folder.is_symlink()
+    if not is_record:
+        raise ConfigError("{folder} does not look like the record of a run, so it is not deleted.", folder=folder)
+    written = list(dict.fromkeys(_written(run)))
+    others = {path for other in reader.runs() if other.id != run.id for path in _written(other)} if written else set()
+    files = [path for path in written if with_files and path not in others]
+    return Deletion(run, tuple(files), tuple(path for path in written if path not in files), sum(map(_size, files)))
+
+
+def _written(run: reader.RecordedRun) -> Iterator[Path]:
+    """The files and states that a run has recorded and that exist, below the folder that it writes to."""
+    home = Path(str(run.facts.get("output_dir") or run.folder.parent.parent)).resolve()
+    events = reader.progress(run.folder).update().events
+    for event in (event for kind in KINDS for event in events.get(kind, ())):
+        name = event.get("file")
+        if isinstance(name, str) and name:
+            path = Path(str(run.facts.get("folder") or ".")) / name
+            with contextlib.suppress(OSError, ValueError):
+                whole = path.resolve()
+                is_inside = whole.is_relative_to(home) and whole != home
+                if is_inside and not whole.is_relative_to(run.folder.resolve()) and whole.exists():
+                    yield whole
+
+
+def _size(path: Path) -> int:
+    members: Iterable[Path] = path.rglob("*") if path.is_dir() else (path,)
+    return sum(member.stat().st_size for member in members if member.is_file())
+
+
+def delete_run(deletion: Deletion) -> None:
+    """Delete what was planned. Raises ConfigError for what cannot be deleted; the record goes last."""
+    try:
+        for path in deletion.files:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        shutil.rmtree(deletion.run.folder)
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise ConfigError("{path} cannot be deleted ({why}).", path=error.filename or "", why=why) from error
+    registry.forget_pointer(deletion.run.id)

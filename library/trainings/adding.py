@@ -1,0 +1,52 @@
+"""Check a training and add it to the queue, for shell and HTTP."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from library.check import isolated
+from library.config.building import Reading
+from library.config.json_types import JsonMapping
+from library.config.problems import ConfigError, Message, MessageLike, Problem, problem_from_json
+from library.config.run_config import RunConfig
+from library.config.schema import options_of
+from library.runs import keys, queue, start
+
+UNCAPTIONED = "no image has a caption: write some, or say that it is meant"
+
+
+@dataclass(frozen=True)
+class Added:
+    """An entry of the queue, the sentence about it, and what the check remarks."""
+
+    entry: queue.QueueEntry
+    said: MessageLike
+    hints: tuple[MessageLike, ...]
+
+
+def check_and_add(
+    reading: Reading[Any], launch: JsonMapping, first: bool = False, without_captions: bool = False
+) -> Added:
+    """Add the training of a config to the queue. Raises ConfigError with all that is to be fixed, and if no image has a
+    caption, unless that is meant.
+    """
+    report = isolated.check_reading(reading, launch)
+    if findings := isolated.findings_to_fix(report):
+        raise ConfigError(*map(problem_from_json, findings))
+    if isolated.uncaptioned(report) and not without_captions:
+        raise ConfigError(Problem("", UNCAPTIONED, code="no_captions"))
+    config = reading.config
+    notes = keep_keys(config)
+    job = start.job(config, **{**launch, "mixed_precision": config.precision.mixed_precision})
+    entry = queue.add_to_queue(job, first, isolated.estimate_of(report))
+    hints = [problem_from_json(finding) for finding in report["findings"] if finding["verdict"] == "hint"]
+    return Added(entry, queue.queued_sentence(entry), (*notes, *hints))
+
+
+def keep_keys(config: RunConfig) -> list[MessageLike]:
+    """Store the tokens of a config in their own file, as the queue keeps none. Return a sentence for each new one."""
+    options = options_of(type(config))
+    values = {
+        name: getattr(getattr(config, options[name].section), name) for name in keys.ENVIRONMENT if name in options
+    }
+    template = "{name} is kept in {folder}, for you only, and is in no config."
+    return [Message(template, name=name, folder=keys.keys_file()) for name in keys.store_keys(values)]
