@@ -67,8 +67,6 @@ def finished_run(ground: Ground) -> None:
 def first_lora(hands: Hands, ground: Ground) -> None:
     hands.type(option(hands, MODEL), ground.model)
     hands.type(option(hands, "train_data_dir"), ground.images("first"))
-    hands.type(option(hands, "output_dir"), ground.folder / "first-out")
-    hands.type(option(hands, "output_name"), "zorb")
     hands.press("Train")
     hands.until("Started")
 
@@ -82,9 +80,8 @@ def import_config(hands: Hands, ground: Ground) -> None:
 def preset(hands: Hands, ground: Ground) -> None:
     hands.press("Presets")
     hands.click('.preset[data-preset="sdxl/lora-24gb"]')
-    hands.until("24 GB")
-    hands.press("Compare")
-    hands.page.locator("dialog[open] table, .comparing table").locator("visible=true").first.wait_for()
+    hands.click(".changes-made summary")
+    hands.page.locator(".changes-made tr").nth(3).wait_for()
 
 
 def find_setting(hands: Hands, ground: Ground) -> None:

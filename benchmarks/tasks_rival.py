@@ -169,7 +169,6 @@ def first_lora(hands: Hands, ground: Ground, rival: Rival) -> None:
     images = ground.images("k-first")
     hands.tab("LoRA")
     hands.type(labelled(hands, "Pretrained model name or path"), ground.model, "Enter")
-    hands.type(labelled(hands, "Trained Model output name"), "zorb", "Tab")
     hands.hit(hands.page.get_by_label("SDXL", exact=True))
     open_section(hands, "Dataset Preparation")  # its trainer wants folders whose names have the repeats
     hands.type(labelled(hands, "Instance prompt"), "zorb")

@@ -58,7 +58,7 @@ export async function compare(tab) {
 }
 
 /** @param {Comparison} comparison */
-function table({ first, second, rows }) {
+export function table({ first, second, rows }) {
   if (!rows.length) return make("p", {}, "No option differs.");
   const head = make("tr", {}, ["Option", first, second].map((text) => make("th", {}, text)));
   const body = rows.map(([name, label, firstValue, secondValue]) =>

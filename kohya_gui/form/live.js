@@ -6,7 +6,7 @@ import { ask } from "../server/http.js";
 import { pick } from "../server/picker.js";
 import { go } from "../server/addresses.js";
 import { makeCaches } from "./caches.js";
-import { compare } from "./compare.js";
+import { compare, table } from "./compare.js";
 import { sentOf, tell, tellError } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
@@ -188,7 +188,8 @@ async function preset(tab, id) {
         make("span", {}, remark),
         " ",
         make("button", { type: "button", className: "undo" }, "Undo")),
-      ...notes.map((note) => make("p", {}, note)));
+      ...notes.map((note) => make("p", {}, note)),
+      ...changesMade(answer.changes ?? []));
   } catch (error) {
     tellError(tab, error);
   }
