@@ -150,9 +150,7 @@ def measure_task(name: str, repeats: int, browser: Any, ours: str, rival: tasks_
         tasks_ours.settle()
         if rival and row.theirs and not isinstance(theirs, str):
             rival.forget()
-            timed(
-                browser, rival.address, tasks_rival.PAGE_READY, lambda h, g=ground: theirs(h, g, rival), row.theirs
-            )
+            timed(browser, rival.address, tasks_rival.PAGE_READY, lambda h, g=ground: theirs(h, g, rival), row.theirs)
             tasks_rival.settle(browser, rival)
     return row
 

@@ -81,7 +81,7 @@ def preset(hands: Hands, ground: Ground) -> None:
     hands.press("Presets")
     hands.click('.preset[data-preset="sdxl/lora-24gb"]')
     hands.click(".changes-made summary")
-    hands.page.locator(".changes-made tr").nth(3).wait_for()
+    hands.page.locator(".changes-made tr", has_text="gpu_memory_limit").wait_for()
 
 
 def find_setting(hands: Hands, ground: Ground) -> None:

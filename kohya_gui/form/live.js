@@ -195,6 +195,18 @@ async function preset(tab, id) {
   }
 }
 
+/**
+ * The settings that a preset has changed, folded.
+ * @param {import("./compare.js").Comparison["rows"]} rows
+ */
+function changesMade(rows) {
+  if (!rows.length) return [];
+  const title = say("{count} setting changed", { count: rows.length }, "{count} settings changed");
+  const first = translated("Before"), second = translated("After");
+  const differences = make("div", { className: "differences" }, table({ first, second, rows }));
+  return [make("details", { className: "changes-made" }, make("summary", {}, title), differences)];
+}
+
 /** @param {HTMLButtonElement} button */
 function fix(button) {
   if (button.dataset.leave) form.leaveOut(tabOf(button), button.dataset.leave.split(" "));
