@@ -84,11 +84,11 @@ def _list(arguments: argparse.Namespace) -> None:
     if not summaries:
         print("there are no runs" if arguments.state is None else f"no run is {arguments.state}")
         return None
-    shown.print_table(HEAD, [_cells(run) for run in summaries])
+    shown.print_table(RUN_COLUMNS, [_cells(run) for run in summaries])
     return None
 
 
-HEAD = ("name", "kind", "state", "steps", "loss", "speed", "left", "started", "id")
+RUN_COLUMNS = ("name", "kind", "state", "steps", "loss", "speed", "left", "started", "id")
 
 
 def _cells(run: overview.RunSummary) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     comparison = comparing.compare_runs([shown.find_run_named(name) for name in arguments.runs])
     if arguments.json:
         return shown.print_json(comparison)
-    shown.print_table(HEAD, [_cells(run) for run in comparison.runs])
+    shown.print_table(RUN_COLUMNS, [_cells(run) for run in comparison.runs])
     if not comparison.options:
         print("no setting differs")
         return None
