@@ -28,6 +28,7 @@ from benchmarks.screenshots import CHROMIUM, PROJECT_ROOT, WINDOW_SIZES, online
 from benchmarks.tasks_hands import Ground, Hands
 
 TIMEOUT_MS = 90_000  # the check before a training loads torch
+FORM_READY = "document.querySelector('form.settings')"
 BROWSER_FLAGS = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 TITLES = {
     "first": "Train a first LoRA from a folder of images and a model",
@@ -138,15 +139,14 @@ def timed(browser: Any, address: str, ready: str, task: Callable[[Hands], None],
 
 def measure_task(name: str, repeats: int, browser: Any, ours: str, rival: tasks_rival.Rival | None, at: Ground) -> Row:
     row = Row(name)
-    theirs = tasks_rival.TASKS[name]
+    own, theirs = tasks_ours.TASKS[name], tasks_rival.TASKS[name]
     row.theirs = Side(instead=theirs if isinstance(theirs, str) else "") if rival else None
     for repeat in range(repeats):
         ground = Ground(at.folder / f"{name}-{repeat}", at.model, at.pictures)
         ground.folder.mkdir()
         if name == "results":
             tasks_ours.finished_run(ground)
-        own_task = tasks_ours.TASKS[name]
-        timed(browser, ours, "document.querySelector('form.settings')", lambda h, g=ground: own_task(h, g), row.ours)
+        timed(browser, ours, FORM_READY, lambda hands, ground=ground: own(hands, ground), row.ours)
         tasks_ours.settle()
         if rival and row.theirs and not isinstance(theirs, str):
             rival.forget()

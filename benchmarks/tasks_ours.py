@@ -1,6 +1,5 @@
 """The daily tasks of benchmarks.tasks in this project's page."""
 
-import json
 import sys
 import time
 from collections.abc import Callable

@@ -285,7 +285,7 @@ REMARKS = {
     "first": "copies the images into folders of its own, with the repeats in their names; checks nothing of them",
     "preset": "takes the preset's values, and does not tell which changed; none is made for a size of memory",
     "find": "no search: one opens sections until the word is seen, here the right ones at once",
-    "mend": "the first message names no field; the second is in the server's log only, as a start without a screen has it",
+    "mend": "the first message names no field; the second is in the server's log only",
     "print": "the command is in the server's log only",
     "import": "what a file names is not checked",
     "resume": "possible as the config saved states; Stop kills the training, so it goes on from the last saved state",

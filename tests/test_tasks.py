@@ -39,7 +39,7 @@ def test_the_config_is_one_that_this_page_reads(tmp_path):
     assert json.loads(path.read_text())["network_dim"] == 16
     assert len(list((tmp_path / "cat-images" / "10_zorb toy").iterdir())) == 24
     imported = importers.import_file(path, {script: config_class(script) for script in RUNS})
-    assert imported.script == "sdxl_train_network"
+    assert imported.config.script == "sdxl_train_network"
 
 
 def test_counting_begins_again_where_a_task_does():

@@ -184,7 +184,7 @@ async function preset(tab, id) {
         make("b", {}, answer.title),
         " ",
         about,
-        " ",
+        " · ",
         make("span", {}, remark),
         " ",
         make("button", { type: "button", className: "undo" }, "Undo")),
