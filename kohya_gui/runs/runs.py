@@ -15,7 +15,7 @@ from kohya_gui.server import vendored
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
-from library.runs import export, keys, notes, overview, queue, removal, series, webhook
+from library.runs import export, keys, notes, overview, queue, series, unlisting, webhook
 
 MARKUP = Path(__file__).with_name("runs.html")
 MAX_OVERLAID = 8  # runs whose charts lie over each other
@@ -95,13 +95,13 @@ class RunsRoom:
             name = overview.summary(active).name
             raise ConfigError("{run} is still {state}: stop it first.", run=name, state=Message(active.state))
         for run_id in ids:
-            removal.remove_run(run_id)
+            unlisting.remove_run(run_id)
         return {"removed": ids}
 
     def restore(self, request: ApiRequest) -> JsonObject:
         """Put removed runs back."""
         for run_id in request.texts("runs")[:MAX_REMOVED]:
-            removal.restore_run(run_id)
+            unlisting.restore_run(run_id)
         return {}
 
     def show_folder(self, request: ApiRequest) -> JsonObject:

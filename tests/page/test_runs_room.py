@@ -6,7 +6,8 @@ import time
 
 from PIL import Image
 
-from library.runs import keys, layout, notes, registry
+from kohya_gui.runs import samples
+from library.runs import keys, layout, notes, reader, registry
 
 
 def recorded(home, name, rate, **facts):
@@ -134,3 +135,19 @@ def test_from_the_table_to_charts_samples_note_and_comparison(visit, tmp_path):
     visitor.click("Save address")
     visitor.until("Runs that end are sent there.", ".notices .answer")
     assert keys.stored_webhook() == "https://example.invalid/key"
+
+
+def test_a_resumed_run_shows_the_samples_that_it_goes_on_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    first = recorded(tmp_path, "first", 1e-4, started=time.time() - 900)
+    second = recorded(tmp_path, "second", 1e-4, resumes=first.name)
+    events = [json.loads(line) for line in (second / layout.PROGRESS).read_text().splitlines()]
+    later = [event for event in events if event["step"] > 40]  # resumed after step 40, with a sample after 60
+    (second / layout.PROGRESS).write_text("".join(json.dumps(event) + "\n" for event in later))
+    run = reader.find_run(second.name)
+    grid = samples.sample_grid(run)
+    assert grid["steps"] == [0, 30, 60] and len(grid["samples"]) == 6
+    for step in ("0", "60"):
+        answer = samples.serve({"run": run.id, "step": step, "number": "1"})
+        maker = "first" if step == "0" else "second"
+        assert answer.body == (tmp_path / maker / f"{maker}-{step}-1.png").read_bytes()
