@@ -118,12 +118,12 @@ def queue_ranks(hands: Hands, ground: Ground) -> None:
 
 
 def resume(hands: Hands, ground: Ground) -> None:
-    load(hands, ground.config("stopped", save_state=True))
+    load(hands, ground.config("stopped", save_state=True, max_train_steps=4000))
     hands.press("Train")
     hands.until("Started")
     hands.page.locator(".live .line", has_text="Step").first.wait_for()
     hands.start()
-    hands.click(".live [data-act=stop]")
+    hands.press("Stop after this step")
     hands.click(".live [data-act=resume]")
     hands.until("It resumes", ".live .answer")
 
