@@ -30,7 +30,7 @@ from benchmarks.tasks_hands import Ground, Hands
 TIMEOUT_MS = 90_000  # the check before a training loads torch
 FORM_READY = "document.querySelector('form.settings')"
 BROWSER_FLAGS = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-TITLES = {
+TASK_TITLES = {
     "first": "Train a first LoRA from a folder of images and a model",
     "import": "Load a JSON config of kohya_ss and train it",
     "preset": "Take another preset, and see what it changes",
@@ -59,7 +59,7 @@ class Side:
 
 
 @dataclass
-class Row:
+class TaskResult:
     name: str
     ours: Side = field(default_factory=Side)
     theirs: Side | None = None
@@ -68,30 +68,32 @@ class Row:
 # ---- the table
 
 
-def cells(side: Side | None) -> list[str]:
+def result_cells(side: Side | None) -> list[str]:
     if side is None:
         return ["", "", ""]
     if side.instead:
         return ["not possible", "", ""]
-    if not side.seconds:
-        return ["not measured", "", ""]
+    if not side.seconds:  # counted only, or not at all
+        return [str(side.clicks), str(side.fields), "-"] if side.clicks or side.fields else ["not measured", "", ""]
     spread = f" ({min(side.seconds):.1f}-{max(side.seconds):.1f})" if len(side.seconds) > 1 else ""
     return [str(side.clicks), str(side.fields), f"{side.typical:.1f}{spread}"]
 
 
-def table(rows: list[Row]) -> list[str]:
+def result_table(rows: list[TaskResult]) -> list[str]:
     """The lines of the table, with what is not possible in words below it."""
     lines = [
         "| task | clicks | fields | seconds | kohya_ss: clicks | fields | seconds |",
         "|---|---|---|---|---|---|---|",
     ]
-    lines += [f"| {' | '.join([TITLES[row.name], *cells(row.ours), *cells(row.theirs)])} |" for row in rows]
+    lines += [
+        f"| {' | '.join([TASK_TITLES[row.name], *result_cells(row.ours), *result_cells(row.theirs)])} |" for row in rows
+    ]
     beside = [row for row in rows if row.theirs]
     remarks = {row.name: row.theirs.instead or tasks_rival.REMARKS.get(row.name, "") for row in beside if row.theirs}
-    return [*lines, "", *(f"- {TITLES[name]}: {words}." for name, words in remarks.items() if words)]
+    return [*lines, "", *(f"- {TASK_TITLES[name]}: {words}." for name, words in remarks.items() if words)]
 
 
-def not_fewer(rows: list[Row]) -> list[str]:
+def not_fewer(rows: list[TaskResult]) -> list[str]:
     """Where this page takes as much as the other, or more."""
     found = []
     for row in rows:
@@ -111,7 +113,7 @@ def not_fewer(rows: list[Row]) -> list[str]:
 # ---- measuring
 
 
-def prepare(folder: Path) -> Ground:
+def prepare_ground(folder: Path) -> Ground:
     """The files of the tasks: a small model of the demo, and its pictures."""
     from library.demo.files import prepare_demo
 
@@ -119,7 +121,7 @@ def prepare(folder: Path) -> Ground:
     return Ground(folder, demo.models["sdxl"]["sdxl"], sorted(demo.images.rglob("*.png")))
 
 
-def timed(browser: Any, address: str, ready: str, task: Callable[[Hands], None], side: Side) -> None:
+def do_task(browser: Any, address: str, ready: str, task: Callable[[Hands], None], side: Side) -> None:
     """Do a task once on a page that is opened for it."""
     width, height = WINDOW_SIZES["desk"]
     context = browser.new_context(viewport={"width": width, "height": height})
@@ -137,8 +139,10 @@ def timed(browser: Any, address: str, ready: str, task: Callable[[Hands], None],
         context.close()
 
 
-def measure_task(name: str, repeats: int, browser: Any, ours: str, rival: tasks_rival.Rival | None, at: Ground) -> Row:
-    row = Row(name)
+def measure_task(
+    name: str, repeats: int, browser: Any, ours: str, rival: tasks_rival.Rival | None, at: Ground
+) -> TaskResult:
+    row = TaskResult(name)
     own, theirs = tasks_ours.TASKS[name], tasks_rival.TASKS[name]
     row.theirs = Side(instead=theirs if isinstance(theirs, str) else "") if rival else None
     for repeat in range(repeats):
@@ -146,33 +150,33 @@ def measure_task(name: str, repeats: int, browser: Any, ours: str, rival: tasks_
         ground.folder.mkdir()
         if name == "results":
             tasks_ours.finished_run(ground)
-        timed(browser, ours, FORM_READY, lambda hands, ground=ground: own(hands, ground), row.ours)
-        tasks_ours.settle()
+        do_task(browser, ours, FORM_READY, lambda hands, ground=ground: own(hands, ground), row.ours)
+        tasks_ours.stop_all()
         if rival and row.theirs and not isinstance(theirs, str):
             rival.forget()
-            timed(browser, rival.address, tasks_rival.PAGE_READY, lambda h, g=ground: theirs(h, g, rival), row.theirs)
-            tasks_rival.settle(browser, rival)
+            do_task(browser, rival.address, tasks_rival.PAGE_READY, lambda h, g=ground: theirs(h, g, rival), row.theirs)
+            tasks_rival.stop_rival(browser, rival)
     return row
 
 
-def measure(only: list[str], repeats: int, folder: Path, rival: tuple[Path, Path] | None) -> list[Row]:
+def measure_tasks(only: list[str], repeats: int, folder: Path, rival: tuple[Path, Path] | None) -> list[TaskResult]:
     from playwright.sync_api import sync_playwright
 
     from library.runs import queue, start
 
     start.starting = tasks_ours.stand_in
     queue.pause()  # its process would start real trainings
-    ground = prepare(folder)
+    ground = prepare_ground(folder)
     chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
     rows = []
     with ExitStack() as stack:
         address = stack.enter_context(online(folder))
-        server = stack.enter_context(tasks_rival.running(*rival, folder)) if rival else None
+        server = stack.enter_context(tasks_rival.rival_server(*rival, folder)) if rival else None
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=chromium, args=BROWSER_FLAGS)
-        for name in only or TITLES:
+        for name in only or TASK_TITLES:
             rows.append(measure_task(name, repeats, browser, address, server, ground))
-            print(table(rows[-1:])[2], flush=True)
+            print(result_table(rows[-1:])[2], flush=True)
         browser.close()
     return rows
 
@@ -187,7 +191,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Count the clicks, fields and seconds of ten daily tasks.")
     parser.add_argument("--rival", help="a checkout of kohya_ss and its Python, as PATH:PYTHON")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=list(TITLES), action="append", default=[])
+    parser.add_argument("--only", choices=list(TASK_TITLES), action="append", default=[])
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     asked = parser.parse_args()
@@ -199,8 +203,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tasks-") as made:
         folder = Path(made).resolve()
         os.environ["KOHYA_HOME"] = str(folder / "home")
-        rows = measure(asked.only, asked.repeats, folder, rival)
-    lines = table(rows) + ["", f"Not fewer here: {'; '.join(not_fewer(rows)) or 'nothing'}."]
+        rows = measure_tasks(asked.only, asked.repeats, folder, rival)
+    lines = result_table(rows) + ["", f"Not fewer here: {'; '.join(not_fewer(rows)) or 'nothing'}."]
     print("\n".join(lines))
     if asked.markdown:
         asked.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "pretrained_model_name_or_path"
-CAPTION = "a zorb toy on a red chair"
+FIRST_CAPTION = "a zorb toy on a red chair"
 MENDED = "a zorb toy"
 WAIT_SECONDS = 90.0
 VISIBLE = "visible=true"
@@ -88,7 +88,7 @@ class Ground:
         folder.mkdir(parents=True)
         for number in range(count):
             shutil.copy(self.pictures[number % len(self.pictures)], folder / f"{number:03}.png")
-            (folder / f"{number:03}.txt").write_text(f"{CAPTION}, number {number}", encoding="utf-8")
+            (folder / f"{number:03}.txt").write_text(f"{FIRST_CAPTION}, number {number}", encoding="utf-8")
         return folder
 
     def config(self, name: str, images: Path | None = None, **changes: Any) -> Path:

@@ -26,7 +26,7 @@ def load(hands: Hands, path: Path) -> None:
     hands.until(f"Loaded {path.name}")
 
 
-def settle() -> None:
+def stop_all() -> None:
     """Wait until no stand-in trains, so that the next task finds the device free."""
     from library.runs import queue, reader, stop
 
@@ -70,7 +70,7 @@ def first_lora(hands: Hands, ground: Ground) -> None:
     hands.until("Started")
 
 
-def import_config(hands: Hands, ground: Ground) -> None:
+def import_and_train(hands: Hands, ground: Ground) -> None:
     load(hands, ground.config("theirs"))
     hands.press("Train")
     hands.until("Started")
@@ -102,7 +102,7 @@ def mend(hands: Hands, ground: Ground) -> None:
     hands.until("Started")
 
 
-def print_command(hands: Hands, ground: Ground) -> None:
+def load_and_print(hands: Hands, ground: Ground) -> None:
     load(hands, ground.config("printed"))
     hands.press("Print command")
     hands.page.locator(".message pre").locator("visible=true").first.wait_for()
@@ -124,8 +124,9 @@ def resume(hands: Hands, ground: Ground) -> None:
     hands.page.locator(".live .line", has_text="Step").first.wait_for()
     hands.start()
     hands.press("Stop after this step")
+    stopped = hands.page.locator(".live .run").get_attribute("data-run")
     hands.click(".live [data-act=resume]")
-    hands.until("It resumes", ".live .answer")
+    hands.page.locator(f'.live .run[data-state="running"]:not([data-run="{stopped}"])').wait_for()
 
 
 def edit_caption(hands: Hands, ground: Ground) -> None:
@@ -139,7 +140,7 @@ def edit_caption(hands: Hands, ground: Ground) -> None:
     await_text(images / "000.txt", MENDED)
 
 
-def results(hands: Hands, ground: Ground) -> None:
+def see_results(hands: Hands, ground: Ground) -> None:
     hands.tab("Runs")
     hands.hit(hands.page.get_by_role("link", name="finished", exact=True))
     hands.page.locator('[data-chart="loss"] canvas').wait_for()
@@ -149,13 +150,13 @@ def results(hands: Hands, ground: Ground) -> None:
 Task = Callable[[Hands, Ground], None]
 TASKS: dict[str, Task] = {
     "first": first_lora,
-    "import": import_config,
+    "import": import_and_train,
     "preset": preset,
     "find": find_setting,
     "mend": mend,
-    "print": print_command,
+    "print": load_and_print,
     "queue": queue_ranks,
     "resume": resume,
     "caption": edit_caption,
-    "results": results,
+    "results": see_results,
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tasks_hands import CAPTION, MENDED, WAIT_SECONDS, Ground, Hands, await_text
+from benchmarks.tasks_hands import FIRST_CAPTION, MENDED, WAIT_SECONDS, Ground, Hands, await_text
 
 TIMEOUT_MS = 90_000
 START_SECONDS = 180.0
@@ -69,7 +69,7 @@ class Rival:
 
 
 @contextmanager
-def running(checkout: Path, python: Path, folder: Path) -> Iterator[Rival]:
+def rival_server(checkout: Path, python: Path, folder: Path) -> Iterator[Rival]:
     """kohya_ss's own server, with a stand-in for accelerate."""
     tools = folder / "tools"
     tools.mkdir()
@@ -135,7 +135,7 @@ def settled(hands: Hands) -> None:
     hands.began += 0.5  # for the last half second nothing happened
 
 
-def load(hands: Hands, path: Path) -> None:
+def load_in_rival(hands: Hands, path: Path) -> None:
     hands.tab("LoRA")
     open_section(hands, "Configuration")
     hands.type(labelled(hands, "Load/Save Config file"), path, "Enter")
@@ -147,7 +147,7 @@ def load(hands: Hands, path: Path) -> None:
     settled(hands)
 
 
-def settle(browser: Any, rival: Rival) -> None:
+def stop_rival(browser: Any, rival: Rival) -> None:
     """Stop what trains, so that the next task can start a training."""
     context = browser.new_context()
     page = context.new_page()
@@ -165,7 +165,7 @@ def settle(browser: Any, rival: Rival) -> None:
 # ---- the tasks: each is done on a page that was just opened
 
 
-def first_lora(hands: Hands, ground: Ground, rival: Rival) -> None:
+def rival_first_lora(hands: Hands, ground: Ground, rival: Rival) -> None:
     images = ground.images("k-first")
     hands.tab("LoRA")
     hands.type(labelled(hands, "Pretrained model name or path"), ground.model, "Enter")
@@ -186,13 +186,13 @@ def first_lora(hands: Hands, ground: Ground, rival: Rival) -> None:
     rival.until("training begins")
 
 
-def import_config(hands: Hands, ground: Ground, rival: Rival) -> None:
-    load(hands, ground.config("k-theirs"))
+def rival_import_config(hands: Hands, ground: Ground, rival: Rival) -> None:
+    load_in_rival(hands, ground.config("k-theirs"))
     hands.press("Start training")
     rival.until("training begins")
 
 
-def preset(hands: Hands, ground: Ground, rival: Rival) -> None:
+def rival_preset(hands: Hands, ground: Ground, rival: Rival) -> None:
     hands.tab("LoRA")
     open_section(hands, "Parameters")
     box = labelled(hands, "Presets")
@@ -203,17 +203,17 @@ def preset(hands: Hands, ground: Ground, rival: Rival) -> None:
     settled(hands)
 
 
-def find_setting(hands: Hands, ground: Ground, rival: Rival) -> None:
+def rival_find_setting(hands: Hands, ground: Ground, rival: Rival) -> None:
     hands.tab("LoRA")
     open_section(hands, "Parameters")
     open_section(hands, "Advanced")
     labelled(hands, "Noise offset").locator("visible=true").first.wait_for()
 
 
-def mend(hands: Hands, ground: Ground, rival: Rival) -> None:
+def rival_mend(hands: Hands, ground: Ground, rival: Rival) -> None:
     images = ground.images("k-mended/10_zorb toy").parent
     path = ground.config("k-wrong", images, learning_rate=2, pretrained_model_name_or_path="/gone.safetensors")
-    load(hands, path)
+    load_in_rival(hands, path)
     hands.start()
     hands.press("Start training")
     hands.page.get_by_text("greater than maximum value").first.wait_for()  # it does not say of what
@@ -228,14 +228,14 @@ def mend(hands: Hands, ground: Ground, rival: Rival) -> None:
     rival.until("training begins")
 
 
-def print_command(hands: Hands, ground: Ground, rival: Rival) -> None:
-    load(hands, ground.config("k-printed"))
+def rival_print_command(hands: Hands, ground: Ground, rival: Rival) -> None:
+    load_in_rival(hands, ground.config("k-printed"))
     hands.press("Print training command")
     rival.until("--config_file")
 
 
-def resume(hands: Hands, ground: Ground, rival: Rival) -> None:
-    load(hands, ground.config("k-stopped", save_state=True))
+def rival_resume(hands: Hands, ground: Ground, rival: Rival) -> None:
+    load_in_rival(hands, ground.config("k-stopped", save_state=True))
     hands.press("Start training")
     rival.until("step 2")
     hands.start()
@@ -250,7 +250,7 @@ def resume(hands: Hands, ground: Ground, rival: Rival) -> None:
     rival.until("training goes on from")
 
 
-def edit_caption(hands: Hands, ground: Ground, rival: Rival) -> None:
+def rival_edit_caption(hands: Hands, ground: Ground, rival: Rival) -> None:
     images = ground.images("k-captions")
     hands.tab("Utilities")
     hands.tab("Manual Captioning")
@@ -259,7 +259,7 @@ def edit_caption(hands: Hands, ground: Ground, rival: Rival) -> None:
     captions = hands.page.get_by_label("Captions")
     captions.locator("visible=true").first.wait_for()
     hands.page.wait_for_function(
-        "words => [...document.querySelectorAll('textarea')].some((e) => e.value.startsWith(words))", arg=CAPTION
+        "words => [...document.querySelectorAll('textarea')].some((e) => e.value.startsWith(words))", arg=FIRST_CAPTION
     )
     hands.write(captions, MENDED)
     await_text(images / "000.txt", MENDED)
@@ -268,15 +268,15 @@ def edit_caption(hands: Hands, ground: Ground, rival: Rival) -> None:
 Task = Callable[[Hands, Ground, Rival], None]
 # What its page cannot do is a sentence: what one does instead.
 TASKS: dict[str, Task | str] = {
-    "first": first_lora,
-    "import": import_config,
-    "preset": preset,
-    "find": find_setting,
-    "mend": mend,
-    "print": print_command,
+    "first": rival_first_lora,
+    "import": rival_import_config,
+    "preset": rival_preset,
+    "find": rival_find_setting,
+    "mend": rival_mend,
+    "print": rival_print_command,
     "queue": "no queue, and no second start while one trains: one waits for each end, and starts the next by hand",
-    "resume": resume,
-    "caption": edit_caption,
+    "resume": rival_resume,
+    "caption": rival_edit_caption,
     "results": "its page shows neither samples nor loss nor which file is best: one opens the folder of the results, "
     "and TensorBoard for the loss if a log folder was named before",
 }

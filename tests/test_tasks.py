@@ -9,22 +9,22 @@ from benchmarks.tasks_hands import Ground, Hands
 
 
 def test_every_task_has_both_sides():
-    assert len(tasks.TITLES) == 10
-    assert list(tasks_ours.TASKS) == list(tasks_rival.TASKS) == list(tasks.TITLES)
+    assert len(tasks.TASK_TITLES) == 10
+    assert list(tasks_ours.TASKS) == list(tasks_rival.TASKS) == list(tasks.TASK_TITLES)
     assert set(tasks_rival.REMARKS) <= {name for name, task in tasks_rival.TASKS.items() if callable(task)}
     assert all(task.strip() and not task.endswith(".") for task in tasks_rival.TASKS.values() if isinstance(task, str))
 
 
 def test_the_table_says_what_is_measured_and_what_is_not_fewer():
     rows = [
-        tasks.Row("find", tasks.Side(0, 1, [2.0, 1.0, 4.0]), tasks.Side(3, 0, [0.5])),
-        tasks.Row("queue", tasks.Side(2, 1, [3.0]), tasks.Side(instead="one waits")),
-        tasks.Row("print"),
+        tasks.TaskResult("find", tasks.Side(0, 1, [2.0, 1.0, 4.0]), tasks.Side(3, 0, [0.5])),
+        tasks.TaskResult("queue", tasks.Side(2, 1, [3.0]), tasks.Side(instead="one waits")),
+        tasks.TaskResult("print"),
     ]
-    lines = tasks.table(rows)
+    lines = tasks.result_table(rows)
     assert lines[2].endswith("| 0 | 1 | 2.0 (1.0-4.0) | 3 | 0 | 0.5 |")
     assert "| 2 | 1 | 3.0 | not possible |  |  |" in lines[3] and "not measured" in lines[4]
-    assert f"- {tasks.TITLES['queue']}: one waits." in lines
+    assert f"- {tasks.TASK_TITLES['queue']}: one waits." in lines
     assert tasks.not_fewer(rows) == ["find: fields (1 and 0)", "find: seconds (2 and 0.5)"]
     assert {line.count("|") for line in lines[:5]} == {8}
 
