@@ -179,7 +179,8 @@ class FormApi:
         form, submission = self._parse(request)
         config_class = form.configs[submission.family]
         # Mistakes elsewhere in the form do not prevent this.
-        valid_values = option_values(form.lenient_config(submission))
+        before = form.lenient_config(submission)
+        valid_values = option_values(before)
         form_values = {name: value for name, value in valid_values.items() if name in submission.values}
         if request.text("id") == start_preset.DEFAULTS:
             config = draft(
@@ -199,7 +200,9 @@ class FormApi:
             )
             start = self._start(form, chosen, situation)
             config, _ = recipes.apply_recipe(config, config, situation.purpose, 0, 1)
-            return {"fill": form.fill(config, start), "title": chosen.title, "text": start["text"], "notes": notes}
+            changes = compare.difference_rows(before, config)
+            filled = {"fill": form.fill(config, start), "changes": changes}
+            return filled | {"title": chosen.title, "text": start["text"], "notes": notes}
         profile_values = option_values(presets.apply(chosen, config_class, form_values, notes))
         # Whatever a profile does not set stays as typed, right or wrong.
         profile_values = {name: value for name, value in profile_values.items() if value != valid_values[name]}

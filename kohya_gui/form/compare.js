@@ -2,7 +2,9 @@
 import { translated } from "../i18n/words.js";
 import { make, makeButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { family } from "./inputs.js";
 import { closeButton, sentOf, tell, tellError } from "./messages.js";
+import { formOf, startOf } from "./page.js";
 
 /**
  * @typedef {{ first: string, second: string, rows: [string, string, string, string][] }} Comparison each row: name,
@@ -30,12 +32,23 @@ function makeSide(label, choices, chosen) {
   return { box: make("div", { className: "side" }, list, path, browse), value: () => list.value || path.value || " " };
 }
 
+/**
+ * What the form is most likely compared with: the newest run, or else the preset that it started from.
+ * @param {string} tab
+ * @param {[string, string][]} choices
+ */
+function counterpart(tab, choices) {
+  const where = formOf(tab), start = startOf(where, family(where)).id;
+  const preset = choices.findIndex(([, key]) => key === `preset:${start}`);
+  return preset > 0 && !choices[1]?.[1].startsWith("run:") ? preset : Math.min(1, choices.length - 1);
+}
+
 /** @param {string} tab */
 export async function compare(tab) {
   try {
     const { choices } = await ask("choices", { tab });
     const first = makeSide("Compare this", choices, 0);
-    const second = makeSide("with that", choices, Math.min(1, choices.length - 1));
+    const second = makeSide("with that", choices, counterpart(tab, choices));
     const answer = make("div", { className: "differences" });
     const go = makeButton(
       "Compare",
@@ -58,7 +71,7 @@ export async function compare(tab) {
 }
 
 /** @param {Comparison} comparison */
-function table({ first, second, rows }) {
+export function table({ first, second, rows }) {
   if (!rows.length) return make("p", {}, "No option differs.");
   const head = make("tr", {}, ["Option", first, second].map((text) => make("th", {}, text)));
   const body = rows.map(([name, label, firstValue, secondValue]) =>

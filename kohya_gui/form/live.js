@@ -6,7 +6,7 @@ import { ask } from "../server/http.js";
 import { pick } from "../server/picker.js";
 import { go } from "../server/addresses.js";
 import { makeCaches } from "./caches.js";
-import { compare } from "./compare.js";
+import { compare, table } from "./compare.js";
 import { sentOf, tell, tellError } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
@@ -184,14 +184,27 @@ async function preset(tab, id) {
         make("b", {}, answer.title),
         " ",
         about,
-        " ",
+        " · ",
         make("span", {}, remark),
         " ",
         make("button", { type: "button", className: "undo" }, "Undo")),
-      ...notes.map((note) => make("p", {}, note)));
+      ...notes.map((note) => make("p", {}, note)),
+      ...changesMade(answer.changes ?? []));
   } catch (error) {
     tellError(tab, error);
   }
+}
+
+/**
+ * The settings that a preset has changed, folded.
+ * @param {import("./compare.js").Comparison["rows"]} rows
+ */
+function changesMade(rows) {
+  if (!rows.length) return [];
+  const title = say("{count} setting changed", { count: rows.length }, "{count} settings changed");
+  const first = translated("Before"), second = translated("After");
+  const differences = make("div", { className: "differences" }, table({ first, second, rows }));
+  return [make("details", { className: "changes-made" }, make("summary", {}, title), differences)];
 }
 
 /** @param {HTMLButtonElement} button */
