@@ -199,12 +199,17 @@ def comment(config: RunConfig) -> str:
 
 
 def suggestion(config: RunConfig) -> Path:
-    """A free path for a config, beside its result: named after the result, the family and what is trained."""
+    """A free path for a config: its usual one, with a number if that is taken."""
+    return kept_file.free_path(usual_path(config))
+
+
+def usual_path(config: RunConfig) -> Path:
+    """The path of a config beside its result: named after the result, the family and what is trained."""
     if not config.save.output_dir:
         raise ConfigError("config file: write where to save it, such as ~/kohya/cat.toml")
     words = [config.save.output_name or "", config.family, config.kind]
     name = "-".join(word for at, word in enumerate(words) if word and word not in "-".join(words[:at]))
-    return kept_file.free_path(Path(config.save.output_dir).expanduser() / f"{name}.toml")
+    return Path(config.save.output_dir).expanduser() / f"{name}.toml"
 
 
 def is_of_compiling(option: Option) -> bool:

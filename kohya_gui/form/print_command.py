@@ -64,11 +64,11 @@ def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path
     """
     named = strip_pasted(where)
     try:
-        path = paths.config_file(named or presets.suggestion(config), roots)
+        path = paths.config_file(named or str(presets.usual_path(config)), roots)
     except ConfigError:
         if named:
             raise
-        return Path(expand_home(presets.suggestion(config))).absolute(), False  # out of the page's reach
+        return presets.usual_path(config).absolute(), False  # out of the page's reach
     first = path
     for number in count(2):
         if not os.path.lexists(path):

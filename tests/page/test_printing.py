@@ -63,7 +63,7 @@ def trained(config, where, root):
 
 
 def test_nothing_saved_yet_is_offered_beside_the_result(config, root):
-    assert trained(config, "", root) == root / "my out" / "cat.toml"
+    assert trained(config, "", root) == root / "my out" / "cat-sdxl-lora.toml"
 
 
 def test_a_loaded_file_is_named_as_long_as_it_says_the_same(config, root):
@@ -147,7 +147,7 @@ def test_the_button_writes_configs_only_and_only_new_files_below_the_roots(confi
 def test_file_without_read_permission_counts_as_missing(config, root):
     elsewhere = root / "allowed"
     words, _, offered = shown(config, "", elsewhere)
-    assert offered[0] == words[-1] == str(root / "my out" / "cat.toml")
+    assert offered[0] == words[-1] == str(root / "my out" / "cat-sdxl-lora.toml")
     with pytest.raises(ConfigError, match="outside"):
         print_command.printed(config, "/etc/cat.toml", {}, [], [elsewhere])
 
@@ -220,8 +220,8 @@ def test_what_is_loaded_imported_uploaded_or_edited_is_what_the_command_trains(v
     place.fill(str(root / "fox.json"))
     visitor.click("Load config")
     visitor.until("Loaded fox.json")
-    check("theirs/fox.toml")
+    check("theirs/fox-sdxl-lora.toml")
     (tmp_path / "up.toml").write_text((root / "dog.toml").read_text(encoding="utf-8"), encoding="utf-16")
     visitor.page.locator("input[type=file]").locator("nth=0").set_input_files(tmp_path / "up.toml")
     visitor.until("Loaded up.toml")
-    check("results/dog.toml")
+    check("results/dog-sdxl-lora.toml")
