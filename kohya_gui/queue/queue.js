@@ -212,9 +212,9 @@ function focusAgain(where, key, at) {
 
 /** @param {Listing} found */
 function summary({ entries, waiting, paused, halted, gpus }) {
-  if (!entries.length)
+  if (!entries.length && !paused)
     return translated(EMPTY);
-  if (halted)
+  if (halted && waiting)
     return say("The queue is halted, as the computer or its process ended. {trainings} left.", {
       trainings: count(waiting, "training"),
     });
@@ -247,7 +247,7 @@ function switches({ entries, waiting, paused, halted, go_on: goOn }) {
   const controls = [];
   const button = (/** @type {string} */ text, /** @type {string} */ path, kind = "") =>
     makeButton(translated(text), () => change(path), { className: kind, "data-key": path });
-  if (paused || halted) controls.push(button("Continue", "resume", "primary"));
+  if (paused || (halted && waiting)) controls.push(button("Continue", "resume", "primary"));
   else if (waiting || entries.some(isBusy)) controls.push(button("Pause", "pause"));
   if (entries.some((entry) => !entry.waits && !isBusy(entry))) controls.push(button("Clear what has ended", "clear"));
   const box = make("input", { type: "checkbox", checked: goOn, "data-key": "after" });

@@ -33,7 +33,7 @@ def test_rare_settings_names_tabs_and_the_data_set_tab(visit, served):
     visitor.click("Save as")
     name = page.locator("dialog.picker input").filter(visible=True).last
     page.wait_for_function(
-        "() => [...document.querySelectorAll('dialog.picker input')].some((e) => e.value === 'cat.toml')"
+        "() => [...document.querySelectorAll('dialog.picker input')].some((e) => e.value === 'cat-sdxl-lora.toml')"
     )
     assert name
     page.keyboard.press("Escape")
