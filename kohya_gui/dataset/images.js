@@ -1,4 +1,4 @@
-// The data set tab: a folder's images page by page, their captions, and changes that can be undone.
+// The room Data: a folder's images page by page, their captions, and changes that can be undone.
 import { count, progressOf, say } from "../i18n/sentences.js";
 import { addressOf, note, register } from "../server/addresses.js";
 import { all, find, hit, isBox, isField, make, makeButton, setValue, showMessage } from "../server/elements.js";

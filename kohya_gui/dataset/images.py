@@ -1,4 +1,4 @@
-"""The data set tab: the images and captions of a folder, and changes that can be undone.
+"""The room Data: the images and captions of a folder, and changes that can be undone.
 
 Every request is JSON (json_api.py) and names its folder; what the server remembers of a folder is only a cache. Long
 work runs on a thread, and the browser polls for its progress.

@@ -1,4 +1,4 @@
-// The panels of the data set tab: tags, automatic captions, folder preparation; and the large view of an image.
+// The panels of the room Data: tags, automatic captions, folder preparation; and the large view of an image.
 import { count, say } from "../i18n/sentences.js";
 import { all, find, make, makeButton } from "../server/elements.js";
 import { ask } from "../server/http.js";

@@ -1,4 +1,4 @@
-// The source of the data set tab's images: one folder, or everything that a training tab's form names, one row each.
+// The source of the room Data's images: one folder, or everything that a training tab's form names, one row each.
 import * as form from "../form/page.js";
 import { count, say } from "../i18n/sentences.js";
 import { all, fieldValue, find, hit, isBox, isField, make, makeButton, setValue } from "../server/elements.js";

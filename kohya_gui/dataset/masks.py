@@ -1,4 +1,4 @@
-"""Masks in the data set tab: shown over the images, painted by hand, and undone."""
+"""Masks in the room Data: shown over the images, painted by hand, and undone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The settings of the data set tab: its fields, and the config that results from them and a training tab's form."""
+"""The settings of the room Data: its fields, and the config that results from them and a training tab's form."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -243,7 +243,7 @@ function anyway(button) {
 }
 
 /**
- * Show the images of a tab's form in the data set tab.
+ * Show the images of a tab's form in the room Data.
  * @param {string} tab
  */
 export async function showImages(tab) {

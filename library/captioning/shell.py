@@ -46,7 +46,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     """Return the parser of the options, from which the page also builds its form."""
     parser = kind(
         "kohya caption",
-        description="Caption images with a model. The page's data set tab shows and can undo what was written.",
+        description="Caption images with a model. The page's room Data shows and can undo what was written.",
     )
     ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "tags by a WD14 tagger (model.onnx and selected_tags.csv in a folder)"
