@@ -91,12 +91,12 @@ def test_masks_wide_heads_and_float32_are_left_to_pytorch(calls):
 def test_a_training_with_pictures_by_another_kernel_is_the_same(demo, squares, tmp_path, calls):  # noqa: F811
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
-    values = {"train_data_dir": squares, "max_train_steps": 3, "seed": 5, "mixed_precision": "bf16"}
+    values = {"train_data_dir": squares, "max_train_steps": 2, "seed": 5, "mixed_precision": "bf16"}
     values |= {"compile": True, "compile_backend": "eager", "compile_blocks": "single:0"}
     samples = {"sample_every_n_steps": 1, "sample_prompts": prompts}
     done = {
         kernel: train(config_of(demo, FLUX, output_dir=tmp_path / kernel, **values, **samples, sample_attention=kernel))
-        for kernel in ("auto", "math", "sage")
+        for kernel in ("auto", "sage")
     }
     assert calls and not any(each.events("sample_failed") for each in done.values())
     first = done["auto"]
