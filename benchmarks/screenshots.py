@@ -133,6 +133,7 @@ def check_messages(page: Page, demo: Any) -> None:
 
 
 def show_images(page: Page, demo: Any) -> None:
+    page.locator("#images-tab").select_option("lora")  # the form with the demo's folder; the last one open is chosen
     page.get_by_role("button", name="Use this tab's settings").click()
     page.wait_for_function("[...document.querySelectorAll('.images article img')].some((i) => i.naturalWidth > 0)")
 
