@@ -100,7 +100,7 @@ class Sampling(Sample):
     )
     sample_attention: Literal["auto", "cudnn", "flash", "efficient", "math", "flash3", "flash4", "sage"] = opt(
         "auto",
-        "The attention kernel of sample images. auto: that of training. sage: SageAttention, without masks.",
+        "The attention kernel of sample images. auto: as in training. sage: needs SageAttention.",
         label="Attention for samples",
         advanced=True,
     )
