@@ -30,3 +30,10 @@ from library.config.sections.transformers import (
     network_module,
     reference_folder,
 )
+from library.config.sections.unets import (
+    UnetAdapterCache,
+    UnetCompile,
+    UnetEmbeddingCache,
+    UnetFullCache,
+    UnetNetwork,
+)
