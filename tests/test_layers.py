@@ -61,8 +61,8 @@ MAY_IMPORT = {
     **{f"{family}.facts": ("library.families.facts", f"{family}.variants") for family in FAMILIES},
     **{
         f"{family}.network_args": (
-            *(*BOTTOM, "library.families.shared.network_args"),
-            "library.families.shared.unet_network_args",
+            *(*BOTTOM, "library.families.shared.network_args", "library.families.shared.unet_network_args"),
+            *("library.families.facts", f"{family}.facts"),
         )
         for family in FAMILIES
     },

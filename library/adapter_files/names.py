@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from library import families
-from library.adapter_files.foreign import foreign_model
+from library.adapter_files.foreign import CROSS_ATTENTION, foreign_model
 from library.config.problems import ConfigError, either
 from library.families.shared.lora_names import LoraNames
 
@@ -243,10 +243,12 @@ def _path(name: str) -> str:
 
 
 def _has_sizes(lora_names: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
-    """Return whether every layer's ratio of outputs to inputs matches this family."""
+    """Return whether every layer's ratio of outputs to inputs, and the width of text, match this family."""
     for name, (inputs, outputs) in sizes.items():
         path = _path(name)
         if any(path.endswith(end) and outputs != ratio * inputs for end, ratio in lora_names.ratios.items()):
+            return False
+        if lora_names.cross_attention and CROSS_ATTENTION.search(path) and inputs != lora_names.cross_attention:
             return False
     return True
 

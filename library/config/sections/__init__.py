@@ -35,5 +35,6 @@ from library.config.sections.unets import (
     UnetCompile,
     UnetEmbeddingCache,
     UnetFullCache,
+    UnetFullSteps,
     UnetNetwork,
 )

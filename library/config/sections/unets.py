@@ -7,9 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
+from library.config.schema import opt
 from library.config.sections.adapters import Network
 from library.config.sections.caching import Cache
 from library.config.sections.compiling import Compile
+from library.config.sections.learning import Steps
 from library.config.sections.transformers import network_module
 
 
@@ -83,3 +85,10 @@ class UnetEmbeddingCache(Cache):
                 also="cache_text_encoder_outputs_to_disk",
                 fix={"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False},
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnetFullSteps(Steps):
+    """Length of the training, and which parts are trained."""
+
+    train_text_encoder: bool = opt(False, "Train the text encoders too.", label="Train text encoders")

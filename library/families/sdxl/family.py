@@ -78,6 +78,12 @@ class SdxlFamily(UnetFamily):
     def other_tensors(self, components: ModelComponents) -> dict[str, Tensor]:
         return {keys.LOGIT_SCALE: torch.tensor(keys.FULL_LOGIT_SCALE), **UnetFamily.other_tensors(self, components)}
 
+    def is_read(self, part: str, path: str, layers: int) -> bool:
+        """Return whether a parameter of a text encoder affects its output: CLIP-L is read before its last layer,
+        without the final norm.
+        """
+        return part != "clip_l" or not path.startswith((f"encoder.layers.{layers - 1}.", "final_layer_norm."))
+
     def controlled_layers(self, denoiser: nn.Module) -> Iterator[tuple[str, int]]:
         """Yield self-attention's queries, keys and values and cross-attention's queries in the down and mid blocks."""
         for path, _ in denoiser.named_modules():

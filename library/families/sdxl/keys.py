@@ -127,6 +127,8 @@ class SdxlLoraNames(LoraNames):
         "base_model.model.": "denoiser",
     }
     trees: ClassVar[tuple[str, ...]] = (*BLOCK_PREFIXES, *DIFFUSERS_BLOCKS)
+    marks: ClassVar[str] = r"^(input|output|down|up|mid|middle)_block.*\.transformer_blocks\.[1-9]"
+    cross_attention: ClassVar[int] = 2048
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te2_text_model", "text_encoder_2.text_model")
     version_word: ClassVar[str] = "xl"
     shared: ClassVar[SharedForm] = SharedForm("kohya", is_peft=False)

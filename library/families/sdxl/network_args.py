@@ -25,7 +25,7 @@ class SdxlArgs(UnetArgs):
     """`networks.lora`: SDXL."""
 
     group_sizes: ClassVar[tuple[int, int, int]] = (DOWN, MID, UP)
-    last_blocks: ClassVar[int] = 1
+    outer_blocks: ClassVar[tuple[int, int]] = (1, 1)
     presets: ClassVar[tuple[LayerPreset, ...]] = (
         LayerPreset("All blocks", "Every attention block of the U-Net learns.", {}),
         LayerPreset(

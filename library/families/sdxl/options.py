@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from library import families
@@ -63,6 +64,10 @@ class SdxlFrozenPrecision(sections.FrozenPrecision):
 class SdxlFullOptim(sections.FullOptim):
     """Rates for the parts of the model."""
 
+    encoder_rates: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
+    )
+
     learning_rate_te1: float | None = opt(
         None,
         "The learning rate of the first text encoder. 0 freezes it. Empty: the learning rate.",
@@ -92,13 +97,6 @@ class SdxlFullOptim(sections.FullOptim):
         yield from sections.FullOptim.check(self, run)
         if self.block_lrs and len(self.block_lrs) != 23:
             yield Problem("block_lr", "needs 23 rates with commas between, got {count}", count=len(self.block_lrs))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlFullSteps(sections.Steps):
-    """Length of the training, and which parts are trained."""
-
-    train_text_encoder: bool = opt(False, "Train the text encoders too.", label="Train text encoders")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +141,7 @@ class SdxlTrain(SdxlRun, sections.FullRun):
 
     cache: sections.UnetFullCache = define_section(sections.UnetFullCache)
     optim: SdxlFullOptim = define_section(SdxlFullOptim)
-    steps: SdxlFullSteps = define_section(SdxlFullSteps)
+    steps: sections.UnetFullSteps = define_section(sections.UnetFullSteps)
 
     @property
     def trains_whole_encoders(self) -> bool:

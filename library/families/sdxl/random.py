@@ -108,15 +108,11 @@ def network_tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSize
     return random_unets.random_tensors(make_networks(sizes, CLIP_WORDS if sizes == FULL else words), seed, dtype)
 
 
-# Compiling all kinds of U-Net blocks takes minutes on a CPU; these take seconds, and do most of the work.
-COMPILE_BLOCKS_LINE = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
-
-
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     """Return the tables of a demo TOML for a model with random weights."""
     return {
         "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
-        "compile": [COMPILE_BLOCKS_LINE],
+        "compile": [random_unets.COMPILE_BLOCKS_LINE],
     }
 
 

@@ -19,6 +19,8 @@ from library.files import write_atomic
 from library.imports import without_optional
 
 Parts = dict[str, dict[str, Tensor]]
+# Compiling all kinds of U-Net blocks takes minutes on a CPU; these take seconds, and do most of the work.
+COMPILE_BLOCKS_LINE = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
 
 
 def random_unet(widths: Sequence[int], depth: Sequence[int], heads: int | None, others: Mapping[str, Any]) -> nn.Module:

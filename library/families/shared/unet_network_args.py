@@ -1,5 +1,6 @@
 """`--network_args` of a LoRA in the U-Net of Stable Diffusion: ranks and learning rates by blocks."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -43,15 +44,13 @@ def up_factors(count: int) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnetArgs(NetworkArgs):
-    """Ranks and learning rates by blocks as the file format counts them: embeddings, input, middle and output blocks,
-    and where there is one, the last.
-    """
+    """Ranks and learning rates by blocks, as sd-scripts counts them."""
 
     convolutions: ClassVar[bool] = True
     block_arguments: ClassVar[tuple[str, ...]] = ("down_lr_weight", "mid_lr_weight", "up_lr_weight")
     block_language: ClassVar[str] = "factors"
     group_sizes: ClassVar[tuple[int, int, int]]  # input, middle and output blocks
-    last_blocks: ClassVar[int]  # blocks after the output blocks
+    outer_blocks: ClassVar[tuple[int, int]] = (0, 0)  # blocks before the input blocks and after the output blocks
 
     # Each family declares these again, as their texts name the number of its blocks.
     block_dims: tuple[int, ...] = block_dims(1)
@@ -76,7 +75,7 @@ class UnetArgs(NetworkArgs):
 
     @property
     def num_blocks(self) -> int:
-        return 1 + sum(self.group_sizes) + self.last_blocks
+        return sum(self.group_sizes) + sum(self.outer_blocks)
 
     @property
     def _factor_lists(self) -> list[tuple[str, int]]:
@@ -117,16 +116,16 @@ class UnetArgs(NetworkArgs):
             return ()
         factors = [f for text, length in self._factor_lists for f in block_factors(text, length)]
         kept = (f if f > self.block_lr_zero_threshold else 0.0 for f in factors)
-        return (1.0, *kept, *(1.0,) * self.last_blocks)
+        first, last = self.outer_blocks
+        return (*(1.0,) * first, *kept, *(1.0,) * last)
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
-        """Return the factors by block; rank or factor 0 means no adapters. The embeddings and the last block have no
-        group.
-        """
+        """Return the factors by block; rank or factor 0 means no adapters. Outer blocks have no group."""
         factors = self.block_weights or (1.0,) * self.num_blocks
         learns = self.block_dims or (1,) * self.num_blocks
-        trained = iter([factor if rank else 0.0 for factor, rank in zip(factors, learns, strict=True)][1:])
-        return [[next(trained) for _ in range(count)] for count in counts]
+        trained = [factor if rank else 0.0 for factor, rank in zip(factors, learns, strict=True)]
+        starts = itertools.accumulate(self.group_sizes, initial=self.outer_blocks[0])
+        return [trained[start : start + count] for start, count in zip(starts, counts, strict=False)]
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
         adapts_convolutions = self.conv_dim is not None or self.conv_block_dims
