@@ -22,6 +22,7 @@ class Tab:
 
     @property
     def configs(self) -> dict[str, type]:
+        """The config of each family that it trains."""
         config_classes = (config_class(script) for script in RUNS)
         of_kind = (config for config in config_classes if config.kind == self.kind)
         return {config.family: config for config in of_kind if self.id in (config.tabs or (self.id,))}

@@ -175,6 +175,9 @@ def find_lora_family(
     possible = [family for family in possible if not of_other_tree(names, family)] or possible
     readings = {family: reading for family in possible if (reading := _parse_names(names, family))}
     if len(possible) > 1 and not any(lora_names_of(family).version_word in _base(metadata) for family in possible):
+        readings = {
+            family: reading for family, reading in readings.items() if not lora_names_of(family).needs_evidence
+        } or readings
         if len({*readings.values()}) > 1:
             titles = either([families.facts_of(family).title for family in readings])
             raise ConfigError(

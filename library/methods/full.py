@@ -118,7 +118,7 @@ def _denoiser_groups(components: ModelComponents, family: Family, config: RunCon
 def _encoder_groups(components: ModelComponents, family: Family, config: RunConfig) -> Iterator[dict[str, Any]]:
     if not config.trains_whole_encoders:
         return
-    for name, option in config.optim.encoder_rates.items():
+    for name, option in config.encoder_rates.items():
         if (encoder := components.encoders.get(name)) is None:
             continue
         encoder_rate = getattr(config.optim, option)

@@ -174,7 +174,7 @@ def test_a_whole_model_may_have_the_rank_of_a_lora_in_its_file():
     [
         ({"model_family": ""}, "names no model in model_family"),
         ({"model_family": "wan"}, "Wan"),
-        ({"model_family": "sd1x"}, r"Stable Diffusion 1\.5"),
+        ({"model_family": "sd2x"}, "Stable Diffusion 2"),
         ({"model_family": "ltxvideo2"}, "LTX 2"),
         ({"model_family": "brandnew"}, "brandnew"),
         ({"controlnet": True}, "ControlNet"),

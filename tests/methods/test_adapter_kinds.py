@@ -135,4 +135,5 @@ def test_groups_of_blocks_are_those_of_the_published_models():
         "qwen_image": [60],
         "zimage": [30],
         "anima": [28],
+        "sd15": [12, 1, 12],
     }

@@ -157,6 +157,7 @@ BOTH_READ = {
     "qwen_image": ("diffusion_model.transformer_blocks.", "lora_A.weight lora_B.weight alpha"),
     "zimage": ("diffusion_model.layers.", "lora_down.weight lora_up.weight alpha"),
     "anima": ("diffusion_model.blocks.", "lora_A.weight lora_B.weight"),
+    "sd15": ("lora_unet_down_blocks_", "lora_down.weight lora_up.weight alpha"),
 }
 LAYERS = {  # for each family one of every kind of layer that it adapts: kohya's name, outputs and inputs
     "sdxl": {"input_blocks_4_1_proj_in": (8, 8), "input_blocks_4_1_transformer_blocks_0_attn1_to_q": (8, 8)},
@@ -169,6 +170,10 @@ LAYERS = {  # for each family one of every kind of layer that it adapts: kohya's
     "qwen_image": {"transformer_blocks_0_attn_to_q": (8, 8), "transformer_blocks_30_img_mlp_net_0_proj": (32, 8)},
     "zimage": {"layers_0_attention_to_q": (8, 8), "layers_0_feed_forward_w1": (32, 8)},
     "anima": {"blocks_0_self_attn_q_proj": (8, 8), "blocks_0_mlp_layer1": (32, 8)},
+    "sd15": {
+        "down_blocks_0_attentions_0_proj_in": (8, 8),
+        "down_blocks_1_attentions_0_transformer_blocks_0_attn1_to_q": (8, 8),
+    },
 }
 
 

@@ -120,7 +120,7 @@ def test_the_choice_is_told_with_its_numbers():
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_sizes_of_every_familys_matrices_are_found(family):
     """From random text outputs in its own shapes, which a benchmark's steps are given as well."""
-    subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
+    subject = subjects.FamilySubject(families.lora_script(family), {"mixed_precision": "no"}, "tiny")
     device, config = torch.device("cpu"), subject.config({})
     trainable = subject.make(config, device)
     answer = subject.predict(trainable, 64, device)(trainable.components.denoiser)

@@ -1,10 +1,9 @@
 """Optimizer, learning rates, length and validation."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Literal
 
 from library.config.fixes import exclusive, other_optimizer
 from library.config.problems import Problem, option_name, together
@@ -269,9 +268,6 @@ def _no_accumulation(name: str) -> Problem:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullOptim(Optim):
     """Like `Optim`, with options that save memory in full trainings."""
-
-    # Text encoder that can be trained -> the option of its learning rate.
-    encoder_rates: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     fused_optimizer_groups: int | None = opt(
         None,

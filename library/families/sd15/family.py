@@ -1,7 +1,7 @@
 """SD 1.5 as a family: the conditions of its U-Net, from one text encoder."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from library.config.problems import Problem
 from library.families.base import LatentCache, ModelComponents, TextCache
 from library.families.sd15 import keys, model
-from library.families.sd15.folder import FOLDER
+from library.families.sd15.folder import SD15_FOLDER
 from library.families.sd15.options import Sd15DreamBooth, Sd15Finetune, Sd15Lora, Sd15TextualInversion
 from library.families.shared import tokenizers
 from library.families.shared.clip_conditions import encode_chunks, merge_chunks
@@ -24,7 +24,7 @@ class Sd15Family(UnetFamily):
 
     name = "sd15"
     checkpoints = model.CHECKPOINTS
-    folder = FOLDER
+    folder = SD15_FOLDER
     tokenizer_places = {"clip_l": (tokenizers.CLIP_L, "tokenizer")}
     config: Sd15Lora | Sd15Finetune | Sd15DreamBooth | Sd15TextualInversion
     latent_cache = LatentCache(suffix="_sd.npz", keyed_by_size=False)
@@ -56,7 +56,7 @@ class Sd15Family(UnetFamily):
         encoded, factors = encode_chunks(encoder, tokenizer, captions, chunks, None, weighted)
         skip, hidden = self.config.model.clip_skip or 1, encoded.last_hidden_state
         if skip > 1:
-            text_model = getattr(encoder, "text_model", encoder)  # transformers 5 has no such level
+            text_model: Any = getattr(encoder, "text_model", encoder)  # transformers 5 has no such level
             hidden = text_model.final_layer_norm(encoded.hidden_states[-skip])
         return {"hidden_state": merge_chunks(hidden, chunks, factors)}
 

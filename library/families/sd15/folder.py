@@ -14,7 +14,7 @@ def usual_scheduler() -> Any:
     return PNDMScheduler(**options, skip_prk_steps=True, steps_offset=1)
 
 
-FOLDER = PipelineFolder(
+SD15_FOLDER = PipelineFolder(
     "StableDiffusionPipeline",
     {"clip_l": ("text_encoder", "CLIPTextModel", "tokenizer")},
     usual_scheduler,

@@ -27,7 +27,7 @@ SINGLE_FILE_PREFIXES = {
 }
 LAYOUT = Layout(attention=(True, True, True, False))
 ENCODER_LAYERS = "text_model.encoder.layers."
-LARGE = re.compile(r"\.(conv|conv1|conv2)$|^conv_(in|out)$")
+LARGE_CONVOLUTION = re.compile(r"\.(conv|conv1|conv2)$|^conv_(in|out)$")
 
 
 def _with_full_paths(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,8 +58,8 @@ class Sd15LoraNames(LoraNames):
     marks: ClassVar[str] = (
         r"^((input_blocks\.[12]|output_blocks\.(9|1[01]))\.1|(down_blocks\.0|up_blocks\.3)\.attentions)\."
     )
+    needs_evidence: ClassVar[bool] = True
     cross_attention: ClassVar[int] = 768
-    elsewhere: ClassVar[str] = r"^lora_unet_(input_blocks|middle_block|output_blocks)_"
     version_word: ClassVar[str] = "v1"
     shared: ClassVar[SharedForm] = SharedForm("kohya", is_peft=False)
     mergeable: ClassVar[tuple[str, ...]] = (SD15_CHECKPOINT, UNET_ALONE)
@@ -69,9 +69,10 @@ class Sd15LoraNames(LoraNames):
         return (replace_prefix(path, inverse(unet_table(LAYOUT))) if path.startswith(BLOCK_PREFIXES) else path), 0, 1
 
     def is_large_conv(self, path: str) -> bool:
-        return LARGE.search(path) is not None
+        return LARGE_CONVOLUTION.search(path) is not None
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
+        """Locate a weight in the single file."""
         if part not in SINGLE_FILE_PREFIXES:
             return None
         path = replace_prefix(path, unet_table(LAYOUT)) if part == "denoiser" else path

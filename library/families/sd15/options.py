@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from library import families
@@ -25,7 +24,7 @@ class Sd15Model(sections.Model):
 
     clip_skip: int | None = opt(
         None,
-        "Which layer of the text encoder is read, from the end. Empty: the last; anime models: often 2.",
+        "The text encoder's layer that is read, from the end. Empty: 1; anime models: 2.",
         label="CLIP skip",
         min=1,
         max=12,
@@ -58,8 +57,6 @@ class Sd15DreamBoothCache(sections.Cache):
 class Sd15FullOptim(sections.FullOptim):
     """Rates for the parts of the model."""
 
-    encoder_rates: ClassVar[Mapping[str, str]] = MappingProxyType({"clip_l": "learning_rate_te"})
-
     learning_rate_te: float | None = opt(
         None,
         "The learning rate of the text encoder. 0 freezes it. Empty: the learning rate.",
@@ -74,7 +71,7 @@ class Sd15DreamBoothSteps(sections.Steps):
 
     stop_text_encoder_training: int | None = opt(
         None,
-        "The step after which the text encoder stays as it is. Empty: trained to the end; -1: never trained.",
+        "The last step that trains the text encoder. Empty: to the end; -1: never.",
         label="Stop text encoder training",
         min=NEVER,
         usual=NEVER,
@@ -129,6 +126,7 @@ class Sd15Lora(Sd15Run, sections.AdapterRun):
 class Sd15FullRun(Sd15Run, sections.FullRun):
     """What trainings of the whole model share."""
 
+    encoder_rates: ClassVar[Mapping[str, str]] = {"clip_l": "learning_rate_te"}
     foreign: ClassVar[Mapping[str, str]] = {"block_lr": "it is for the blocks of another model"}
 
     optim: Sd15FullOptim = define_section(Sd15FullOptim)

@@ -14,7 +14,7 @@ def usual_scheduler() -> Any:
     return EulerDiscreteScheduler(**options, steps_offset=1, timestep_spacing="leading")
 
 
-FOLDER = PipelineFolder(
+SDXL_FOLDER = PipelineFolder(
     "StableDiffusionXLPipeline",
     {
         "clip_l": ("text_encoder", "CLIPTextModel", "tokenizer"),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 from library import families
@@ -63,10 +62,6 @@ class SdxlFrozenPrecision(sections.FrozenPrecision):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlFullOptim(sections.FullOptim):
     """Rates for the parts of the model."""
-
-    encoder_rates: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
-    )
 
     learning_rate_te1: float | None = opt(
         None,
@@ -138,6 +133,7 @@ class SdxlTrain(SdxlRun, sections.FullRun):
 
     script: ClassVar[str] = "sdxl_train"
     title: ClassVar[str] = "SDXL fine-tune"
+    encoder_rates: ClassVar[Mapping[str, str]] = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
 
     cache: sections.UnetFullCache = define_section(sections.UnetFullCache)
     optim: SdxlFullOptim = define_section(SdxlFullOptim)
