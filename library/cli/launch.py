@@ -95,10 +95,9 @@ def script_of_toml(path: Path) -> str:
     if len(fitting) > 1:  # prefer the family whose own files are named
         shared = set[str].intersection(*(options_by_script[script] for script in fitting))
         fitting = [script for script in fitting if _has_its_files(config_class(script), telling, shared)]
+        fitting = _with_family_of_model(fitting, values.get(MODEL_OPTION), shared)
     if len(fitting) > 1:  # exclude scripts that reject the value of an option
         fitting = [script for script in fitting if not read_layers(config_class(script), [Layer(values)]).wrong]
-    if len({config_class(script).family for script in fitting}) > 1:
-        fitting = _with_family_of_model(fitting, values.get(MODEL_OPTION), shared)
     if len(fitting) != 1:
         template = "the training script cannot be told from {path}: name it, {runs}"
         raise ConfigError(template, path=path, runs=", ".join(RUNS))
@@ -118,7 +117,7 @@ def _with_family_of_model(scripts: list[str], model: object, shared: set[str]) -
     if isinstance(model, str) and Path(model).exists():
         with contextlib.suppress(ConfigError, OSError):
             family = recognition.recognise_file(Path(model)).family
-    if not family and all(_has_its_files(config_class(script), set(), shared) for script in scripts):
+    if not family and scripts and all(_has_its_files(config_class(script), set(), shared) for script in scripts):
         family = config_class(scripts[0]).family
     return [script for script in scripts if config_class(script).family == family] or scripts
 

@@ -149,7 +149,8 @@ def find_best_script(settings: JsonMapping, configs: Configs, preferred: Sequenc
     if chosen := next((script for script in preferred if script in fitting), ""):
         return chosen
     if len(fitting) > 1:
-        # FLUX.1 needs options for its own files, so a file without any of them is for SDXL, or what its model's name says.
+        # FLUX.1 needs options for its own files. A file without any of them is for SDXL, unless its model's name says
+        # otherwise.
         named = _family_of_name(settings) or "sdxl"
         fitting = [script for script in fitting if family_of_script(script) == named] or fitting
     if len(fitting) > 1:
