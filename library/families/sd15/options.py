@@ -83,7 +83,7 @@ class Sd15DreamBoothSteps(sections.Steps):
         if (self.stop_text_encoder_training or 0) > 0 and (early := run.optim.stepped_early):
             yield Problem(
                 "stop_text_encoder_training",
-                "cannot be used with {early}, which steps weights within the backward pass: switch one of them off",
+                "cannot be used with {early}, which updates weights within the backward pass: switch one of them off",
                 early=early,
                 also=early,
                 fix={"stop_text_encoder_training": None},

@@ -158,7 +158,8 @@ class UnetCheckpoints:
             )
         for part, names in parts.items():
             if not names and not (part == "vae" and vae):
-                fix = "give a VAE with --vae" if part == "vae" else f"choose a complete {title} checkpoint"
+                fix = Message("choose a complete {title} checkpoint", title=title)
+                fix = Message("give a VAE with --vae") if part == "vae" else fix
                 return Message("{path} holds no {blame}: {advice}", path=path, blame=self.blame[part], advice=fix)
         return self.misfit(path, {short: shapes[name] for short, name in parts["denoiser"].items()})
 
