@@ -18,7 +18,9 @@ from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_numb
 from library.importers.result import KeyOutcome
 
 FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
-ONLY = Message("this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima")
+ONLY = Message(
+    "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image, Anima and SD 1.5"
+)
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCK_COUNTS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
