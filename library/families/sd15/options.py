@@ -103,7 +103,7 @@ class Sd15Run:
 
     family: ClassVar[str] = "sd15"
     script_with = staticmethod(families.script_with)
-    grid: ClassVar[int] = 64
+    grid: ClassVar[int] = 32
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
 
     model: Sd15Model = define_section(Sd15Model)
