@@ -23,7 +23,8 @@ def sources(tmp_path_factory):
     return images, write_references(images, folder / "controls")
 
 
-@pytest.mark.parametrize("script", RUNS)
+# Of one U-Net only: both encode and draw alike.
+@pytest.mark.parametrize("script", [script for script in RUNS if families.config_class(script).family != "sd15"])
 def test_sizes_and_variants_of_captions_train_and_resume(demo, sources, tmp_path, script):
     """On disk and in memory alike; a resumed training draws the same sizes, variants and empty captions."""
     kind = families.config_class(script)

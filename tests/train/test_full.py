@@ -202,7 +202,8 @@ def test_small_rates_are_not_lost(full, demo):
 
 def test_dreambooth_trains_the_text_encoder_up_to_its_step(demo, squares, tmp_path):
     values = {"max_train_steps": 3, "stop_text_encoder_training": 1, "save_every_n_steps": 1, "learning_rate": 1e-2}
-    training.trained(demo, squares, "train_db", tmp_path, output_name="m", **values)
+    values |= {"train_data_dir": squares, "output_dir": tmp_path, "output_name": "m", "mixed_precision": "no"}
+    training.train(training.config_of(demo, "train_db", **values))
     first, last = (load_file(tmp_path / name) for name in ("m-step00000001.safetensors", "m.safetensors"))
     start = load_file(training.config_of(demo, "train_db").model.pretrained_model_name_or_path)
     encoder = of(first, "cond_stage_model.")
