@@ -95,7 +95,8 @@ def script_of_toml(path: Path) -> str:
     if len(fitting) > 1:  # prefer the family whose own files are named
         shared = set[str].intersection(*(options_by_script[script] for script in fitting))
         fitting = [script for script in fitting if _has_its_files(config_class(script), telling, shared)]
-        fitting = _with_family_of_model(fitting, values.get(MODEL_OPTION), shared)
+        of_all = set[str].intersection(*options_by_script.values())
+        fitting = _with_family_of_model(fitting, values.get(MODEL_OPTION), of_all)
     if len(fitting) > 1:  # exclude scripts that reject the value of an option
         fitting = [script for script in fitting if not read_layers(config_class(script), [Layer(values)]).wrong]
     if len(fitting) != 1:
@@ -109,15 +110,15 @@ def _has_its_files(config: type[RunConfig], set_options: set[str], shared: set[s
     return not file_options or bool(file_options & set_options)
 
 
-def _with_family_of_model(scripts: list[str], model: object, shared: set[str]) -> list[str]:
+def _with_family_of_model(scripts: list[str], model: object, of_all: set[str]) -> list[str]:
     """Return the scripts for the base model if its file is on this machine, else those of the first family, if none of
-    these families has files of its own.
+    these families has options for files that are not `of_all`.
     """
     family = ""
     if isinstance(model, str) and Path(model).exists():
         with contextlib.suppress(ConfigError, OSError):
             family = recognition.recognise_file(Path(model)).family
-    if not family and scripts and all(_has_its_files(config_class(script), set(), shared) for script in scripts):
+    if not family and scripts and all(_has_its_files(config_class(script), set(), of_all) for script in scripts):
         family = config_class(scripts[0]).family
     return [script for script in scripts if config_class(script).family == family] or scripts
 
