@@ -40,7 +40,7 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
         return ""
     shown = "".join(_row(run, number, events) for number, events in sorted(rows.items()))
     title = (
-        "<h3>Samples <small>click one to compare it with another step</small>"
+        "<h3><span>Samples <small>click one to compare it with another step</small></span>"
         f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
     )
     return f'<section class="samples">{title}{_cost_html(progress)}{shown}</section>'
@@ -68,10 +68,11 @@ def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
         return ""
     width, height = sheet.size
     address = html.escape("own/learned?" + urlencode({"run": run.id}))
+    clear = html.escape("own/learned?" + urlencode({"run": run.id, "clear": 1}))
     about = "The samples at the start, halfway and at the end of the training"
     return (
         f'<section class="learned"><h3>What it has learned <a href="{address}" download="{html.escape(run.id)}.png">'
-        f'Save this picture</a></h3><img src="{address}" alt="{about}" width="{width}" height="{height}" loading="lazy"'
+        f'Save this picture</a></h3><img src="{clear}" alt="{about}" width="{width}" height="{height}" loading="lazy"'
         ' decoding="async"></section>'
     )
 
@@ -136,7 +137,7 @@ def show_learned(query: Mapping[str, str]) -> Response:
         return None
 
     png = io.BytesIO()
-    draw_sheet(sheet, opened).save(png, "PNG")
+    draw_sheet(sheet, opened, bool(query.get("clear"))).save(png, "PNG")
     return Response(png.getvalue(), media_type="image/png", headers=CACHE_HEADERS | {"cache-control": "no-cache"})
 
 

@@ -99,7 +99,10 @@ function timesOf({ waits, start, end, state }) {
 function differencesOf({ form, differences }) {
   if (!differences.length)
     return make("small", {}, translated(form ? "Same settings as the form" : "All settings at their defaults"));
-  const texts = differences.map(({ option, before, value }) => {
+  // Those with a value on both sides say more than what a form does not name yet, such as its images.
+  const isOneSided = (/** @type {Difference} */ { before, value }) => Number(before === null || value === null);
+  const ordered = [...differences].sort((a, b) => isOneSided(a) - isOneSided(b));
+  const texts = ordered.map(({ option, before, value }) => {
     const from = before ?? translated("the default"), to = value ?? translated("the default");
     return make("span", {}, sayOption("{option} {value} instead of {before}", option, { value: to, before: from }));
   });
