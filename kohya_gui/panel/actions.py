@@ -83,7 +83,7 @@ def _can_be_tried(run: reader.RecordedRun) -> bool:
 class RunActions:
     """What the panel asks for and /api/v1 does not have: settings as a form shows them, and files to download.
 
-    Nothing that it is sent is trusted.
+    It trusts nothing that it receives.
     """
 
     def __init__(self, forms: Mapping[str, SettingsForm]) -> None:

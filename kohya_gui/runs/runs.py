@@ -23,7 +23,7 @@ CHUNK = 2**18  # bytes of an export that are sent at once
 
 class RunsRoom:
     """What the room asks for and /api/v1 does not have: parts of a page, settings in the words of a form, files to
-    download, and what only the computer itself may do. Nothing that it is sent is trusted.
+    download, and what only the computer itself may do. It trusts nothing that it receives.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
@@ -76,7 +76,9 @@ class RunsRoom:
         said = ""
         if act == "store":
             webhook.store_address(request.text("address"))
-            said = "Runs that end are sent there." if keys.stored_webhook() else "No address is told when a run ends."
+            said = (
+                "A message goes there when a run ends." if keys.stored_webhook() else "Nothing is sent when a run ends."
+            )
         elif act == "test":
             webhook.send(webhook.checked_address(request.text("address")), webhook.trial_event())
             said = "The test has arrived."
