@@ -33,7 +33,7 @@ def build_api(roots: Sequence[Path], root_path: str = "") -> FastAPI:
     )
     # Before the queue's own routes, as "add" would be taken for an entry there.
     routers = (config_routes.router(roots), queue_routes.router(), run_routes.router(), dataset_routes.router(roots))
-    for router in (*routers, sample_routes.router(), event_routes.router()):
+    for router in (*routers, sample_routes.sample_router(), event_routes.router()):
         api.include_router(router, prefix=PREFIX)
 
     @api.get(f"{PREFIX}/docs", include_in_schema=False)

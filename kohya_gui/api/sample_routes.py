@@ -33,7 +33,7 @@ class SampleList(Answer):
     samples: list[SampleImage]
 
 
-def router() -> APIRouter:
+def sample_router() -> APIRouter:
     """Return the routes of sample images."""
     routes, address = APIRouter(prefix="/runs", tags=["runs"]), "/{run}/samples"
 

@@ -8,7 +8,7 @@ from typing import Never
 
 from library.runs import keys, reader, webhook
 
-PERIOD = 5.0  # seconds between two looks
+WATCH_PERIOD = 5.0  # seconds between two looks
 
 
 class RunWatch:
@@ -34,7 +34,7 @@ def watch_forever() -> Never:
             watch.look()
         else:
             watch = RunWatch()
-        time.sleep(PERIOD)
+        time.sleep(WATCH_PERIOD)
 
 
 def tell_ends_since(start: float) -> None:

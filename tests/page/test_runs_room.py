@@ -126,7 +126,7 @@ def test_from_the_table_to_charts_samples_note_and_comparison(visit, tmp_path):
     page.locator(".runs-table", has_text="<i>good</i>").wait_for()
     compare_and_remove(visitor)
     page.goto(f"{visitor.address}#runs/never-was")
-    page.locator("#top .notices", has_text="not there any more: never-was").wait_for()
+    page.locator("#top .notices", has_text="no longer exists: never-was").wait_for()
     assert page.locator(".runs-table").is_visible()
     page.get_by_text("Notifications", exact=True).click()
     page.get_by_label("Address of a webhook").fill("file:///etc/passwd")
