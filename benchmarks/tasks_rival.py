@@ -127,8 +127,8 @@ def settled(hands: Hands) -> None:
     """Wait until the page does nothing any more: what is clicked earlier takes values that are about to change."""
     hands.page.evaluate("""() => new Promise((done) => {
       let last = performance.now();
-      const ofToast = ({ target }) => (target instanceof Element ? target : target.parentElement)?.closest(".toast-wrap");
-      const watch = new MutationObserver((all) => { if (!all.every(ofToast)) last = performance.now(); });  // they tick
+      const ticks = ({ target }) => (target instanceof Element ? target : target.parentElement)?.closest(".toast-wrap");
+      const watch = new MutationObserver((all) => { if (!all.every(ticks)) last = performance.now(); });
       watch.observe(document, { childList: true, subtree: true, attributes: true });
       const wait = () => performance.now() - last > 500 ? done(watch.disconnect()) : setTimeout(wait, 50);
       wait();
