@@ -1,5 +1,6 @@
 """LoRA (`networks.lora`, `networks.lora_flux` and so on), in the names and shapes of sd-scripts' files."""
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -114,6 +115,17 @@ class LoraAdapters(TrainingMethod):
         """Set the multiplier of all adapters; 0 gives the base model. Compiled graphs stay valid."""
         for adapters in (*self.adapters.values(), *self.factor_caches):
             adapters.set_multiplier(multiplier)
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Within the context, predict as the base model. Gradients stay enabled: without them a compiled block would
+        need another graph.
+        """
+        self.set_multiplier(0.0)
+        try:
+            yield
+        finally:
+            self.set_multiplier(1.0)
 
     def note_gradients(self) -> None:
         for adapter in self._noisy:
