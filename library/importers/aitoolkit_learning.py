@@ -42,7 +42,7 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
         algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
         if kind == "lokr":
             algo += [f"factor={builder.get('network.lokr_factor') or -1}", *(["full_matrix=True"] if whole else [])]
-        quantized = {"fp8_base", "fp8_base_unet", "int8_base"} & builder.values.keys()
+        quantized = {"fp8_base", "fp8_base_unet", "int8_base", "base_bits"} & builder.values.keys()
         algo += ["bypass_mode=True"] if quantized else []
         values = {"network_module": "lycoris.kohya", "network_args": [*algo, *arguments]}
         builder.change("network.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)

@@ -75,7 +75,7 @@ ONETRAINER = [
     (
         FLUX_LORA,
         {"transformer.weight_dtype": "NFLOAT_4", "text_encoder_2.weight_dtype": "NFLOAT_4"},
-        {"fp8_base": True},
+        {"base_bits": 4},
     ),
     (
         FLUX_LORA,

@@ -59,6 +59,10 @@ class Precision:
     def fp8_encoders(self) -> bool:
         return self.fp8_base
 
+    @property
+    def nf4_denoiser(self) -> bool:
+        return False
+
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Check what requires which mixed precision."""
         if self.full_fp16 and self.full_bf16:

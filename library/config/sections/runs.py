@@ -31,7 +31,9 @@ from library.config.sections.sampling import Sampling
 _ONLY_ADAPTERS = (
     "only a LoRA or LyCORIS network can be left out for the base model's prediction; set it to nothing, or train a LoRA"
 )
-ADAPTERS_ONLY = dict.fromkeys(("preserve_prompt", "preserve_weight"), _ONLY_ADAPTERS)
+ADAPTERS_ONLY = dict.fromkeys(("preserve_prompt", "preserve_weight"), _ONLY_ADAPTERS) | {
+    "base_bits": "4 bits are for the frozen model beside a LoRA: leave it empty, or train a LoRA"
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from library import families
 from library.compiler.subclass import EIGHT_BIT, keep_class_name, wanted_type
 from library.config.run_config import RunConfig
 from library.families.base import ModelComponents
-from library.memory.quantization import fp8_matmul, int8, int8_matmul, multiplies_in_8_bits
+from library.memory.quantization import fp8_matmul, int8, int8_matmul, multiplies_in_8_bits, nf4
 
 COMPUTE_TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FP8_DTYPE = torch.float8_e4m3fn
@@ -43,8 +43,18 @@ def store_blocks(
 
     Matrices are rounded on `device` one at a time and stay there, except for blocks that are `waiting`. With
     `fp8_compute` linear layers also multiply in 8 bits, if the device can. `int8_base` and `int8_compute` do the same
-    with integers. Norms, biases, embeddings and everything outside the blocks keep their dtype.
+    with integers, and `base_bits = 4` stores linear layers in 4 bits, convolutions in int8. Norms, biases, embeddings
+    and everything outside the blocks keep their dtype.
     """
+    if config.adapters and config.precision.nf4_denoiser:
+        for block in (block for group in blocks for block in group):
+            for layer in frozen_layers(block):
+                if block not in waiting:
+                    layer.weight.data = layer.weight.data.to(device)
+                if nf4.fits_nf4(layer):
+                    nf4.quantize_nf4_(layer, device)
+                else:
+                    int8.quantize_int8_(layer, device)
     if config.adapters and config.precision.int8_base:
         multiply = config.precision.int8_compute and int8_matmul.supports_int8(device)
         for block in (block for group in blocks for block in group):
