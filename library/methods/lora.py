@@ -16,6 +16,7 @@ from library.config.problems import ConfigError, Message, Problem
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
+from library.families.stored_weights import restore_layer
 from library.methods import ggpo, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, factors_fit, saved_alpha
 from library.methods.base import TrainingMethod, trained_dtype
@@ -259,6 +260,7 @@ def _spec_from_file(layer: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict
 
 def _merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
     """Add multiplier * alpha / rank * (up @ down) to the weight, in float32; rounded once to its dtype."""
+    restore_layer(layer, torch.bfloat16)
     device_and_dtype = {"device": layer.weight.device, "dtype": torch.float32}
     down, up = tensors["lora_down.weight"].to(**device_and_dtype), tensors["lora_up.weight"].to(**device_and_dtype)
     rank = down.shape[0]

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library import families
-from library.compiler.subclass import EIGHT_BIT, keep_class_name, wanted_type
+from library.compiler.subclass import EIGHT_BIT, keep_class_name, wanted_type, with_forward
 from library.config.run_config import RunConfig
 from library.families.base import ModelComponents
+from library.families.stored_weights import forget_stored, restore_layer, stored_weight
+from library.memory import quantization
 from library.memory.quantization import fp8_matmul, int8, int8_matmul, multiplies_in_8_bits, nf4
 
 COMPUTE_TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -101,6 +103,13 @@ def _store(
         if multiply_on and multiplies_in_8_bits(module):
             fp8_matmul.quantize_fp8_(module, multiply_on, storage)
             continue
+        if (scaled := stored_weight(module)) and scaled.values.dtype == FP8_DTYPE:
+            forget_stored(module)
+            module.register_buffer("weight_scale", scaled.factors.to(storage), persistent=False)
+            module.weight.data = scaled.values.to(storage)
+            module.__class__ = with_forward(type(module), _forward_scaled)
+            continue
+        restore_layer(module, torch.float32)
         rounded = (
             module.weight.data if module.weight.dtype == FP8_DTYPE else module.weight.data.to(device).to(FP8_DTYPE)
         )
@@ -109,6 +118,15 @@ def _store(
             module.__class__ = StoredLinear
         elif type(module) is nn.Conv2d:
             module.__class__ = StoredConv2d
+
+
+def _forward_scaled(layer: Any, x: Tensor) -> Tensor:
+    """x [..., in] -> [..., out] in the compute dtype, with a weight in fp8 and the scale of its file."""
+    dtype = wanted_type(x)
+    if quantization.is_one_row(x):
+        return quantization.multiply_one_row(x.to(dtype), layer.weight, layer.weight_scale, layer.bias)
+    bias = None if layer.bias is None else layer.bias.to(dtype)
+    return F.linear(x.to(dtype), (layer.weight.float() * layer.weight_scale[:, None]).to(dtype), bias)
 
 
 def frozen_layers(block: nn.Module) -> list[Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from library.compiler.subclass import wanted_type, with_forward
+from library.families.stored_weights import restore_layer
 
 VALUES_OF_A_SCALE = 64
 SCALES_OF_A_SCALE = 256
@@ -27,6 +28,7 @@ def quantize_nf4_(layer: nn.Linear, device: torch.device) -> None:
     """Store a frozen layer's weight in 4 bits in place. `device` does the rounding."""
     from bitsandbytes import functional  # a second, and only where it is asked for
 
+    restore_layer(layer, torch.float32)
     storage, weight = layer.weight.device, layer.weight.data.to(device)
     if weight.dtype.itemsize == 1:  # of a file in fp8
         weight = weight.to(torch.bfloat16)
