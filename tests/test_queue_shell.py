@@ -59,7 +59,7 @@ def test_the_queue_without_a_page(kohya, tmp_path):
         ("fox", 30, 60.0, 9.5),
     ]
     assert "fox, unlike dog: seed 1 instead of 2" in kohya("queue")[1]
-    assert kohya("queue", "move", "fox", "first") == (0, "fox is number 1 of 2 that wait\n")
+    assert kohya("queue", "move", "fox", "first") == (0, "fox is number 1 of 2 waiting\n")
     assert kohya("queue", "move", "fox", "up")[0] == 0 and kohya("queue", "move", "fox", "2")[0] == 0
     assert kohya("queue", "move", "fox", "there")[0] == 1 and kohya("queue", "move")[0] == 2
     assert kohya("queue", "remove", "cat") == (1, "error: no entry of the queue is called cat: dog, fox\n")

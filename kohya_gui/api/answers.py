@@ -133,7 +133,7 @@ def on_invalid(request: Request, error: Exception) -> JSONResponse:
         for sentence in [wrong["msg"].removeprefix("Value error, ")]
     ]
     is_json = all(wrong["type"] != "json_invalid" for wrong in error.errors())
-    sentence = "\n".join(problem["error"] for problem in problems) if is_json else "The body is no JSON."
+    sentence = "\n".join(problem["error"] for problem in problems) if is_json else "The body is not JSON."
     content = {"error": sentence, "field": problems[0]["field"] if is_json else "", "problems": problems}
     return respond_failure(request, 422 if is_json else 400, content)
 
@@ -157,7 +157,7 @@ def run_of_id(run_id: str) -> reader.RecordedRun:
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": Failure, "description": about}
     for status, about in {
-        400: "The body is no JSON",
+        400: "The body is not JSON",
         401: "The token is missing or wrong",
         404: "There is no such run, entry or file",
         409: "The run or the queue is in another state",

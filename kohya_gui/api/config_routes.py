@@ -116,7 +116,9 @@ def read_training(body: TrainingBody, roots: Sequence[Path]) -> Reading[Any]:
     """Return the reading of a training about to start, with all its problems; files outside `roots` are problems."""
     if body.script not in RUNS:
         known = ", ".join(RUNS)
-        raise ConfigError(Problem("script", ": {script} is no script; one of {known}", script=body.script, known=known))
+        raise ConfigError(
+            Problem("script", ": {script} is not a script: choose one of {known}", script=body.script, known=known)
+        )
     values = {**flatten_sections(parse_toml(body.toml, "toml")), **flatten_sections(body.config)}
     reading = read_layers(config_class(body.script), [Layer(values)])
     problems = [*reading.problems, *gpu_slots.find_launch_problems(body.launch)]

@@ -126,7 +126,7 @@ def _add_entry_routes(routes: APIRouter, shown: JsonObject) -> None:
             queue.move(entry, body.by or 0)
         now = queue.read_queue()
         place = next((at for at, waiting in enumerate(now.waiting, 1) if waiting.id == entry), 0)
-        template = "{name} is number {place} of {count} that wait."
+        template = "{name} is number {place} of {count} waiting."
         return show_queue(Message(template, name=now.find(entry).name, place=place, count=len(now.waiting)))
 
     @routes.post("/{entry}/remove", operation_id="remove_entry", summary="Remove an entry; its run goes on", **shown)

@@ -55,8 +55,7 @@ class SeveralValues:
         )
         if isolated.uncaptioned(reports[0]) and not submission.anyway:
             raise ConfigError(
-                "no image has a caption: write some in the Data tab, or press Add to queue once and say that it "
-                "is meant"
+                "no image has a caption: write some in the Data tab, or press Add to queue once and confirm it"
             )
         added = [
             queue.add_to_queue(

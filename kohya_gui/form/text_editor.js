@@ -32,7 +32,7 @@ class TextEditor {
   apply = makeButton("Apply", () => this.take(), { className: "take" });
   /** @type {HTMLElement} */
   question = make("p", { className: "question", hidden: true, role: "alert" },
-    make("span", {}, "The form does not have these edits yet."),
+    make("span", {}, "These edits are not in the form yet."),
     makeButton("Discard the edits", () => this.dialog.close()),
     makeButton("Keep editing", () => this.keep()));
   /** @type {HTMLDialogElement} */

@@ -19,7 +19,7 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem, 
 from library.config.schema import flatten_sections, option_values, options_of
 from library.importers import Imported, parse_file
 
-APPLIED = "The form has the settings of the text now, for {family} ({changes})."
+APPLIED = "The form now has the settings of this text, for {family} ({changes})."
 NAME = "config.toml"  # of the text in messages
 _AT_LINE = re.compile(r"at line (\d+)")  # in the errors of the TOML parser
 _AT_END = "at end of document"

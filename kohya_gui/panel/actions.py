@@ -80,7 +80,7 @@ def _can_be_tried(run: reader.RecordedRun) -> bool:
 
 
 class RunActions:
-    """Handlers for the panel, and for settings of the queue in a form. Nothing that they are sent is trusted."""
+    """Handlers for the panel, and for settings of the queue in a form. They trust nothing that they receive."""
 
     def __init__(self, forms: Mapping[str, SettingsForm]) -> None:
         self.forms = forms

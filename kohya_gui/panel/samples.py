@@ -16,10 +16,10 @@ from starlette.responses import Response
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, counted
-from library.runs import reader
+from library.runs import reader, written_files
 from library.runs.sample_sheet import arrange_samples, draw_sheet
 
-IMAGES = (".png", ".jpg", ".jpeg", ".webp")
+IMAGES = written_files.SAMPLE_ENDINGS
 THUMBNAIL_SIDE = 192  # pixels of a thumbnail's longer side
 MAX_PIXELS, MAX_BYTES = 40_000_000, 60_000_000
 MAX_PICTURES = 60  # newest pictures of each prompt
@@ -138,9 +138,8 @@ def sample_file(run: reader.RecordedRun, place: int) -> Path:
 
 def file_of_event(run: reader.RecordedRun, event: JsonMapping) -> Path:
     """The file of a sample's event. Raises ValueError unless it is an image below the folder that its run writes to."""
-    path = (Path(run.facts.get("folder") or ".") / str(event.get("file") or "")).resolve()
-    home = Path(str(run.facts.get("output_dir") or run.folder.parent.parent)).resolve()
-    if not (path.is_relative_to(home) and path.suffix.lower() in IMAGES and path.is_file()):
+    path = written_files.sample_file(run, event)
+    if path is None:
         raise ValueError("no sample of this run")
     return path
 

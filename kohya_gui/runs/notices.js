@@ -74,9 +74,13 @@ async function fill(place) {
 /** @param {(text: string, bad?: boolean) => void} tell */
 function browserWay(tell) {
   const button = makeButton("", async () => {
-    if (isOn()) choice("off");
-    else if ((await Notification.requestPermission()) === "granted") choice("on");
-    else tell(translated("The browser does not allow this page to notify: change that beside its address."), true);
+    if (isOn()) {
+      choice("off");
+    } else if ((await Notification.requestPermission()) === "granted") {
+      choice("on");
+    } else {
+      tell(translated("The browser does not allow notifications from this page: allow them beside its address."), true);
+    }
     since = 0;
     mark();
     void look();
@@ -89,7 +93,7 @@ function browserWay(tell) {
   button.disabled = !isSupported();
   return make("div", { className: "way" }, button, make("p", { className: "quiet" }, translated(
     isSupported()
-      ? "When a run ends or fails, or the queue waits for you, while this page is open in some window."
+      ? "When a run ends or fails, or the queue waits for you, as long as this page is open in a window."
       : "This browser does not let pages notify at this address: they need https, or this computer's own address.")));
 }
 
@@ -102,7 +106,7 @@ function webhookWay(address, here, tell) {
   const about = make("p", { className: "quiet" }, translated(
     "A webhook gets the same as JSON, without pictures and paths, also while this page is closed."));
   if (!here) {
-    const now = address ? say("It is sent to {address}.", { address }) : translated("None is set.");
+    const now = address ? say("Messages go to {address}.", { address }) : translated("None is set.");
     const only = translated("It can be changed on the computer itself only.");
     const title = make("p", {}, make("b", {}, "Webhook"));
     return make("div", { className: "way" }, title, about, make("p", {}, now, " ", only));

@@ -17,7 +17,7 @@ def find_run(run_id: str) -> reader.RecordedRun:
     try:
         return reader.find_run(run_id)
     except KeyError:
-        raise ConfigError("This run is not there any more: {run}", run=run_id) from None
+        raise ConfigError("This run no longer exists: {run}", run=run_id) from None
 
 
 def changed_parts(request: ApiRequest, run: reader.RecordedRun) -> JsonObject:

@@ -25,7 +25,7 @@ MAX_ENDED = 20  # ends of runs in one answer
 
 
 class RunsRoom:
-    """Handlers of the room. Nothing that they are sent is trusted."""
+    """Handlers of the room. They trust nothing that they receive."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         """Create it inside `gr.Blocks`. Preset files of `roots` may be compared with."""
@@ -135,7 +135,9 @@ class RunsRoom:
         said = ""
         if act == "store":
             webhook.store_address(request.text("address"))
-            said = "Runs that end are sent there." if keys.stored_webhook() else "No address is told when a run ends."
+            said = (
+                "A message goes there when a run ends." if keys.stored_webhook() else "Nothing is sent when a run ends."
+            )
         elif act == "test":
             webhook.send(webhook.checked_address(request.text("address")), webhook.trial_event())
             said = "The test has arrived."

@@ -54,7 +54,7 @@ function build() {
       makeButton("←", () => move(-1), { "aria-label": translated("Earlier step"), className: "earlier" }),
       make("output", { className: "at" }),
       makeButton("→", () => move(1), { "aria-label": translated("Later step"), className: "later" }),
-      makeButton("↑", () => turn(-1), { "aria-label": translated("Prompt before"), className: "up" }),
+      makeButton("↑", () => turn(-1), { "aria-label": translated("Previous prompt"), className: "up" }),
       makeButton("↓", () => turn(1), { "aria-label": translated("Next prompt"), className: "down" }),
       other, slider));
   element.addEventListener("keydown", press);

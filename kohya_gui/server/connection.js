@@ -13,8 +13,8 @@ let unanswered = 0;
 /** @param {number} status of the response, 0 if there was none */
 function tell(status) {
   const text = status === UNAUTHORIZED
-    ? "The page's server was started again and asks for its token: open the address that it printed."
-    : "The page's server does not answer. Trainings continue without it, and this page when it is back.";
+    ? "The page's server was restarted and needs its token: open the address that it printed."
+    : "The page's server does not answer. Trainings go on, and this page reconnects when the server is back.";
   notify(KIND, make("p", {}, text));
 }
 
@@ -32,6 +32,6 @@ document.addEventListener("kohya:answered", async (event) => {
   if (isLost || !wasLost) return;
   notify(KIND);
   if (await isUpdated())
-    notify(KIND, make("p", {}, "The page's server was updated: load the page again, which keeps what you have typed."),
+    notify(KIND, make("p", {}, "The page's server was updated: load the page again. What you have typed stays."),
       makeButton("Load again", () => location.reload()));
 });

@@ -154,7 +154,7 @@ def _move(arguments: argparse.Namespace) -> None:
         raise ConfigError("to: write up, down, first, last or a number from 1, not {to}", to=arguments.to)
     waiting = queue.read_queue().waiting
     place = next((at for at, each in enumerate(waiting, 1) if each.id == entry.id), 0)
-    _say(arguments.json, f"{entry.name} is number {place} of {len(waiting)} that wait")
+    _say(arguments.json, f"{entry.name} is number {place} of {len(waiting)} waiting")
 
 
 def _remove(arguments: argparse.Namespace) -> None:

@@ -58,13 +58,13 @@ def settings_for_pictures(facts: MachineFacts) -> list[tuple[JsonObject, Message
         return []
     settings: list[tuple[JsonObject, Message]] = []
     if facts.capability >= FIRST_WITH_FP8 and facts.fp8:
-        why = Message("this GPU multiplies fp8 at twice the rate of bf16, and weights take half of the memory")
+        why = Message("this GPU multiplies fp8 at twice the rate of bf16, and weights take half the memory")
         settings.append(({"fp8_base": True, "fp8_compute": True}, why))
     elif facts.capability >= FIRST_WITH_FAST_INT8:
         why = Message("this GPU has no fp8, but multiplies int8 at twice the rate of bf16")
         settings.append(({"int8_base": True, "int8_compute": True}, why))
     if facts.compiles:
-        why = Message("compiles and records as soon as that pays for the images that are left")
+        why = Message("compiles and records if that pays off for the remaining images")
         settings.append(({"sample_compile": "auto"}, why))
     if facts.capability == HOPPER:
         why = Message("cuDNN's attention comes first, the fastest on this GPU")

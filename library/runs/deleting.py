@@ -1,6 +1,5 @@
 """Delete a run that has ended: its record, and if wanted the models, states and samples that it has written."""
 
-import contextlib
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from library.config.problems import ConfigError, Message, Problem, counted, join_messages
 from library.runs import layout, reader, registry
+from library.runs.written_files import written_file
 
 KINDS = ("saved", "sample")  # events that name files
 
@@ -51,18 +51,12 @@ def plan_deletion(run: reader.RecordedRun, with_files: bool) -> Deletion:
 
 
 def _written(run: reader.RecordedRun) -> Iterator[Path]:
-    """The files and states that a run has recorded and that exist, below the folder that it writes to."""
-    home = Path(str(run.facts.get("output_dir") or run.folder.parent.parent)).resolve()
+    """Yield the models, states and samples that a run has recorded and that exist."""
     events = reader.progress(run.folder).update().events
     for event in (event for kind in KINDS for event in events.get(kind, ())):
-        name = event.get("file")
-        if isinstance(name, str) and name:
-            path = Path(str(run.facts.get("folder") or ".")) / name
-            with contextlib.suppress(OSError, ValueError):
-                whole = path.resolve()
-                is_inside = whole.is_relative_to(home) and whole != home
-                if is_inside and not whole.is_relative_to(run.folder.resolve()) and whole.exists():
-                    yield whole
+        path = written_file(run, event)
+        if path is not None:
+            yield path
 
 
 def _size(path: Path) -> int:

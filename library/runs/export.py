@@ -11,10 +11,10 @@ from typing import IO
 
 from library.config.problems import ConfigError
 from library.runs import layout, notes, reader
+from library.runs.written_files import sample_file
 
 FILES = (layout.RUN, layout.TOML, layout.PROGRESS, layout.LOG, notes.NOTE)
 MAX_SAMPLE_BYTES = 500_000_000  # of all samples; the newest ones are kept
-EXPORTED_IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def export_run(run: reader.RecordedRun) -> IO[bytes]:
@@ -44,16 +44,10 @@ def _add(archive: zipfile.ZipFile, path: Path, name: str, method: int) -> None:
 
 def _samples(run: reader.RecordedRun) -> Iterator[Path]:
     """Yield the images that a run has made, below the folder that it writes to."""
-    home = Path(str(run.facts.get("output_dir") or run.folder.parent.parent)).resolve()
     remaining, seen = MAX_SAMPLE_BYTES, set[Path]()
     for event in reversed(reader.progress(run.folder).update().events.get("sample", ())):
-        path = (Path(run.facts.get("folder") or ".") / str(event.get("file") or "")).resolve()
-        if (
-            path in seen
-            or not path.is_relative_to(home)
-            or path.suffix.lower() not in EXPORTED_IMAGES
-            or not path.is_file()
-        ):
+        path = sample_file(run, event)
+        if path is None or path in seen:
             continue
         seen.add(path)
         remaining -= path.stat().st_size

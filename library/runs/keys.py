@@ -46,7 +46,7 @@ def webhook_file() -> Path:
 
 
 def stored_webhook() -> str:
-    """Return the address that is told when a run ends, "" without one. It may contain a key."""
+    """Return the address of the webhook, "" without one. It may contain a key."""
     address = layout.load_facts(webhook_file()).get("address")
     return address if isinstance(address, str) else ""
 

@@ -27,7 +27,7 @@ def write_note(folder: Path, text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\0", "").strip()
     if len(text) > MAX_NOTE_LENGTH:
         raise ConfigError(
-            "A note has at most {most} characters, and this one has {count}.",
+            "A note can have at most {most} characters; this one has {count}.",
             most=f"{MAX_NOTE_LENGTH:,}",
             count=f"{len(text):,}",
         )

@@ -105,7 +105,7 @@ def question_before(run: reader.RecordedRun, how: str) -> MessageLike:
 def refuse_ended(run: reader.RecordedRun) -> None:
     """Raise ConfigError for a run that has ended."""
     if not run.active:
-        template = "{run} has ended, so it takes no requests any more."
+        template = "{run} has ended and takes no more requests."
         raise ConfigError(Problem("", template, run=run.id, code="busy"))
 
 

@@ -145,7 +145,7 @@ def send(address: str, event: JsonObject) -> None:
         error.close()
         if 300 <= error.code < 400:
             raise ConfigError(
-                "The webhook at {host} leads elsewhere, and redirects are not followed: write the final address.",
+                "The webhook at {host} redirects elsewhere, which is not followed: enter the final address.",
                 host=shown_address(address),
             ) from None
         raise ConfigError(

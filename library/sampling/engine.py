@@ -126,7 +126,7 @@ class PictureEngine:
         self._addresses = addresses
         self._decide()
         with (
-            picture_attention(self._config, self._device),
+            picture_attention(self._config, self._device, in_training=self._training is not None),
             self._log.hand_over(self.plan.log),
             contextlib.ExitStack() as self._way,
         ):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from library.compiler.subclass import wanted_type
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.config.sections.sampling import SAGE
 from library.families.shared.attention import Attention, replaced_for_images
@@ -26,9 +27,15 @@ LARGEST_SAGE_HEAD = 128  # channels of a head; SageAttention pads smaller ones
 
 
 @contextlib.contextmanager
-def picture_attention(config: RunConfig, device: torch.device) -> Iterator[None]:
-    """Use the kernel of `sample_attention` within this context. Raises ConfigError if this machine lacks it."""
+def picture_attention(config: RunConfig, device: torch.device, in_training: bool = False) -> Iterator[None]:
+    """Use the kernel of `sample_attention` within this context.
+
+    If this machine lacks it, a training's samples use the training's kernel, with a warning; else it raises
+    ConfigError.
+    """
     kernel = config.sample.sample_attention
+    if kernel not in ("auto", SAGE):
+        kernel = _prefer(kernel, config, device, in_training)
     if kernel == "auto":
         yield
         return
@@ -38,11 +45,23 @@ def picture_attention(config: RunConfig, device: torch.device) -> Iterator[None]
         if not SAGE_CALLS[0]:  # ever: replayed passes call nothing
             logger.warning(NOT_USED, LARGEST_SAGE_HEAD)
         return
-    attention.prefer(device, kernel, option="sample_attention")
     try:
         yield
     finally:
         attention.prefer(device, config.memory.attention_kernel)
+
+
+def _prefer(kernel: str, config: RunConfig, device: torch.device, in_training: bool) -> str:
+    """Put the kernel first and return it, or "auto" if it is missing and the training goes on without it."""
+    try:
+        attention.prefer(device, kernel, option="sample_attention")
+    except ConfigError as error:
+        attention.prefer(device, config.memory.attention_kernel)
+        if not in_training:
+            raise
+        logger.warning("Samples use the kernel of the training: %s", error)
+        return "auto"
+    return kernel
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.runs import keys, queue, start
 
-UNCAPTIONED = "no image has a caption: write some, or say that it is meant"
+UNCAPTIONED = "no image has a caption: write some, or confirm that this is intended"
 
 
 @dataclass(frozen=True)

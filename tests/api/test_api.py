@@ -164,7 +164,7 @@ def test_mistakes_are_sentences_with_a_field_and_a_status(api, run, tmp_path, mo
         (api.post(move, json={"to": "soon"}), 422, "to", "to: Input should be a valid integer"),
         (api.post(move, json={}), 422, "", "write either to or by"),
         (api.post(move, json={"to": 1, "nope": 1}), 422, "nope", "nope: Extra inputs"),
-        (api.post(move, content="{", headers={"content-type": "application/json"}), 400, "", "no JSON"),
+        (api.post(move, content="{", headers={"content-type": "application/json"}), 400, "", "not JSON"),
         (api.post(move, data={"to": 1}), 415, "", "Content-Type: application/json"),
         (api.post(move, json={"to": 1, "pad": "x" * 5_000_000}), 413, "", "too large"),
         (api.get(move), 405, "", "does not take"),
@@ -174,7 +174,7 @@ def test_mistakes_are_sentences_with_a_field_and_a_status(api, run, tmp_path, mo
         (api.get(f"/api/v1/runs/{run.id}/samples/1"), 404, "", "no such image"),
         (api.post(f"/api/v1/runs/{run.id}/remove", json={"sure": True}), 409, "", "still running: stop it first"),
         (api.get("/api/v1/datasets?folder=/etc"), 422, "folder", "/etc"),
-        (api.post("/api/v1/check", json={"script": "nope"}), 422, "script", "script: nope is no script"),
+        (api.post("/api/v1/check", json={"script": "nope"}), 422, "script", "script: nope is not a script"),
         (api.post("/api/v1/queue/add", json=wrong), 422, "learning_rate", "learning_rate"),
     ]
     for answer, status, field, words in refusals:

@@ -97,7 +97,7 @@ def test_a_config_is_edited_as_text_and_saved_under_a_free_name(visit, served):
     text.fill(text.input_value().replace("lerning_rate = 3\n", ""))
     page.locator(".text-editor .state", has_text="No problems found").wait_for()
     text.press("Control+Enter")
-    visitor.until("The form has the settings of the text now, for SDXL")
+    visitor.until("The form now has the settings of this text, for SDXL")
     assert page.locator("#lora-seed").input_value() == "7"
     visitor.click("Save config")
     visitor.until("Saved")

@@ -32,11 +32,11 @@ def test_entries_are_moved_copied_removed_and_stopped_with_a_way_back(visit, tmp
     page.mouse.down()
     page.mouse.move(handle["x"] + 5, first["y"] + 5, steps=5)
     page.mouse.up()
-    visitor.until("two is number 1 of 3 that wait.", ".queue .answer")
+    visitor.until("two is number 1 of 3 waiting.", ".queue .answer")
     shows(visitor, ("zero", "running"), ("two", "waiting"), ("one", "waiting"), ("three", "waiting"))
     page.get_by_label("Duplicate: two").focus()  # by keys, which say what they did
     page.keyboard.press("Alt+ArrowDown")
-    visitor.until("two is number 2 of 3 that wait.", ".queue .answer")
+    visitor.until("two is number 2 of 3 waiting.", ".queue .answer")
     assert page.evaluate("document.activeElement.ariaLabel") == "Duplicate: two"
 
     page.keyboard.press("Enter")

@@ -133,7 +133,7 @@ def test_from_the_table_to_charts_samples_note_and_comparison(visit, tmp_path):
     visitor.until("A webhook is an address", ".notices .answer")
     page.get_by_label("Address of a webhook").fill("https://example.invalid/key")
     visitor.click("Save address")
-    visitor.until("Runs that end are sent there.", ".notices .answer")
+    visitor.until("A message goes there when a run ends.", ".notices .answer")
     assert keys.stored_webhook() == "https://example.invalid/key"
 
 

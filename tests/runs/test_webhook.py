@@ -56,7 +56,7 @@ def test_an_end_is_told_once_without_paths_and_the_address_is_in_no_record(liste
 
 def test_redirects_and_other_addresses_are_refused_and_a_dead_one_harms_nothing(listener, tmp_path):
     here = f"http://127.0.0.1:{listener.server_port}"
-    with pytest.raises(ConfigError, match="redirects are not followed"):
+    with pytest.raises(ConfigError, match="which is not followed"):
         webhook.send(f"{here}/elsewhere", webhook.trial_event())
     assert [path for path, _ in listener.got] == ["/elsewhere"]
     for text in ("file:///etc/passwd", "ftp://host/", "https://", "me@host", "https://a b/", "https://u:p@host/", "x"):

@@ -116,3 +116,13 @@ def test_a_kernel_that_this_machine_lacks_is_named_with_its_option(given, tmp_pa
     config = with_attention(given(FLUX), "cudnn")
     with pytest.raises(ConfigError, match="sample_attention: there is no cudnn on this machine; choose one of auto"):
         generate.generate(config, generate.plan.plan_columns("together", []), [Prompt("a")], tmp_path, quiet)
+
+
+def test_a_training_samples_with_its_own_kernel_where_the_machine_lacks_the_other(given, caplog):  # noqa: F811
+    config = with_attention(given(FLUX), "cudnn")
+    model = opened(config)
+    (usual,) = drawn(model, engine_of(model, given(FLUX)), prompts_for(model))
+    with picture_attention.picture_attention(config, torch.device("cpu"), in_training=True):
+        (picture,) = drawn(model, engine_of(model, given(FLUX)), prompts_for(model))
+    assert torch.equal(picture, usual)
+    assert "Samples use the kernel of the training: sample_attention: there is no cudnn" in caplog.text
