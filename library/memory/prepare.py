@@ -243,7 +243,9 @@ def _behaviours_within(block: nn.Module) -> set[str]:
     share graphs; only those with a `_swap` attribute do swap.
     """
     behaviours = {behaviour for module in block.modules() for behaviour in behaviours_of(module)}
-    if any(parameter.dtype.itemsize == 1 for parameter in block.parameters()):  # also if adapters cast the weights
+    if any(
+        p.dtype.itemsize == 1 and p.dtype != torch.uint8 for p in block.parameters()
+    ):  # also if adapters cast the weights
         behaviours.add(EIGHT_BIT)
     return behaviours if "_swap" in vars(block) else behaviours - {SWAPPED}
 

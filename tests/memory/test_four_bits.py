@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from library.compiler.subclass import FOUR_BIT, behaviours_of
 from library.config.problems import ConfigError
 from library.memory.quantization import nf4
 from library.methods.adapters import AdapterSpec, LoraLinear
@@ -20,6 +21,7 @@ def test_a_layer_answers_nearly_the_same_and_compiles_as_one_graph():
     layer.weight.requires_grad_(False)
     exact, quantized, names = copy.deepcopy(layer), layer, [*layer.state_dict()]
     nf4.quantize_nf4_(quantized, CPU)
+    assert behaviours_of(quantized) == {FOUR_BIT}
     assert quantized.weight.shape == (160, 48) and [*quantized.state_dict()] == names
     stored = sum(getattr(quantized, name).nbytes for name in nf4.BUFFERS[:2]) + quantized.weight.nbytes
     assert stored == pytest.approx(160 * 96 * nf4.BYTES, rel=0.01)

@@ -22,12 +22,14 @@ def passes(monkeypatch):
     predict_of, usual_of = LossFunction._predict, LossFunction._usual
 
     def predict(self, batch, *inputs):
-        predicted.append((batch.captions, predict_of(self, batch, *inputs)))
-        return predicted[-1][1]
+        prediction = predict_of(self, batch, *inputs)
+        predicted.append((batch.captions, prediction.detach()))
+        return prediction
 
     def usual_loss(self, *inputs):
-        usual.append(usual_of(self, *inputs))
-        return usual[-1]
+        loss = usual_of(self, *inputs)
+        usual.append(loss.detach())
+        return loss
 
     monkeypatch.setattr(LossFunction, "_predict", predict)
     monkeypatch.setattr(LossFunction, "_usual", usual_loss)

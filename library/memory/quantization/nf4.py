@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.compiler.subclass import wanted_type, with_forward
+from library.compiler.subclass import FOUR_BIT, wanted_type, with_forward
 from library.families.stored_weights import restore_layer
 
 VALUES_OF_A_SCALE = 64
@@ -40,7 +40,7 @@ def quantize_nf4_(layer: nn.Linear, device: torch.device) -> None:
     scales = (state.absmax, state.state2.absmax, state.offset, state.state2.code)
     for name, values in zip(BUFFERS, scales, strict=True):
         layer.register_buffer(name, values.to(storage), persistent=False)
-    layer.__class__ = with_forward(type(layer), _forward_nf4)
+    layer.__class__ = with_forward(type(layer), _forward_nf4, FOUR_BIT)
 
 
 def _forward_nf4(layer: Any, x: Tensor) -> Tensor:
