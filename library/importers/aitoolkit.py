@@ -107,11 +107,12 @@ def _refuse_process(process: JsonMapping, job: str) -> None:
 
 
 def _aitoolkit_script(flat: JsonMapping) -> str:
-    arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
+    arch = str(flat.get("model.arch") or "").casefold()
+    arch = arch if "o_edit" in arch else arch.partition(":")[0]  # its own way of training on references is not ours
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
     families = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image", "zimage": "zimage"}
-    families |= {"anima": "anima", "sd1": "sd15", "sd15": "sd15"}
+    families |= {"anima": "anima", "krea2": "krea_2", "sd1": "sd15", "sd15": "sd15"}
     families |= dict.fromkeys(("flux2", "flux2_klein_4b", "flux2_klein_9b"), "flux_2")
     families |= dict.fromkeys(("qwen_image_edit", "qwen_image_edit_plus"), "qwen_image")
     family = families.get(arch, "flux" if arch in AITOOLKIT_TABLES["model_types"] else "")
@@ -156,9 +157,10 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
         kind = str(builder.get("model.qtype") or "qfloat8").casefold().partition("|")[0]
         encoders = is_on(builder.get("model.quantize_te")) or "model.quantize_te" not in builder.source
         name = "int8_base" if "int" in kind and "8" in kind else "fp8_base" if encoders else "fp8_base_unet"
-        is_same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8")
-        text = equal(kind, name) if is_same else say_nearest(kind, name)
-        builder.change("model.quantize", text, {name: True})
+        values = {"base_bits": 4} if "4" in kind else {name: True}
+        is_same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8", "nf4")
+        text = equal(kind, describe(values)) if is_same else say_nearest(kind, describe(values))
+        builder.change("model.quantize", text, values)
     elif quantized:
         builder.ignore("model.quantize", "weights that learn have at least 16 bits")
     text = "is part of model.quantize" if quantized else "nothing is quantized"

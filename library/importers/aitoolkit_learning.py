@@ -4,6 +4,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message, counted, join_messages, option_name
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
+    ALL_LAYERS_OF_KREA_2,
     describe,
     equal,
     equivalent_optimizer,
@@ -42,13 +43,15 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
         algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
         if kind == "lokr":
             algo += [f"factor={builder.get('network.lokr_factor') or -1}", *(["full_matrix=True"] if whole else [])]
-        quantized = {"fp8_base", "fp8_base_unet", "int8_base"} & builder.values.keys()
+        quantized = {"fp8_base", "fp8_base_unet", "int8_base", "base_bits"} & builder.values.keys()
         algo += ["bypass_mode=True"] if quantized else []
         values = {"network_module": "lycoris.kohya", "network_args": [*algo, *arguments]}
         builder.change("network.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
         builder.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
     else:
         text = "LoRA" if kind == "lora" else say_nearest(kind, "LoRA")
+        is_narrow = any(key.startswith("network.network_kwargs.") for key in builder.source)
+        arguments = [*ALL_LAYERS_OF_KREA_2] if builder.family == "krea_2" and not is_narrow else arguments
         builder.change("network.type", text, {"network_args": arguments} if arguments else {})
     for key in builder.left():
         if key.startswith("network.network_kwargs."):
@@ -248,12 +251,29 @@ def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
     values: JsonObject = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
     guided = builder.family == "flux" and not is_on(builder.get("train.bypass_guidance_embedding"))
     values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if guided else {})
-    prefix = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(builder.family, "flux_")
+    prefix = {"qwen_image": "qwen_", "flux_2": "flux2_", "krea_2": "krea2_"}.get(builder.family, "flux_")
     values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", prefix)
     text = describe(values)
     text = text if kind in ("sigmoid", "linear") else say_nearest(kind, text)
     builder.change(key, text, values)
     builder.explain("is part of timestep_sampling", "train.linear_timesteps")
+
+
+def _import_preservation(builder: ImportBuilder) -> None:
+    """Import what keeps the base model's predictions: for captions with the class in place of the trigger word (DOP),
+    or for the empty prompt."""
+    for switch in ("train.diff_output_preservation", "train.blank_prompt_preservation"):
+        if not is_on(builder.get(switch)):
+            continue
+        if not builder.adapters:
+            builder.ignore(switch, "only a network beside the model can be left out for the base model's prediction")
+            continue
+        weight, prompt = builder.number(f"{switch}_multiplier"), str(builder.get(f"{switch}_class") or "")
+        values: JsonObject = {"preserve_weight": 1.0 if weight is None else weight}
+        values |= {"preserve_prompt": prompt} if prompt else {}
+        builder.change(switch, describe(values), values)
+        builder.explain(option_name("preserve_weight"), f"{switch}_multiplier")
+        builder.explain(option_name("preserve_prompt"), f"{switch}_class")
 
 
 LEARNING_IMPORTS = (
@@ -263,4 +283,5 @@ LEARNING_IMPORTS = (
     _import_aitoolkit_schedule,
     _import_trained_parts,
     _import_aitoolkit_noise,
+    _import_preservation,
 )

@@ -8,6 +8,7 @@ from library.config.reading import resolution
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     PREPARED,
+    SIZE_SHIFTS,
     dataset_toml,
     describe,
     describe_prompts,
@@ -49,9 +50,7 @@ def _import_onetrainer_timesteps(builder: ImportBuilder) -> None:
     if builder.family == "flux" and builder.get("model_type") != "CHROMA_1":
         values |= {"guidance_scale": 1.0 if guidance is None else guidance}
     elif values["timestep_sampling"] == "flux_shift":
-        values["timestep_sampling"] = {"qwen_image": "qwen_shift", "flux_2": "flux2_shift"}.get(
-            builder.family, "flux_shift"
-        )
+        values["timestep_sampling"] = SIZE_SHIFTS.get(builder.family, "flux_shift")
     explanation = describe(values)
     key = "timestep_distribution"
     builder.assume(key, kind)
@@ -214,8 +213,10 @@ def _onetrainer_subset(builder: ImportBuilder, concept: JsonMapping, repeats: in
         "keep_tokens": int(to_number(text.get("keep_tags_count")) or 0) if shuffles else None,
         "caption_separator": text.get("tag_delimiter") if shuffles and text.get("tag_delimiter") != "," else None,
         "flip_aug": is_on(image.get("enable_random_flip")),
-        "is_reg": concept.get("type") == "PRIOR_PREDICTION",
     }
+    if concept.get("type") == "PRIOR_PREDICTION":
+        # Only a network beside the model can be left out for the base model's prediction, there too.
+        subset |= {"custom_attributes": {"diff_output_preservation": True}} if builder.adapters else {"is_reg": True}
     if is_on(text.get("tag_dropout_enable")):
         subset["caption_tag_dropout_rate"] = to_number(text.get("tag_dropout_probability"))
     if str(concept.get("balancing_strategy") or "REPEATS") == "SAMPLES":

@@ -21,7 +21,7 @@ from library.config.schema import options_of
 from library.demo import files
 from library.families import recognition
 from library.families.anima import random as random_anima
-from library.families.shared import tensor_names, weights
+from library.families.shared import scaled_weights, tensor_names, weights
 from library.methods import lora_files
 from library.tools import convert, merge, resize
 from tests.training import LORAS, config_of
@@ -49,7 +49,6 @@ UNTRAINED = {
     "a Lumina 2 transformer": {"cap_embedder.1.weight": (2304, 1)},
     "a text adapter of Anima": {"llm_adapter.blocks.0.cross_attn.o_proj.weight": (1, 1)},
     "a Cosmos-Predict2 transformer": {"blocks.0.adaln_modulation_self_attn.1.weight": (1, 1)},
-    "a Krea 2 transformer": {"txtfusion.projector.weight": (1, 1)},
     "a Nunchaku file of 4 bits": {
         "transformer_blocks.0.qkv_proj.qweight": (1, 1),
         "single_transformer_blocks.0.mlp_fc1.qweight": (1, 1),
@@ -251,7 +250,7 @@ def test_a_file_of_all_networks_is_read_under_a_prefix_of_its_own(demo, tmp_path
 def test_files_of_4_bits_with_scales_are_no_fp8_files(tmp_path):
     kinds = {"a.weight": "U8", "a.weight_scale": "F8_E4M3", "a.comfy_quant": "U8"}
     entries = {name: {"dtype": kind, "shape": [1]} for name, kind in kinds.items()}
-    assert "4 bits" in str(weights.stored_oddly(tmp_path, entries, scaled=True))
+    assert "4 bits" in str(scaled_weights.stored_oddly(tmp_path, entries, scaled=True))
 
 
 def test_a_diffusers_folder_says_its_family_and_what_training_it_needs(tmp_path):
@@ -480,6 +479,9 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
 @pytest.mark.parametrize(
     ("family", "name", "version"),
     [
+        ("krea_2", "krea2_turbo_fp8_scaled.safetensors", "turbo"),
+        ("krea_2", "raw.safetensors", "raw"),
+        ("krea_2", "Kroma.safetensors", None),
         ("zimage", "z_image_turbo_bf16.safetensors", "turbo"),
         ("zimage", "z_image_de_turbo_v1_bf16.safetensors", "base"),
         ("zimage", "z_image_bf16.safetensors", None),

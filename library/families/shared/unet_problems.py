@@ -5,7 +5,7 @@ from pathlib import Path
 
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.families import recognition
-from library.families.shared import hub, unet_tensors, weights
+from library.families.shared import hub, scaled_weights, unet_tensors, weights
 from library.families.shared.unet_checkpoint import UnetCheckpoints
 from library.families.shared.unet_names import count_unet_blocks
 
@@ -86,6 +86,8 @@ def _find_other_kind(checkpoints: UnetCheckpoints, path: Path, vae: str | None) 
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights.files(path):
         shapes |= weights.header(file)
+        if problem := scaled_weights.unread_integers(file, weights.header_entries(file)):
+            return problem
     return checkpoints.incomplete_checkpoint(path, shapes, vae)
 
 
