@@ -227,7 +227,7 @@ def test_files_that_are_something_else_are_named(tiny_sdxl, tmp_path):
         "lora": ({"lora_unet_x.lora_down.weight": some}, "is a LoRA file, not a model: give it as --network_weights"),
         "sd15": (
             {"model.diffusion_model.input_blocks.0.0.weight": some, "cond_stage_model.transformer.x": some.clone()},
-            "is an SD 1.5 checkpoint, not an SDXL",
+            "is an SD 1.5 checkpoint: train it with train_network",
         ),
         "unet": (without(stored, "conditioner."), "has no text encoders"),
         "no_vae": (without(stored, "first_stage_model."), "holds no VAE: give a VAE with --vae"),
