@@ -125,7 +125,8 @@ def lora_names_of(family: str) -> LoraNames:
 
 @functools.cache
 def _name_pattern() -> re.Pattern[str]:
-    words = [re.escape(word) for name in all_lora_names() for word in name.words]
+    all_words = {word for name in all_lora_names() for word in name.words}
+    words = map(re.escape, sorted(all_words, key=lambda word: (-len(word), word)))  # of two, one may begin the other
     return re.compile("".join(f"{word} | " for word in words) + LAYER_WORDS, re.VERBOSE)
 
 
