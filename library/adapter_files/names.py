@@ -219,7 +219,7 @@ def possible_families(
         template = "this is a LoRA for {title}, which is no model that is trained here: those of {titles} are"
         raise ForeignModelError(template, title=title, titles=families.titles())
     for family, lora_names in names_by_family.items():
-        if lora_names.marks and any(re.search(lora_names.marks, path) for path in paths):
+        if _is_marked(lora_names, paths):
             return [family]
     for path in paths:
         candidates = [family for family, lora_names in names_by_family.items() if path.startswith(lora_names.trees)]
@@ -241,6 +241,15 @@ def _path(name: str) -> str:
         prefix for lora_names in all_lora_names() for prefix, part in lora_names.part_of.items() if part == "denoiser"
     )
     return dotted_path(name.removeprefix(next((p for p in denoisers if name.startswith(p)), "")))
+
+
+def _is_marked(lora_names: LoraNames, paths: Collection[str]) -> bool:
+    """Return whether some paths are those of this family alone."""
+    marks, absent = (
+        bool(pattern) and any(re.search(pattern, path) for path in paths)
+        for pattern in (lora_names.marks, lora_names.absent)
+    )
+    return marks and not absent
 
 
 def _has_sizes(lora_names: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:

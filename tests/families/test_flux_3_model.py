@@ -13,7 +13,7 @@ from library import families
 from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_3 import keys, random, sampler, text_encoder
-from library.families.flux_3.model import JOINT, MODE, TEXT, Flux3, Flux3JointBlock, Flux3ModeBlock
+from library.families.flux_3.model import JOINT, MODE, TEXT, Flux3, Flux3ModeBlock, SingleStreamBlock
 from library.families.shared import autoencoder, packing, qwen3_vl, statistics_vae
 from tests.families import wide
 
@@ -91,10 +91,9 @@ def said_by(model, img, sizes, txt, times, targets):
     return model(img[:, :count], txt, times, places(sizes[0]), words, return_dict=False, **shown)[0]
 
 
-@pytest.mark.parametrize("references", [0, 1, 3])
-@pytest.mark.parametrize("kind", ["base", "distilled"])
-def test_the_denoiser_and_its_gradients_equal_diffusers(own, distilled, theirs, references, kind):
-    """In a batch of captions of two lengths, which diffusers reads one by one, at a size with an odd number of tokens."""
+@pytest.mark.parametrize(("kind", "references"), [("base", 0), ("base", 1), ("base", 3), ("distilled", 2)])
+def test_the_denoiser_and_its_gradients_equal_diffusers(own, distilled, theirs, kind, references):
+    """In a batch of captions of two lengths, which diffusers reads one by one, at an odd number of tokens."""
     if (kind, references) in (("distilled", 0), ("distilled", 1)):
         pytest.skip("the second time is the same with every number of references")
     ours, other = (
@@ -104,7 +103,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, distilled, theirs, 
     generator = torch.Generator().manual_seed(0)
     count = sum(height * width for height, width in sizes)
     img = torch.randn(2, count, 128, generator=generator).requires_grad_()
-    txt = torch.randn(2, 40, 384, generator=generator).requires_grad_()
+    txt = torch.randn(2, 40, 320, generator=generator).requires_grad_()
     mask = (torch.arange(40) < torch.tensor(lengths)[:, None]).long()
     times, targets = torch.tensor([0.3, 0.8]), torch.tensor([0.1, 0.7])
 
@@ -140,7 +139,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, distilled, theirs, 
 
 def test_without_a_target_a_distilled_model_is_asked_for_the_velocity_at_the_time(distilled):
     model, time = distilled[1].denoiser, torch.tensor([0.4])
-    inputs = torch.randn(1, 6, 128), ((2, 3),), torch.randn(1, 16, 384), torch.ones(1, 16)
+    inputs = torch.randn(1, 6, 128), ((2, 3),), torch.randn(1, 16, 320), torch.ones(1, 16)
     with torch.no_grad():
         assert torch.equal(model(*inputs, time), model(*inputs, time, time))
         assert not torch.allclose(model(*inputs, time), model(*inputs, time, torch.tensor([0.1])))
@@ -152,7 +151,7 @@ def test_one_block_of_full_width_of_each_kind_equals_diffusers():
     sizes = random.flux_3_shape(random.FULL)
     assert sizes.axes == (32, 32, 32, 32)
     with torch.device("meta"):
-        small, single, mode = Flux3(random.flux_3_shape(random.TINY)), Flux3JointBlock(sizes), Flux3ModeBlock(sizes)
+        small, single, mode = Flux3(random.flux_3_shape(random.TINY)), SingleStreamBlock(sizes), Flux3ModeBlock(sizes)
         others = (
             transformer_flux3.Flux3SingleTransformerBlock(3072, 24, 128),
             transformer_flux3.Flux3ModeTransformerBlock(3072, 24, 128),
@@ -227,7 +226,7 @@ def pipeline_of(files, own):
     del tensors[qwen3_vl.VISION_MARK]
     config = Qwen3VLTextConfig(
         vocab_size=tensors["embed_tokens.weight"].shape[0],
-        hidden_size=48,
+        hidden_size=40,
         intermediate_size=128,
         num_hidden_layers=9,
         num_attention_heads=1,
@@ -285,7 +284,7 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
         lengths.append(len(expected))
         assert int(mask[row].sum()) == len(expected) and not states[row, len(expected) :].any()
         torch.testing.assert_close(states[row, : len(expected)], expected, rtol=1e-4, atol=1e-5)
-    assert lengths[:3] == [80] * 3 and lengths[3] > 80 and states.shape[1:] == (lengths[3], 384)
+    assert lengths[:3] == [80] * 3 and lengths[3] > 80 and states.shape[1:] == (lengths[3], 320)
     assert own[0].checkpoint.longest(own[1].tokenizers["text_encoder"], CAPTIONS) == lengths[3]
 
 

@@ -1,6 +1,7 @@
 """FLUX 3's files: locate, validate and read each of the three parts."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete
 
 VAE = "a FLUX.2 VAE"  # the description by `recognise`
+
+
+def encoder_tensors(shapes: Shapes) -> list[str]:
+    """Return the tensors of a complete text encoder, which has more layers than are read."""
+    return [*dict.fromkeys([*qwen3_vl.qwen3_vl_tensors(shapes), f"layers.{text_encoder.TAPS}.input_layernorm.weight"])]
+
+
 FLUX_3_PARTS = {
     "denoiser": Part(
         "pretrained_model_name_or_path",
@@ -24,7 +32,7 @@ FLUX_3_PARTS = {
         ("transformer", "flux3*.safetensors", "flux-3*.safetensors", "flux_3*.safetensors"),
         ("single_blocks.0.mlp_in.weight",),
     ),
-    "text_encoder": qwen3_vl.part(OTHER_FLUX_3_FILES["text_encoder"]),
+    "text_encoder": replace(qwen3_vl.part(OTHER_FLUX_3_FILES["text_encoder"]), tensors=encoder_tensors),
     "vae": statistics_vae.part(OTHER_FLUX_3_FILES["vae"], "flux2-vae.safetensors", "flux3*vae*.safetensors"),
 }
 PART_FILES = PartFiles(

@@ -28,7 +28,7 @@ from library.families.shared.transformer import (
     sinusoids,
 )
 
-MODE, TEXT, JOINT = "Flux3ModeBlock", "Flux3TextBlock", "Flux3JointBlock"
+MODE, TEXT, JOINT = "Flux3ModeBlock", "Flux3TextBlock", "SingleStreamBlock"
 IMAGE, REFERENCES = "image", "image_cond"  # kinds of tokens, by their names in files
 WORDS = "txt"
 # Class of blocks -> the lists that hold them; those of one class are under a common name.
@@ -119,8 +119,10 @@ class Flux3TextBlock(Flux3Layers):
         return self.updated(x, modulation, pe, mask)
 
 
-class Flux3JointBlock(Flux3Layers):
-    """A block over text, image and references, each token with its own modulation."""
+class SingleStreamBlock(Flux3Layers):
+    """A block over text, image and references, each token with its own modulation. LyCORIS finds the class by its
+    name.
+    """
 
     def forward(self, x: Tensor, modulation: Tensor, pe: Tensor, mask: Tensor) -> Tensor:
         """x [B, S, C], modulation [B, S, 3 * C], pe [2, S, D / 2], mask [B, S] -> x."""
@@ -148,7 +150,7 @@ class Flux3(nn.Module):
         self.content_mode_blocks = nn.ModuleDict(
             {kind: nn.ModuleList(Flux3ModeBlock(sizes) for _ in number) for kind in kinds}
         )
-        self.single_blocks = nn.ModuleList(Flux3JointBlock(sizes) for _ in range(sizes.joint_blocks))
+        self.single_blocks = nn.ModuleList(SingleStreamBlock(sizes) for _ in range(sizes.joint_blocks))
         self.final_layer = nn.ModuleDict({IMAGE: LastLayer(hidden, inputs, bias=False)})
         self._tables = RopeTableCache()
 

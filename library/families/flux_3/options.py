@@ -96,7 +96,7 @@ class Flux3Compile(sections.Compile):
     """How the blocks of FLUX.3 are compiled."""
 
     kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"mode": "Flux3ModeBlock", "text": "Flux3TextBlock", "joint": "Flux3JointBlock"}
+        {"mode": "Flux3ModeBlock", "text": "Flux3TextBlock", "joint": "SingleStreamBlock"}
     )
 
 

@@ -31,6 +31,7 @@ class Flux3Sizes(LanguageModelSizes):
     mode_blocks: int = 1  # of each kind of tokens
     joint_blocks: int = 4
     distilled: bool = False
+    text: int = 40
     text_layers: int = 9
     vae_widths: tuple[int, ...] = (32, 32, 32, 32)
     channels: int = 32

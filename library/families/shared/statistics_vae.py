@@ -4,6 +4,7 @@ Latents here are [B, 32, H / 8, W / 8], normalised. The file, musubi-tuner's cac
 by 2, so [B, 128, H / 16, W / 16].
 """
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,8 @@ def empty_statistics_vae(widths: tuple[int, ...], channels: int) -> nn.Module:
 
 def _class() -> Any:
     with without_optional("diffusers"):
-        from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
-
-    return AutoencoderKLFlux2
+        package: Any = importlib.import_module("diffusers")
+        return package.AutoencoderKLFlux2
 
 
 def statistics_vae_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
