@@ -19,13 +19,14 @@ from library.importers.result import KeyOutcome
 
 FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = Message(
-    "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Krea 2, Qwen-Image, Z-Image and Anima"
+    "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, FLUX.3, Krea 2, Qwen-Image, Z-Image and Anima"
 )
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCK_COUNTS = {
     "flux": (38, 35),
     "flux_2": (20, 19),
+    "flux_3": (28, 27),
     "krea_2": (28, 27),
     "qwen_image": (60, 59),
     "zimage": (30, 29),
@@ -35,6 +36,7 @@ BLOCK_COUNTS = {
 SIZE_SHIFTS = {
     "flux": "flux_shift",
     "flux_2": "flux2_shift",
+    "flux_3": "shift",  # it has one at every size
     "krea_2": "krea2_shift",
     "qwen_image": "qwen_shift",
     "zimage": "flux_shift",
@@ -50,6 +52,7 @@ EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
 PART_OPTIONS = {
     "flux": ("clip_l", "t5xxl", "ae"),
     "flux_2": ("text_encoder", "vae"),
+    "flux_3": ("text_encoder", "vae"),
     "krea_2": ("text_encoder", "vae"),
     "qwen_image": ("text_encoder", "vae"),
     "zimage": ("text_encoder", "vae"),
