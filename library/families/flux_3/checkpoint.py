@@ -10,7 +10,7 @@ from library.config.problems import Problem
 from library.families.facts import Shapes
 from library.families.flux_3 import keys, text_encoder
 from library.families.flux_3.facts import DISTILLED, FACTS, FLUX_3_TRANSFORMER, recognise_flux_3
-from library.families.flux_3.model import JOINT, MODE, TEXT, Flux3, Flux3Shape
+from library.families.flux_3.model import JOINT, OF_IMAGE, OF_REFERENCES, OF_TEXT, Flux3, Flux3Shape
 from library.families.flux_3.options import OTHER_FLUX_3_FILES
 from library.families.shared import autoencoder, language_model, qwen3_vl, statistics_vae, tensor_names, tokenizers
 from library.families.shared.double_stream_file import DoubleStreamFile
@@ -55,8 +55,8 @@ def find_flux_3_problems(config: Any) -> Iterator[Problem]:
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         with complete(path, recognise_flux_3(shapes) or FLUX_3_TRANSFORMER):
             sizes = Flux3Shape.of(shapes)
-        blocks = {MODE: 2 * sizes.mode_blocks, TEXT: sizes.mode_blocks, JOINT: sizes.joint_blocks}
-        yield from config.compile.beyond(blocks)
+        blocks = dict.fromkeys((OF_IMAGE, OF_REFERENCES, OF_TEXT), sizes.mode_blocks)
+        yield from config.compile.beyond(blocks | {JOINT: sizes.joint_blocks})
 
     yield from PART_FILES.fitting(config, flux_3_shapes, of_denoiser, widths)
 

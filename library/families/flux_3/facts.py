@@ -65,7 +65,8 @@ FACTS = FamilyFacts(
     saves_all_parts=False,
     most_blocks_swapped=27,
     text_tokens=160,
-    graphs={"Flux3ModeBlock": 1, "Flux3TextBlock": 1, "SingleStreamBlock": 1},
+    # Most trainings have no reference images, and run no block of theirs.
+    graphs={"Flux3ImageBlock": 1, "Flux3ReferenceBlock": 0, "Flux3TextBlock": 1, "SingleStreamBlock": 1},
     compile_seconds=15,  # as of other families of three graphs; not measured
     has_sd_scripts_defaults=False,
     prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16")}},

@@ -13,7 +13,7 @@ from library.families import recognition
 from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux_3.checkpoint import FLUX_3_CHECKPOINT
 from library.families.flux_3.facts import DISTILLED, FACTS
-from library.families.flux_3.model import CONTAINERS, IMAGE, JOINT, MODE, REFERENCES, TEXT, Size
+from library.families.flux_3.model import CONTAINERS, JOINT, OF_IMAGE, OF_REFERENCES, OF_TEXT, REFERENCES, Size
 from library.families.flux_3.options import Flux3Lora, Flux3Train
 from library.families.flux_3.sampler import Flux3Sampler
 from library.families.flux_3.text_encoder import LONGEST
@@ -36,7 +36,7 @@ class Flux3Family(OneEncoderFamily):
     name = "flux_3"
     checkpoint = FLUX_3_CHECKPOINT
     swapped_class = JOINT
-    block_classes = tuple(CONTAINERS)
+    block_classes: tuple[str, ...] = tuple(CONTAINERS)
     block_chain = BlockChain((CONTAINERS[JOINT],))
     adapter_targets = tuple(CONTAINERS)
     # In caches, 2 by 2 latents are one square with their channels, as the denoiser reads them.
@@ -50,17 +50,24 @@ class Flux3Family(OneEncoderFamily):
     )
     # Dimensions with varying numbers of tokens: of the stream and pe, and of masks and modulations of all tokens.
     block_inputs = {
-        MODE: BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1))),
-        TEXT: BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1), (3, 1))),
+        OF_IMAGE: BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1))),
+        OF_REFERENCES: BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1))),
+        OF_TEXT: BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1), (3, 1))),
         JOINT: BlockInputs(streams=(0,), dynamic=((0, 1), (1, 1), (2, 1), (3, 1))),
     }
-    # Text is a small part of the tokens.
+    # Text is a small part of the tokens, and most trainings have no references.
     block_costs = {
-        MODE: BlockCost(f"{CONTAINERS[MODE]}.{IMAGE}", activations=28, used=0.95),
-        TEXT: BlockCost(CONTAINERS[TEXT], activations=2, used=0.05),
+        OF_IMAGE: BlockCost(CONTAINERS[OF_IMAGE], activations=28, used=0.95),
+        OF_REFERENCES: BlockCost(CONTAINERS[OF_REFERENCES], activations=0, used=0.0),
+        OF_TEXT: BlockCost(CONTAINERS[OF_TEXT], activations=2, used=0.05),
         JOINT: BlockCost(CONTAINERS[JOINT], activations=28, used=1.0),
     }
     text_lengths: Mapping[str, int] = MappingProxyType({"ctx_vec": LONGEST, "ctx_mask": LONGEST})
+
+    def __init__(self, config: Flux3Lora | Flux3Train):
+        super().__init__(config)
+        if not self.has_references:  # their blocks run in samples alone
+            self.block_classes = tuple(kind for kind in CONTAINERS if kind != OF_REFERENCES)
 
     # ---- which model it is
 

@@ -28,11 +28,22 @@ from library.families.shared.transformer import (
     sinusoids,
 )
 
-MODE, TEXT, JOINT = "Flux3ModeBlock", "Flux3TextBlock", "SingleStreamBlock"
+OF_IMAGE, OF_REFERENCES, OF_TEXT, JOINT = (
+    "Flux3ImageBlock",
+    "Flux3ReferenceBlock",
+    "Flux3TextBlock",
+    "SingleStreamBlock",
+)
 IMAGE, REFERENCES = "image", "image_cond"  # kinds of tokens, by their names in files
 WORDS = "txt"
-# Class of blocks -> the lists that hold them; those of one class are under a common name.
-CONTAINERS = {MODE: "content_mode_blocks", TEXT: "txt_mode_blocks", JOINT: "single_blocks"}
+MODE_BLOCKS = "content_mode_blocks"
+# Class of blocks -> the list that holds them.
+CONTAINERS = {
+    OF_IMAGE: f"{MODE_BLOCKS}.{IMAGE}",
+    OF_REFERENCES: f"{MODE_BLOCKS}.{REFERENCES}",
+    OF_TEXT: "txt_mode_blocks",
+    JOINT: "single_blocks",
+}
 POSITION_SCALE = 0.5  # between the rows of an image, and between its columns
 
 Size = tuple[int, int]  # height and width of an image, in tokens
@@ -61,7 +72,7 @@ class Flux3Shape:
             hidden=hidden,
             head=tuple(shapes["single_blocks.0.norm.query_norm.scale"])[0],
             mlp=tuple(shapes["single_blocks.0.mlp_out.weight"])[1],
-            mode_blocks=count_stream_blocks(shapes, f"{CONTAINERS[MODE]}.{IMAGE}"),
+            mode_blocks=count_stream_blocks(shapes, CONTAINERS[OF_IMAGE]),
             joint_blocks=count_stream_blocks(shapes, CONTAINERS[JOINT]),
             distilled="ref_time_in.in_layer.weight" in shapes,
         )
@@ -103,12 +114,16 @@ class Flux3Layers(nn.Module):
         return finite(x + gate * added)
 
 
-class Flux3ModeBlock(Flux3Layers):
-    """A block over an image alone, or over its references alone."""
+class Flux3ImageBlock(Flux3Layers):
+    """A block over an image alone."""
 
     def forward(self, x: Tensor, modulation: Tensor, pe: Tensor) -> Tensor:
         """x [B, S, C], modulation [B, 1, 3 * C], pe [2, S, D / 2] -> x."""
         return self.updated(x, modulation, pe, None)
+
+
+class Flux3ReferenceBlock(Flux3ImageBlock):
+    """A block over all references of an image, a class of its own, as a training without references runs none of it."""
 
 
 class Flux3TextBlock(Flux3Layers):
@@ -148,7 +163,10 @@ class Flux3(nn.Module):
         number = range(sizes.mode_blocks)
         self.txt_mode_blocks = nn.ModuleList(Flux3TextBlock(sizes) for _ in number)
         self.content_mode_blocks = nn.ModuleDict(
-            {kind: nn.ModuleList(Flux3ModeBlock(sizes) for _ in number) for kind in kinds}
+            {
+                IMAGE: nn.ModuleList(Flux3ImageBlock(sizes) for _ in number),
+                REFERENCES: nn.ModuleList(Flux3ReferenceBlock(sizes) for _ in number),
+            }
         )
         self.single_blocks = nn.ModuleList(SingleStreamBlock(sizes) for _ in range(sizes.joint_blocks))
         self.final_layer = nn.ModuleDict({IMAGE: LastLayer(hidden, inputs, bias=False)})

@@ -96,7 +96,12 @@ class Flux3Compile(sections.Compile):
     """How the blocks of FLUX.3 are compiled."""
 
     kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"mode": "Flux3ModeBlock", "text": "Flux3TextBlock", "joint": "SingleStreamBlock"}
+        {
+            "image": "Flux3ImageBlock",
+            "reference": "Flux3ReferenceBlock",
+            "text": "Flux3TextBlock",
+            "single": "SingleStreamBlock",
+        }
     )
 
 
