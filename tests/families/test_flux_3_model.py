@@ -13,7 +13,7 @@ from library import families
 from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_3 import keys, random, sampler, text_encoder
-from library.families.flux_3.model import CONTAINERS, Flux3, Flux3ImageBlock, SingleStreamBlock
+from library.families.flux_3.model import CONTAINERS, Flux3, Flux3ImageBlock, MMSingleStreamBlock
 from library.families.shared import autoencoder, packing, qwen3_vl, statistics_vae
 from tests.families import wide
 
@@ -151,7 +151,11 @@ def test_one_block_of_full_width_of_each_kind_equals_diffusers():
     sizes = random.flux_3_shape(random.FULL)
     assert sizes.axes == (32, 32, 32, 32)
     with torch.device("meta"):
-        small, single, mode = Flux3(random.flux_3_shape(random.TINY)), SingleStreamBlock(sizes), Flux3ImageBlock(sizes)
+        small, single, mode = (
+            Flux3(random.flux_3_shape(random.TINY)),
+            MMSingleStreamBlock(sizes),
+            Flux3ImageBlock(sizes),
+        )
         others = (
             transformer_flux3.Flux3SingleTransformerBlock(3072, 24, 128),
             transformer_flux3.Flux3ModeTransformerBlock(3072, 24, 128),
@@ -164,7 +168,7 @@ def test_one_block_of_full_width_of_each_kind_equals_diffusers():
     pe, mask = torch.cat((words, image), dim=1), torch.ones(1, 9, dtype=torch.bool)
     wide.filled(single)
     mode.load_state_dict(single.state_dict(), assign=True)
-    state = {keys.INSIDE[b]: b for b in keys.INSIDE}
+    state = {keys.IN_A_BLOCK[b]: b for b in keys.IN_A_BLOCK}
     for other in others:
         named = {}
         for name, tensor in single.state_dict().items():
@@ -195,7 +199,7 @@ def test_full_models_have_the_parameters_of_diffusers(is_distilled):
     assert sum(p.numel() for p in ours.parameters()) == 5_538_458_368 + is_distilled * 10_223_616
     count = {kind: sum(type(m).__name__ == kind for m in ours.modules()) for kind in CONTAINERS}
     assert [*count.values()] == [5, 5, 5, 28]
-    assert text_encoder.skipped(36) == 4 and text_encoder.taps(32) == (4, 8, 12, 16, 20, 24, 28, 32)
+    assert text_encoder.unread_layers(36) == 4 and text_encoder.taps(32) == (4, 8, 12, 16, 20, 24, 28, 32)
 
 
 # ---- the pipeline

@@ -17,7 +17,7 @@ from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete
 
-VAE = "a FLUX.2 VAE"  # the description by `recognise`
+SHARED_VAE = "a FLUX.2 VAE"  # the description by `recognise`
 
 
 def encoder_tensors(shapes: Shapes) -> list[str]:
@@ -35,10 +35,10 @@ FLUX_3_PARTS = {
     "text_encoder": replace(qwen3_vl.part(OTHER_FLUX_3_FILES["text_encoder"]), tensors=encoder_tensors),
     "vae": statistics_vae.part(OTHER_FLUX_3_FILES["vae"], "flux2-vae.safetensors", "flux3*vae*.safetensors"),
 }
-PART_FILES = PartFiles(
+FLUX_3_FILES = PartFiles(
     FLUX_3_PARTS,
     FACTS,
-    {"denoiser": (FLUX_3_TRANSFORMER, DISTILLED), "text_encoder": qwen3_vl.QWEN3_VL, "vae": VAE},
+    {"denoiser": (FLUX_3_TRANSFORMER, DISTILLED), "text_encoder": qwen3_vl.QWEN3_VL, "vae": SHARED_VAE},
     "FLUX 3 Image Klein Base",
 )
 FLUX_3_DENOISER = DoubleStreamFile(
@@ -58,10 +58,10 @@ def find_flux_3_problems(config: Any) -> Iterator[Problem]:
         blocks = dict.fromkeys((OF_IMAGE, OF_REFERENCES, OF_TEXT), sizes.mode_blocks)
         yield from config.compile.beyond(blocks | {JOINT: sizes.joint_blocks})
 
-    yield from PART_FILES.fitting(config, flux_3_shapes, of_denoiser, widths)
+    yield from FLUX_3_FILES.fitting(config, flux_3_shapes, of_denoiser, part_widths)
 
 
-def widths(shapes: Shapes) -> dict[str, tuple[str, int]]:
+def part_widths(shapes: Shapes) -> dict[str, tuple[str, int]]:
     """Return a tensor of each part, and its number of columns for a denoiser of these shapes."""
     if not {"txt_in.weight", "emb_in.image.weight"} <= shapes.keys():
         return {}
@@ -83,17 +83,17 @@ def flux_3_shapes(entries: Entries, part: str) -> Shapes:
 
 
 FLUX_3_CHECKPOINT = Checkpoint(
-    PART_FILES,
+    FLUX_3_FILES,
     find_flux_3_problems,
     flux_3_shapes,
     FLUX_3_DENOISER.open,
     {
-        "vae": partial(statistics_vae.load_statistics_vae, VAE),
-        "text_encoder": partial(qwen3_vl.load_qwen3_vl, text_encoder.skipped),
+        "vae": partial(statistics_vae.load_statistics_vae, SHARED_VAE),
+        "text_encoder": partial(qwen3_vl.load_qwen3_vl, text_encoder.unread_layers),
     },
     tokenizers.QWEN3_VL,
     text_encoder.encode_flux_3_captions,
     text_encoder.longest_window,
-    max_tokens=text_encoder.LONGEST,
+    max_tokens=text_encoder.MAX_CHAT_TOKENS,
     template_tokens=text_encoder.TEMPLATE_TOKENS,
 )

@@ -26,12 +26,12 @@ def recognise_flux_3(shapes: Shapes) -> str:
     return DISTILLED if any(map(DISTILLED_MARKS.search, shapes)) else FLUX_3_TRANSFORMER
 
 
-def is_text_encoder(shapes: Shapes) -> bool:
+def is_qwen3_vl_4b(shapes: Shapes) -> bool:
     embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), ())
     return tuple(embedding) == EMBEDDING_SHAPE and any("visual.deepstack_merger_list." in name for name in shapes)
 
 
-def is_vae(shapes: Shapes) -> bool:
+def is_vae_with_statistics(shapes: Shapes) -> bool:
     """Return whether these are the shapes of FLUX.2's VAE, which FLUX.3 shares: it has statistics of its latents."""
     sizes = {name.rpartition("decoder.conv_in.")[2]: tuple(shape) for name, shape in shapes.items()}
     return sizes.get("weight") == (512, 32, 3, 3) and any(name.endswith("bn.running_mean") for name in shapes)
@@ -66,9 +66,9 @@ FACTS = FamilyFacts(
     most_blocks_swapped=27,
     text_tokens=160,
     # Most trainings have no reference images, and run no block of theirs.
-    graphs={"Flux3ImageBlock": 1, "Flux3ReferenceBlock": 0, "Flux3TextBlock": 1, "SingleStreamBlock": 1},
+    graphs={"Flux3ImageBlock": 1, "Flux3ReferenceBlock": 0, "Flux3TextBlock": 1, "MMSingleStreamBlock": 1},
     compile_seconds=15,  # as of other families of three graphs; not measured
     has_sd_scripts_defaults=False,
     prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16")}},
-    part_options={"text_encoder": is_text_encoder, "vae": is_vae},
+    part_options={"text_encoder": is_qwen3_vl_4b, "vae": is_vae_with_statistics},
 )

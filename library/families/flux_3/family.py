@@ -16,7 +16,7 @@ from library.families.flux_3.facts import DISTILLED, FACTS
 from library.families.flux_3.model import CONTAINERS, JOINT, OF_IMAGE, OF_REFERENCES, OF_TEXT, REFERENCES, Size
 from library.families.flux_3.options import Flux3Lora, Flux3Train
 from library.families.flux_3.sampler import Flux3Sampler
-from library.families.flux_3.text_encoder import LONGEST
+from library.families.flux_3.text_encoder import MAX_CHAT_TOKENS
 from library.families.shared import packing, part_files, statistics_vae
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from library.families.shared.sampler import Sampler
 
 ASSISTANT = "SimpleTuner/flux-3-klein-image-LoRA-experiments"  # the repository of a training adapter
-DEFAULTS = {"negative_prompt": "", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
+SAMPLE_DEFAULTS = {"negative_prompt": "", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
 
 
 class Flux3Family(OneEncoderFamily):
@@ -62,7 +62,7 @@ class Flux3Family(OneEncoderFamily):
         OF_TEXT: BlockCost(CONTAINERS[OF_TEXT], activations=2, used=0.05),
         JOINT: BlockCost(CONTAINERS[JOINT], activations=28, used=1.0),
     }
-    text_lengths: Mapping[str, int] = MappingProxyType({"ctx_vec": LONGEST, "ctx_mask": LONGEST})
+    text_lengths: Mapping[str, int] = MappingProxyType({"ctx_vec": MAX_CHAT_TOKENS, "ctx_mask": MAX_CHAT_TOKENS})
 
     def __init__(self, config: Flux3Lora | Flux3Train):
         super().__init__(config)
@@ -92,7 +92,7 @@ class Flux3Family(OneEncoderFamily):
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
-        return DEFAULTS | ({"sample_steps": 16, "scale": 1.0} if self.is_distilled else {})
+        return SAMPLE_DEFAULTS | ({"sample_steps": 16, "scale": 1.0} if self.is_distilled else {})
 
     def notes(self) -> Iterator[Problem]:
         """Warn of training the distilled model."""

@@ -12,10 +12,10 @@ from library.families.shared.tensor_names import denoiser_prefix, inverse, repla
 if TYPE_CHECKING:
     from torch import Tensor
 
-KINDS = ("image", "image_cond", "txt")  # of tokens
+TOKEN_KINDS = ("image", "image_cond", "txt")  # of tokens
 LAST_MODULATION = "final_layer.image.adaLN_modulation.1"  # whose two halves are swapped in diffusers
 # diffusers' names -> ours, of layers and lists outside of blocks, and inside of a block.
-OUTSIDE = {
+OUT_OF_BLOCKS = {
     "x_embedders": "emb_in",
     "context_embedder": "txt_in",
     "timestep_embedder.linear_1": "time_in.in_layer",
@@ -25,14 +25,14 @@ OUTSIDE = {
     **{
         f"{kind}_stream_modulations.{tokens}.linear": f"{kind}_stream_modulations.{tokens}.lin"
         for kind in ("early", "single")
-        for tokens in KINDS
+        for tokens in TOKEN_KINDS
     },
     "mode_blocks": "content_mode_blocks",
     "single_transformer_blocks": "single_blocks",
     "norm_out.linear": LAST_MODULATION,
     "proj_out": "final_layer.image.linear",
 }
-INSIDE = {
+IN_A_BLOCK = {
     "attn.to_q": "q_proj",
     "attn.to_k": "k_proj",
     "attn.to_v": "v_proj",
@@ -42,7 +42,7 @@ INSIDE = {
     "ff.linear_in": "mlp_in",
     "ff.linear_out": "mlp_out",
 }
-TO_OUTSIDE, TO_INSIDE = inverse(OUTSIDE), inverse(INSIDE)
+TO_OUT_OF_BLOCKS, TO_IN_A_BLOCK = inverse(OUT_OF_BLOCKS), inverse(IN_A_BLOCK)
 LISTS = r"(?:content_)?mode_blocks\.\w+|txt_mode_blocks|single_(?:transformer_)?blocks"  # of either tree
 IN_BLOCK = re.compile(rf"((?:{LISTS})\.\d+)\.(.+)")
 DIFFUSERS_MARKS = ("context_embedder.weight", "x_embedders.image.weight")
@@ -50,14 +50,14 @@ DIFFUSERS_MARKS = ("context_embedder.weight", "x_embedders.image.weight")
 
 def canonical_flux_3_path(path: str) -> str:
     """Convert a path, or the name of a tensor, of either tree to ours."""
-    return _renamed(path, OUTSIDE, INSIDE)
+    return _in_tree(path, OUT_OF_BLOCKS, IN_A_BLOCK)
 
 
 def diffusers_flux_3_path(path: str) -> str:
-    return _renamed(path, TO_OUTSIDE, TO_INSIDE)
+    return _in_tree(path, TO_OUT_OF_BLOCKS, TO_IN_A_BLOCK)
 
 
-def _renamed(path: str, outside: Mapping[str, str], inside: Mapping[str, str]) -> str:
+def _in_tree(path: str, outside: Mapping[str, str], inside: Mapping[str, str]) -> str:
     match = IN_BLOCK.fullmatch(path)
     if not match:
         return replace_prefix(path, outside)

@@ -9,6 +9,7 @@ heads, D width of one head, so that C = H * D.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ OF_IMAGE, OF_REFERENCES, OF_TEXT, JOINT = (
     "Flux3ImageBlock",
     "Flux3ReferenceBlock",
     "Flux3TextBlock",
-    "SingleStreamBlock",
+    "MMSingleStreamBlock",
 )
 IMAGE, REFERENCES = "image", "image_cond"  # kinds of tokens, by their names in files
 WORDS = "txt"
@@ -134,7 +135,7 @@ class Flux3TextBlock(Flux3Layers):
         return self.updated(x, modulation, pe, mask)
 
 
-class SingleStreamBlock(Flux3Layers):
+class MMSingleStreamBlock(Flux3Layers):
     """A block over text, image and references, each token with its own modulation. LyCORIS finds the class by its
     name.
     """
@@ -168,7 +169,7 @@ class Flux3(nn.Module):
                 REFERENCES: nn.ModuleList(Flux3ReferenceBlock(sizes) for _ in number),
             }
         )
-        self.single_blocks = nn.ModuleList(SingleStreamBlock(sizes) for _ in range(sizes.joint_blocks))
+        self.single_blocks = nn.ModuleList(MMSingleStreamBlock(sizes) for _ in range(sizes.joint_blocks))
         self.final_layer = nn.ModuleDict({IMAGE: LastLayer(hidden, inputs, bias=False)})
         self._tables = RopeTableCache()
 
@@ -196,14 +197,13 @@ class Flux3(nn.Module):
             states = block(states, self.early_stream_modulations[WORDS](still), words, is_read)
         streams, tables = [states], [words]
         modulations = [self.single_stream_modulations[WORDS](still)]
-        for kind, tokens, time, table in (
-            (IMAGE, img[:, :count], vec, image),
-            (REFERENCES, img[:, count:], still, references),
-        ):
+        parts = ((IMAGE, img[:, :count], vec, image), (REFERENCES, img[:, count:], still, references))
+        for kind, tokens, time, table in parts:
             if table is None:
                 continue
             stream, modulation = self.emb_in[kind](tokens.to(dtype)), self.early_stream_modulations[kind](time)
-            for block in self.content_mode_blocks[kind]:
+            blocks: Any = self.content_mode_blocks[kind]
+            for block in blocks:
                 stream = block(stream, modulation, table)
             streams.append(stream)
             tables.append(table)

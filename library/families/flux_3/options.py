@@ -29,7 +29,7 @@ INEFFECTIVE = {
 }
 
 # Why sigmoid_scale has no effect.
-NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is neither sigmoid nor shift"
+WITHOUT_SIGMOID_OR_SHIFT = "timestep_sampling is neither sigmoid nor shift"
 OTHER_FLUX_3_FILES = {
     "text_encoder": "the Qwen3-VL-4B text encoder (qwen3vl_4b_bf16.safetensors)",
     "vae": "the FLUX.2 VAE, which FLUX.3 shares (flux2-vae.safetensors)",
@@ -67,21 +67,21 @@ class Flux3Flow(sections.TransformerFlow):
     size_shift: ClassVar[str] = ""  # the model is sampled with one shift at every size
 
 
-REFERENCE_FOLDER = sections.reference_folder({})
+FOLDER_OF_REFERENCES = sections.reference_folder({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flux3Data(sections.Data):
     """The images, and the reference images beside them."""
 
-    control_directory: str | None = REFERENCE_FOLDER
+    control_directory: str | None = FOLDER_OF_REFERENCES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flux3AdapterData(sections.AdapterData):
     """The same when adapters are trained."""
 
-    control_directory: str | None = REFERENCE_FOLDER
+    control_directory: str | None = FOLDER_OF_REFERENCES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,7 @@ class Flux3Compile(sections.Compile):
             "image": "Flux3ImageBlock",
             "reference": "Flux3ReferenceBlock",
             "text": "Flux3TextBlock",
-            "single": "SingleStreamBlock",
+            "single": "MMSingleStreamBlock",
         }
     )
 
@@ -121,7 +121,7 @@ class Flux3Run:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT)
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(WITHOUT_SIGMOID_OR_SHIFT)
 
     @property
     def control_images(self) -> ControlUse:

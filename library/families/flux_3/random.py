@@ -18,7 +18,7 @@ from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks, prefixed
 from library.families.shared.random_sizes import LanguageModelSizes
 
-VOCABULARY = 151936  # size of the published vocabulary, with spare rows
+PUBLISHED_WORDS = 151936  # size of the published vocabulary, with spare rows
 VISION = 64  # width of the only tensor of a vision encoder in the tiny file
 
 
@@ -73,11 +73,11 @@ def flux_3_shape(sizes: Flux3Sizes) -> Flux3Shape:
     )
 
 
-def make_networks(sizes: Flux3Sizes = TINY, words: int = VOCABULARY, whole: bool = False) -> RandomNetworks:
+def make_networks(sizes: Flux3Sizes = TINY, words: int = PUBLISHED_WORDS, whole: bool = False) -> RandomNetworks:
     """Return the networks of these sizes, for a tokenizer with `words` tokens; with `whole`, also the last layers of
     the text encoder, which files have and nothing reads.
     """
-    skipped = 0 if whole else text_encoder.skipped(sizes.text_layers)
+    skipped = 0 if whole else text_encoder.unread_layers(sizes.text_layers)
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: Flux3(flux_3_shape(sizes))),
         {"text_encoder": lambda: qwen3_vl.empty_qwen3_vl(skipped, **sizes.text_settings(words))},
@@ -106,7 +106,8 @@ def write_random_model(
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
-    networks = make_networks(sizes, VOCABULARY if sizes == replace(FULL, distilled=sizes.distilled) else words, True)
+    words = PUBLISHED_WORDS if replace(sizes, distilled=False) == FULL else words
+    networks = make_networks(sizes, words, whole=True)
     text = {f"model.{name}": tensor for name, tensor in networks.encoders["text_encoder"]().state_dict().items()}
     parts = {
         "flux_3": ("flux3_tiny", networks.denoiser().state_dict(), prefixed("")),

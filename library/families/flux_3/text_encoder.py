@@ -15,11 +15,11 @@ TEMPLATE_TOKENS = 8  # of both
 PAD = "<|endoftext|>"
 PAD_POSITION = 1  # of all padding, as in the training of the model
 WINDOW = 80
-LONGEST = 8192  # tokens of a caption with its chat; longer ones are cut at the end
+MAX_CHAT_TOKENS = 8192  # tokens of a caption with its chat; longer ones are cut at the end
 TAPS = 8  # layers to read, equally distant: 4, 8, ..., 32 of 36
 
 
-def skipped(layers: int) -> int:
+def unread_layers(layers: int) -> int:
     """Return how many of the last layers are not read."""
     return layers - TAPS * (layers // (TAPS + 1))
 
@@ -35,11 +35,11 @@ def chat_tokens(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
     if not captions:
         return []
     texts = [f"{BEFORE}{caption}{BEHIND}" for caption in captions]
-    return tokenizer(texts, add_special_tokens=False, max_length=LONGEST, truncation=True).input_ids
+    return tokenizer(texts, add_special_tokens=False, max_length=MAX_CHAT_TOKENS, truncation=True).input_ids
 
 
 def window(tokens: int) -> int:
-    return min(-(-tokens // WINDOW) * WINDOW, LONGEST)
+    return min(-(-tokens // WINDOW) * WINDOW, MAX_CHAT_TOKENS)
 
 
 def longest_window(tokenizer: Any, captions: Collection[str]) -> int:
