@@ -15,7 +15,7 @@ check:  ## what can be said without running the code: style, types, JavaScript, 
 	$(NODE) node_modules/eslint/bin/eslint.js --max-warnings 0 kohya_gui
 	$(PYTHON) -m pytest tests/test_layers.py tests/test_budgets.py
 
-test:  ## everything, as CI runs it
+test:  ## the tests, as CI runs them
 	./setup.sh test
 
 docs:  ## docs/options.md, from the options, and the values in docs/presets.md, from the presets

@@ -16,6 +16,7 @@ usage() {
 ./setup.sh demo [options]   install if needed, then train a LoRA of a small model, and show what it learned
 ./setup.sh test [options]   install if needed, then run the tests; options go to pytest
 ./setup.sh test --quick     half of the tests, in about a minute: no whole model, no compiling, no browser
+./setup.sh test --all       all tests: more families, sizes and ways of the slow ones
 ./setup.sh doctor           check this machine: GPU, PyTorch, packages, compiling
 ./setup.sh install          install or repair, and nothing else
 ./setup.sh update           bring program and packages up to date (end trainings and the page first); your files stay
@@ -121,7 +122,7 @@ find_chromium() {
 
 run_tests() {
     # Two more than there are cores: a fifth of the time tests wait for browsers, files and each other's processes.
-    local more=2 workers browser="" chosen=()
+    local more=2 workers browser="" chosen=(-m "not exhaustive")
     # Else each of many processes compiles all of PyTorch that it imports; the checks of the set-up do it once.
     unset PYTHONDONTWRITEBYTECODE
     if [ "${1:-}" = --quick ]; then
@@ -129,6 +130,7 @@ run_tests() {
         chosen=(-m "not slow and not browser and not gpu")
         more=0  # these tests wait for nothing, and each worker collects all
     else
+        if [ "${1:-}" = --all ]; then shift; chosen=(); fi
         find_chromium &  # beside the packages: other servers, other files
         browser=$!
     fi

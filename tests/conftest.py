@@ -9,6 +9,7 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.exhaustive import is_exhaustive
 from tests.quick import mark_item
 from tests.source import SCRATCH
 
@@ -70,8 +71,8 @@ LONGEST = {
 
 # Why: docs/decisions/2026-11-20-tests-run-in-parallel.md
 def pytest_collection_modifyitems(items):
-    """Mark the tests that `./setup.sh test --quick` leaves out, skip those that need a GPU if there is none, and start
-    with the longest."""
+    """Mark the tests that `./setup.sh test` or its `--quick` leave out, skip those that need a GPU if there is none,
+    and start with the longest."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         if item.get_closest_marker("gpu"):
@@ -80,6 +81,8 @@ def pytest_collection_modifyitems(items):
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         mark_item(item)
+        if is_exhaustive(item):
+            item.add_marker("exhaustive")
 
 
 @pytest.fixture(scope="module", autouse=True)

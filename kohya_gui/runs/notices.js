@@ -74,9 +74,13 @@ async function fill(place) {
 /** @param {(text: string, bad?: boolean) => void} tell */
 function browserWay(tell) {
   const button = makeButton("", async () => {
-    if (isOn()) choice("off");
-    else if ((await Notification.requestPermission()) === "granted") choice("on");
-    else tell(translated("The browser does not allow notifications from this page: allow them beside its address."), true);
+    if (isOn()) {
+      choice("off");
+    } else if ((await Notification.requestPermission()) === "granted") {
+      choice("on");
+    } else {
+      tell(translated("The browser does not allow notifications from this page: allow them beside its address."), true);
+    }
     since = 0;
     mark();
     void look();
