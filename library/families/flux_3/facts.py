@@ -65,8 +65,7 @@ FACTS = FamilyFacts(
     saves_all_parts=False,
     most_blocks_swapped=27,
     text_tokens=160,
-    # Most trainings have no reference images, and run no block of theirs.
-    graphs={"Flux3ImageBlock": 1, "Flux3ReferenceBlock": 0, "Flux3TextBlock": 1, "MMSingleStreamBlock": 1},
+    graphs={"Flux3ImageBlock": 1, "Flux3TextBlock": 1, "MMSingleStreamBlock": 1},  # one more with reference images
     compile_seconds=15,  # as of other families of three graphs; not measured
     has_sd_scripts_defaults=False,
     prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16")}},

@@ -98,7 +98,6 @@ class Flux3Compile(sections.Compile):
     kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "image": "Flux3ImageBlock",
-            "reference": "Flux3ReferenceBlock",
             "text": "Flux3TextBlock",
             "single": "MMSingleStreamBlock",
         }
