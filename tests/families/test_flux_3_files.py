@@ -162,7 +162,8 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_the_names_of_comfyui(d
         f"transformer.{keys.diffusers_flux_3_path(path)}" for path in linear
     }
     assert all("lora" in name for name in loaded)
-    assert summary.check_lora_layers(comfy, config_of(demo, SCRIPT)) == (len(linear), [])
+    for file in (plain.file, comfy):
+        assert summary.check_lora_layers(file, config_of(demo, SCRIPT)) == (len(linear), [])
     for to in ("diffusers", "kohya"):
         path = convert.convert_lora(comfy, tmp_path / f"{to}.safetensors", to=to)
         assert by_name(file_of(path, "flux_3")).keys() == kohya

@@ -15,6 +15,7 @@ from library.families.flux_3.keys import canonical_flux_3_path
 from library.families.flux_3.model import Flux3, Flux3Shape
 from library.families.shared import diffusers_layers, qwen3_vl, random_networks, random_tokenizers, statistics_vae
 from library.families.shared.diffusers_layers import LayerSizes
+from library.families.shared.lora_names import matrices
 from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks, prefixed
 from library.families.shared.random_sizes import LanguageModelSizes
 
@@ -150,9 +151,13 @@ def diffusers_settings(sizes: Flux3Shape) -> dict[str, Any]:
 
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model.
+
+    diffusers requires dotted model paths, which `kohya tools convert --to comfy` writes.
+    """
     stored = diffusers_layers.stored_shapes(config)
+    named = diffusers_layers.with_dotted_paths(tensors, matrices(stored, ""))
     sizes = Flux3Shape.of({canonical_flux_3_path(name): shape for name, shape in stored.items()})
     return diffusers_layers.convert_with_mixin(
-        tensors, "Flux3Transformer2DModel", "Flux3LoraLoaderMixin", **diffusers_settings(sizes)
+        named, "Flux3Transformer2DModel", "Flux3LoraLoaderMixin", **diffusers_settings(sizes)
     )
