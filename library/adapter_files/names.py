@@ -125,7 +125,8 @@ def lora_names_of(family: str) -> LoraNames:
 
 @functools.cache
 def _name_pattern() -> re.Pattern[str]:
-    words = [re.escape(word) for name in all_lora_names() for word in name.words]
+    all_words = {word for name in all_lora_names() for word in name.words}
+    words = map(re.escape, sorted(all_words, key=lambda word: (-len(word), word)))  # of two, one may begin the other
     return re.compile("".join(f"{word} | " for word in words) + LAYER_WORDS, re.VERBOSE)
 
 
@@ -221,7 +222,7 @@ def possible_families(
         template = "this is a LoRA for {title}, which is no model that is trained here: those of {titles} are"
         raise ForeignModelError(template, title=title, titles=families.titles())
     for family, lora_names in names_by_family.items():
-        if lora_names.marks and any(re.search(lora_names.marks, path) for path in paths):
+        if _is_marked(lora_names, paths):
             return [family]
     for path in paths:
         candidates = [family for family, lora_names in names_by_family.items() if path.startswith(lora_names.trees)]
@@ -243,6 +244,15 @@ def _path(name: str) -> str:
         prefix for lora_names in all_lora_names() for prefix, part in lora_names.part_of.items() if part == "denoiser"
     )
     return dotted_path(name.removeprefix(next((p for p in denoisers if name.startswith(p)), "")))
+
+
+def _is_marked(lora_names: LoraNames, paths: Collection[str]) -> bool:
+    """Return whether some paths are those of this family alone."""
+    marks, absent = (
+        bool(pattern) and any(re.search(pattern, path) for path in paths)
+        for pattern in (lora_names.marks, lora_names.absent)
+    )
+    return marks and not absent
 
 
 def _has_sizes(lora_names: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:

@@ -21,6 +21,7 @@ FAMILIES = (
     "sdxl",
     "flux",
     "flux_2",
+    "flux_3",
     "krea_2",
     "qwen_image",
     "zimage",

@@ -196,6 +196,15 @@ def test_other_models_methods_and_videos_are_refused_by_name(keys, words):
         ({"model_family": "z_image"}, "zimage_train_network", {"model_version": "turbo"}),
         ({"model_family": "z_image", "model_flavour": "base"}, "zimage_train_network", {"model_version": "base"}),
         (
+            {"model_family": "flux3", "flow_schedule_shift": 3},
+            "flux_3_train_network",
+            {
+                "pretrained_model_name_or_path": "black-forest-labs/flux-3-image-klein-base",
+                "timestep_sampling": "shift",
+                "discrete_flow_shift": 3.0,
+            },
+        ),
+        (
             {"model_family": "krea2"},
             "krea_2_train_network",
             {"model_version": "raw", "pretrained_model_name_or_path": "krea/Krea-2-Raw"},

@@ -56,6 +56,7 @@ class LoraNames:
     }
     trees: ClassVar[tuple[str, ...]]  # prefixes of the denoiser's paths in any format, which identify the family
     marks: ClassVar[str] = ""  # a pattern of paths that no other family with the same tree has; "" if none shares it
+    absent: ClassVar[str] = ""  # a pattern of paths that it has not, but others with some of its marks
     # Suffixes of paths -> ratio of outputs to inputs, in which families with the same tree differ.
     ratios: ClassVar[Mapping[str, int]] = {}
     needs_evidence: ClassVar[bool] = (
