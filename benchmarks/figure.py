@@ -244,7 +244,7 @@ def _smallest(family: str, kind: str, every: list[Measured]) -> str:
         return "not measured"
     path = min(paths, key=_gigabytes)
     match = _measurement(f"{family}/{path.stem}", every)
-    return f"{_gigabytes(path)} GB" + (f": {match[1]['s_it']:.2f} s" if match else "")
+    return f"{_gigabytes(path)} GB" + (f": {match[1]['s_it']:.2f} s" if match else ", not measured")
 
 
 def _fastest(family: str, every: list[Measured]) -> str:
