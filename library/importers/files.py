@@ -140,9 +140,15 @@ def script_in_name(path: Path, configs: Configs) -> str:
     ""."""
     if path.suffix.lower() != ".toml":
         return ""
-    named_scripts = re.findall(r"sd-scripts/(\w+)\.py", "\n".join(comments_on_top(read_outside_text(path))))
-    in_name = [script for script in sorted(configs, key=len, reverse=True) if script in path.stem]
+    comments = "\n".join(comments_on_top(read_outside_text(path)))
+    named_scripts = re.findall(r"(?:sd-scripts/|kohya train )(\w+)", comments)
+    in_name = [script for script in sorted(configs, key=len, reverse=True) if _is_named(script, path.stem, configs)]
     return next((script for script in [*named_scripts, *in_name] if script in configs), "")
+
+
+def _is_named(script: str, stem: str, configs: Configs) -> bool:
+    """Return whether a file name is that of a script. Without its family, such as fine_tune, it could mean any."""
+    return script in stem if script.startswith(configs[script].family) else script == stem
 
 
 def of_others(settings: JsonMapping) -> bool:

@@ -27,6 +27,7 @@ PLAIN = {
     "caption_extension",
     "caption_prefix",
     "caption_suffix",
+    "preserve_prompt",
     "caption_separator",
     "keep_tokens_separator",
     "secondary_separator",
@@ -64,6 +65,7 @@ PLAIN_IN_DATASETS = {
     "secondary_separator",
     "caption_prefix",
     "caption_suffix",
+    "preserve_prompt",
     "image_suffix",
     "control_suffix",  # compared with the names in a folder, and no part of a path
 }
