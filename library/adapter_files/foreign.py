@@ -30,7 +30,6 @@ FOREIGN = (
     ForeignModel("HiDream", r"hidream", r"^(double|single)_stream_blocks\."),
     ForeignModel("LTX-Video", r"\bltx"),
     ForeignModel("Kandinsky 5", r"kandinsky", r"^(visual|text)_transformer_blocks\."),
-    ForeignModel("Krea 2", r"krea_?2"),
     ForeignModel("Ideogram 4", r"ideogram"),
 )
 

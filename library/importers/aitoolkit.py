@@ -107,11 +107,12 @@ def _refuse_process(process: JsonMapping, job: str) -> None:
 
 
 def _aitoolkit_script(flat: JsonMapping) -> str:
-    arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
+    arch = str(flat.get("model.arch") or "").casefold()
+    arch = arch if "o_edit" in arch else arch.partition(":")[0]  # its own way of training on references is not ours
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
     families = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image", "zimage": "zimage"}
-    families |= {"anima": "anima"}
+    families |= {"anima": "anima", "krea2": "krea_2"}
     families |= dict.fromkeys(("flux2", "flux2_klein_4b", "flux2_klein_9b"), "flux_2")
     families |= dict.fromkeys(("qwen_image_edit", "qwen_image_edit_plus"), "qwen_image")
     family = families.get(arch, "flux" if arch in AITOOLKIT_TABLES["model_types"] else "")

@@ -4,6 +4,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message, counted, join_messages, option_name
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
+    ALL_LAYERS_OF_KREA_2,
     describe,
     equal,
     equivalent_optimizer,
@@ -49,6 +50,8 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
         builder.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
     else:
         text = "LoRA" if kind == "lora" else say_nearest(kind, "LoRA")
+        is_narrow = any(key.startswith("network.network_kwargs.") for key in builder.source)
+        arguments = [*ALL_LAYERS_OF_KREA_2] if builder.family == "krea_2" and not is_narrow else arguments
         builder.change("network.type", text, {"network_args": arguments} if arguments else {})
     for key in builder.left():
         if key.startswith("network.network_kwargs."):
@@ -247,7 +250,7 @@ def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
     values: JsonObject = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
     guided = builder.family == "flux" and not is_on(builder.get("train.bypass_guidance_embedding"))
     values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if guided else {})
-    prefix = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(builder.family, "flux_")
+    prefix = {"qwen_image": "qwen_", "flux_2": "flux2_", "krea_2": "krea2_"}.get(builder.family, "flux_")
     values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", prefix)
     text = describe(values)
     text = text if kind in ("sigmoid", "linear") else say_nearest(kind, text)

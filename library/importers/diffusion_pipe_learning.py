@@ -4,6 +4,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
+    ALL_LAYERS_OF_KREA_2,
     SIZE_SHIFTS,
     describe,
     equal,
@@ -38,7 +39,8 @@ def _import_pipe_network(builder: ImportBuilder) -> None:
         builder.change("adapter.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
         builder.explain("becomes one of network_args", "adapter.decompose_factor", "adapter.rank_dropout")
     else:
-        builder.change("adapter.type", "LoRA" if kind == "lora" else say_nearest(kind, "LoRA"))
+        values = {"network_args": [ALL_LAYERS_OF_KREA_2[0]]} if builder.family == "krea_2" else {}
+        builder.change("adapter.type", "LoRA" if kind == "lora" else say_nearest(kind, "LoRA"), values)
     text = Message("{trainer} has alpha = rank", trainer=TRAINER_NAME)
     set_by(builder, "adapter.alpha", text, {"network_alpha": rank})
 

@@ -1,4 +1,4 @@
-"""Import musubi-tuner's TOML files for FLUX.1, FLUX.2, Qwen-Image and Z-Image, and its format of dataset files."""
+"""Import musubi-tuner's TOML files for FLUX.1, FLUX.2, Krea 2, Qwen-Image and Z-Image, and its format of dataset files."""
 
 import math
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, 
 from library.importers.shared import (
     dataset_toml,
     describe,
+    ALL_LAYERS_OF_KREA_2,
     equal,
     import_keys,
     load_tables,
@@ -162,6 +163,10 @@ def _apply_musubi_defaults(builder: ImportBuilder, module: str) -> None:
     elif module == "networks.lora_qwen_image":
         arguments = [*_network_args_list(builder), "train_modulation=True"]
         text = Message("{trainer} trains the modulation of all blocks as well", trainer=TRAINER)
+        set_by(builder, "network_args", text, {"network_args": arguments})
+    elif module == "networks.lora_krea2":
+        arguments = [*_network_args_list(builder), *ALL_LAYERS_OF_KREA_2]
+        text = Message("{trainer} trains the layers outside of blocks as well", trainer=TRAINER)
         set_by(builder, "network_args", text, {"network_args": arguments})
 
 

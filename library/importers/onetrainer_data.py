@@ -8,6 +8,7 @@ from library.config.reading import resolution
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     PREPARED,
+    SIZE_SHIFTS,
     dataset_toml,
     describe,
     describe_prompts,
@@ -47,9 +48,7 @@ def _import_onetrainer_timesteps(builder: ImportBuilder) -> None:
     if builder.family == "flux" and builder.get("model_type") != "CHROMA_1":
         values |= {"guidance_scale": 1.0 if guidance is None else guidance}
     elif values["timestep_sampling"] == "flux_shift":
-        values["timestep_sampling"] = {"qwen_image": "qwen_shift", "flux_2": "flux2_shift"}.get(
-            builder.family, "flux_shift"
-        )
+        values["timestep_sampling"] = SIZE_SHIFTS.get(builder.family, "flux_shift")
     explanation = describe(values)
     key = "timestep_distribution"
     builder.assume(key, kind)

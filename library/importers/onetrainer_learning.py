@@ -196,7 +196,7 @@ def _import_encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: 
 def _import_encoder_training(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
     if builder.family != "sdxl":
         if any(learns):
-            titles = {"flux": "FLUX.1", "flux_2": "FLUX.2", "zimage": "Z-Image", "anima": "Anima"}
+            titles = {"flux": "FLUX.1", "flux_2": "FLUX.2", "krea_2": "Krea 2", "zimage": "Z-Image", "anima": "Anima"}
             title = titles.get(builder.family, "Qwen-Image")
             template = "text encoders: OneTrainer trains them, too; a {title} fine-tune here trains none"
             builder.notes.append(Message(template, title=title))

@@ -3,7 +3,15 @@
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, join_messages, option_name, option_values
 from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import BLOCK_COUNTS, describe, equal, load_tables, precision, say_nearest
+from library.importers.shared import (
+    ALL_LAYERS_OF_KREA_2,
+    BLOCK_COUNTS,
+    describe,
+    equal,
+    load_tables,
+    precision,
+    say_nearest,
+)
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
@@ -77,7 +85,7 @@ def _import_other_dtypes(builder: ImportBuilder) -> None:
             builder.change(f"{name}.weight_dtype", text)
     full = dtype(builder, "vae") in ("FLOAT_32", "TFLOAT_32")
     key = "vae.weight_dtype"
-    if builder.family in ("qwen_image", "zimage", "anima"):
+    if builder.family in ("krea_2", "qwen_image", "zimage", "anima"):
         builder.ignore(key, "the VAE is in mixed_precision, and in float32 instead of fp16")
     elif builder.family == "flux_2":
         kind = "float32" if full else "bfloat16"
@@ -177,6 +185,10 @@ def _import_adapter_layers(builder: ImportBuilder, rank: int, alpha: float) -> l
     if builder.family == "anima" and layer_filter in ("full", "blocks"):
         _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=layer_filter))
         return [r"include_patterns=['.*adaln_modulation.*']"]
+    if builder.family == "krea_2" and layer_filter in ("full", "attn-mlp", "attn-only"):
+        _say_layers(builder, Message("{layers}: the text fusion gets adapters, too", layers=layer_filter))
+        narrow = ["network_reg_dims=_mlp_=0"] if layer_filter == "attn-only" else []
+        return [*ALL_LAYERS_OF_KREA_2] if layer_filter == "full" else [ALL_LAYERS_OF_KREA_2[0], *narrow]
     if layer_filter == "attn-mlp" and builder.get("model_type") != "CHROMA_1":
         _say_layers(builder, "attn-mlp: the modulation gets no adapters")
         return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if builder.family == "flux" else []

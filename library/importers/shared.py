@@ -18,14 +18,24 @@ from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_numb
 from library.importers.result import KeyOutcome
 
 FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
-ONLY = Message("this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima")
+ONLY = Message(
+    "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Krea 2, Qwen-Image, Z-Image and Anima"
+)
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
-BLOCK_COUNTS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
+BLOCK_COUNTS = {
+    "flux": (38, 35),
+    "flux_2": (20, 19),
+    "krea_2": (28, 27),
+    "qwen_image": (60, 59),
+    "zimage": (30, 29),
+    "anima": (28, 26),
+}
 # The timestep_sampling that shifts by the size of an image, by family.
 SIZE_SHIFTS = {
     "flux": "flux_shift",
     "flux_2": "flux2_shift",
+    "krea_2": "krea2_shift",
     "qwen_image": "qwen_shift",
     "zimage": "flux_shift",
     "anima": "flux_shift",
@@ -40,10 +50,12 @@ EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
 PART_OPTIONS = {
     "flux": ("clip_l", "t5xxl", "ae"),
     "flux_2": ("text_encoder", "vae"),
+    "krea_2": ("text_encoder", "vae"),
     "qwen_image": ("text_encoder", "vae"),
     "zimage": ("text_encoder", "vae"),
     "anima": ("qwen3", "vae"),
 }
+ALL_LAYERS_OF_KREA_2 = ("train_text_fusion=True", "train_embedders=True")  # network_args
 PREPARED = "it is said in the dataset file that the import writes"
 # Parts of a path that do not identify the model: sub-folders and files of diffusers and of the Hugging Face cache.
 NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors|")
@@ -89,8 +101,10 @@ def own_name(path: object) -> str:
 
 def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
     """Select the model by its name if several have identical files. De-Turbo is trained like the base."""
-    if builder.family in ("zimage", "flux_2"):
-        if builder.family == "zimage":
+    if builder.family in ("zimage", "flux_2", "krea_2"):
+        if builder.family == "krea_2":
+            version = "turbo" if "turbo" in words else "raw"
+        elif builder.family == "zimage":
             version = "turbo" if "turbo" in words and not re.search("de-?_?turbo", words) else "base"
         elif "klein" in words:
             version = f"klein-{'base-' * ('base' in words)}{'9b' if '9b' in words else '4b'}"

@@ -32,6 +32,7 @@ FEATURES = {
 SOME = {
     "flux": "single:1-2",
     "sdxl": "transformer:0,resnet:0",
+    "krea": "block:1-2",
     "qwen": "block:1-2",
     "zimage": "block:1-2",
     "anima": "block:1-2",

@@ -167,6 +167,15 @@ def test_a_file_of_data_sets_alone_is_converted_and_is_no_training(tmp_path):
             {"model_version": "klein-base-9b", "timestep_sampling": "shift", "discrete_flow_shift": 3.0},
         ),
         (
+            {"type": "krea2", "diffusion_model": "/krea2_turbo_bf16.safetensors", "flux_shift": True},
+            "krea_2_train_network",
+            {
+                "model_version": "turbo",
+                "timestep_sampling": "krea2_shift",
+                "network_args": ("train_text_fusion=True",),
+            },
+        ),
+        (
             {"type": "anima", "transformer_path": "/a", "vae_path": "/v", "llm_path": "/q", "llm_adapter_lr": 0},
             "anima_train_network",
             {"qwen3": "/q", "vae": "/v", "network_args": (), "timestep_sampling": "sigmoid"},
@@ -194,7 +203,7 @@ def test_each_model(model, script, expected):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("wan", "Wan"), ("ltx-video", "LTX-Video"), ("krea2", "Krea 2"), ("x", "x")]
+    ("kind", "words"), [("wan", "Wan"), ("ltx-video", "LTX-Video"), ("x", "x")]
 )
 def test_other_models_are_refused_by_name(kind, words):
     with pytest.raises(ConfigError, match=f"is for {words}, which is not trained here"):

@@ -98,7 +98,6 @@ def test_onetrainer_divides_by_the_area_of_masks_where_it_reads_masks(masks, are
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"network_module": "networks.lora_krea2", "text_encoder": "q", "dit": "d"}, "is for Krea 2"),
         ({"network_module": "networks.lora_ideogram4", "text_encoder": "q", "fp8_vl": True}, "is for Ideogram 4"),
         ({"network_module": "networks.lora_wan", "text_encoder": "q"}, "is for Wan"),
     ],

@@ -196,6 +196,11 @@ def test_other_models_methods_and_videos_are_refused_by_name(keys, words):
         ({"model_family": "z_image"}, "zimage_train_network", {"model_version": "turbo"}),
         ({"model_family": "z_image", "model_flavour": "base"}, "zimage_train_network", {"model_version": "base"}),
         (
+            {"model_family": "krea2"},
+            "krea_2_train_network",
+            {"model_version": "raw", "pretrained_model_name_or_path": "krea/Krea-2-Raw"},
+        ),
+        (
             {"model_family": "qwen_image", "model_flavour": "edit-v2"},
             "qwen_image_train_network",
             {"model_version": "edit-2509"},

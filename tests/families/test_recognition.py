@@ -49,7 +49,6 @@ UNTRAINED = {
     "a Lumina 2 transformer": {"cap_embedder.1.weight": (2304, 1)},
     "a text adapter of Anima": {"llm_adapter.blocks.0.cross_attn.o_proj.weight": (1, 1)},
     "a Cosmos-Predict2 transformer": {"blocks.0.adaln_modulation_self_attn.1.weight": (1, 1)},
-    "a Krea 2 transformer": {"txtfusion.projector.weight": (1, 1)},
     "a Nunchaku file of 4 bits": {
         "transformer_blocks.0.qkv_proj.qweight": (1, 1),
         "single_transformer_blocks.0.mlp_fc1.qweight": (1, 1),
@@ -480,6 +479,9 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
 @pytest.mark.parametrize(
     ("family", "name", "version"),
     [
+        ("krea_2", "krea2_turbo_fp8_scaled.safetensors", "turbo"),
+        ("krea_2", "raw.safetensors", "raw"),
+        ("krea_2", "Kroma.safetensors", None),
         ("zimage", "z_image_turbo_bf16.safetensors", "turbo"),
         ("zimage", "z_image_de_turbo_v1_bf16.safetensors", "base"),
         ("zimage", "z_image_bf16.safetensors", None),

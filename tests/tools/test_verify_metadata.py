@@ -140,7 +140,7 @@ def made(path, layers, metadata=None, end="lora_{side}.weight"):
         ("HunyuanVideo", {"lora_unet_double_blocks_0_img_mlp_fc1": (12288, 3072)}, ""),
         ("HunyuanVideo", {"lora_unet_double_blocks_0_img_attn_qkv": (9216, 3072)}, "hunyuan_video"),
         ("Lumina Image 2", {"lora_unet_layers_0_attention_qkv": (3840, 2304)}, ""),
-        ("Krea 2", {"lora_unet_layers_0_attention_to_q": (3840, 3840)}, "krea2"),
+        ("Ideogram 4", {"lora_unet_layers_0_attention_to_q": (3840, 3840)}, "ideogram4"),
     ],
 )
 def test_models_that_are_not_trained_here_are_named(title, layers, about, tmp_path):

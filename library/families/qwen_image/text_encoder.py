@@ -9,15 +9,11 @@ from torch import Tensor, nn
 from library.families.qwen_image.pictures import VISION, ImagePatches, language_sizes, positions
 from library.families.shared import language_model
 from library.families.shared.language_model import HEAD_WIDTH
+from library.families.shared.qwen_chat import BEFORE, BEHIND
 from library.families.shared.weights import assign
 
 MAX_TOKENS = 1024  # maximum tokens of a caption with the template's end
 LENGTH_MULTIPLE = 64  # lengths of batches of captions are multiples of this many tokens
-SYSTEM = (
-    "Describe the image by detailing the color, shape, size, texture, quantity, text, "
-    "spatial relationships of the objects and background:"
-)
-BEFORE = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
 EDIT = (
     "Describe the key features of the input image (color, shape, size, texture, objects, background), "
     "then explain how the user's text instruction should alter or modify the image. "
@@ -26,7 +22,6 @@ EDIT = (
 )
 BEFORE_EDIT = f"<|im_start|>system\n{EDIT}<|im_end|>\n<|im_start|>user\n"
 BEGIN, PICTURE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
-BEHIND = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 def build_text_encoder(tensors: Mapping[str, Tensor]) -> nn.Module:

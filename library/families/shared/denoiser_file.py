@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -36,6 +36,8 @@ class DenoiserFile:
     build: Callable[[Shapes], nn.Module]  # shapes by the network's own keys; KeyError names the first that is missing
     in_blocks: Callable[[str], bool]  # whether a tensor may stay in 8 bits
     names: Callable[[Mapping[str, str]], Names] = lambda plain: {name: (name, 0, 1) for name in plain}
+    # The network's own key and a shape in a file -> its shape in the network, with as many elements.
+    view: Callable[[str, tuple[int, ...]], tuple[int, ...]] = lambda name, shape: shape
 
     def rows(self, keys: Mapping[str, object]) -> Names:
         """Return where a file with these keys has each tensor of the network."""
@@ -50,7 +52,7 @@ class DenoiserFile:
         network_shapes = {}
         for network_name, (name, _, pieces) in self.rows(stored).items():
             shape = tuple(stored[name])
-            network_shapes[network_name] = (shape[0] // pieces, *shape[1:]) if shape else ()
+            network_shapes[network_name] = self.view(network_name, (shape[0] // pieces, *shape[1:]) if shape else ())
         return network_shapes
 
     def plain_shapes(self, entries: Mapping[str, JsonMapping]) -> dict[str, tuple[int, ...]]:
@@ -74,7 +76,10 @@ class DenoiserFile:
             expected = model.state_dict()
             require(expected, shapes)
             transfer.expect(model, {name: shapes[name] for name in expected})
-        sources = {name: beside[name][1] if name in beside else row_slice(file, *names[name]) for name in expected}
+        sources = {
+            name: beside[name][1] if name in beside else viewed(row_slice(file, *names[name]), shapes[name])
+            for name in expected
+        }
         if unread := len(names.keys() - expected):
             logger.warning("%s: %d tensors are not part of %s and were skipped", path, unread, self.title)
         kind = transfer.widened(dtype, self.in_blocks if keep_8_bits else None)
@@ -120,3 +125,12 @@ def row_slice(file: Weights, name: str, piece: int, pieces: int) -> Source:
     length = file_range.length // pieces
     shape = (rows // pieces, *columns)
     return Source(FileRange(file_range.path, file_range.offset + piece * length, length, file_range.dtype, shape), read)
+
+
+def viewed(source: Source, shape: tuple[int, ...]) -> Source:
+    """Return a tensor of a file in another shape with as many elements, which has the same bytes."""
+    if source.range is None:
+        return Source(None, lambda: source.read().view(shape))
+    if source.range.shape == shape:
+        return source
+    return Source(replace(source.range, shape=shape), lambda: source.read().view(shape))

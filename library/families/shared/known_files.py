@@ -6,7 +6,6 @@ UNTRAINED = (
     (r"\.qweight$|svdq", None, "a Nunchaku file of 4 bits"),
     (r"bitsandbytes__nf4$", None, "an nf4 file of 4 bits"),
     (r"^cap_embedder\.1\.weight$", 2304, "a Lumina 2 transformer"),
-    (r"^(txtfusion|text_fusion)\.projector\.", None, "a Krea 2 transformer"),
 )
 
 # Messages for other files than .safetensors, by their first bytes; the first match applies.
@@ -23,6 +22,7 @@ BEGINNINGS = {
 # Parts that several families share, and others.
 SHARED = (
     (r"embed_tokens\.weight$", 131072, "a Mistral text encoder"),
+    (r"(^|\.)visual\.deepstack_merger_list\.", None, "a Qwen3-VL text encoder"),
     (r"layers\.0\.self_attn\.q_norm\.weight$", None, "a Qwen3 text encoder"),
     (r"encoder\.block\.0\.layer\.0\.SelfAttention\.q\.weight", None, "a T5 text encoder"),
     (r"(text_model\.|^)encoder\.layers\.0\.", None, "a CLIP text encoder"),  # transformers 5 omits the prefix

@@ -37,21 +37,37 @@ def padded_length(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> 
     return -(-(max(map(len, ids), default=dropped) - dropped) // step) * step
 
 
-def encode_ids(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> tuple[Tensor, Tensor]:
-    """Encode token ids: return the last hidden states [B, L, C] without the first `dropped`, zero after each caption,
-    and a mask [B, L] of the caption's own tokens. L is a multiple of `step`.
-    """
+def padded_ids(
+    ids: Sequence[Sequence[int]], step: int, dropped: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return token ids as one tensor, and a mask [B, L] of those after the first `dropped`. L is a multiple of `step`."""
     # Captions are padded on the right, which causal attention never sees.
     length = padded_length(ids, step, dropped) or step  # if all captions are empty
-    device = next(model.parameters()).device
     padded = torch.zeros(len(ids), dropped + length, dtype=torch.long)
     mask = torch.zeros(len(ids), length, dtype=torch.long)
     for row, tokens in enumerate(ids):
         padded[row, : len(tokens)] = torch.tensor(tokens)
         mask[row, : len(tokens) - dropped] = 1
-    mask = mask.to(device, non_blocking=True)
-    states = model(input_ids=padded.to(device, non_blocking=True)).last_hidden_state[:, dropped:]
+    return padded.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+
+
+def encode_ids(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> tuple[Tensor, Tensor]:
+    """Encode token ids: return the last hidden states [B, L, C] without the first `dropped`, zero after each caption,
+    and a mask [B, L] of the caption's own tokens. L is a multiple of `step`.
+    """
+    padded, mask = padded_ids(ids, step, dropped, next(model.parameters()).device)
+    states = model(input_ids=padded).last_hidden_state[:, dropped:]
     return states * mask[..., None].to(states.dtype), mask
+
+
+def encode_layers(
+    model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int, layers: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Encode like `encode_ids`, but return the outputs after these numbers of layers, [B, L, layers, C]."""
+    padded, mask = padded_ids(ids, step, dropped, next(model.parameters()).device)
+    states = model(input_ids=padded, output_hidden_states=True).hidden_states
+    stacked = torch.stack([states[number][:, dropped:] for number in layers], dim=2)
+    return stacked * mask[..., None, None].to(stacked.dtype), mask
 
 
 def empty_language_model(

@@ -19,6 +19,7 @@ CLIP_G = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
 T5_XXL = "google/t5-v1_1-xxl"
 QWEN_VL = "Qwen/Qwen2.5-VL-7B-Instruct"
 QWEN3 = "Qwen/Qwen3-4B"
+QWEN3_VL = "Qwen/Qwen3-VL-4B-Instruct"
 QWEN3_SMALL = "Qwen/Qwen3-0.6B"
 MISTRAL_REPOSITORY = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 

@@ -1,0 +1,108 @@
+"""Krea 2 as a family: loading, encoding of images and captions, and the prediction of a training step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from library.config.problems import Problem
+from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.krea_2.checkpoint import KREA_2_CHECKPOINT, TEXT
+from library.families.krea_2.facts import FACTS
+from library.families.krea_2.model import BLOCK, CONTAINERS, LAYERWISE, REFINER
+from library.families.krea_2.options import TRAINING_ADAPTER, Krea2Lora, Krea2Train
+from library.families.krea_2.sampler import Krea2Sampler
+from library.families.shared import qwen_vae
+from library.families.shared.one_encoder import OneEncoderFamily
+from library.families.shared.packing import pack, unpack
+from library.objectives.base import NoisedBatch
+
+if TYPE_CHECKING:
+    from library.families.base import Family
+    from library.families.shared.sampler import Sampler
+
+
+class Krea2Family(OneEncoderFamily):
+    """Krea 2: a transformer that reads twelve layers of Qwen3-VL-4B, and Qwen-Image's VAE."""
+
+    config: Krea2Lora | Krea2Train
+    name = "krea_2"
+    checkpoint = KREA_2_CHECKPOINT
+    swapped_class = BLOCK
+    block_classes = tuple(CONTAINERS)
+    block_chain = BlockChain(("blocks",))
+    adapter_targets = tuple(CONTAINERS)
+    latent_cache = LatentCache(suffix="_kr2.safetensors", keyed_by_size=True, architecture="krea2", frames=True)
+    text_cache = TextCache(
+        suffix="_kr2_te.safetensors",
+        keys=("krea2_vl_embed", "krea2_vl_mask"),
+        mask="krea2_vl_mask",
+        architecture="krea2",
+        names={"krea2_vl_embed": "varlen_krea2_vl_embed"},
+    )
+    # Dimensions with varying numbers of tokens: of the text; of the text and its mask; of the stream, pe and mask.
+    block_inputs = {
+        LAYERWISE: BlockInputs(streams=(0,), dynamic=((0, 1),)),
+        REFINER: BlockInputs(streams=(0,), dynamic=((0, 1), (1, 1))),
+        BLOCK: BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1), (3, 1))),
+    }
+    # Text is a small part of the tokens, and has a row for each of twelve layers in the layerwise blocks.
+    block_costs = {
+        LAYERWISE: BlockCost(CONTAINERS[LAYERWISE], used=0.35),
+        REFINER: BlockCost(CONTAINERS[REFINER], activations=2, used=0.03),
+        BLOCK: BlockCost(CONTAINERS[BLOCK], activations=30, used=1.0),
+    }
+    architecture = FACTS.architecture
+    base_model_version = FACTS.base_model_version
+    text_lengths: Mapping[str, int] = MappingProxyType(
+        {"krea2_vl_embed": TEXT.max_tokens, "krea2_vl_mask": TEXT.max_tokens}
+    )
+
+    @property
+    def is_turbo(self) -> bool:
+        return self.config.model.model_version == "turbo"
+
+    @property
+    def sample_defaults(self) -> Mapping[str, Any]:
+        usual = {"negative_prompt": "", "width": 1024, "height": 1024, "sample_steps": 28, "scale": 5.5}
+        return usual | ({"sample_steps": 8, "scale": 1.0} if self.is_turbo else {})
+
+    def notes(self) -> Iterator[Problem]:
+        """Warn of a version that no file reveals, and of training Turbo."""
+        if not self.config.model.model_version:
+            yield Problem(
+                "model_version",
+                "is not set, so that the file is trained as Raw; files of Turbo look alike",
+                fix={"model_version": "raw"},
+            )
+        elif self.is_turbo and not (isinstance(self.config, Krea2Lora) and self.config.network.base_weights):
+            yield Problem(
+                "model_version",
+                "= turbo: what is trained on Turbo alone unlearns its few steps; train on Raw, whose LoRAs work on "
+                "Turbo, or give its training adapter as base_weights of a LoRA: {adapter}",
+                adapter=TRAINING_ADAPTER,
+                also="base_weights",
+            )
+
+    # ---- a training step
+
+    def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]; not sampled."""
+        return qwen_vae.latents(components.vae, pixels)
+
+    def velocity(
+        self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
+    ) -> Tensor:
+        """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
+        latents = noised.latents
+        size = latents.shape[-2] // 2, latents.shape[-1] // 2
+        output = denoiser(pack(latents), size, text["krea2_vl_embed"], text["krea2_vl_mask"], noised.timesteps)
+        return unpack(output.float(), *size)
+
+    def sampler(self, components: ModelComponents) -> "Sampler":
+        return Krea2Sampler(self, components)
+
+
+if TYPE_CHECKING:
+    _complete: type[Family] = Krea2Family  # the type checker reports missing members

@@ -1,0 +1,164 @@
+"""The options of Krea 2."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from library import families
+from library.config import sections
+from library.config.run_config import Rule
+from library.config.schema import define_section, opt
+from library.families.shared.network_args import (
+    NO_ADAPTER,
+    BlockArgs,
+    LayerPreset,
+    NetworkLayer,
+    patterns,
+    regexes,
+)
+
+SHIFT_LINE = ((256, 0.5), (6400, 1.15))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
+TRAINING_ADAPTER = "ostris/krea2_turbo_training_adapter/krea2_turbo_training_adapter_v1.safetensors"  # of Turbo
+
+# Options parsed for every family that mean nothing here.
+INEFFECTIVE = {
+    **sections.NO_GUIDANCE,
+    "max_token_length": "captions of Krea 2 may have any length up to 507 tokens",
+}
+
+# Why sigmoid_scale has no effect.
+NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or krea2_shift"
+OTHER_KREA_2_FILES = {
+    "text_encoder": "the Qwen3-VL-4B text encoder (qwen3vl_4b_bf16.safetensors)",
+    "vae": "the Qwen-Image VAE (qwen_image_vae.safetensors)",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Krea2Model(sections.Model):
+    """The Krea 2 transformer and the networks around it."""
+
+    vae: str | None = opt(None, "The Qwen-Image VAE (qwen_image_vae.safetensors).", kind="file", label="VAE")
+    text_encoder: str | None = opt(
+        None,
+        "The Qwen3-VL-4B text encoder (qwen3vl_4b_bf16.safetensors, bf16 or fp8).",
+        kind="file",
+        label="Text encoder",
+    )
+    model_version: Literal["raw", "turbo"] | None = opt(
+        None,
+        "Their files look alike; train on Raw, and use the LoRA on either. Empty: Raw, if no name says Turbo.",
+        words={"raw": "Krea 2 Raw", "turbo": "Krea 2 Turbo"},
+    )
+
+    others: ClassVar[Mapping[str, str]] = OTHER_KREA_2_FILES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Krea2Flow(sections.TransformerFlow):
+    """Noise, timesteps and the type of the prediction."""
+
+    timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "krea2_shift"] = opt(
+        "krea2_shift",
+        "How timesteps are sampled. krea2_shift and shift are usual.",
+        words={"krea2_shift": "Krea 2 shift"},
+    )
+    discrete_flow_shift: float = sections.flow_shift(2.5)
+
+    shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = SHIFT_LINE
+    size_shift: ClassVar[str] = "krea2_shift"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Krea2Memory(sections.Memory):
+    """Memory and speed of a training of Krea 2."""
+
+    blocks_to_swap: int | None = sections.blocks_to_swap(27)  # the 4 of the text fusion stay
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Krea2Compile(sections.Compile):
+    """How the blocks of Krea 2 are compiled."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"layerwise": "Krea2LayerwiseBlock", "refiner": "Krea2RefinerBlock", "block": "Krea2Block"}
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Krea2Network(sections.TransformerNetwork):
+    """The adapters that are trained for Krea 2."""
+
+    network_module: Literal["networks.lora_krea2", "lycoris.kohya"] | str | None = sections.network_module()
+    usual: ClassVar[str] = "networks.lora_krea2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Krea2Run:
+    """The common base of all Krea 2 trainings."""
+
+    family: ClassVar[str] = "krea_2"
+    script_with = staticmethod(families.script_with)
+    shifts_samples: ClassVar[bool] = True
+    ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT)
+
+    model: Krea2Model = define_section(Krea2Model)
+    noise: Krea2Flow = define_section(Krea2Flow)
+    memory: Krea2Memory = define_section(Krea2Memory)
+    compile: Krea2Compile = define_section(Krea2Compile)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Krea2Lora(Krea2Run, sections.TransformerLora):
+    """LoRA and other adapters for Krea 2."""
+
+    script: ClassVar[str] = "krea_2_train_network"
+    title: ClassVar[str] = "Krea 2 LoRA"
+
+    network: Krea2Network = define_section(Krea2Network)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Krea2Train(Krea2Run, sections.TransformerTrain):
+    """Full fine-tuning and DreamBooth for Krea 2."""
+
+    script: ClassVar[str] = "krea_2_train"
+    title: ClassVar[str] = "Krea 2 fine-tune"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Krea2Args(BlockArgs):
+    """`networks.lora_krea2`."""
+
+    presets: ClassVar[tuple[LayerPreset, ...]] = (
+        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
+        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_mlp_=0"}),
+    )
+    train_text_fusion: bool = opt(
+        False,
+        "adapters on the blocks that join the layers of the text encoder, before text and image meet",
+        label="Text fusion learns as well",
+    )
+    train_embedders: bool = opt(
+        False,
+        "adapters on the layers outside of blocks: of image, text and timestep, and the last one",
+        label="Embedders learn as well",
+    )
+
+    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
+        """Return a layer's rank and alpha: by patterns of names, then by blocks, and by the switches of layers outside
+        of blocks and of the text fusion.
+        """
+        included = any(re.fullmatch(regex, layer.path) for regex in regexes(self.include_patterns))
+        if not layer.inside:
+            chosen = layer.part == "denoiser" and (self.train_embedders or included) and not self.is_excluded(layer)
+            named = (r for pattern, r in patterns(self.network_reg_dims, int) if self.fits(pattern, layer.name, ""))
+            layer_rank = next(named, rank) if chosen else 0
+        else:
+            layer_rank = self.rank_in_block(layer, re.match(r"blocks\.(\d+)\.", layer.path))
+            if layer_rank is None:
+                layer_rank = rank if self.train_text_fusion or included or layer.path.startswith("blocks.") else 0
+        return (layer_rank, alpha) if layer_rank else NO_ADAPTER
