@@ -239,7 +239,10 @@ def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, 
 
 def _smallest(family: str, kind: str, every: list[Measured]) -> str:
     """The least GPU memory that has a preset, with the seconds per step that were measured with it."""
-    path = min(_of_family(family, kind), key=_gigabytes)
+    paths = _of_family(family, kind)
+    if not paths:
+        return "not measured"
+    path = min(paths, key=_gigabytes)
     match = _measurement(f"{family}/{path.stem}", every)
     return f"{_gigabytes(path)} GB" + (f": {match[1]['s_it']:.2f} s" if match else "")
 
@@ -261,7 +264,8 @@ def overview(every: list[Measured]) -> list[str]:
     cells: dict[str, dict[int, str]] = {}
     for path in _presets():
         title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(":")[0].rpartition(" on ")[0]
-        size = _gigabytes(path)
+        if not (size := _gigabytes(path)):
+            continue
         result = _measurement(f"{path.parent.name}/{path.stem}", every)
         times = ""
         if result and (theirs := _theirs(*result, size)):
@@ -279,7 +283,8 @@ def presets_table(every: list[Measured]) -> list[str]:
         _, _, details = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(": ")
         name, size = f"{path.parent.name}/{path.stem}", _gigabytes(path)
         sets, _, figures = details.removesuffix(".").partition("; ")
-        lines.append(f"| `{name}` | {size} GB | {sets} | {_result(name, size, every) or figures} |")
+        memory = f"{size} GB" if size else "any"
+        lines.append(f"| `{name}` | {memory} | {sets} | {_result(name, size, every) or figures} |")
     return lines
 
 
@@ -320,7 +325,7 @@ def recipes() -> list[str]:
 def _rank(path: Path, recipe: recipe_files.Recipe) -> int:
     """The rank of a preset that a recipe is for; 0 for others."""
     options = read_toml(path)
-    fits = path.stem.startswith(f"{recipe.kind}-") and recipe in recipe_files.of_family(path.parent.name)[0]
+    fits = path.stem.partition("-")[0] == recipe.kind and recipe in recipe_files.of_family(path.parent.name)[0]
     return int(options.get("network_dim", 0)) if fits and recipe.fits(options) else 0
 
 
@@ -340,9 +345,12 @@ def _presets() -> list[Path]:
 
 
 def _gigabytes(path: Path) -> int:
-    """The memory of the GPU that a preset is for, from its name or else its title."""
+    """The memory of the GPU that a preset is for, from its name or else its title; 0 for one that says that it was not
+    measured."""
     title = path.read_text(encoding="utf-8").splitlines()[0]
     match = re.search(r"-(\d+)gb$", path.stem) or re.search(r"(\d+) GB", title)
+    if not match and title.endswith("; not measured."):
+        return 0
     if not match:
         raise ValueError(f"{path}: neither its name nor its title says for how much GPU memory it is")
     return int(match[1])

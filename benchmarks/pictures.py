@@ -1,6 +1,6 @@
 """Seconds of a denoising step and of a picture, beside diffusers: full-size models with random weights, on one GPU.
 
-    python -m benchmarks.pictures --family flux --out flux.jsonl    # minutes; sdxl flux qwen_image zimage flux_2 anima
+    python -m benchmarks.pictures --family flux --out flux.jsonl    # minutes; sdxl flux krea_2 qwen_image zimage flux_2 anima
     python -m benchmarks.pictures --family flux --ways "diffusers eager" "ours eager"
     python -m benchmarks.pictures --family flux --tiny              # tiny models, on a CPU too: shows that it runs
 
@@ -43,10 +43,17 @@ class PictureCase:
 PICTURE_CASES = {
     "sdxl": PictureCase(30, 7.5, {"guidance_scale": 7.5}),
     "flux": PictureCase(28, 1.0, {"guidance_scale": 3.5}, guidance=3.5),
+    "krea_2": PictureCase(28, 5.5, {"guidance_scale": 4.5}),
     "qwen_image": PictureCase(25, 4.0, {"true_cfg_scale": 4.0}),
     "zimage": PictureCase(25, 4.0, {"guidance_scale": 4.0}),
     "flux_2": PictureCase(50, 4.0, {"guidance_scale": 4.0}),
     "anima": PictureCase(30, 4.0, {}),
+}
+PIPELINES_OF_PICTURES = {
+    "krea_2": "Krea2Pipeline",
+    "qwen_image": "QwenImagePipeline",
+    "zimage": "ZImagePipeline",
+    "flux_2": "Flux2KleinPipeline",
 }
 COMPILED_PICTURES = {"sample_compile": "true"}
 FP8_PRODUCTS = {"fp8_base": True, "fp8_compute": True}
@@ -230,6 +237,10 @@ def their_denoiser(family: str, sizes: Any, subject: Any) -> Any:
     if family == "flux_2":
         axes = (sizes.head // 4,) * 4
         return models.Flux2Transformer2DModel(joint_attention_dim=3 * sizes.text, axes_dims_rope=axes, **heads)
+    if family == "krea_2":
+        from library.families.krea_2 import random
+
+        return models.Krea2Transformer2DModel(**random.diffusers_settings(random.krea_2_shape(sizes)))
     if family == "qwen_image":
         widths = {"in_channels": 4 * sizes.channels, "out_channels": sizes.channels, "joint_attention_dim": sizes.text}
         axes = rope_axes(sizes.head)
@@ -261,9 +272,8 @@ def their_pipeline(family: str, denoiser: Any, vae: Any) -> Any:
     scheduler = models.FlowMatchEulerDiscreteScheduler(**shift)
     if family == "flux":
         return models.FluxPipeline(scheduler, vae, None, None, None, None, denoiser)
-    if family == "qwen_image":
-        vae = getattr(vae, "network", vae)  # with frames
-    name = {"qwen_image": "QwenImagePipeline", "zimage": "ZImagePipeline", "flux_2": "Flux2KleinPipeline"}[family]
+    vae = getattr(vae, "network", vae)  # with frames, if it has them
+    name = PIPELINES_OF_PICTURES[family]
     return getattr(models, name)(scheduler, vae, None, None, denoiser)
 
 
@@ -283,10 +293,11 @@ def their_text(family: str, text: dict[str, Any]) -> dict[str, Any]:
         return {"prompt_embeds": text["t5_out"][1:], "pooled_prompt_embeds": text["l_pooled"][1:]}
     if family == "zimage":
         return {"prompt_embeds": [text["llm_embed"][1]], "negative_prompt_embeds": [text["llm_embed"][0]]}
-    states = text["ctx_vec" if family == "flux_2" else "vl_embed"]
+    states = text[{"flux_2": "ctx_vec", "krea_2": "krea2_vl_embed"}.get(family, "vl_embed")]
     arguments = {"prompt_embeds": states[1:], "negative_prompt_embeds": states[:1]}
-    if family == "qwen_image":
-        mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
+    if family in ("krea_2", "qwen_image"):
+        kind = torch.bool if family == "krea_2" else torch.long
+        mask = torch.ones(states.shape[:2], dtype=kind, device=states.device)
         arguments |= {"prompt_embeds_mask": mask[1:], "negative_prompt_embeds_mask": mask[:1]}
     return arguments
 

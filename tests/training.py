@@ -46,7 +46,7 @@ FEW = {
 }
 # network_args for a single adapter in each block of a transformer: adapters on all layers would be half of what is
 # traced. In FLUX.1 and FLUX.2 the single blocks have it.
-ONE_ADAPTER = ("network_reg_dims=^(?!.*(to_q|linear2|self_attn.q_proj)).*=0",)
+ONE_ADAPTER = ("network_reg_dims=^(?!.*(to_q|linear2|self_attn.q_proj|blocks_\\d+_attn_wq)).*=0",)
 # For tests that compile blocks to machine code: without vector instructions it takes a quarter less time, and the
 # project's part is the same. The cache is separate, because PyTorch looks graphs up by what they compute alone, and
 # code generated with vector instructions does not compile without them.

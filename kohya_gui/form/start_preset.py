@@ -53,7 +53,8 @@ def suited(ready: Sequence[preset_files.Preset], gpu: Gpu | None) -> tuple[prese
     """The preset to start with among those of one kind and family, and the reason; None if there is none."""
     sized = sorted((preset for preset in ready if preset.gigabytes), key=lambda preset: preset.gigabytes)
     if not sized:
-        return (ready[0], "") if ready else None
+        why = "" if gpu else "No NVIDIA GPU found: this preset is for any."
+        return (ready[0], why) if ready else None
     least = sized[0]
     if gpu is None:
         return least, "No NVIDIA GPU found: this is the preset for the least memory."

@@ -73,8 +73,9 @@ def _heading(path: Path) -> tuple[str, str]:
     first_line = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
     if path.parent.name == PROFILES:
         return "Compile profiles, for any model", f"`{PROFILES}/{path.stem}`"
-    title, _, size = first_line.partition(":")[0].rpartition(" on ")
-    return f"{title} (`{path.parent.name}/{_preset_kind(path)}-...`)", size
+    title, _, size = first_line.partition(":")[0].partition(" on ")
+    names = f"{_preset_kind(path)}-..." if size else path.stem
+    return f"{title} (`{path.parent.name}/{names}`)", size or "any GPU"
 
 
 def _merge_equal_tables(groups: Mapping[str, Columns]) -> dict[str, Columns]:

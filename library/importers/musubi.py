@@ -1,4 +1,4 @@
-"""Import musubi-tuner's TOML files for FLUX.1, FLUX.2, Krea 2, Qwen-Image and Z-Image, and its format of dataset files."""
+"""Import musubi-tuner's TOML files for FLUX.1, FLUX.2, Krea 2, Qwen-Image and Z-Image, and its dataset files."""
 
 import math
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
+    ALL_LAYERS_OF_KREA_2,
     dataset_toml,
     describe,
-    ALL_LAYERS_OF_KREA_2,
     equal,
     import_keys,
     load_tables,

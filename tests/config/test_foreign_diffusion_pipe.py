@@ -202,9 +202,7 @@ def test_each_model(model, script, expected):
     assert whole.script == script.removesuffix("_network") and whole.precision.full_bf16
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"), [("wan", "Wan"), ("ltx-video", "LTX-Video"), ("x", "x")]
-)
+@pytest.mark.parametrize(("kind", "words"), [("wan", "Wan"), ("ltx-video", "LTX-Video"), ("x", "x")])
 def test_other_models_are_refused_by_name(kind, words):
     with pytest.raises(ConfigError, match=f"is for {words}, which is not trained here"):
         importers.import_content({**SMALL, "model": {"type": kind}}, CONFIGS)

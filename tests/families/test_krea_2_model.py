@@ -11,7 +11,7 @@ from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.krea_2 import keys, random
 from library.families.krea_2.checkpoint import TEXT
-from library.families.krea_2.model import BLOCK, LAYERWISE, REFINER, Krea2, Krea2Block
+from library.families.krea_2.model import BLOCK, LAYERWISE, REFINER, Krea2, SingleStreamBlock
 from library.families.shared import qwen3_vl, qwen_vae_names
 from library.families.shared.packing import image_positions, pack, unpack
 from tests.families import wide
@@ -113,7 +113,7 @@ def test_one_block_of_full_width_equals_diffusers():
     sizes = random.krea_2_shape(random.FULL)
     torch.manual_seed(0)
     with torch.device("meta"):
-        ours = Krea2Block(sizes.image)
+        ours = SingleStreamBlock(sizes.image)
         other = Theirs(6144, 16384, 48, 12, 1e-5)
         small = Krea2(random.krea_2_shape(random.TINY))
     wide.filled(ours)
@@ -137,7 +137,9 @@ def test_a_full_model_has_the_parameters_of_diffusers():
     ours = random.make_networks(random.FULL).denoiser()
     with torch.device("meta"):
         other = Krea2Transformer2DModel()
-    shapes = [{n: t.shape for n, t in named.items()} for named in (for_diffusers(ours.state_dict()), other.state_dict())]
+    shapes = [
+        {n: t.shape for n, t in named.items()} for named in (for_diffusers(ours.state_dict()), other.state_dict())
+    ]
     assert shapes[0] == shapes[1] and sum(p.numel() for p in ours.parameters()) == 12_820_073_036
     count = {kind: sum(type(m).__name__ == kind for m in ours.modules()) for kind in (BLOCK, LAYERWISE, REFINER)}
     assert [*count.values()] == [28, 2, 2]

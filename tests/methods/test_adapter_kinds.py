@@ -132,6 +132,7 @@ def test_groups_of_blocks_are_those_of_the_published_models():
         "sdxl": [9, 3, 9],
         "flux": [19, 38],
         "flux_2": [8, 24],
+        "krea_2": [28],
         "qwen_image": [60],
         "zimage": [30],
         "anima": [28],

@@ -181,6 +181,7 @@ def test_an_empty_form_names_everything_that_is_missing(tab, family):
     required = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
     parts = {
         "flux": {"clip_l", "t5xxl", "ae"},
+        "krea_2": {"text_encoder", "vae"},
         "qwen_image": {"text_encoder", "vae"},
         "zimage": {"text_encoder", "vae"},
         "flux_2": {"text_encoder", "vae"},

@@ -35,6 +35,7 @@ FEW = {  # blocks of each family's tiny model
     "sdxl": {"unet": (32, 64), "depth": (0, 1), "clip_l_layers": 1, "clip_g_layers": 1},
     "flux": {"double_blocks": 1, "single_blocks": 1, "clip_layers": 1, "t5_layers": 1},
     "flux_2": {"double_blocks": 1, "single_blocks": 1},
+    "krea_2": {"blocks": 1},
     "qwen_image": {"blocks": 1},
     "zimage": {"blocks": 1, "refiners": 1, "hidden": 192, "mlp": 512, "time": (1024, 192)},  # as diffusers sizes it
     "anima": {"blocks": 1, "adapter_blocks": 1},
@@ -205,6 +206,7 @@ MIXINS = {
     "sdxl": "StableDiffusionXL",
     "flux": "Flux",
     "flux_2": "Flux2",
+    "krea_2": "Krea2",
     "qwen_image": "QwenImage",
     "zimage": "ZImage",
     "anima": "Anima",
@@ -230,6 +232,9 @@ def transformer(variant):
             guidance_embeds=False,
             **heads,
         )
+    if variant == "krea_2":
+        settings = families.random_module(variant).diffusers_settings(make().sizes)
+        return diffusers.Krea2Transformer2DModel(**settings)
     if variant == "qwen_image":
         return diffusers.QwenImageTransformer2DModel(
             in_channels=4 * sizes.channels,

@@ -65,6 +65,7 @@ FLUX = {
 STEP = {
     "sdxl": EVERY | SDXL,
     "flux": EVERY | FLUX,
+    "krea_2": EVERY | FLUX,
     "qwen_image": EVERY | FLUX,
     "zimage": EVERY | FLUX,
     "flux_2": EVERY | FLUX,

@@ -28,7 +28,7 @@ KREA_2_PARTS = {
     "vae": qwen_vae.part(OTHER_KREA_2_FILES["vae"], "qwen_image_vae.safetensors"),
 }
 KREA_2_WORDS = {"denoiser": KREA_2_TRANSFORMER, "text_encoder": qwen3_vl.QWEN3_VL, "vae": "a Qwen-Image VAE"}
-PART_FILES = PartFiles(KREA_2_PARTS, FACTS, KREA_2_WORDS, "Krea 2 Raw or Turbo")
+KREA_2_FILES = PartFiles(KREA_2_PARTS, FACTS, KREA_2_WORDS, "Krea 2 Raw or Turbo")
 KREA_2_DENOISER = DenoiserFile(
     KREA_2_TRANSFORMER,
     "Krea 2",
@@ -49,7 +49,7 @@ def find_krea_2_problems(config: RunConfig) -> Iterator[Problem]:
         yield from other_version_problems(path, config)
         yield from config.compile.beyond(count_krea_2_blocks(shapes))
 
-    yield from PART_FILES.fitting(
+    yield from KREA_2_FILES.fitting(
         config,
         krea_2_shapes,
         of_denoiser,
@@ -95,7 +95,7 @@ def krea_2_shapes(entries: Entries, part: str) -> Shapes:
 
 
 KREA_2_CHECKPOINT = Checkpoint(
-    PART_FILES,
+    KREA_2_FILES,
     find_krea_2_problems,
     krea_2_shapes,
     KREA_2_DENOISER.open,

@@ -25,9 +25,7 @@ def krea_2_hub_model(title: str, version: str) -> HubModel:
         "text_encoder": ("text_encoders/qwen3vl_4b_bf16", 8_880_000_000),
         "vae": ("vae/qwen_image_vae", 253_806_246),
     }
-    files = tuple(
-        HubFile(option, REPOSITORY, f"{place}.safetensors", size) for option, (place, size) in places.items()
-    )
+    files = tuple(HubFile(option, REPOSITORY, f"{place}.safetensors", size) for option, (place, size) in places.items())
     return HubModel(title, files, {"model_version": version})
 
 
@@ -66,7 +64,7 @@ FACTS = FamilyFacts(
     saves_all_parts=False,
     most_blocks_swapped=27,
     text_tokens=128,
-    graphs={"Krea2LayerwiseBlock": 1, "Krea2RefinerBlock": 1, "Krea2Block": 1},
+    graphs={"Krea2LayerwiseBlock": 1, "Krea2RefinerBlock": 1, "SingleStreamBlock": 1},
     compile_seconds=15,  # as of other families of three graphs; not measured
     decoder_memory=3.4,
     has_sd_scripts_defaults=False,

@@ -9,7 +9,7 @@ from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, We
 from library.families.shared.tensor_names import denoiser_prefix, inverse, replace_prefix, without_prefix
 
 # diffusers' names -> ours, of layers and lists outside of blocks, and inside of a block.
-OUTSIDE = {
+OUR_OUTSIDE = {
     "img_in": "first",
     "time_embed.linear_1": "tmlp.0",
     "time_embed.linear_2": "tmlp.2",
@@ -23,7 +23,7 @@ OUTSIDE = {
     "final_layer.norm.weight": "last.norm.scale",
     "final_layer.scale_shift_table": "last.modulation.lin",
 }
-INSIDE = {
+OUR_INSIDE = {
     "attn.to_q": "attn.wq",
     "attn.to_k": "attn.wk",
     "attn.to_v": "attn.wv",
@@ -36,18 +36,18 @@ INSIDE = {
     "norm2.weight": "postnorm.scale",
     "scale_shift_table": "mod.lin",
 }
-TO_OUTSIDE, TO_INSIDE = inverse(OUTSIDE), inverse(INSIDE)
+DIFFUSERS_OUTSIDE, DIFFUSERS_INSIDE = inverse(OUR_OUTSIDE), inverse(OUR_INSIDE)
 IN_BLOCK = re.compile(r"((?:.+\.)?(?:\w+_)?blocks\.\d+)\.(.+)")  # of either tree
 MODULATION = re.compile(r"^blocks\.\d+\.mod\.lin$")
 
 
 def canonical_krea_2_path(path: str) -> str:
     """Convert a path, or the name of a tensor, of either tree to ours."""
-    return _renamed(path, OUTSIDE, INSIDE)
+    return _renamed(path, OUR_OUTSIDE, OUR_INSIDE)
 
 
 def diffusers_krea_2_path(path: str) -> str:
-    return _renamed(path, TO_OUTSIDE, TO_INSIDE)
+    return _renamed(path, DIFFUSERS_OUTSIDE, DIFFUSERS_INSIDE)
 
 
 def _renamed(path: str, outside: Mapping[str, str], inside: Mapping[str, str]) -> str:

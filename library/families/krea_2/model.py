@@ -1,4 +1,5 @@
-"""The Krea 2 denoiser, in the tree of its own files; `keys` handles those of diffusers.
+"""The Krea 2 denoiser, in the tree of its own files; `keys` handles those of diffusers, and LyCORIS finds blocks by
+their class names.
 
 Shape letters in this file: B images, S tokens (I of the image, L of the text), T layers of the text encoder, C width of
 the tokens, H heads, G heads of keys and values, D width of one head, so that C = H * D.
@@ -23,16 +24,15 @@ from library.families.shared.transformer import (
     sinusoids,
 )
 
-NORM_EPS = 1e-5
-ROPE_THETA = 1000.0
-BLOCK, LAYERWISE, REFINER = "Krea2Block", "Krea2LayerwiseBlock", "Krea2RefinerBlock"
+KREA_2_EPS = 1e-5
+KREA_2_THETA = 1000.0
+BLOCK, LAYERWISE, REFINER = "SingleStreamBlock", "Krea2LayerwiseBlock", "Krea2RefinerBlock"
 # Class of blocks -> the list that holds them.
 CONTAINERS = {
     LAYERWISE: "txtfusion.layerwise_blocks",
     REFINER: "txtfusion.refiner_blocks",
     BLOCK: "blocks",
 }
-OUTSIDE_OF_BLOCKS = ("first", "last.linear", "tmlp", "tproj", "txtmlp", "txtfusion.projector")  # with linear layers
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Krea2Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> the same in float32."""
-        return F.rms_norm(x.float(), self.scale.shape, 1 + self.scale.float(), NORM_EPS)
+        return F.rms_norm(x.float(), self.scale.shape, 1 + self.scale.float(), KREA_2_EPS)
 
 
 class Krea2HeadNorms(nn.Module):
@@ -204,7 +204,7 @@ class Krea2Modulation(nn.Module):
         self.lin = nn.Parameter(torch.zeros(shape))
 
 
-class Krea2Block(Krea2Layers):
+class SingleStreamBlock(Krea2Layers):
     """A block over image and text, modulated by the timestep."""
 
     def __init__(self, sizes: Krea2Stack):
@@ -218,14 +218,18 @@ class Krea2Block(Krea2Layers):
         return finite(x + gate2 * self.mlp((1 + scale2) * self.postnorm(x).to(x.dtype) + shift2))
 
 
+class TextFusionBlock(nn.ModuleList):
+    """Blocks of one kind of the text fusion. LyCORIS finds their layers by this name, which others have for a block."""
+
+
 class Krea2TextFusion(nn.Module):
     """From the outputs of several layers of the text encoder to one state for each token."""
 
     def __init__(self, sizes: Krea2Shape):
         super().__init__()
-        self.layerwise_blocks = nn.ModuleList(Krea2LayerwiseBlock(sizes.text) for _ in range(sizes.layerwise))
+        self.layerwise_blocks = TextFusionBlock(Krea2LayerwiseBlock(sizes.text) for _ in range(sizes.layerwise))
         self.projector = nn.Linear(sizes.text_layers, 1, bias=False)
-        self.refiner_blocks = nn.ModuleList(Krea2RefinerBlock(sizes.text) for _ in range(sizes.refiners))
+        self.refiner_blocks = TextFusionBlock(Krea2RefinerBlock(sizes.text) for _ in range(sizes.refiners))
 
     def forward(self, txt: Tensor, mask: Tensor) -> Tensor:
         """txt [B, L, T, C], mask [B, L] -> [B, L, C]."""
@@ -263,7 +267,7 @@ class Krea2(nn.Module):
         self.sizes, self.axes = sizes, sizes.axes
         hidden, text = sizes.image.hidden, sizes.text.hidden
         self.first = nn.Linear(sizes.in_channels, hidden)
-        self.blocks = nn.ModuleList(Krea2Block(sizes.image) for _ in range(sizes.blocks))
+        self.blocks = nn.ModuleList(SingleStreamBlock(sizes.image) for _ in range(sizes.blocks))
         self.tmlp = nn.Sequential(nn.Linear(TIME_CHANNELS, hidden), _gelu(), nn.Linear(hidden, hidden))
         self.txtfusion = Krea2TextFusion(sizes)
         self.txtmlp = nn.Sequential(Krea2Norm(text), nn.Linear(text, hidden), _gelu(), nn.Linear(hidden, hidden))
@@ -303,6 +307,6 @@ class Krea2(nn.Module):
 
         def make() -> Tensor:
             text = torch.zeros(length, 3, device=device)
-            return rope(torch.cat((image_positions(height, width, device), text)), self.axes, ROPE_THETA)
+            return rope(torch.cat((image_positions(height, width, device), text)), self.axes, KREA_2_THETA)
 
         return self._tables.of((height, width, length), device, make)

@@ -49,7 +49,7 @@ class Krea2Model(sections.Model):
     )
     model_version: Literal["raw", "turbo"] | None = opt(
         None,
-        "Their files look alike; train on Raw, and use the LoRA on either. Empty: Raw, if no name says Turbo.",
+        "Their files look alike; train on Raw. Empty: Raw, if no name says Turbo.",
         words={"raw": "Krea 2 Raw", "turbo": "Krea 2 Turbo"},
     )
 
@@ -83,7 +83,7 @@ class Krea2Compile(sections.Compile):
     """How the blocks of Krea 2 are compiled."""
 
     kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"layerwise": "Krea2LayerwiseBlock", "refiner": "Krea2RefinerBlock", "block": "Krea2Block"}
+        {"layerwise": "Krea2LayerwiseBlock", "refiner": "Krea2RefinerBlock", "block": "SingleStreamBlock"}
     )
 
 

@@ -19,7 +19,7 @@ from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks, Tensors
 from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
 
-VOCABULARY = 151936  # size of the published vocabulary, with spare rows
+QWEN3_VL_WORDS = 151936  # size of the published vocabulary, with spare rows
 VISION = 64  # width of the only tensor of a vision encoder in the tiny file
 
 
@@ -77,7 +77,7 @@ def krea_2_shape(sizes: Krea2Sizes) -> Krea2Shape:
     )
 
 
-def make_networks(sizes: Krea2Sizes = TINY, words: int = VOCABULARY, whole: bool = False) -> RandomNetworks:
+def make_networks(sizes: Krea2Sizes = TINY, words: int = QWEN3_VL_WORDS, whole: bool = False) -> RandomNetworks:
     """Return the networks of these sizes, for a tokenizer with `words` tokens; with `whole`, also the last layers of
     the text encoder, which files have and nothing reads.
     """
@@ -111,16 +111,16 @@ def write_random_model(
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
-    networks = make_networks(sizes, VOCABULARY if sizes == FULL else words, whole=True)
-    text = networks.encoders["text_encoder"]().state_dict() | {
-        qwen3_vl.VISION_MARK: torch.empty(VISION, device="meta")
-    }
+    networks = make_networks(sizes, QWEN3_VL_WORDS if sizes == FULL else words, whole=True)
+    text = networks.encoders["text_encoder"]().state_dict() | {qwen3_vl.VISION_MARK: torch.empty(VISION, device="meta")}
     parts = {
         "krea_2": ("krea2_tiny", networks.denoiser().state_dict(), _centred),
         "text_encoder": (
             "qwen3vl_tiny",
             text,
-            lambda tensors: {name if name.startswith("visual.") else f"model.{name}": tensors[name] for name in tensors},
+            lambda tensors: {
+                name if name.startswith("visual.") else f"model.{name}": tensors[name] for name in tensors
+            },
         ),
         "vae": ("qwen_image_vae", *random_networks.qwen_vae_file(networks.vae())),
     }

@@ -42,6 +42,7 @@ class Krea2Sampler(FlowSampler):
         return unpack(tokens, height, width)
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        """Return a line from 1 shifted by the number of tokens, or by Turbo's own shift, and 0."""
         mu = TURBO_MU if self.family.is_turbo else flow.shift_of_tokens(tokens, SHIFT_LINE)
         line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
         return [*flow.shifted(line, math.exp(mu)).tolist(), 0.0]

@@ -19,7 +19,7 @@ from library.families.shared.weights import assign
 
 QWEN3_VL = "a Qwen3-VL text encoder"  # the description by `recognise`
 VISION_MARK = "visual.deepstack_merger_list.0.norm.weight"  # a tensor that neither Qwen3 nor Qwen2.5-VL has
-ROPE_THETA = 5e6
+QWEN3_VL_THETA = 5e6
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,14 @@ class TappedText:
 
 
 def part(what: str) -> Part:
-    return Part(
-        "text_encoder", what, ("text_encoder", "qwen3vl_4b*.safetensors"), (VISION_MARK,), qwen3_vl_tensors
-    )
+    return Part("text_encoder", what, ("text_encoder", "qwen3vl_4b*.safetensors"), (VISION_MARK,), qwen3_vl_tensors)
 
 
 def plain_qwen3_vl_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file -> {key of the language model: key in the file}, and the tensor that tells it from a Qwen3."""
     names = list(names)
-    mark = {VISION_MARK: name for name in names if name.endswith(VISION_MARK)}
-    return language_model.plain_language_names(names) | mark
+    marks = [name for name in names if name.endswith(VISION_MARK)]
+    return language_model.plain_language_names(names) | ({VISION_MARK: marks[0]} if marks else {})
 
 
 def qwen3_vl_tensors(names: Collection[str]) -> list[str]:
@@ -84,10 +82,11 @@ def qwen3_vl_tensors(names: Collection[str]) -> list[str]:
 
 
 def empty_qwen3_vl(skipped: int = 0, **settings: Any) -> nn.Module:
+    """Build a language model on the meta device, without its last `skipped` layers."""
     return language_model.empty_language_model(
         "Qwen3",
         skipped,
-        theta=ROPE_THETA,
+        theta=QWEN3_VL_THETA,
         head_dim=language_model.HEAD_WIDTH,
         max_position_embeddings=262144,
         **settings,
