@@ -1,6 +1,6 @@
 """Seconds of a denoising step and of a picture, beside diffusers: full-size models with random weights, on one GPU.
 
-    python -m benchmarks.pictures --family flux --out flux.jsonl    # minutes; sdxl flux krea_2 qwen_image zimage flux_2 anima
+    python -m benchmarks.pictures --family flux --out flux.jsonl    # minutes; or another family
     python -m benchmarks.pictures --family flux --ways "diffusers eager" "ours eager"
     python -m benchmarks.pictures --family flux --tiny              # tiny models, on a CPU too: shows that it runs
 

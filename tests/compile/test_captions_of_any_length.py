@@ -39,6 +39,7 @@ def losses_and_graphs(demo, script, folder, options, backend):
 @pytest.mark.parametrize(
     ("script", "cached", "graphs"),
     [
+        ("krea_2_train_network", True, 3),
         ("qwen_image_train_network", False, 1),
         ("zimage_train_network", False, 3),
         ("flux_2_train_network", True, 2),

@@ -11,7 +11,7 @@ from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.krea_2 import keys, random
 from library.families.krea_2.checkpoint import TEXT
-from library.families.krea_2.model import BLOCK, LAYERWISE, REFINER, Krea2, SingleStreamBlock
+from library.families.krea_2.model import BLOCK, LAYERWISE, REFINER, Krea2, SingleDiTBlock
 from library.families.shared import qwen3_vl, qwen_vae_names
 from library.families.shared.packing import image_positions, pack, unpack
 from tests.families import wide
@@ -113,7 +113,7 @@ def test_one_block_of_full_width_equals_diffusers():
     sizes = random.krea_2_shape(random.FULL)
     torch.manual_seed(0)
     with torch.device("meta"):
-        ours = SingleStreamBlock(sizes.image)
+        ours = SingleDiTBlock(sizes.image)
         other = Theirs(6144, 16384, 48, 12, 1e-5)
         small = Krea2(random.krea_2_shape(random.TINY))
     wide.filled(ours)

@@ -26,7 +26,7 @@ from library.families.shared.transformer import (
 
 KREA_2_EPS = 1e-5
 KREA_2_THETA = 1000.0
-BLOCK, LAYERWISE, REFINER = "SingleStreamBlock", "Krea2LayerwiseBlock", "Krea2RefinerBlock"
+BLOCK, LAYERWISE, REFINER = "SingleDiTBlock", "Krea2LayerwiseBlock", "Krea2RefinerBlock"
 # Class of blocks -> the list that holds them.
 CONTAINERS = {
     LAYERWISE: "txtfusion.layerwise_blocks",
@@ -204,7 +204,7 @@ class Krea2Modulation(nn.Module):
         self.lin = nn.Parameter(torch.zeros(shape))
 
 
-class SingleStreamBlock(Krea2Layers):
+class SingleDiTBlock(Krea2Layers):
     """A block over image and text, modulated by the timestep."""
 
     def __init__(self, sizes: Krea2Stack):
@@ -267,7 +267,7 @@ class Krea2(nn.Module):
         self.sizes, self.axes = sizes, sizes.axes
         hidden, text = sizes.image.hidden, sizes.text.hidden
         self.first = nn.Linear(sizes.in_channels, hidden)
-        self.blocks = nn.ModuleList(SingleStreamBlock(sizes.image) for _ in range(sizes.blocks))
+        self.blocks = nn.ModuleList(SingleDiTBlock(sizes.image) for _ in range(sizes.blocks))
         self.tmlp = nn.Sequential(nn.Linear(TIME_CHANNELS, hidden), _gelu(), nn.Linear(hidden, hidden))
         self.txtfusion = Krea2TextFusion(sizes)
         self.txtmlp = nn.Sequential(Krea2Norm(text), nn.Linear(text, hidden), _gelu(), nn.Linear(hidden, hidden))

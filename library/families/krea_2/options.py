@@ -83,7 +83,7 @@ class Krea2Compile(sections.Compile):
     """How the blocks of Krea 2 are compiled."""
 
     kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"layerwise": "Krea2LayerwiseBlock", "refiner": "Krea2RefinerBlock", "block": "SingleStreamBlock"}
+        {"layerwise": "Krea2LayerwiseBlock", "refiner": "Krea2RefinerBlock", "block": "SingleDiTBlock"}
     )
 
 

@@ -38,7 +38,7 @@ def padded_length(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> 
 
 
 def padded_ids(ids: Sequence[Sequence[int]], step: int, dropped: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return token ids as one tensor, and a mask [B, L] of those after the first `dropped`; L is a multiple of `step`."""
+    """Return token ids as a tensor, and a mask [B, L] of those after the first `dropped`; L is a multiple of `step`."""
     # Captions are padded on the right, which causal attention never sees.
     length = padded_length(ids, step, dropped) or step  # if all captions are empty
     padded = torch.zeros(len(ids), dropped + length, dtype=torch.long)
