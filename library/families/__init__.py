@@ -17,7 +17,8 @@ from library.families.facts import FamilyFacts
 if TYPE_CHECKING:
     from library.families.base import Family
 
-FAMILIES = ("sdxl", "flux", "flux_2", "krea_2", "qwen_image", "zimage", "anima")  # folders, in the order of the page
+# Folders, in the order of the page.
+FAMILIES = ("sdxl", "flux", "flux_2", "krea_2", "qwen_image", "qwen_image_21", "zimage", "anima")
 SHOWN_BY_DEMO = "flux"  # the default of `kohya demo`
 
 
