@@ -156,43 +156,49 @@ def test_a_full_model_has_the_parameters_of_diffusers_and_transformers():
     assert encoder.visual.deepstack_visual_indexes == [8, 16, 24] and encoder.visual.config.num_heads == 16
 
 
+class Processor:
+    """Qwen3-VL's processor, which needs torchvision: its chat, and the images by transformers' own class."""
+
+    def __init__(self, tokenizer, images):
+        self.tokenizer, self.images = tokenizer, images
+
+    def apply_chat_template(self, messages, **_):
+        return [self.tokenizer(f"<|im_start|>system\n{messages[0]['content'][0]['text']}<|im_end|>\n").input_ids]
+
+    def __call__(self, text, images=None, padding_side="left", **_):
+        from transformers import BatchFeature
+
+        seen = self.images(images=images, return_tensors="pt") if images else {}
+        counts = [int(grid.prod()) // 4 for grid in seen.get("image_grid_thw", ())]
+        rows = []
+        for row in text:
+            first, *pieces = row.split(text_encoder.PICTURE)
+            rows.append(first + "".join(f"{text_encoder.PICTURE * counts.pop(0)}{piece}" for piece in pieces))
+        found = dict(self.tokenizer(rows, padding=True, padding_side=padding_side, return_tensors="pt"))
+        kinds = (found["input_ids"] == self.tokenizer.convert_tokens_to_ids(text_encoder.PICTURE)).long()
+        return BatchFeature({**found, **seen, "mm_token_type_ids": kinds})
+
+
 @pytest.fixture(scope="module")
 def pipeline(own, theirs):
     """diffusers' pipeline with the same weights in its own networks."""
     from diffusers import FlowMatchEulerDiscreteScheduler, QwenImage21Pipeline
-    from transformers import (
-        Qwen2VLImageProcessor,
-        Qwen3VLConfig,
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    ours = own[1].encoders["text_encoder"]
-    tokenizer = own[1].tokenizers["text_encoder"]
-    config = Qwen3VLConfig(text_config=ours.language.config.to_dict(), vision_config=ours.visual.config.to_dict())
+    ours, tokenizer = own[1].encoders["text_encoder"], own[1].tokenizers["text_encoder"]
+    settings = {"text_config": ours.language.config.to_dict(), "vision_config": ours.visual.config.to_dict()}
+    config = Qwen3VLConfig(**settings)
     config.image_token_id = tokenizer.convert_tokens_to_ids(text_encoder.PICTURE)
-    config.vision_start_token_id = tokenizer.convert_tokens_to_ids(text_encoder.BEGIN)
     encoder = Qwen3VLForConditionalGeneration(config).eval()
     state = {n.replace("language.", "language_model."): tensor for n, tensor in ours.state_dict().items()}
     missing, unexpected = encoder.model.load_state_dict(state, strict=False)
     assert missing == ["language_model.norm.weight"] and not unexpected
-    size = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
-    limits = {"size": {"shortest_edge": text_encoder.MIN_PIXELS, "longest_edge": text_encoder.MAX_PIXELS}}
-    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content[0].text }}<|im_end|>\n{% endfor %}"
-    processor = Qwen3VLProcessor(
-        Qwen2VLImageProcessor(**size, **limits, **half), tokenizer, Qwen3VLVideoProcessor(**size), template
-    )
-    scheduler = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True,
-        base_shift=0.5,
-        max_shift=0.9,
-        base_image_seq_len=256,
-        max_image_seq_len=8192,
-        shift_terminal=0.02,
-    )
-    pipe = QwenImage21Pipeline(scheduler, own[1].vae.network, encoder, processor, theirs)
+    limits = {"min_pixels": text_encoder.MIN_PIXELS, "max_pixels": text_encoder.MAX_PIXELS}
+    eyes = Qwen2VLImageProcessorPil(patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3, **limits)
+    shifts = {"base_shift": 0.5, "max_shift": 0.9, "base_image_seq_len": 256, "max_image_seq_len": 8192}
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02, **shifts)
+    pipe = QwenImage21Pipeline(scheduler, own[1].vae.network, encoder, Processor(tokenizer, eyes), theirs)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -249,16 +255,8 @@ def test_latents_are_the_pipelines_also_in_tiles(own, pipeline, monkeypatch):
 def test_a_preview_equals_the_pipelines_picture(files, own, pipeline, version, scale, references):
     turbo = [1.0, 0.978453, 0.95418, 0.926626, 0.89508, 0.845148, 0.704534, 0.414568]
     shown = tuple(picture(300 + 90 * n, 260) for n in range(references))
-    request = SampleRequest(
-        CAPTIONS[1],
-        "blurry",
-        width=288,
-        height=256,
-        steps=8 if version == "turbo" else 2,
-        scale=scale,
-        seed=5,
-        controls=shown,
-    )
+    size = {"width": 288, "height": 256, "steps": len(turbo) if version == "turbo" else 2}
+    request = SampleRequest(CAPTIONS[1], "blurry", scale=scale, seed=5, controls=shown, **size)
     sampler = family(files, model_version=version).sampler(own[1])
     if version == "turbo":
         pipeline.scheduler.register_to_config(use_dynamic_shifting=False, shift_terminal=None)
