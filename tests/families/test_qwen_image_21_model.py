@@ -14,7 +14,7 @@ from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.qwen_image_21 import random, text_encoder
 from library.families.qwen_image_21.family import EMBED, MASK
-from library.families.qwen_image_21.model import BLOCK, QwenImage21TransformerBlock
+from library.families.qwen_image_21.model import BLOCK, QwenImageTransformerBlock
 from library.families.qwen_image_21.vae import MEAN, STD
 from library.families.shared import vae_tiles
 from library.families.shared.packing import pack
@@ -77,7 +77,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, sizes, lead
     ours, lengths, generator = own[1].denoiser, (17, 40), torch.Generator().manual_seed(0)
     count = sum(math.prod(size) for size in sizes)
     tokens = torch.randn(2, count, 64, generator=generator).requires_grad_()
-    text = torch.randn(2, 64, 48, generator=generator).requires_grad_()
+    text = torch.randn(2, 64, 64, generator=generator).requires_grad_()
     mask, times = torch.arange(64) < torch.tensor(lengths)[:, None], torch.tensor([0.3, 0.8])
 
     def gradients(model, answer):
@@ -108,7 +108,7 @@ def test_the_condition_sees_neither_the_image_nor_the_time(own):
     """What the last block says of the condition is the same for another image at another time."""
     model, seen = own[1].denoiser, []
     hook = model.transformer_blocks[-1].register_forward_hook(lambda _m, _i, output: seen.append(output[1]))
-    text, mask = torch.randn(1, 64, 48), (torch.arange(64) < 30)[None]
+    text, mask = torch.randn(1, 64, 64), (torch.arange(64) < 30)[None]
     reference = torch.randn(1, 12, 64)
     with torch.no_grad():
         for time in (0.2, 0.9):
@@ -124,7 +124,7 @@ def test_one_block_of_full_width_equals_diffusers():
     sizes = random.qwen_21_shape(random.FULL)
     torch.manual_seed(0)
     with torch.device("meta"):
-        ours, other = QwenImage21TransformerBlock(4096, 128, 12288), Theirs(4096, 32, 128)
+        ours, other = QwenImageTransformerBlock(4096, 128, 12288), Theirs(4096, 32, 128)
     wide.filled(ours)
     other.load_state_dict(ours.state_dict(), assign=True)
     img, cond, modulation = torch.randn(1, 8, 4096), torch.randn(1, 6, 4096), torch.randn(2, 4 * 4096)
@@ -216,7 +216,7 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
         expected, mask, _ = pipeline.encode_prompt(CAPTIONS[:4])
     states, own_mask = actual[EMBED], actual[MASK]
     longest = own[0].checkpoint.longest(own[1].tokenizers["text_encoder"], CAPTIONS)
-    assert states.shape == (5, 1024, 48) and longest == 1024 and int(own_mask[4].sum()) == 1024
+    assert states.shape == (5, 1024, 64) and longest == 1024 and int(own_mask[4].sum()) == 1024
     for row, seen in enumerate(mask.bool()):
         count = int(seen.sum())
         assert int(own_mask[row].sum()) == count and not states[row, count:].any()

@@ -37,6 +37,7 @@ FEW = {  # blocks of each family's tiny model
     "flux_2": {"double_blocks": 1, "single_blocks": 1},
     "krea_2": {"blocks": 1},
     "qwen_image": {"blocks": 1},
+    "qwen_image_21": {"blocks": 1},
     "zimage": {"blocks": 1, "refiners": 1, "hidden": 192, "mlp": 512, "time": (1024, 192)},  # as diffusers sizes it
     "anima": {"blocks": 1, "adapter_blocks": 1},
 }
@@ -208,6 +209,7 @@ MIXINS = {
     "flux_2": "Flux2",
     "krea_2": "Krea2",
     "qwen_image": "QwenImage",
+    "qwen_image_21": "QwenImage",
     "zimage": "ZImage",
     "anima": "Anima",
 }
@@ -235,6 +237,9 @@ def transformer(variant):
     if variant == "krea_2":
         settings = families.random_module(variant).diffusers_settings(make().sizes)
         return diffusers.Krea2Transformer2DModel(**settings)
+    if variant == "qwen_image_21":
+        settings = families.random_module(variant).diffusers_settings(make().sizes)
+        return diffusers.QwenImage21Transformer2DModel(**settings)
     if variant == "qwen_image":
         return diffusers.QwenImageTransformer2DModel(
             in_channels=4 * sizes.channels,

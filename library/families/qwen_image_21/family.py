@@ -88,12 +88,6 @@ class Qwen21Family(OneEncoderFamily):
 
     # ---- captions
 
-    def text(
-        self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
-    ) -> dict[str, Tensor]:
-        """Encode captions without reference images, by the cache's keys; see OneEncoderFamily."""
-        return super().text(components, captions, encoders)
-
     def text_with_pictures(
         self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
     ) -> dict[str, Tensor]:

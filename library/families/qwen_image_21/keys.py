@@ -1,7 +1,7 @@
 """Qwen-Image-2.1's tensor names: diffusers', which are ours, and those of ComfyUI's files, which join two matrices."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from library.families.qwen_image_21.facts import QWEN_21_TRANSFORMER
@@ -31,14 +31,18 @@ def qwen_21_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
 class Qwen21LoraNames(LoraNames):
     """One tree of names, in which ComfyUI applies the halves of the joined matrix on their own."""
 
-    trees: ClassVar[tuple[str, ...]] = ("transformer_blocks.",)
+    trees: ClassVar[tuple[str, ...]] = ("transformer_blocks.", "time_text_embed.", "modulation.", "txt_in.")
     # Others share the tree and the names in attention.
     marks: ClassVar[str] = r"\.img_mlp\.(gate_layer|gate_up|proj|out)$|^txt_in\.(in|out)_layer$|^modulation\.1$"
     version_word: ClassVar[str] = "qwen_image_21"
     words: ClassVar[tuple[str, ...]] = ("gate_layer", "gate_up", "in_layer", "out_layer", "text_norm", "img_mlp")
     mergeable: ClassVar[tuple[str, ...]] = (QWEN_21_TRANSFORMER,)
-    saved: ClassVar[str] = "diffusers"  # kohya's names are not read by ComfyUI in the MLP, and by diffusers nowhere
-    shared: ClassVar[SharedForm] = SharedForm("diffusers", has_alphas=False)
+    # Both programs read plain paths, with alphas. Of kohya's names ComfyUI does not know the two of the joined matrix,
+    # and diffusers misreads them.
+    prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {**LoraNames.prefixes, "comfy": {"denoiser": ""}}
+    other_prefixes: ClassVar[Mapping[str, str]] = {**LoraNames.other_prefixes, "diffusion_model.": "denoiser"}
+    saved: ClassVar[str] = "comfy"
+    shared: ClassVar[SharedForm] = SharedForm(is_peft=False)
 
     def apart(self, path: str) -> tuple[str, ...]:
         return split_qwen_21_path(path)

@@ -31,7 +31,7 @@ from library.families.shared.transformer import (
 )
 
 Size = tuple[int, int]  # height and width in tokens
-BLOCK, BLOCK_LIST = "QwenImage21TransformerBlock", "transformer_blocks"
+BLOCK, BLOCK_LIST = "QwenImageTransformerBlock", "transformer_blocks"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def scaled(x: Tensor, scale: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=EPS) * (1 + scale)
 
 
-class QwenImage21TransformerBlock(nn.Module):
+class QwenImageTransformerBlock(nn.Module):
     """A block of one set of weights for both streams: the condition attends to itself, the image to all."""
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
@@ -207,7 +207,7 @@ class QwenImage21(nn.Module):
         self.img_in = nn.Linear(sizes.in_channels, hidden, bias=False)
         self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 4 * hidden, bias=False))
         self.transformer_blocks = nn.ModuleList(
-            QwenImage21TransformerBlock(hidden, sizes.head, sizes.mlp) for _ in range(sizes.blocks)
+            QwenImageTransformerBlock(hidden, sizes.head, sizes.mlp) for _ in range(sizes.blocks)
         )
         self.norm_out = Qwen21LastNorm(hidden)
         self.proj_out = nn.Linear(hidden, sizes.in_channels, bias=False)

@@ -107,7 +107,7 @@ class Qwen21Memory(sections.Memory):
 class Qwen21Compile(sections.Compile):
     """How the blocks of Qwen-Image-2.1 are compiled."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "QwenImage21TransformerBlock"})
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "QwenImageTransformerBlock"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

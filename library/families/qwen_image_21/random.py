@@ -29,6 +29,7 @@ VOCABULARY = 151936  # size of the published vocabulary, with spare rows
 class Qwen21Sizes(LanguageModelSizes):
     """Widths and depths. The width of the denoiser is a multiple of its heads."""
 
+    text: int = 64  # not the width of other encoders of this kind
     hidden: int = 64
     head: int = 32
     mlp_ratio: int = 3
@@ -45,6 +46,7 @@ class Qwen21Sizes(LanguageModelSizes):
 
     @property
     def vision_settings(self) -> dict[str, int]:
+        """Return the settings of the vision encoder."""
         return {
             "depth": self.vision_layers,
             "hidden_size": self.vision,

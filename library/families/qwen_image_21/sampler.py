@@ -76,6 +76,7 @@ class Qwen21Sampler(FlowSampler):
         return super().text_key(request), *([self.size(request)] if digests else []), *digests
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        """Return the sigmas of the pipeline: shifted for the number of tokens, or Turbo's own for its steps."""
         if self.family.is_turbo and steps == len(TURBO_SIGMAS):
             return [*TURBO_SIGMAS, 0.0]
         line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
