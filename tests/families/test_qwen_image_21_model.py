@@ -14,7 +14,7 @@ from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.qwen_image_21 import random, text_encoder
 from library.families.qwen_image_21.family import EMBED, MASK
-from library.families.qwen_image_21.model import BLOCK, QwenImageTransformerBlock
+from library.families.qwen_image_21.model import BLOCK, JointTransformerBlock
 from library.families.qwen_image_21.vae import MEAN, STD
 from library.families.shared import vae_tiles
 from library.families.shared.packing import pack
@@ -47,7 +47,7 @@ def theirs(own):
     """The transformer in diffusers with the same weights."""
     from diffusers import QwenImage21Transformer2DModel
 
-    model = QwenImage21Transformer2DModel(**random.diffusers_settings(own[1].denoiser.sizes))
+    model = QwenImage21Transformer2DModel(**random.settings_in_diffusers(own[1].denoiser.sizes))
     model.load_state_dict(own[1].denoiser.state_dict(), strict=True)
     return model.eval()
 
@@ -124,7 +124,7 @@ def test_one_block_of_full_width_equals_diffusers():
     sizes = random.qwen_21_shape(random.FULL)
     torch.manual_seed(0)
     with torch.device("meta"):
-        ours, other = QwenImageTransformerBlock(4096, 128, 12288), Theirs(4096, 32, 128)
+        ours, other = JointTransformerBlock(4096, 128, 12288), Theirs(4096, 32, 128)
     wide.filled(ours)
     other.load_state_dict(ours.state_dict(), assign=True)
     img, cond, modulation = torch.randn(1, 8, 4096), torch.randn(1, 6, 4096), torch.randn(2, 4 * 4096)
@@ -194,7 +194,7 @@ def pipeline(own, theirs):
     state = {n.replace("language.", "language_model."): tensor for n, tensor in ours.state_dict().items()}
     missing, unexpected = encoder.model.load_state_dict(state, strict=False)
     assert missing == ["language_model.norm.weight"] and not unexpected
-    limits = {"min_pixels": text_encoder.MIN_PIXELS, "max_pixels": text_encoder.MAX_PIXELS}
+    limits = {"min_pixels": text_encoder.LEAST_SEEN_PIXELS, "max_pixels": text_encoder.MOST_SEEN_PIXELS}
     eyes = Qwen2VLImageProcessorPil(patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3, **limits)
     shifts = {"base_shift": 0.5, "max_shift": 0.9, "base_image_seq_len": 256, "max_image_seq_len": 8192}
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02, **shifts)

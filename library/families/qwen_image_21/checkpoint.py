@@ -40,7 +40,7 @@ QWEN_21_PARTS = {
     ),
 }
 QWEN_21_WORDS = {"denoiser": QWEN_21_TRANSFORMER, "text_encoder": qwen3_vl.QWEN3_VL, "vae": QWEN_21_VAE}
-PART_FILES = PartFiles(QWEN_21_PARTS, FACTS, QWEN_21_WORDS, "Qwen-Image-2.1")
+QWEN_21_FILES = PartFiles(QWEN_21_PARTS, FACTS, QWEN_21_WORDS, "Qwen-Image-2.1")
 QWEN_21_DENOISER = DenoiserFile(
     QWEN_21_TRANSFORMER,
     "Qwen-Image-2.1",
@@ -54,10 +54,10 @@ def find_qwen_21_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from other_version_problems(path, config)
+        yield from turbo_problems(path, config)
         yield from config.compile.beyond({BLOCK: count_qwen_21_blocks(shapes)})
 
-    yield from PART_FILES.fitting(
+    yield from QWEN_21_FILES.fitting(
         config,
         qwen_21_shapes,
         of_denoiser,
@@ -68,11 +68,11 @@ def find_qwen_21_problems(config: RunConfig) -> Iterator[Problem]:
     )
 
 
-def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
+def turbo_problems(path: Path, config: Any) -> Iterator[Problem]:
     """Yield the problem of a model of another version. Turbo has the same header, so without a model_version, the name
     of the file or the folder's index is checked.
     """
-    if not config.model.model_version and calls_itself_turbo(path):
+    if not config.model.model_version and is_called_turbo(path):
         yield Problem(
             "model_version",
             ": {path} calls itself Turbo, which only you can know: set model_version = turbo, or base if it is not",
@@ -82,7 +82,7 @@ def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
         )
 
 
-def calls_itself_turbo(path: Path) -> bool:
+def is_called_turbo(path: Path) -> bool:
     """Return whether a model's name is Turbo's, or the index of its folder has the steps of a distilled model."""
     whole = whole_model(path)
     if "turbo" in (whole or path).name.lower():
@@ -102,7 +102,7 @@ def qwen_21_shapes(entries: Entries, part: str) -> Shapes:
 
 
 QWEN_21_CHECKPOINT = Checkpoint(
-    PART_FILES,
+    QWEN_21_FILES,
     find_qwen_21_problems,
     qwen_21_shapes,
     QWEN_21_DENOISER.open,
@@ -110,6 +110,6 @@ QWEN_21_CHECKPOINT = Checkpoint(
     tokenizers.QWEN3_VL,
     text_encoder.encode_qwen_21_captions,
     text_encoder.longest_qwen_21_caption,
-    max_tokens=text_encoder.MAX_TOKENS,
+    max_tokens=text_encoder.MAX_CHAT_TOKENS,
     template_tokens=8,  # of USER and BEHIND
 )

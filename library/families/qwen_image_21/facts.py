@@ -7,7 +7,7 @@ from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFi
 QWEN_21_TRANSFORMER, QWEN_21_VAE = "a Qwen-Image-2.1 transformer", "a Qwen-Image-2.1 VAE"
 # The norm of the text, and of any block its gated MLP, in either layout.
 QWEN_21_MARKS = re.compile(r"^txt_in\.text_norm\.|^transformer_blocks\.\d+\.img_mlp\.(gate_up|gate_layer)\.")
-REPOSITORY = "Comfy-Org/Qwen-Image-2.1"
+QWEN_21_REPOSITORY = "Comfy-Org/Qwen-Image-2.1"
 CHANNELS = 64  # of the VAE's latents
 
 
@@ -23,7 +23,7 @@ def recognise_qwen_21_part(shapes: Shapes) -> str:
     return QWEN_21_VAE if any(shape[1] == CHANNELS for shape in found) else ""
 
 
-def is_text_encoder(shapes: Shapes) -> bool:
+def is_qwen3_vl_8b(shapes: Shapes) -> bool:
     """Return whether these are the shapes of Qwen3-VL-8B: those of Qwen3-8B, beside a vision encoder."""
     embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), ())
     return tuple(embedding) == (151936, 4096) and any("visual.deepstack_merger_list." in name for name in shapes)
@@ -54,7 +54,7 @@ FACTS = FamilyFacts(
     saves_all_parts=False,
     most_blocks_swapped=31,
     text_tokens=128,
-    graphs={"QwenImageTransformerBlock": 1},
+    graphs={"JointTransformerBlock": 1},
     compile_seconds=15,  # as of other families of one graph; not measured
     decoder_memory=3.4,  # as of the VAE that it descends from; not measured
     has_sd_scripts_defaults=False,
@@ -68,18 +68,20 @@ FACTS = FamilyFacts(
             (
                 HubFile(
                     "pretrained_model_name_or_path",
-                    REPOSITORY,
+                    QWEN_21_REPOSITORY,
                     "diffusion_models/qwen_image_2.1_bf16.safetensors",
                     14_230_000_000,
                 ),
-                HubFile("text_encoder", REPOSITORY, "text_encoders/qwen3vl_8b_bf16.safetensors", 17_500_000_000),
-                HubFile("vae", REPOSITORY, "vae/qwen_image_2.1_vae_bf16.safetensors", 680_000_000),
+                HubFile(
+                    "text_encoder", QWEN_21_REPOSITORY, "text_encoders/qwen3vl_8b_bf16.safetensors", 17_500_000_000
+                ),
+                HubFile("vae", QWEN_21_REPOSITORY, "vae/qwen_image_2.1_vae_bf16.safetensors", 680_000_000),
             ),
             {"model_version": "base"},
         ),
     ),
     part_options={
-        "text_encoder": is_text_encoder,
+        "text_encoder": is_qwen3_vl_8b,
         "vae": lambda shapes: recognise_qwen_21_part(shapes) == QWEN_21_VAE,
     },
 )

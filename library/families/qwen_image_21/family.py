@@ -41,7 +41,6 @@ class Qwen21Family(OneEncoderFamily):
     block_chain = BlockChain((BLOCK_LIST,))
     adapter_targets = (BLOCK,)
     sample_multiple = 32
-    picture_template = "qwen-image-2.1"
     latent_cache = LatentCache(suffix="_q21.safetensors", keyed_by_size=True, architecture="qwen_image_21", square=2)
     text_cache = TextCache(suffix="_q21_te.safetensors", keys=(EMBED, MASK), mask=MASK, architecture="qwen_image_21")
     # Dimensions with varying numbers of tokens: img, cond, their positions, the mask, and what sees what of cond.
@@ -52,7 +51,9 @@ class Qwen21Family(OneEncoderFamily):
     block_costs = {BLOCK: BlockCost(BLOCK_LIST, activations=26, used=1.0)}
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
-    text_lengths: Mapping[str, int] = MappingProxyType({EMBED: text_encoder.MAX_TOKENS, MASK: text_encoder.MAX_TOKENS})
+    text_lengths: Mapping[str, int] = MappingProxyType(
+        {EMBED: text_encoder.MAX_CHAT_TOKENS, MASK: text_encoder.MAX_CHAT_TOKENS}
+    )
 
     @property
     def is_turbo(self) -> bool:
@@ -88,6 +89,13 @@ class Qwen21Family(OneEncoderFamily):
 
     # ---- captions
 
+    @property
+    def picture_template(self) -> str:
+        """Only where images may have references: other captions, such as the empty one, are encoded for all images."""
+        data = self.config.data
+        places = (data.control_directory, data.dataset_config, getattr(data, "in_json", None))
+        return "qwen-image-2.1" if any(places) else ""
+
     def text_with_pictures(
         self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
     ) -> dict[str, Tensor]:
@@ -100,7 +108,7 @@ class Qwen21Family(OneEncoderFamily):
 
     def picture_tokens(self, components: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
         """Return the number of tokens that images of these sizes add to a caption in a step."""
-        return text_encoder.picture_tokens(components.tokenizers[ENCODER], len(sizes))
+        return text_encoder.reference_words(components.tokenizers[ENCODER], len(sizes))
 
     @cached_property
     def leads(self) -> tuple[int, ...]:

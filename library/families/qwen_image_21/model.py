@@ -31,7 +31,7 @@ from library.families.shared.transformer import (
 )
 
 Size = tuple[int, int]  # height and width in tokens
-BLOCK, BLOCK_LIST = "QwenImageTransformerBlock", "transformer_blocks"
+BLOCK, BLOCK_LIST = "JointTransformerBlock", "transformer_blocks"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def scaled(x: Tensor, scale: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=EPS) * (1 + scale)
 
 
-class QwenImageTransformerBlock(nn.Module):
+class JointTransformerBlock(nn.Module):
     """A block of one set of weights for both streams: the condition attends to itself, the image to all."""
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
@@ -207,7 +207,7 @@ class QwenImage21(nn.Module):
         self.img_in = nn.Linear(sizes.in_channels, hidden, bias=False)
         self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 4 * hidden, bias=False))
         self.transformer_blocks = nn.ModuleList(
-            QwenImageTransformerBlock(hidden, sizes.head, sizes.mlp) for _ in range(sizes.blocks)
+            JointTransformerBlock(hidden, sizes.head, sizes.mlp) for _ in range(sizes.blocks)
         )
         self.norm_out = Qwen21LastNorm(hidden)
         self.proj_out = nn.Linear(hidden, sizes.in_channels, bias=False)
@@ -234,7 +234,7 @@ class QwenImage21(nn.Module):
         temb, modulation, still = temb[:-1], modulation[:-1], modulation[-1:]
         tokens, is_text = self.img_in(img.to(dtype)), txt_mask.to(torch.bool)
         shown, references = tokens[:, :count], tokens[:, count:]
-        layout = Layout(tuple(sizes[1:]), tuple(leads), txt.shape[1])
+        layout = ConditionLayout(tuple(sizes[1:]), tuple(leads), txt.shape[1])
         cond = layout.joined(self.txt_in(txt, dtype), references)
         known = layout.joined(is_text[..., None], torch.ones_like(references[..., :1], dtype=torch.bool))[..., 0]
         everywhere = torch.ones(shown.shape[:2], dtype=torch.bool, device=device)
@@ -250,7 +250,7 @@ class QwenImage21(nn.Module):
         # A cached table would become a constant of the compiled graph.
         self._tables.keeps = False
 
-    def condition_positions(self, layout: "Layout", device: torch.device) -> Tensor:
+    def condition_positions(self, layout: "ConditionLayout", device: torch.device) -> Tensor:
         """Return the RoPE table [2, P, D / 2] of a condition, cached by its layout."""
         key = (*(side for size in layout.sizes for side in size), *layout.leads, layout.length)
         return self._tables.of(key, device, lambda: rope(layout.positions(device), self.axes))
@@ -277,7 +277,7 @@ def grid(frame: int, size: Size, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ConditionLayout:
     """Where the reference images stand in a text of `length` tokens."""
 
     sizes: tuple[Size, ...]

@@ -20,11 +20,11 @@ TRAINING_ASSISTANT = "SimpleTuner/Qwen-Image-2.1-training-assistant-v3/pytorch_l
 # Options parsed for every family that mean nothing here.
 INEFFECTIVE = {
     **sections.NO_GUIDANCE,
-    "max_token_length": "captions of Qwen-Image-2.1 may have any length up to 1019 tokens",
+    "max_token_length": "captions of Qwen-Image-2.1 may have any length up to 1016 tokens",
 }
 
 # Why sigmoid_scale has no effect.
-NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or qwen_shift"
+NO_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or qwen_shift"
 OTHER_QWEN_21_FILES = {
     "text_encoder": "the Qwen3-VL-8B text encoder (qwen3vl_8b_bf16.safetensors)",
     "vae": "the Qwen-Image-2.1 VAE (qwen_image_2.1_vae_bf16.safetensors)",
@@ -79,21 +79,21 @@ class Qwen21Flow(sections.TransformerFlow):
     size_shift: ClassVar[str] = "qwen_shift"
 
 
-REFERENCE_FOLDER = sections.reference_folder({})
+SHOWN_REFERENCES = sections.reference_folder({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen21Data(sections.Data):
     """The images, and the reference images beside them."""
 
-    control_directory: str | None = REFERENCE_FOLDER
+    control_directory: str | None = SHOWN_REFERENCES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen21AdapterData(sections.AdapterData):
     """The same when adapters are trained."""
 
-    control_directory: str | None = REFERENCE_FOLDER
+    control_directory: str | None = SHOWN_REFERENCES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +107,7 @@ class Qwen21Memory(sections.Memory):
 class Qwen21Compile(sections.Compile):
     """How the blocks of Qwen-Image-2.1 are compiled."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "QwenImageTransformerBlock"})
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "JointTransformerBlock"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +126,7 @@ class Qwen21Run:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT)
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(NO_SIGMOID_NOR_SHIFT)
 
     @property
     def control_images(self) -> ControlUse:

@@ -22,7 +22,7 @@ from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks, Tensors
 from library.families.shared.random_sizes import LanguageModelSizes
 
-VOCABULARY = 151936  # size of the published vocabulary, with spare rows
+QWEN_21_WORD_COUNT = 151936  # size of the published vocabulary, with spare rows
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def qwen_21_shape(sizes: Qwen21Sizes) -> Qwen21Shape:
     )
 
 
-def make_networks(sizes: Qwen21Sizes = TINY, words: int = VOCABULARY) -> RandomNetworks:
+def make_networks(sizes: Qwen21Sizes = TINY, words: int = QWEN_21_WORD_COUNT) -> RandomNetworks:
     """Return the networks of these sizes, for a tokenizer with `words` tokens."""
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: QwenImage21(qwen_21_shape(sizes))),
@@ -125,7 +125,7 @@ def write_random_model(
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"], seeing=True)
-    networks = make_networks(sizes, VOCABULARY if sizes == FULL else words)
+    networks = make_networks(sizes, QWEN_21_WORD_COUNT if sizes == FULL else words)
     text = networks.encoders["text_encoder"]().state_dict()
     named = {name.removeprefix("language."): tensor for name, tensor in text.items()}
     named["norm.weight"] = torch.empty(sizes.text, device="meta")  # which files have and nothing reads
@@ -174,7 +174,7 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     }
 
 
-def diffusers_settings(sizes: Qwen21Shape) -> dict[str, Any]:
+def settings_in_diffusers(sizes: Qwen21Shape) -> dict[str, Any]:
     """Return the arguments of diffusers' transformer of these sizes."""
     return {
         "in_channels": sizes.in_channels,
@@ -196,5 +196,5 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
         shapes[name] = (stored[key][0] // pieces, *stored[key][1:])
     sizes = Qwen21Shape.of(shapes)
     return diffusers_layers.convert_with_mixin(
-        tensors, "QwenImage21Transformer2DModel", "QwenImageLoraLoaderMixin", **diffusers_settings(sizes)
+        tensors, "QwenImage21Transformer2DModel", "QwenImageLoraLoaderMixin", **settings_in_diffusers(sizes)
     )

@@ -20,20 +20,23 @@ from library.families.shared.expected_tensors import BOTH, expanded, list_length
 from library.families.shared.part_files import complete
 from library.families.shared.weights import assign
 
-MAX_TOKENS = 1024  # of the chat after its system part, without reference images
+MAX_CHAT_TOKENS = 1024  # of the chat after its system part, without reference images
 LENGTH_MULTIPLE = 64  # lengths of batches of captions are multiples of this many tokens
 BEFORE = "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"  # dropped
 USER, BEHIND = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 BEGIN, PICTURE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 PATCH, MERGED, FRAMES = 16, 2, 2  # pixels of a patch's side, patches of a token's side, frames of an image
 TOKEN = PATCH * MERGED  # pixels of a token's side
-MIN_PIXELS, MAX_PIXELS = 256 * 256, 4096 * 4096  # minimum and maximum pixels of an image in the text encoder
+LEAST_SEEN_PIXELS, MOST_SEEN_PIXELS = (
+    256 * 256,
+    4096 * 4096,
+)  # minimum and maximum pixels of an image in the text encoder
 VISION, VISION_HEAD = "visual.", 72  # prefix of the vision encoder's tensors, and the width of its heads
 ROPE_SECTIONS = [24, 20, 20]  # channel pairs of a head rotated by frame, row and column
 TAPS = {27: (8, 16, 24)}  # layers of a vision encoder of so many whose outputs the first layers add
 
 
-class Shown(NamedTuple):
+class ShownImage(NamedTuple):
     """An image as input of the text encoder."""
 
     patches: Tensor  # [rows * columns, 3 * FRAMES * PATCH * PATCH], the four of a token in a row
@@ -45,27 +48,27 @@ class Shown(NamedTuple):
         return self.rows * self.columns // MERGED**2
 
 
-def seen_size(size: tuple[int, int]) -> tuple[int, int]:
+def size_in_encoder(size: tuple[int, int]) -> tuple[int, int]:
     """Return an image's width and height in the text encoder: whole tokens, neither too few nor too many pixels."""
     width, height = (max(TOKEN, round(side / TOKEN) * TOKEN) for side in size)
-    if MIN_PIXELS <= width * height <= MAX_PIXELS:
+    if LEAST_SEEN_PIXELS <= width * height <= MOST_SEEN_PIXELS:
         return width, height
-    is_large = width * height > MAX_PIXELS
-    factor = math.sqrt((MAX_PIXELS if is_large else MIN_PIXELS) / math.prod(size))
+    is_large = width * height > MOST_SEEN_PIXELS
+    factor = math.sqrt((MOST_SEEN_PIXELS if is_large else LEAST_SEEN_PIXELS) / math.prod(size))
     whole = math.floor if is_large else math.ceil
     return max(TOKEN, whole(size[0] * factor / TOKEN) * TOKEN), max(TOKEN, whole(size[1] * factor / TOKEN) * TOKEN)
 
 
-def shown(image: Image.Image) -> Shown:
+def shown(image: Image.Image) -> ShownImage:
     """Cut an image into patches, scaled if it does not have whole tokens."""
     scaled = image.convert("RGB")
-    if (size := seen_size(image.size)) != image.size:
+    if (size := size_in_encoder(image.size)) != image.size:
         scaled = scaled.resize(size, Image.Resampling.BICUBIC)
     colours = torch.from_numpy(np.asarray(scaled).astype("float32") / 127.5 - 1)
     rows, columns = colours.shape[0] // PATCH, colours.shape[1] // PATCH
     cut = colours.view(rows // MERGED, MERGED, PATCH, columns // MERGED, MERGED, PATCH, 3)
     patches = cut.permute(0, 3, 1, 4, 6, 2, 5)[..., None, :, :].expand(*(-1,) * 5, FRAMES, -1, -1)
-    return Shown(patches.reshape(rows * columns, -1), rows, columns)
+    return ShownImage(patches.reshape(rows * columns, -1), rows, columns)
 
 
 def words_before(number: int) -> str:
@@ -78,18 +81,18 @@ def lead_lengths(tokenizer: Any, number: int) -> tuple[int, ...]:
     return tuple(len(tokenizer(words_before(n)).input_ids) for n in range(1, number + 1))
 
 
-def picture_tokens(tokenizer: Any, number: int) -> int:
+def reference_words(tokenizer: Any, number: int) -> int:
     """Return by how many tokens reference images lengthen the text, as a multiple of LENGTH_MULTIPLE."""
     count = sum(lead_lengths(tokenizer, number)) + len(tokenizer(END).input_ids) if number else 0
     return -(-count // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
 
 
-def chat_ids(tokenizer: Any, caption: str, images: Sequence[Shown] = ()) -> list[int]:
+def chat_ids(tokenizer: Any, caption: str, images: Sequence[ShownImage] = ()) -> list[int]:
     """Return the token ids of a caption in its chat behind its images. A long caption is cut, the chat's end is not."""
     pictures = [f"{words_before(n)}{PICTURE * image.tokens}" for n, image in enumerate(images, start=1)]
     head = f"{BEFORE}{''.join(pictures)}{END}" if images else f"{BEFORE}{USER}"
     behind = tokenizer(BEHIND).input_ids
-    limit = MAX_TOKENS - len(tokenizer(USER).input_ids) - len(behind)
+    limit = MAX_CHAT_TOKENS - len(tokenizer(USER).input_ids) - len(behind)
     limit += len(tokenizer(head).input_ids)
     words = caption.replace(PICTURE, "") or " "  # as the pipeline reads an empty one
     return [*tokenizer(f"{head}{words}", max_length=limit, truncation=True).input_ids, *behind]
@@ -106,7 +109,7 @@ def encode_qwen_21_captions(model: Any, tokenizer: Any, captions: Sequence[str])
 
 
 def encode_with_references(
-    model: Any, tokenizer: Any, captions: Sequence[str], images_by_caption: Sequence[Sequence[Shown]]
+    model: Any, tokenizer: Any, captions: Sequence[str], images_by_caption: Sequence[Sequence[ShownImage]]
 ) -> tuple[Tensor, Tensor]:
     """Captions behind their images -> states of the words alone [B, L, C], zero after each caption, and a mask [B, L].
 
@@ -132,7 +135,7 @@ def encode_with_references(
     return words, mask.to(device)
 
 
-def chat_positions(ids: Sequence[int], picture: int, images: Iterable[Shown]) -> Tensor:
+def chat_positions(ids: Sequence[int], picture: int, images: Iterable[ShownImage]) -> Tensor:
     """Return frame, row and column of each token [3, L]: words count on all axes alike, images from where they begin.
 
     `ids` contains the token `picture` once per token of an image.
@@ -158,7 +161,7 @@ class SeeingModel(nn.Module):
         super().__init__()
         self.language, self.visual = language, visual
 
-    def forward(self, ids: Tensor, places: Tensor, picture: int, images: Sequence[Shown]) -> Tensor:
+    def forward(self, ids: Tensor, places: Tensor, picture: int, images: Sequence[ShownImage]) -> Tensor:
         """Token ids [B, L], positions [3, B, L], the images of all rows in turn -> last hidden states [B, L, C]."""
         states, more = self.language.embed_tokens(ids), {}
         if images:

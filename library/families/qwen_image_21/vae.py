@@ -130,16 +130,16 @@ def qwen_21_latents(vae: Any, pixels: Tensor) -> Tensor:
     """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]; not sampled."""
     with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
         means = vae_memory.encode(vae, pixels.to(vae.device, vae.dtype))
-    mean, std = _constants(means)
+    mean, std = _channel_statistics(means)
     return pixel_shuffle((pixel_unshuffle(means.float(), 2) - mean) / std, 2)
 
 
 def denormalise_qwen_21(latents: Tensor) -> Tensor:
-    mean, std = _constants(latents)
+    mean, std = _channel_statistics(latents)
     return pixel_shuffle(pixel_unshuffle(latents, 2) * std + mean, 2)
 
 
-def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
+def _channel_statistics(like: Tensor) -> tuple[Tensor, Tensor]:
     mean, std = (torch.tensor(values, device=like.device)[:, None, None] for values in (MEAN, STD))
     return mean, std
 

@@ -31,10 +31,10 @@ def plain_qwen_21_vae_names(names: Iterable[str]) -> dict[str, str]:
     unprefixed = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
     if SINGLE_MARK not in unprefixed:
         return {name: key for name, key in unprefixed.items() if name.startswith(QWEN_VAE_PREFIXES)}
-    return {_from_single(name): key for name, key in unprefixed.items() if name.startswith(SINGLE_PREFIXES)}
+    return {_diffusers_name(name): key for name, key in unprefixed.items() if name.startswith(SINGLE_PREFIXES)}
 
 
-def _from_single(name: str) -> str:
+def _diffusers_name(name: str) -> str:
     if match := IN_LEVEL.fullmatch(name):
         side, kind, level, number, rest = match.groups()
         blocks, sampler = LISTS[kind]
