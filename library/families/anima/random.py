@@ -121,9 +121,6 @@ def write_random_model(
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
-DIFFUSERS_ENDINGS = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
-
-
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     """Return the tables of a demo TOML for this model; `models` are the files written by `write_random_model`."""
     return {
@@ -144,13 +141,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     diffusers requires dotted model paths, which `kohya tools convert --to diffusers` writes.
     """
     shapes = diffusers_layers.stored_shapes(config)
-    dotted = {f"lora_unet_{path.replace('.', '_')}": f"diffusion_model.{path}" for path in matrices(shapes, "")}
-    layers_and_endings = {name: name.partition(".")[::2] for name in tensors}
-    named = {
-        f"{dotted[layer]}.{DIFFUSERS_ENDINGS[ending]}": tensors[name]
-        for name, (layer, ending) in layers_and_endings.items()
-        if ending in DIFFUSERS_ENDINGS
-    }
+    named = diffusers_layers.with_dotted_paths(tensors, matrices(shapes, ""))
     head, (hidden, inputs) = shapes["blocks.0.self_attn.q_norm.weight"][0], shapes["x_embedder.proj.1.weight"]
     return diffusers_layers.convert_with_mixin(
         named,

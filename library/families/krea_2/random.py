@@ -16,6 +16,7 @@ from library.families.krea_2.keys import canonical_krea_2_path
 from library.families.krea_2.model import Krea2, Krea2Shape, Krea2Stack
 from library.families.shared import diffusers_layers, qwen3_vl, random_networks, random_tokenizers
 from library.families.shared.diffusers_layers import LayerSizes
+from library.families.shared.lora_names import matrices
 from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks, Tensors
 from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
 
@@ -167,9 +168,13 @@ def diffusers_settings(sizes: Krea2Shape) -> dict[str, Any]:
 
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model.
+
+    diffusers requires dotted model paths, which `kohya tools convert --to comfy` writes.
+    """
     stored = diffusers_layers.stored_shapes(config)
     sizes = Krea2Shape.of({canonical_krea_2_path(name): shape for name, shape in stored.items()})
+    named = diffusers_layers.with_dotted_paths(tensors, matrices(stored, ""))
     return diffusers_layers.convert_with_mixin(
-        tensors, "Krea2Transformer2DModel", "Krea2LoraLoaderMixin", **diffusers_settings(sizes)
+        named, "Krea2Transformer2DModel", "Krea2LoraLoaderMixin", **diffusers_settings(sizes)
     )

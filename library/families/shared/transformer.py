@@ -129,8 +129,7 @@ def grouped_sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
     """Attention like `sdpa`, of heads of which several share keys and values: q [B, H, S, D], k and v [B, G, S, D],
     where H is a multiple of G -> [B, S, C].
     """
-    # Heads that share keys become further rows of one head's queries, as each row is attended for on its own. So no key
-    # or value is copied, and every kernel takes it with a mask; with `enable_gqa`, of those on CUDA only cuDNN's does.
+    # Why: docs/decisions/2026-11-28-heads-that-share-keys-are-rows.md
     number, heads, length, _ = q.shape
     rows = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3)
     output = DenseGradient.apply(attend(rows, k, v, mask if mask is None else mask[:, None, None, :]))
