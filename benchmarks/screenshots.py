@@ -66,19 +66,22 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
         "max_train_steps": 4000,
         "save_every_n_steps": 100,
     }
-    first = start.launch_run(build_config(config_class(script), values | real, notes=[]))
-    reach(first, 60)
-    stop.request(first, "after_step")
-    second = start.begin_job(reopening.continuation(ended(first)))
-    reach(second, 220)
-    queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
-    for name in ("zorb-rank-32", "zorb-rank-64"):
-        queue.add_to_queue(start.job(build_config(config_class(script), values | {"output_name": name}, notes=[])))
-    with queue.changing() as data:
-        data.worker = process.identity()
-    yield
-    stop.request(second, "now")
-    ended(second)  # it writes into the folder until then
+    running = start.launch_run(build_config(config_class(script), values | real, notes=[]))
+    try:
+        reach(running, 60)
+        stop.request(running, "after_step")
+        running = start.begin_job(reopening.continuation(ended(running)))
+        reach(running, 220)
+        queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
+        for rank in (32, 64):
+            own = {"output_name": f"zorb-rank-{rank}", "network_dim": rank}
+            queue.add_to_queue(start.job(build_config(config_class(script), values | own, notes=[])))
+        with queue.changing() as data:
+            data.worker = process.identity()
+        yield
+    finally:
+        stop.request(running, "now")
+        ended(running)  # it writes into the folder until then
 
 
 def reach(run_id: str, step: int) -> None:

@@ -79,7 +79,6 @@ def import_and_train(hands: Hands, ground: Ground) -> None:
 def preset(hands: Hands, ground: Ground) -> None:
     hands.press("Presets")
     hands.click('.preset[data-preset="sdxl/lora-24gb"]')
-    hands.click(".changes-made summary")
     hands.page.locator(".changes-made tr", has_text="gpu_memory_limit").wait_for()
 
 

@@ -127,9 +127,12 @@ def settled(hands: Hands) -> None:
     """Wait until the page does nothing any more: what is clicked earlier takes values that are about to change."""
     hands.page.evaluate("""() => new Promise((done) => {
       let last = performance.now();
-      const watch = new MutationObserver(() => { last = performance.now(); });
+      const ticks = ({ target }) => (target instanceof Element ? target : target.parentElement)?.closest(".toast-wrap");
+      const watch = new MutationObserver((all) => { if (!all.every(ticks)) last = performance.now(); });
       watch.observe(document, { childList: true, subtree: true, attributes: true });
-      const wait = () => performance.now() - last > 500 ? done(watch.disconnect()) : setTimeout(wait, 50);
+      const began = last;  // a value out of its range keeps it busy for ever
+      const isOver = () => performance.now() - last > 500 || performance.now() - began > 8000;
+      const wait = () => isOver() ? done(watch.disconnect()) : setTimeout(wait, 50);
       wait();
     })""")
     hands.began += 0.5  # for the last half second nothing happened

@@ -50,6 +50,7 @@ from kohya_gui.tools.commands import ToolCommands, ToolsTab
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.imports import without_collecting
+from library.runs import watching
 
 TITLE = "Kohya Trainer"
 
@@ -98,7 +99,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                         with gr.Tab(tab.title, id=tab.id):
                             training.place(tab.id)
                 with gr.Tab("Runs", id="runs"):
-                    QueueTab()
+                    queue = QueueTab(forms)
                     runs = RunsRoom(roots or paths.roots())
                 with gr.Tab("Try it", id="try"):
                     sampling = SamplingTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
@@ -108,7 +109,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                     lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
-    for service in (panel, *_plain_services(roots or paths.roots())):
+    for service in (panel, queue, *_plain_services(roots or paths.roots())):
         page.service.add(service.handlers)
     page.service.add(runs.handlers, runs.picture_handlers)
     page.service.add(images.handlers, images.picture_handlers)
@@ -197,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         page = build_page(roots)
         app = application(page, access, arguments.root_path)
     threading.Thread(target=prepare_responses, args=(page,), daemon=True).start()
+    threading.Thread(target=watching.watch_forever, name="watch", daemon=True).start()
     announce(arguments, server_socket.getsockname()[1], access)
     serve(app, server_socket)
     return 0

@@ -20,6 +20,7 @@ PROTOCOL = (
     "library.families.base",
     "library.families.capabilities",
     "library.families.facts",
+    "library.families.stored_weights",
 )
 REGISTRY = "library.families"  # itself, and not what is in it
 LIGHT = tuple(

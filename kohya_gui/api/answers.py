@@ -54,6 +54,7 @@ class Failure(Answer):
     error: Sentence = Field(description="What is wrong, and what to do; a line for each mistake")
     field: str = Field("", description="The field or option of the first mistake")
     problems: list[OneProblem] = []
+    next: str = Field("", description="The training that the queue starts if the request is repeated with sure")
 
 
 class Body(BaseModel):
@@ -112,7 +113,8 @@ def failure(error: ConfigError) -> tuple[int, JsonObject]:
 def respond_failure(request: Request, status: int, content: JsonObject) -> JSONResponse:
     """Return the answer to a request that is refused."""
     is_page = request.headers.get("prefer") == WITHOUT_STATUS
-    return JSONResponse({"field": "", "problems": [], "texts": [], **content}, 200 if is_page else status)
+    content = {"field": "", "problems": [], "next": "", "texts": [*how_made(content)], **content}
+    return JSONResponse({**content, "error": str(content["error"])}, 200 if is_page else status)
 
 
 def on_config_error(request: Request, error: Exception) -> JSONResponse:

@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
-from kohya_gui.api import answers, config_routes, dataset_routes, event_routes, queue_routes, run_routes
+from kohya_gui.api import answers, config_routes, dataset_routes, event_routes, queue_routes, run_routes, sample_routes
 from kohya_gui.api.app import PREFIX
 from kohya_gui.api.docs_page import docs_html
 from library.config.problems import ConfigError
@@ -33,7 +33,7 @@ def build_api(roots: Sequence[Path], root_path: str = "") -> FastAPI:
     )
     # Before the queue's own routes, as "add" would be taken for an entry there.
     routers = (config_routes.router(roots), queue_routes.router(), run_routes.router(), dataset_routes.router(roots))
-    for router in (*routers, event_routes.router()):
+    for router in (*routers, sample_routes.sample_router(), event_routes.router()):
         api.include_router(router, prefix=PREFIX)
 
     @api.get(f"{PREFIX}/docs", include_in_schema=False)

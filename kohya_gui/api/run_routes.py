@@ -1,30 +1,31 @@
-"""Runs over HTTP: list, show, stop, save, sample, resume, compare, remove, and their sample images."""
+"""Runs over HTTP: list, show, stop, save, sample, resume, compare, measurements, notes, and remove."""
 
 import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field, create_model
-from starlette.responses import Response
+from pydantic import Field, create_model
 
 from kohya_gui.api import answers
 from kohya_gui.api.answers import Answer, Body, Nothing, Said, answer, model_of
-from kohya_gui.panel import samples
-from library.config.problems import ConfigError, Message, Problem
-from library.runs import deleting, explain, layout, overview, queue, queue_rows, reader, stop
+from kohya_gui.api.run_changes import Run, RunChanges, shown_run
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
+from library.runs import deleting, notes, overview, queue, queue_rows, reader, series, stop, unlisting
 from library.trainings import comparing, reopening
 
-MAX_RUNS_SENT = 500
+MAX_RUNS_SENT = 10_000
+MAX_UNLISTED = 500  # runs in one request
 LOG_LINES = 60
-Run: Any = model_of(overview.RunSummary, "Run")
 ComparedOption: Any = model_of(comparing.ComparedOption, "ComparedOption")
 
 
 class _RunList(Answer):
     """Runs, the newest first."""
 
-    total: int = Field(description="How many there are in all")
+    total: int = Field(description="How many there are in all, or how many of them have changed")
+    mark: str = Field(description="To be sent as since, for what changes from now on")
+    ids: list[str] | None = Field(description="The ids of all runs in their order, null if that has not changed")
 
 
 class _RunDetails(Answer):
@@ -34,7 +35,7 @@ class _RunDetails(Answer):
     saved: list[str] = Field(description="Saved files and states that exist")
     samples: int = Field(description="How many sample images it has generated")
     can_resume: bool
-    time_left: float | None
+    time_left: float | None = Field(description="As in run")
     log: str = Field(description="The last lines of its log")
 
 
@@ -57,6 +58,7 @@ class StopRequest(Body):
     )
     sure: bool = Field(False, description="Also if much work is lost, which is refused with 409 otherwise")
     pause_queue: bool = Field(False, description="Start nothing else then")
+    ask_about_queue: bool = Field(False, description="Without sure, also 409 if the queue starts a training then")
 
 
 class StoppedRun(Said):
@@ -86,24 +88,41 @@ class RemovedRun(Said):
     kept: list[str] = Field(description="Files that it has written and that stay")
 
 
-class SampleImage(BaseModel):
-    """A sample image; the place is its address below the run's samples."""
+class Series(Answer):
+    """What a run has measured, as columns: all of it, or what a reader lacks."""
 
-    place: int
-    step: int
-    number: int = Field(description="The number of its prompt, from 0")
-    prompt: str
+    name: str
+    active: bool
+    generation: int = Field(description="It changes when points that were sent are thinned or replaced")
+    start: list[int] = Field(alias="from", description="The places of the first step and the first check sent here")
+    steps: dict[str, Any] = Field(description="steps, seconds of training until each, and values by name")
+    checks: dict[str, Any] = Field(description="The same for each validation")
+    resumed: list[int] = Field(description="Steps after which the training was resumed")
+    likeness: list[list[float]] = Field(description="Steps, and the likeness of their files to the images")
 
 
-class SampleList(Answer):
-    """The sample images of a run, the oldest first."""
+class NoteRequest(Body):
+    """A note: plain text."""
 
-    samples: list[SampleImage]
+    text: str
+    before: str | None = Field(None, description="The note that it replaces; 409 if that has changed meanwhile")
+
+
+class StoredNote(Answer):
+    """A note as it is stored."""
+
+    note: str
+
+
+class RunIds(Body):
+    """Several runs."""
+
+    runs: list[str] = Field(max_length=MAX_UNLISTED)
 
 
 def router() -> APIRouter:
     """Return the routes of runs."""
-    routes = APIRouter(prefix="/runs", tags=["runs"])
+    routes, changes = APIRouter(prefix="/runs", tags=["runs"]), RunChanges()
 
     @routes.get("", operation_id="list_runs", summary="List the runs", response_model=RunList)
     def list_runs(
@@ -113,36 +132,41 @@ def router() -> APIRouter:
         ] = "",
         start: Annotated[int, Query(ge=0)] = 0,
         count: Annotated[int, Query(ge=1, le=MAX_RUNS_SENT)] = 100,
+        since: Annotated[str, Query(description="The mark of an answer: only what has changed after it")] = "",
     ) -> Any:
-        runs = [run for run in overview.overview() if state in ("", run.state)]
-        return answer(RunList, runs=runs[start : start + count], total=len(runs))
+        now = time.time()
+        changed, ids, mark = changes.since([shown_run(run, now) for run in overview.overview()], since)
+        runs = [run for run in changed if state in ("", run["state"])]
+        return answer(RunList, runs=runs[start : start + count], total=len(runs), mark=mark, ids=ids)
 
     @routes.get("/compare", operation_id="compare_runs", summary="Compare runs", response_model=RunsCompared)
     def compare_runs(run: Annotated[list[str], Query(description="Two ids or more", max_length=12)]) -> Any:
         comparison = comparing.compare_runs([answers.run_of_id(run_id) for run_id in run])
-        return answer(RunsCompared, runs=comparison.runs, options=comparison.options)
+        runs = [shown_run(summary, time.time()) for summary in comparison.runs]
+        return answer(RunsCompared, runs=runs, options=comparison.options)
 
     @routes.get("/{run}", operation_id="show_run", summary="Show a run", response_model=RunDetails)
     def show_run(run: str) -> Any:
         return _details(answers.run_of_id(run))
 
     _add_actions(routes)
-    _add_samples(routes)
+    _add_removals(routes)
+    _add_contents(routes)
     return routes
 
 
 def _details(run: reader.RecordedRun) -> Any:
-    summary, events = overview.summary(run), reader.progress(run.folder).update().events
+    shown, events = shown_run(overview.summary(run), time.time()), reader.progress(run.folder).update().events
     where = Path(str(run.facts.get("folder") or "."))
     saved = dict.fromkeys(where / str(event.get("file") or "") for event in events.get("saved", ()))
     return answer(
         RunDetails,
-        run={**answers.plain(summary), "error": explain.cause(str(summary.error)) or summary.error},
+        run=shown,
         settings=queue_rows.run_values(run),
         saved=[str(path) for path in saved if path.exists()],
         samples=len(events.get("sample", ())),
         can_resume=queue.can_resume(run, reader.runs()),
-        time_left=summary.time_left(time.time()),
+        time_left=shown["time_left"],
         log=reader.tail(run.folder, LOG_LINES),
     )
 
@@ -154,13 +178,17 @@ def _add_actions(routes: APIRouter) -> None:
         stop.refuse_ended(found)
         if body.how == "kill":
             stop.refuse_early_kill(found)
-        if not body.sure and (question := stop.question_before(found, body.how)):
-            return answers.respond_failure(request, 409, {"error": str(question), "field": "sure"})
-        following = None if body.pause_queue else queue.starts_next(found)
+        following = queue.starts_next(found)
+        next_name = following.name if following else ""
+        if not body.sure and (question := _question(found, body, next_name)):
+            return answers.respond_failure(request, 409, {"error": question, "field": "sure", "next": next_name})
+        then: MessageLike = Message("Then the queue starts {name}.", name=next_name) if next_name else ""
         if body.pause_queue:
             queue.pause()
+            then, next_name = "The queue is paused: nothing new is started.", ""
         stop.request(found.id, body.how)
-        return answer(StoppedRun, said=stop.ANSWERS[body.how], next=following.name if following else "")
+        said = join_messages([stop.ANSWERS[body.how], *([then] if then else [])], " ")
+        return answer(StoppedRun, said=said, next=next_name)
 
     @routes.post("/{run}/save", operation_id="save_run", summary="Save a file and a state", response_model=Said)
     def save_run(run: str, body: Nothing) -> Any:
@@ -175,6 +203,16 @@ def _add_actions(routes: APIRouter) -> None:
         resumed = reopening.resume_run(answers.run_of_id(run))
         return answer(ResumedRun, said=resumed.said, run=resumed.run, entry=resumed.entry)
 
+
+def _question(run: reader.RecordedRun, body: StopRequest, next_name: str) -> MessageLike:
+    """What to confirm before a run is stopped: that work is lost, and if wanted what the queue starts then."""
+    asked: list[MessageLike] = [question] if (question := stop.question_before(run, body.how)) else []
+    if next_name and body.ask_about_queue and not body.pause_queue:
+        asked.append(Message("When this run has stopped, the queue starts {name}.", name=next_name))
+    return join_messages(asked, " ") if asked else ""
+
+
+def _add_removals(routes: APIRouter) -> None:
     @routes.post("/{run}/remove", operation_id="remove_run", summary="Delete a run", response_model=RemovedRun)
     def remove_run(run: str, body: RemoveRequest, request: Request) -> Any:
         deletion = deleting.plan_deletion(answers.run_of_id(run), body.files)
@@ -184,6 +222,21 @@ def _add_actions(routes: APIRouter) -> None:
         files, kept = map(str, deletion.files), map(str, deletion.kept)
         return answer(RemovedRun, said=Message("{run} is deleted.", run=run), files=[*files], kept=[*kept])
 
+    @routes.post("/unlist", operation_id="unlist_runs", summary="Take ended runs off the list", response_model=Answer)
+    def unlist_runs(body: RunIds) -> Any:
+        for run in map(answers.run_of_id, body.runs):
+            if run.active:  # before any is taken off
+                unlisting.refuse_active(run, overview.summary(run).name)
+        for run_id in body.runs:
+            unlisting.remove_run(run_id)
+        return Answer()
+
+    @routes.post("/relist", operation_id="relist_runs", summary="Put them back on the list", response_model=Answer)
+    def relist_runs(body: RunIds) -> Any:
+        for run_id in body.runs:
+            unlisting.restore_run(run_id)
+        return Answer()
+
 
 def _request_output(run_id: str, what: str) -> Any:
     run = answers.run_of_id(run_id)
@@ -192,38 +245,30 @@ def _request_output(run_id: str, what: str) -> Any:
     return answer(Said, said=stop.ANSWERS[what])
 
 
-def _add_samples(routes: APIRouter) -> None:
-    address = "/{run}/samples"
+def _add_contents(routes: APIRouter) -> None:
+    """What a run has measured, and its note."""
 
-    @routes.get(address, operation_id="list_samples", summary="List sample images", response_model=SampleList)
-    def list_samples(run: str) -> Any:
-        events = reader.progress(answers.run_of_id(run).folder).update().events.get("sample", ())
-        found = [
-            {
-                "place": place,
-                "step": _whole(event.get("step")),
-                "number": _whole(event.get("number")),
-                "prompt": str(event.get("prompt") or ""),
-            }
-            for place, event in enumerate(events)
-        ]
-        return answer(SampleList, samples=found)
+    @routes.get("/{run}/series", operation_id="show_series", summary="What a run has measured", response_model=Series)
+    def show_series(
+        run: str,
+        since: Annotated[
+            str,
+            Query(pattern=r"^(\d{1,9} \d{1,9} \d{1,9})?$", description="Its generation and the numbers got of each"),
+        ] = "",
+    ) -> Any:
+        found = answers.run_of_id(run)
+        generation, steps, checks = map(int, since.split() or (-1, 0, 0))
+        measured = series.series_of(found.folder).update().since(generation, steps, checks)
+        name, likeness = overview.summary(found).name, series.likeness_of_files(found.folder)
+        return answer(Series, **measured, likeness=likeness, name=name, active=found.active)
 
-    pictures: dict[str, Any] = {name: {} for name in ("image/png", "image/jpeg", "image/webp")}
-
-    @routes.get(
-        address + "/{place}",
-        operation_id="show_sample",
-        summary="A sample image",
-        response_class=Response,
-        responses={200: {"content": pictures, "description": "The image, or with small a JPEG of 192 pixels"}},
+    @routes.post(
+        "/{run}/note", operation_id="note_run", summary="Store the note about a run", response_model=StoredNote
     )
-    def show_sample(run: str, place: int, small: bool = False) -> Response:
-        try:
-            return samples.serve_sample({"run": run, "sample": str(place), "small": "1" if small else ""})
-        except ConfigError as error:
-            raise ConfigError(Problem("", str(error), code=queue.GONE)) from None
-
-
-def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, layout.NUMBER) else 0
+    def note_run(run: str, body: NoteRequest) -> Any:
+        folder = answers.run_of_id(run).folder
+        now = notes.read_note(folder)
+        if body.before is not None and now not in (body.before.strip(), body.text.strip()):
+            template = "The note was changed in another window meanwhile. It says now: {note}"
+            raise ConfigError(Problem("", template, note=now, code=queue.BUSY))
+        return answer(StoredNote, note=notes.write_note(folder, body.text))

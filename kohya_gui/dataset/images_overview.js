@@ -49,7 +49,7 @@ export function renderOverview(root, overview, filter, narrow) {
   part(".notes").replaceChildren(...overview.notes.map((note) => make("li", {}, note)));
   showBuckets(part(".buckets"), overview.count.buckets);
   const places = overview.places.map((place) => [
-    `/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`,
+    `/${place.folder}`, place.folder || "The folder itself", ` (${place.images.toLocaleString("en")})`,
   ]);
   const chosen = filter.place === null ? "" : `/${filter.place}`;
   fillSelect(part(".sieve .place"), [["", "All folders"], ...places], chosen);

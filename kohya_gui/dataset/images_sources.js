@@ -184,7 +184,7 @@ function back() {
 function line(place) {
   const { path } = place, [smallest, largest = smallest] = place.span;
   /** @type {HTMLElement[]} */
-  const name = [make("span", { className: place.folder ? "own" : "" }, place.folder || "the folder itself")];
+  const name = [make("span", { className: place.folder ? "own" : "" }, place.folder || "The folder itself")];
   if (place.role) name.push(make("small", {}, "regularisation"));
   if (place.held)
     name.push(make("small", {}, say("{count} held out for validation", { count: place.held.toLocaleString("en") })));

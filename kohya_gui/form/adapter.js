@@ -124,9 +124,9 @@ function choose(box, id) {
   const removed = [...argumentNames].filter((name) => !kind.names.includes(name) || name in kind.fixed);
   const initial = Object.entries(kind.start).filter(([name]) => !written.includes(name));
   const { values } = form.held(formAround(box));
-  const isSmall = ["fp8_base", "fp8_base_unet", "int8_base"].some((name) => values[name] === true);
+  const isSmall = ["fp8_base", "fp8_base_unet", "int8_base", "base_bits"].some((name) => values[name]);
   if (isSmall && kind.names.includes("bypass_mode") && !written.includes("bypass_mode"))
-    // otherwise LyCORIS would change the weights, which is impossible in eight bits
+    // otherwise LyCORIS would change the weights, which is impossible in eight or four bits
     initial.push(["bypass_mode", "True"]);
   const blocks = groups.length && kindOf(box)?.language !== kind.language ? blockArguments(kind, groups) : {};
   setValue(module, kind.module);

@@ -2,7 +2,7 @@
 import { make } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { watcher } from "../tools/commands.js";
-import { closeButton, sentOf, tell, tellError } from "./messages.js";
+import { sentOf, tell, tellError } from "./messages.js";
 
 /**
  * @param {string} tab
@@ -27,7 +27,6 @@ function show(tab, id) {
     tab,
     "plain",
     make("p", {}, "A training uses these caches as they are. Caching continues when this page is closed."),
-    list,
-    closeButton(tab));
+    list);
   void watcher(list, "caching", () => {})(id);
 }

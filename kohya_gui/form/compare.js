@@ -3,7 +3,7 @@ import { translated } from "../i18n/words.js";
 import { make, makeButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { family } from "./inputs.js";
-import { closeButton, sentOf, tell, tellError } from "./messages.js";
+import { sentOf, tell, tellError } from "./messages.js";
 import { formOf, startOf } from "./page.js";
 
 /**
@@ -64,7 +64,7 @@ export async function compare(tab) {
         }
       },
       { className: "go" });
-    tell(tab, "plain", make("div", { className: "sides" }, first.box, second.box, go, closeButton(tab)), answer);
+    tell(tab, "plain", make("div", { className: "sides" }, first.box, second.box, go), answer);
   } catch (error) {
     tellError(tab, error);
   }

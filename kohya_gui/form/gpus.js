@@ -3,7 +3,7 @@
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, find, isField, make, makeButton, setValue } from "../server/elements.js";
-import { ask } from "../server/http.js";
+import { call } from "../server/http.js";
 import { onSettled } from "./page.js";
 
 /**
@@ -93,7 +93,7 @@ function show(box) {
 }
 
 /** Fetch the GPUs and their users; forms that ask at the same time share one request. */
-const look = () => (asking ??= ask("gpus").then(({ gpus }) => {
+const look = () => (asking ??= call("queue").then(({ gpus }) => {
   gpuList = gpus;
   for (const box of all(document, ".gpus")) show(box);
 }).catch(() => {}).finally(() => (asking = null)));

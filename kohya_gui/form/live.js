@@ -196,7 +196,7 @@ async function preset(tab, id) {
 }
 
 /**
- * The settings that a preset has changed, folded.
+ * The settings that a preset has changed; they can be folded.
  * @param {import("./compare.js").Comparison["rows"]} rows
  */
 function changesMade(rows) {
@@ -204,7 +204,7 @@ function changesMade(rows) {
   const title = say("{count} setting changed", { count: rows.length }, "{count} settings changed");
   const first = translated("Before"), second = translated("After");
   const differences = make("div", { className: "differences" }, table({ first, second, rows }));
-  return [make("details", { className: "changes-made" }, make("summary", {}, title), differences)];
+  return [make("details", { className: "changes-made", open: true }, make("summary", {}, title), differences)];
 }
 
 /** @param {HTMLButtonElement} button */

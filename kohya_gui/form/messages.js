@@ -1,6 +1,6 @@
 // Messages beside the buttons of a form.
 import { translated } from "../i18n/words.js";
-import { around, find, make, makeButton, withAllowButton } from "../server/elements.js";
+import { around, find, make, withAllowButton } from "../server/elements.js";
 import { messageOf } from "../server/http.js";
 import * as form from "./page.js";
 
@@ -68,6 +68,3 @@ export const tellError = (tab, error) =>
     ...messageOf(error)
       .split("\n")
       .map((line) => make("p", {}, ...withAllowButton(line))));
-
-/** @param {string} tab */
-export const closeButton = (tab) => makeButton("Close", () => tell(tab, "plain"), { className: "close" });

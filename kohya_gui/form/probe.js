@@ -1,7 +1,7 @@
 // Probe: find settings with which the form's training fits this machine, and put them into the form.
 import { make, makeButton } from "../server/elements.js";
 import { ask, wait } from "../server/http.js";
-import { closeButton, sentOf, tell, tellError } from "./messages.js";
+import { sentOf, tell, tellError } from "./messages.js";
 
 /**
  * @typedef {{ state: string, doing: string, tries: { text: string }[], text: string, best: unknown, fix: Record<string,
@@ -51,13 +51,12 @@ function showEnd(tab, { state, text, best, fix }, list, isOther) {
       "plain",
       make("p", {}, text),
       list,
-      make("p", {}, "The form was changed since: probe again to learn what suits it now."),
-      closeButton(tab));
+      make("p", {}, "The form was changed since: probe again to learn what suits it now."));
   const apply = Object.keys(fix).length
     ? [
         make("button", { type: "button", className: "fix", "data-fix": JSON.stringify(fix) },
           make("span", {}, "Put it into the form")),
       ]
     : [];
-  return tell(tab, best ? "good" : "bad", make("p", {}, text), list, ...apply, closeButton(tab));
+  return tell(tab, best ? "good" : "bad", make("p", {}, text), list, ...apply);
 }

@@ -3,7 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, isField, make, makeButton, withAllowButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { closeButton, sentOf, tell } from "./messages.js";
+import { sentOf, tell } from "./messages.js";
 
 /**
  * @param {string} tab
@@ -49,7 +49,7 @@ export function several(tab, box) {
     tab,
     "plain",
     about,
-    make("div", { className: "sides" }, make("div", { className: "side" }, values), go, closeButton(tab)),
+    make("div", { className: "sides" }, make("div", { className: "side" }, values), go),
     answer);
   values.focus({ preventScroll: true }); // it is in the bottom bar, which is always visible
 }

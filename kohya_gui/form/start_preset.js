@@ -1,6 +1,7 @@
 // The line above the form: its start, the reason, and alternatives.
 import { remember } from "../i18n/sentences.js";
-import { all, around, find, make, pieces } from "../server/elements.js";
+import { translated } from "../i18n/words.js";
+import { all, around, find, make, makeButton, pieces } from "../server/elements.js";
 import { family } from "./inputs.js";
 import { bare, onSettled, startOf, suited } from "./page.js";
 
@@ -20,6 +21,7 @@ onSettled((where) => {
     make("span", {}, "Start:"),
     " ",
     make("b", {}, make("span", { className: start.id ? "" : "own" }, start.title)),
+    more(where),
     " ",
     make("small", {}, start.id ? (start.why ?? "") : "What differs from the defaults is marked."),
     ...(start.notes ?? []).map((note) => make("small", {}, note)),
@@ -27,3 +29,16 @@ onSettled((where) => {
       make("button", { type: "button", "data-preset": id }, make("span", {}, title))),
     start.id && start.id !== defaults.id ? make("small", { className: "with" }, pieces(start.text ?? "")) : "");
 });
+
+/**
+ * The button that unfolds the reasons on a phone.
+ * @param {HTMLElement} where
+ */
+function more(where) {
+  const isOpen = () => where.classList.contains("told-start");
+  const button = makeButton("", () => {
+    where.classList.toggle("told-start");
+    button.setAttribute("aria-expanded", String(isOpen()));
+  }, { className: "why", "aria-expanded": isOpen(), "aria-label": translated("What the form started from") });
+  return button;
+}

@@ -102,6 +102,13 @@ TABS = (
 FIRST_KIND = TABS[0].id  # open on a first visit
 
 
+def tab_of_kind(kind: str, has_data_file: bool) -> str:
+    """The tab of a kind of training, whose images a file may describe."""
+    if kind != "finetune":
+        return kind
+    return "finetune" if has_data_file else "dreambooth"
+
+
 def in_order_of_kohya_ss() -> list[Tab]:
     """The tabs in the order in which users of kohya_ss look for them; what it does not have comes last."""
     order = ("dreambooth", "lora", "textual-inversion", "finetune", "lllite")

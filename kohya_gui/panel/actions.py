@@ -1,4 +1,4 @@
-"""The actions on a run: their buttons, and what each one does."""
+"""The buttons of a run, its settings in a form, and its support bundle."""
 
 import html
 import subprocess
@@ -9,8 +9,9 @@ from pathlib import Path
 
 from starlette.responses import Response
 
-from kohya_gui.form import gpus, start_preset
+from kohya_gui.form import start_preset
 from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.tabs import tab_of_kind
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import samples
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
@@ -80,38 +81,33 @@ def _can_be_tried(run: reader.RecordedRun) -> bool:
 
 
 class RunActions:
-    """Handlers for the panel, and for settings of the queue in a form. They trust nothing that they receive."""
+    """What the panel asks for and /api/v1 does not have: settings as a form shows them, and files to download.
+
+    It trusts nothing that it receives.
+    """
 
     def __init__(self, forms: Mapping[str, SettingsForm]) -> None:
         self.forms = forms
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """Handlers of requests that change something."""
+        """Handlers of JSON."""
         return {
-            "act": self.act,
-            "queue-open": self.open_entry,
-            "gpus": lambda sent: {"gpus": gpus.list_gpus()},
+            "open": self.open_settings,
         }
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        return {"picture": samples.serve_sample, "learned": samples.show_learned, "bundle": self.bundle}
+        return {"learned": samples.show_learned, "bundle": self.bundle}
 
-    def act(self, request: ApiRequest) -> JsonObject:
-        """Perform an action on a run."""
-        what, run = request.text("act"), _run(request.text("run"))
-        if what in layout.STOPS[1:]:
-            return stop_run(run, what, request.flag("sure"), request.flag("pause"))
-        if what in layout.REQUESTS:
-            stop.request_output(run.id, what)
-            return {"said": stop.ANSWERS[what]}
-        if what == "resume":
-            resumed = reopening.resume_run(run)
-            return {"said": resumed.said, "run": resumed.run}
-        if what == "open":
-            return self._opened(reopening.started_config(run), resume.run_launch_options(run), run.id)
-        raise ConfigError("There is no such button: load the page again.")
+    def open_settings(self, request: ApiRequest) -> JsonObject:
+        """The settings of a run, or of an entry of the queue, for the form of their tab."""
+        if name := request.text("entry"):
+            entry = queue.read_queue().find(name)
+            job = queue.job_of_entry(entry)
+            return self._opened(reopening.config_from(job.script, job.toml), job.how, entry.id)
+        run = _run(request.text("run"))
+        return self._opened(reopening.started_config(run), resume.run_launch_options(run), run.id)
 
     def bundle(self, query: Mapping[str, str]) -> Response:
         """The support bundle of a run, as a download."""
@@ -121,36 +117,11 @@ class RunActions:
         headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
         return Response(archive, media_type="application/zip", headers=headers)
 
-    def open_entry(self, request: ApiRequest) -> JsonObject:
-        """The settings of an entry of the queue, for the form of their tab."""
-        entry = queue.read_queue().find(request.text("id"))
-        job = queue.job_of_entry(entry)
-        return self._opened(reopening.config_from(job.script, job.toml), job.how, entry.id)
-
     def _opened(self, config: RunConfig, launch: JsonMapping, name: str) -> JsonObject:
         """A config for the form of its tab, with its `launch` settings, and the name of its source."""
-        tab = _tab_of_config(config)
+        tab = tab_of_kind(config.kind, bool(config.data.in_json or config.data.dataset_config))
         filled = self.forms[tab].fill(config, start_preset.loaded_as_start(name))
         return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in launch.items()}}
-
-
-def stop_run(run: reader.RecordedRun, how: str, sure: bool, pauses_queue: bool) -> JsonObject:
-    """Stop a run, and pause the queue if wanted. Without `sure` the answer may be a question instead (`ask`): about
-    work that is lost, and about the training that the queue starts then (`next`)."""
-    if how == "kill":
-        stop.refuse_early_kill(run)
-    following = queue.starts_next(run) if run.active else None
-    next_sentence = Message("Then the queue starts {name}.", name=following.name) if following else ""
-    asked: list[MessageLike] = [question] if (question := stop.question_before(run, how)) else []
-    if following:
-        asked.append(Message("When this run has stopped, the queue starts {name}.", name=following.name))
-    if asked and not sure:
-        return {"ask": join_messages(asked, " "), "next": following.name if following else ""}
-    if pauses_queue:
-        queue.pause()
-    stop.request(run.id, how)
-    then = "The queue is paused: nothing new is started." if pauses_queue else next_sentence
-    return {"said": join_messages([stop.ANSWERS[how], then], " ") if then else stop.ANSWERS[how]}
 
 
 def _run(run_id: str) -> reader.RecordedRun:
@@ -158,13 +129,6 @@ def _run(run_id: str) -> reader.RecordedRun:
         return reader.find_run(run_id)
     except KeyError:
         raise ConfigError("This run is not there any more: load the page again.") from None
-
-
-def _tab_of_config(config: RunConfig) -> str:
-    """The tab that a config belongs to."""
-    if config.kind != "finetune":
-        return config.kind
-    return "finetune" if config.data.in_json or config.data.dataset_config else "dreambooth"
 
 
 def _doctor() -> str:

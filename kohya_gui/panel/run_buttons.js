@@ -1,8 +1,8 @@
-// The buttons of a run: stop, resume, open in a form, save the support bundle.
+// The buttons of a run: stop, save, sample, resume, open in a form, save the support bundle.
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, around, find, hit, isField, make, makeButton, saveFile, setValue } from "../server/elements.js";
-import { address, ask, messageOf } from "../server/http.js";
+import { address, ask, call, messageOf, pathOfRun, Refusal } from "../server/http.js";
 import { go } from "../server/addresses.js";
 import { lookAt } from "./monitor.js";
 
@@ -23,6 +23,25 @@ export async function openInForm({ tab, fill, launch }) {
   where.scrollIntoView({ block: "start" });
 }
 
+const STOPS = ["after_step", "now", "kill"];
+
+/**
+ * Stop a run, have it save or sample, or resume it. The answer is a question (`ask`) if that is to be confirmed first.
+ * @param {string} act
+ * @param {string} run
+ * @param {{ sure?: boolean, pause?: boolean }} [how]
+ * @returns {Promise<{ said?: string, run?: string, ask?: string, next?: string }>}
+ */
+export async function actOn(act, run, { sure = false, pause = false } = {}) {
+  if (!STOPS.includes(act)) return call(pathOfRun(run, act), {});
+  try {
+    return await call(pathOfRun(run, "stop"), { how: act, sure, pause_queue: pause, ask_about_queue: true });
+  } catch (error) {
+    if (!(error instanceof Refusal) || error.field !== "sure") throw error;
+    return { ask: error.message, next: error.next };
+  }
+}
+
 /** @param {HTMLButtonElement} button of an action on a run */
 async function act(button) {
   const where = around(button, ".acts"), place = find(where, ".answer"), run = where.dataset.run ?? "";
@@ -33,17 +52,18 @@ async function act(button) {
   button.disabled = true;
   try {
     if (button.dataset.act === "bundle") tell(await saveBundle(run, tell));
-    else {
-      const { act: what, sure, pause } = button.dataset;
-      const answer = await ask("act", { act: what, run, sure: sure === "true", pause: pause === "true" });
+    else if (button.dataset.act === "open") {
+      await openInForm(await ask("open", { run }));
+      tell(translated("The form holds the settings of this run: change what you like."));
+    } else {
+      const { act: what = "", sure, pause } = button.dataset;
+      const answer = await actOn(what, run, { sure: sure === "true", pause: pause === "true" });
       if (answer.ask) confirm(button, place, answer.ask, answer.next);
-      if (answer.fill) await openInForm(answer);
-      if (answer.run) {
+      else tell(translated(answer.said ?? ""));
+      if (what === "resume" && answer.run) {
         lookAt(answer.run);
         document.dispatchEvent(new CustomEvent("kohya:resumed", { detail: answer.run }));
       }
-      if (!answer.ask)
-        tell(translated(answer.said ?? "The form holds the settings of this run: change what you like."));
     }
   } catch (error) {
     tell(messageOf(error), true);

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from PIL import Image
 from starlette.responses import Response
@@ -23,7 +23,11 @@ IMAGES = written_files.SAMPLE_ENDINGS
 THUMBNAIL_SIDE = 192  # pixels of a thumbnail's longer side
 MAX_PIXELS, MAX_BYTES = 40_000_000, 60_000_000
 MAX_PICTURES = 60  # newest pictures of each prompt
-CACHE_HEADERS = {"cache-control": "private, max-age=86400", "content-security-policy": "default-src 'none'"}
+CACHE_HEADERS = {
+    "cache-control": "private, max-age=86400",
+    "content-security-policy": "default-src 'none'",
+    "content-encoding": "identity",  # images do not get smaller
+}
 
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
@@ -36,7 +40,7 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
         return ""
     shown = "".join(_row(run, number, events) for number, events in sorted(rows.items()))
     title = (
-        "<h3>Samples <small>click one to compare it with another step</small>"
+        "<h3><span>Samples <small>click one to compare it with another step</small></span>"
         f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
     )
     return f'<section class="samples">{title}{_cost_html(progress)}{shown}</section>'
@@ -64,10 +68,11 @@ def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
         return ""
     width, height = sheet.size
     address = html.escape("own/learned?" + urlencode({"run": run.id}))
+    clear = html.escape("own/learned?" + urlencode({"run": run.id, "clear": 1}))
     about = "The samples at the start, halfway and at the end of the training"
     return (
         f'<section class="learned"><h3>What it has learned <a href="{address}" download="{html.escape(run.id)}.png">'
-        f'Save this picture</a></h3><img src="{address}" alt="{about}" width="{width}" height="{height}" loading="lazy"'
+        f'Save this picture</a></h3><img src="{clear}" alt="{about}" width="{width}" height="{height}" loading="lazy"'
         ' decoding="async"></section>'
     )
 
@@ -82,9 +87,8 @@ def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObjec
 def _sample_html(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: MessageLike) -> str:
     step = _whole_number(event.get("step"))
     about = Message("Sample of step {step}: {prompt}", step=step, prompt=prompt)
-    query = {"run": run.id, "sample": place}
-    small = html.escape("own/picture?" + urlencode({**query, "small": 1}))
-    large = html.escape("own/picture?" + urlencode(query))
+    large = html.escape(sample_address(run.id, place))
+    small = f"{large}?small=true"
     return (
         f'<button type="button" class="sample" data-step="{step}" data-large="{large}"'
         f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"{data(about)}>'
@@ -92,21 +96,29 @@ def _sample_html(run: reader.RecordedRun, place: int, event: JsonMapping, prompt
     )
 
 
+def sample_address(run_id: str, place: int) -> str:
+    """The address of a sample, relative to the page's."""
+    return f"api/v1/runs/{quote(run_id, safe='')}/samples/{place}"
+
+
 def _whole_number(value: JsonValue) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def serve_sample(query: Mapping[str, str]) -> Response:
-    """A picture by its run and its index among that run's samples; nothing else can be requested."""
+def serve_sample(run_id: str, place: int | str, small: bool) -> Response:
+    """A picture by its run and its index among that run's samples or "newest"; nothing else can be requested."""
     try:
-        run = reader.find_run(str(query.get("run") or ""))
-        path = sample_file(run, int(query.get("sample") or ""))
+        run = reader.find_run(run_id)
+        path = sample_file(run, _newest(run) if isinstance(place, str) else place)
     except (KeyError, ValueError, IndexError):
         raise ConfigError("There is no such image.") from None
-    changed = path.stat().st_mtime_ns
-    body = thumbnail(path, changed) if query.get("small") else whole(path)
-    kind = "image/jpeg" if query.get("small") else mimetypes.guess_type(path.name)[0]
+    body = thumbnail(path, path.stat().st_mtime_ns) if small else whole(path)
+    kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
     return Response(body, media_type=kind or "application/octet-stream", headers=CACHE_HEADERS)
+
+
+def _newest(run: reader.RecordedRun) -> int:
+    return len(reader.progress(run.folder).update().events.get("sample", ())) - 1
 
 
 def show_learned(query: Mapping[str, str]) -> Response:
@@ -125,7 +137,7 @@ def show_learned(query: Mapping[str, str]) -> Response:
         return None
 
     png = io.BytesIO()
-    draw_sheet(sheet, opened).save(png, "PNG")
+    draw_sheet(sheet, opened, bool(query.get("clear"))).save(png, "PNG")
     return Response(png.getvalue(), media_type="image/png", headers=CACHE_HEADERS | {"cache-control": "no-cache"})
 
 

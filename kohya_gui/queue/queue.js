@@ -2,7 +2,8 @@
 import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { lookAt } from "../panel/monitor.js";
-import { openInForm } from "../panel/run_buttons.js";
+import { actOn, openInForm } from "../panel/run_buttons.js";
+import { sentOf } from "../form/messages.js";
 import { addressOf, go, register } from "../server/addresses.js";
 import { all, find, hit, make, makeButton } from "../server/elements.js";
 import { ask, call, messageOf } from "../server/http.js";
@@ -22,6 +23,9 @@ const PERIOD = 1500; // milliseconds
 /** @type {HTMLElement | undefined} */
 let place;
 let shown = "";
+let compared = ""; // the entries and forms that were compared last
+/** @type {Record<string, import("./queue_row.js").Unlike>} by entry */
+let unlike = {};
 /** @type {Map<string, { basis: string, row: HTMLElement }>} the rows on screen by id, and what they are made of */
 const rowsById = new Map();
 
@@ -37,10 +41,25 @@ async function look() {
   if (!place) return;
   try {
     const listing = await call("queue");
+    await compare(listing);
     if (!isDragging()) show(place, listing);
   } catch (error) {
     tell(messageOf(error), true);
   }
+}
+
+/**
+ * Ask how the entries differ from the forms, unless both are as they were.
+ * @param {Listing} listing
+ */
+async function compare({ entries }) {
+  const opened = all(document, "form.settings").map(({ id }) => id.replace(/-form$/, ""));
+  const forms = entries.length ? Object.fromEntries(opened.map((tab) => [tab, sentOf(tab)])) : {};
+  const now = JSON.stringify([entries.map(({ id }) => id), forms]);
+  if (now === compared) return;
+  ({ entries: unlike } = await ask("queue-differences", { forms }));
+  compared = now;
+  shown = "";
 }
 
 setInterval(() => {
@@ -73,6 +92,7 @@ async function change(path, body = {}, offers = () => []) {
     const listing = await call(`queue/${path}`, body);
     tell(translated(listing.said), false, offers(listing));
     if (place) show(place, listing);
+    look(); // for what differs in an entry that was added
   } catch (error) {
     shown = ""; // what was dragged goes back
     tell(messageOf(error), true);
@@ -98,12 +118,12 @@ const duplicate = (id) =>
  * Send an action on a run, after a question if there is one.
  * @param {string} act
  * @param {string} run
- * @param {Record<string, unknown>} [more]
+ * @param {{ sure?: boolean, pause?: boolean }} [more]
  */
 async function actOnRun(act, run, more = {}) {
   try {
-    const answer = await ask("act", { act, run, ...more });
-    if (answer.ask) return void askFirst(act, run, answer);
+    const answer = await actOn(act, run, more);
+    if (answer.ask) return void askFirst(act, run, answer.ask, answer.next);
     if (answer.run) lookAt(answer.run);
     tell(translated(answer.said ?? ""));
   } catch (error) {
@@ -116,9 +136,10 @@ async function actOnRun(act, run, more = {}) {
  * Ask before a run is stopped: whether it is meant, and whether the queue goes on.
  * @param {string} act
  * @param {string} run
- * @param {{ ask: string, next: string }} question
+ * @param {string} text
+ * @param {string} [next] the training that the queue starts then
  */
-function askFirst(act, run, { ask: text, next }) {
+function askFirst(act, run, text, next) {
   const stop = (/** @type {boolean} */ pause) => () => actOnRun(act, run, { sure: true, pause });
   const pausing = next ? [{ text: "Stop and pause the queue", press: stop(true) }] : [];
   tell(translated(text), false, [
@@ -130,7 +151,7 @@ function askFirst(act, run, { ask: text, next }) {
 /** @param {string} id */
 async function openSettings(id) {
   try {
-    openInForm(await ask("queue-open", { id }));
+    openInForm(await ask("open", { entry: id }));
   } catch (error) {
     tell(messageOf(error), true);
   }
@@ -176,10 +197,11 @@ function show(where, listing) {
  * @param {Entry[]} waiting
  */
 function rowOf(entry, waiting) {
-  const at = waiting.indexOf(entry), basis = JSON.stringify([entry, at, waiting.length, document.documentElement.lang]);
+  const at = waiting.indexOf(entry), own = unlike[entry.id];
+  const basis = JSON.stringify([entry, own, at, waiting.length, document.documentElement.lang]);
   const known = rowsById.get(entry.id);
   if (known?.basis === basis) return known.row;
-  const row = makeRow(entry, at, waiting.length, ACTIONS);
+  const row = makeRow(entry, at, waiting.length, own, ACTIONS);
   rowsById.set(entry.id, { basis, row });
   return row;
 }

@@ -1,6 +1,18 @@
-"""The queue on the page. All of it is in the queue's file; queue.js shows it by the API."""
+"""The queue on the page. All of it is in the queue's file; queue.js shows it by the API, beside what only the page
+knows: its forms."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
 
 import gradio as gr
+
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.tabs import tab_of_kind
+from kohya_gui.server.json_api import ApiRequest, Handler
+from library.config.formats import to_toml
+from library.config.json_types import JsonMapping, JsonObject
+from library.families import RUNS, config_class
+from library.runs import job_files, queue, queue_rows
 
 MARKUP = """<div class="queue"><div class="lead"><h2>Queue</h2><p class="how" role="status">Reading the queue</p>
 <div class="switches"></div></div><ul class="devices" aria-label="GPUs"></ul>
@@ -11,7 +23,36 @@ MARKUP = """<div class="queue"><div class="lead"><h2>Queue</h2><p class="how" ro
 
 
 class QueueTab:
-    """The queue's place on the page. Create it inside `gr.Blocks`."""
+    """The queue's place on the page, and what differs from the forms on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: Mapping[str, SettingsForm]) -> None:
+        """Create it inside `gr.Blocks`."""
+        self.forms = forms
         gr.HTML(MARKUP, js_on_load="window.kohya.mountQueue(element)", apply_default_css=False)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {"queue-differences": self.differences}
+
+    def differences(self, request: ApiRequest) -> JsonObject:
+        """How each entry differs from the form of its tab in `forms`; if that was not opened or is about another model,
+        from the defaults (`form` is false then)."""
+        sent = request.values("forms")
+        return {
+            "entries": {
+                entry.id: self._unlike(entry.script, values, sent)
+                for entry in queue.read_queue().entries
+                if entry.script in RUNS and (values := queue_rows.entry_values(entry))
+            }
+        }
+
+    def _unlike(self, script: str, values: JsonMapping, sent: JsonMapping) -> JsonObject:
+        config, before = config_class(script), None
+        tab = tab_of_kind(config.kind, bool(values.get("in_json") or values.get("dataset_config")))
+        if text := sent.get(tab):
+            form = self.forms[tab]
+            submission = form.parse_submission(text)
+            if submission.family == config.family:
+                before = job_files.values_of(to_toml(form.lenient_config(submission)))
+        differing = queue_rows.differences(before or {}, values)
+        return {"form": before is not None, "differences": [asdict(difference) for difference in differing]}

@@ -8,8 +8,9 @@ import { make, makeButton } from "../server/elements.js";
  * @typedef {{ id: string, name: string, title: string, state: string, run: string, step: number, total_steps: number,
  *   gpus: string[], gpu_count: number, names_gpus: boolean, why: string, waits: boolean, can_resume: boolean,
  *   seconds: number | null, step_seconds: number | null, memory: number | null, start: number | null,
- *   end: number | null, compared_with: string, differences: Difference[] }} Entry
+ *   end: number | null }} Entry
  */
+/** @typedef {{ form: boolean, differences: Difference[] }} Unlike from the form, or else from the defaults */
 /**
  * @typedef {{ moveTo: (id: string, to: number) => unknown, remove: (id: string) => unknown,
  *   duplicate: (id: string) => unknown, actOnRun: (act: string, run: string) => unknown,
@@ -46,9 +47,10 @@ export const isBusy = (entry) => MOODS[entry.state] === "busy";
  * @param {Entry} entry
  * @param {number} at its index among the waiting entries
  * @param {number} many waiting entries
+ * @param {Unlike | undefined} unlike
  * @param {Actions} actions
  */
-export function makeRow(entry, at, many, actions) {
+export function makeRow(entry, at, many, unlike, actions) {
   const facts = [entry.title, ...factsOf(entry)];
   return make("li",
     { className: `entry ${MOODS[entry.state] ?? "calm"}`, "data-id": entry.id, "data-state": entry.state },
@@ -59,7 +61,7 @@ export function makeRow(entry, at, many, actions) {
       make("small", {}, ...facts.flatMap((text, i) => [i ? " · " : "", make("span", {}, text)])),
       timesOf(entry) ? make("small", { className: "when" }, timesOf(entry)) : null,
       entry.why ? make("small", { className: "why" }, entry.why) : null,
-      differencesOf(entry)),
+      unlike ? differencesOf(unlike) : null),
     make("div", { className: "does" }, ...buttons(entry, at, many, actions)));
 }
 
@@ -93,20 +95,20 @@ function timesOf({ waits, start, end, state }) {
   return "";
 }
 
-/**
- * What differs from the training before it.
- * @param {Entry} entry
- */
-function differencesOf({ compared_with: name, differences }) {
-  if (!name) return null;
-  if (!differences.length) return make("small", {}, say("Same settings as {name}", { name }));
-  const texts = differences.map(({ option, before, value }) => {
+/** @param {Unlike} unlike */
+function differencesOf({ form, differences }) {
+  if (!differences.length)
+    return make("small", {}, translated(form ? "Same settings as the form" : "All settings at their defaults"));
+  // Those with a value on both sides say more than what a form does not name yet, such as its images.
+  const isOneSided = (/** @type {Difference} */ { before, value }) => Number(before === null || value === null);
+  const ordered = [...differences].sort((a, b) => isOneSided(a) - isOneSided(b));
+  const texts = ordered.map(({ option, before, value }) => {
     const from = before ?? translated("the default"), to = value ?? translated("the default");
     return make("span", {}, sayOption("{option} {value} instead of {before}", option, { value: to, before: from }));
   });
   const listed = (/** @type {HTMLElement[]} */ parts) => parts.flatMap((part, i) => (i ? [", ", part] : [part]));
-  const first = make("small", { className: "unlike" },
-    make("span", {}, say("Unlike {name}:", { name })), " ", ...listed(texts.slice(0, SHOWN)));
+  const title = make("span", {}, translated(form ? "Unlike the form:" : "Unlike the defaults:"));
+  const first = make("small", { className: "unlike" }, title, " ", ...listed(texts.slice(0, SHOWN)));
   if (texts.length <= SHOWN) return first;
   const rest = texts.slice(SHOWN);
   return make("div", {}, first, make("details", {},

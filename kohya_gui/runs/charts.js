@@ -2,7 +2,7 @@
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
-import { ask, messageOf } from "../server/http.js";
+import { call, messageOf, pathOfRun } from "../server/http.js";
 import { OneChart } from "./chart.js";
 import { CHARTS, got, joined, linesOf } from "./chart_data.js";
 import { short } from "./format.js";
@@ -119,13 +119,11 @@ export class RunCharts {
     if (this.isAsking) return true;
     this.isAsking = true;
     try {
-      const since = Object.fromEntries(this.runs.map((run) => [run, got(this.series.get(run))]));
-      const [uPlot, { runs }] = await Promise.all([
-        loadUPlot(this.room), ask("run-series", { runs: this.runs, since }),
-      ]);
+      const shown = [...this.runs];
+      const [uPlot, ...answers] = await Promise.all([loadUPlot(this.room), ...shown.map((run) =>
+        call(pathOfRun(run, `series?${new URLSearchParams({ since: got(this.series.get(run)) })}`)))]);
       this.uPlot = uPlot;
-      this.series = new Map(this.runs.flatMap((run) =>
-        runs[run] ? [[run, joined(this.series.get(run), runs[run])]] : []));
+      this.series = new Map(shown.map((run, at) => [run, joined(this.series.get(run), answers[at])]));
       this.draw();
       return [...this.series.values()].some(({ active }) => active);
     } catch (error) {

@@ -3,16 +3,16 @@ import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { make } from "../server/elements.js";
 import { addressOf } from "../server/addresses.js";
-import { address } from "../server/http.js";
+import { addressOfApi, pathOfRun } from "../server/http.js";
 import { duration, moment, moodOf, NONE, short, stateNames, stateWord } from "./format.js";
 
 /**
  * @typedef {{ id: string, name: string, family: string, kind: string, title: string, preset: string, state: string,
  *   active: boolean, steps_done: number, steps_total: number, speed: number | null, left: number | null,
  *   taken: number | null, loss: number | null, held_out_loss: number | null, note: string, started: number | null,
- *   last_sample: { step: number, number: number } | null, devices: string[], error: string, damaged: boolean,
- *   mark: string }} Row
+ *   last_sample: { step: number, number: number } | null, devices: string[], error: string, damaged: boolean }} Row
  */
+/** @typedef {Omit<Row, "active" | "left" | "taken"> & { time_left: number | null, seconds: number | null }} Run */
 /** @typedef {import("../server/elements.js").Child} Child */
 /**
  * @typedef {{ key: string, title: string, sorts: (row: Row) => string | number | null, basis: (row: Row) => unknown,
@@ -21,6 +21,25 @@ import { duration, moment, moodOf, NONE, short, stateNames, stateWord } from "./
  * `basis` is what `show` depends on. An optional column is left out if no run has a value, and one that only tells
  * runs apart also if all have the same.
  */
+
+/** @type {Record<string, string>} */
+const KINDS = {
+  lora: "LoRA",
+  finetune: "Fine-tune",
+  "textual-inversion": "Textual inversion",
+  lllite: "ControlNet-LLLite",
+};
+const MAX_NOTE = 300; // characters of a note in the table
+
+/**
+ * A run as the API has it, as a row.
+ * @param {Run} run
+ * @returns {Row}
+ */
+export const rowOf = ({ time_left: left, seconds, ...run }) => ({
+  ...run, left, taken: seconds, active: moodOf(run.state) === "busy", kind: KINDS[run.kind] ?? (run.kind || run.title),
+  note: run.note.slice(0, MAX_NOTE),
+});
 
 /**
  * A column of a number.
@@ -89,7 +108,8 @@ export const COLUMNS = [
 function nameCell({ id, name, last_sample: sample, error, damaged }) {
   const picture = sample
     ? make("img", {
-      src: address("run-sample", { run: id, step: String(sample.step), number: String(sample.number), small: "1" }),
+      // Another address for another picture, as browsers keep them.
+      src: addressOfApi(pathOfRun(id, `samples/newest?small=true&of=${sample.step}-${sample.number}`)),
       alt: "", loading: "lazy", decoding: "async",
     })
     : make("span", { className: "no-picture" });

@@ -43,7 +43,7 @@ def family_folder(run: reader.RecordedRun) -> str:
 def differences(keys: Sequence[str], roots: Sequence[Path]) -> JsonObject:
     """Titles, and for each option with different values its name, its label and the values of all."""
     if not 2 <= len(keys) <= MAX_COMPARED:
-        raise ConfigError("Choose two to {most} runs to compare their settings.", most=MAX_COMPARED)
+        raise ConfigError("Choose two runs or more to compare their settings, at most {most}.", most=MAX_COMPARED)
     for key in keys:
         if key.partition(":")[0] not in ("run", "preset"):
             raise ConfigError("There is no such choice: load the page again.")

@@ -2,12 +2,33 @@
 import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
-import { address, ask } from "../server/http.js";
+import { address, addressOfApi, call, pathOfRun } from "../server/http.js";
 import { openViewer } from "./viewer.js";
 
-/** @typedef {{ prompts: [number, string][], steps: number[], samples: [number, number, number][] }} Grid */
+/** @typedef {{ run: string, place: number, step: number, number: number, prompt: string, made: number }} Sample */
+/** @typedef {{ prompts: [number, string][], steps: number[], samples: Map<string, Sample> }} Grid */
 
 const MAX_COLUMNS = 24, MAX_ROWS = 24; // shown until more are wanted; the newest steps
+
+/**
+ * @param {number} number of the prompt
+ * @param {number} step
+ */
+const keyOf = (number, step) => `${number} ${step}`;
+
+/**
+ * Prompts as rows, steps as columns; of several samples of both, the last.
+ * @param {Sample[]} samples
+ * @returns {Grid}
+ */
+function arranged(samples) {
+  const byKey = new Map(samples.map((sample) => [keyOf(sample.number, sample.step), sample]));
+  const prompts = new Map(samples.map(({ number, prompt }) => [number, prompt]));
+  const steps = new Set(samples.map(({ step }) => step));
+  return {
+    prompts: [...prompts].sort(([a], [b]) => a - b), steps: [...steps].sort((a, b) => a - b), samples: byKey,
+  };
+}
 
 export class Gallery {
   /** @param {string} run */
@@ -17,7 +38,7 @@ export class Gallery {
     this.columns = MAX_COLUMNS;
     this.rows = MAX_ROWS;
     /** @type {Grid} */
-    this.grid = { prompts: [], steps: [], samples: [] };
+    this.grid = arranged([]);
     /** @type {Map<string, HTMLElement>} cells by prompt, step and time of the picture */
     this.cells = new Map();
     this.more = make("div", { className: "more-samples" });
@@ -31,18 +52,17 @@ export class Gallery {
   /** @param {string} newest what the server has now */
   async update(newest) {
     if (newest === this.shown) return;
-    const grid = await ask("run-samples", { run: this.run });
+    const { samples } = await call(pathOfRun(this.run, "samples?resumed=true"));
     this.shown = newest;
-    this.grid = grid;
+    this.grid = arranged(samples);
     this.draw();
   }
 
   draw() {
     const { prompts, steps, samples } = this.grid;
-    this.element.hidden = !samples.length;
-    if (!samples.length) return;
+    this.element.hidden = !samples.size;
+    if (!samples.size) return;
     const shownSteps = steps.slice(-this.columns), shownPrompts = prompts.slice(0, this.rows);
-    const made = new Map(samples.map(([number, step, when]) => [`${number} ${step}`, when]));
     const { scroll } = this, isAtEnd = scroll.scrollLeft + scroll.clientWidth >= scroll.scrollWidth - 40;
     const head = make("tr", {}, make("th", { scope: "col", className: "prompt" }, translated("Prompt")),
       ...shownSteps.map((step) => make("th", { scope: "col" },
@@ -50,7 +70,7 @@ export class Gallery {
     const body = shownPrompts.map(([number, prompt]) => make("tr", {},
       make("th", { scope: "row", className: "prompt" },
         make("span", { className: "own", title: prompt }, prompt || say("Prompt {number}", { number: number + 1 }))),
-      ...shownSteps.map((step) => this.cell(number, step, made.get(`${number} ${step}`)))));
+      ...shownSteps.map((step) => this.cell(number, step, samples.get(keyOf(number, step))))));
     const focused = document.activeElement;
     this.table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
     if (focused instanceof HTMLElement && this.table.contains(focused)) focused.focus({ preventScroll: true });
@@ -60,13 +80,13 @@ export class Gallery {
 
   offerMore() {
     const { steps, prompts, samples } = this.grid, isCut = steps.length > this.columns || prompts.length > this.rows;
-    const all = makeButton(say("Show all {pictures}", { pictures: count(samples.length, "picture") }), () => {
+    const all = makeButton(say("Show all {pictures}", { pictures: count(samples.size, "picture") }), () => {
       this.columns = this.rows = Infinity;
       this.draw();
     });
     const sheet = make("a", { href: address("learned", { run: this.run }), download: `${this.run}.png` },
       translated("Save as one picture"));
-    this.more.replaceChildren(make("span", { className: "quiet" }, count(samples.length, "picture")),
+    this.more.replaceChildren(make("span", { className: "quiet" }, count(samples.size, "picture")),
       ...(isCut ? [all] : []), ...(steps.length > 1 ? [sheet] : []));
   }
 
@@ -74,13 +94,13 @@ export class Gallery {
    * A cell, the one that is there already unless its picture is another one now.
    * @param {number} number
    * @param {number} step
-   * @param {number | undefined} when
+   * @param {Sample | undefined} sample
    */
-  cell(number, step, when) {
-    const key = `${number} ${step} ${when}`, before = this.cells.get(key);
+  cell(number, step, sample) {
+    const key = `${keyOf(number, step)} ${sample?.made}`, before = this.cells.get(key);
     if (before) return before;
     const cell = make("td");
-    if (when !== undefined) {
+    if (sample) {
       const about = say("Sample of step {step}: {prompt}", { step, prompt: this.promptOf(number) });
       const picture = make("img", {
         src: this.picture(number, step, true), alt: "", loading: "lazy", decoding: "async", width: 144, height: 144,
@@ -106,9 +126,9 @@ export class Gallery {
    * @param {boolean} [small]
    */
   picture(number, step, small = false) {
-    const made = this.grid.samples.find(([other, at]) => other === number && at === step)?.[2] ?? 0;
-    const query = { run: this.run, step: String(step), number: String(number), of: String(made) };
-    return address("run-sample", small ? { ...query, small: "1" } : query);
+    const { run = "", place = 0, made = 0 } = this.grid.samples.get(keyOf(number, step)) ?? {};
+    const query = new URLSearchParams({ of: String(made), ...(small ? { small: "true" } : {}) });
+    return addressOfApi(pathOfRun(run, `samples/${place}?${query}`));
   }
 
   /**
@@ -120,7 +140,7 @@ export class Gallery {
       number,
       step,
       numbers: () => this.grid.prompts.map(([other]) => other),
-      steps: (of) => this.grid.samples.filter(([other]) => other === of).map(([, at]) => at).sort((a, b) => a - b),
+      steps: (of) => this.grid.steps.filter((at) => this.grid.samples.has(keyOf(of, at))),
       promptOf: (of) => this.promptOf(of),
       picture: (of, at) => this.picture(of, at),
     });

@@ -1,7 +1,7 @@
 // A note about a run: plain text, stored when the field is left.
 import { translated } from "../i18n/words.js";
 import { make } from "../server/elements.js";
-import { ask, messageOf } from "../server/http.js";
+import { call, messageOf, pathOfRun } from "../server/http.js";
 
 const PAUSE = 1200; // milliseconds without typing after which the note is stored
 
@@ -43,7 +43,7 @@ export class Note {
     if (!this.isTyping) return;
     const text = this.field.value;
     try {
-      const { note } = await ask("run-note", { run: this.run, text, before: this.stored });
+      const { note } = await call(pathOfRun(this.run, "note"), { text, before: this.stored });
       this.stored = note;
       if (!this.isTyping) this.say(translated("Saved"));
     } catch (error) {

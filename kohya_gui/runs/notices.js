@@ -2,8 +2,8 @@
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
-import { ask, messageOf } from "../server/http.js";
-import { stateWord } from "./format.js";
+import { ask, call, messageOf } from "../server/http.js";
+import { moodOf, stateWord } from "./format.js";
 
 const PERIOD = 5000; // milliseconds; browsers wake a hidden window less often
 const KEY = "kohya-notices";
@@ -20,7 +20,9 @@ function choice(value) {
 const isSupported = () => "Notification" in window;
 const isOn = () => isSupported() && choice() === "on" && Notification.permission === "granted";
 
-let since = 0; // the newest end that is known, as the server's clock has it
+let mark = ""; // of the last answer
+/** @type {Set<string>} the runs whose end is known */
+const ended = new Set();
 let waits = "";
 let isAsking = false;
 
@@ -28,16 +30,23 @@ let isAsking = false;
 async function look() {
   if (!isOn() || isAsking) return;
   isAsking = true;
-  const answer = await ask("run-ends", { since: Math.floor(since) }).catch(() => null);
+  const answers = await Promise.all([call(`runs?count=10000&since=${mark}`), call("queue")]).catch(() => null);
   isAsking = false;
-  if (!answer) return;
-  const isFirst = !since, fresh = answer.ended.filter((/** @type {{ ended: number }} */ run) => run.ended > since);
-  since = Math.max(since, answer.newest, 1);
-  if (isFirst) return; // these had ended before
-  for (const { name, state } of fresh) notify(say("{name}: {state}", { name, state: stateWord(state) }), name);
-  if (answer.waits && answer.waits !== waits)
-    notify(say("The queue is paused before {name}.", { name: answer.waits }), "queue");
-  waits = answer.waits;
+  if (!answers) return;
+  const [{ runs, mark: now }, queue] = answers, isFirst = !mark;
+  mark = now;
+  for (const { id, name, state } of /** @type {import("./columns.js").Run[]} */ (runs)) {
+    if (moodOf(state) === "busy") ended.delete(id);
+    else if (!ended.has(id)) {
+      ended.add(id);
+      if (!isFirst) notify(say("{name}: {state}", { name, state: stateWord(state) }), name); // or it had ended before
+    }
+  }
+  const next = queue.entries.find((/** @type {{ waits: boolean }} */ entry) => entry.waits)?.name ?? "";
+  const waiting = queue.halted || (queue.paused && queue.paused !== "by you") ? next : "";
+  if (!isFirst && waiting && waiting !== waits)
+    notify(say("The queue is paused before {name}.", { name: waiting }), "queue");
+  waits = waiting;
 }
 
 /**
@@ -81,15 +90,15 @@ function browserWay(tell) {
     } else {
       tell(translated("The browser does not allow notifications from this page: allow them beside its address."), true);
     }
-    since = 0;
-    mark();
+    mark = "";
+    show();
     void look();
   });
-  const mark = () => {
+  const show = () => {
     button.textContent = translated(isOn() ? "Stop notifying in this browser" : "Notify in this browser");
     button.setAttribute("aria-pressed", String(isOn()));
   };
-  mark();
+  show();
   button.disabled = !isSupported();
   return make("div", { className: "way" }, button, make("p", { className: "quiet" }, translated(
     isSupported()

@@ -3,8 +3,8 @@ import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, find, make, makeButton } from "../server/elements.js";
 import { addressOf, go } from "../server/addresses.js";
-import { ask, messageOf } from "../server/http.js";
-import { COLUMNS, ordered } from "./columns.js";
+import { call, messageOf } from "../server/http.js";
+import { COLUMNS, ordered, rowOf } from "./columns.js";
 import { stateNames, stateWord } from "./format.js";
 
 /** @typedef {import("./columns.js").Row} Row */
@@ -15,7 +15,7 @@ const MAX_COMPARED = 8;
 
 /** @type {Map<string, Row>} in the server's order, the newest first */
 let rows = new Map();
-let order = "";
+let mark = ""; // of the last answer
 /** @type {Set<string>} */
 const chosen = new Set();
 /** @type {Map<string, { tr: HTMLTableRowElement, keys: Map<string, string> }>} */
@@ -40,7 +40,7 @@ export function mountTable(room) {
     render();
   });
   fillHead();
-  if (order) render();
+  if (mark) render();
 }
 
 /** The runs that are known, the newest first. */
@@ -53,9 +53,7 @@ export async function update() {
   if (isAsking) return;
   isAsking = true;
   try {
-    const marks = Object.fromEntries([...rows.values()].map(({ id, mark }) => [id, mark]));
-    const answer = await ask("runs", { marks, order });
-    take(answer);
+    take(await call(`runs?count=10000&since=${mark}`));
     tellLost("");
   } catch (error) {
     tellLost(messageOf(error));
@@ -64,17 +62,16 @@ export async function update() {
   }
 }
 
-/** @param {{ rows: Record<string, Row>, order: string, ids?: string[] }} answer */
-function take(answer) {
-  const isFirst = !order, changes = Object.keys(answer.rows);
-  const ids = answer.ids ?? [...rows.keys()];
-  rows = new Map(ids.flatMap((id) => {
-    const row = answer.rows[id] ?? rows.get(id);
+/** @param {{ runs: import("./columns.js").Run[], mark: string, ids: string[] | null }} answer */
+function take({ runs, mark: now, ids }) {
+  const isFirst = !mark, changed = new Map(runs.map((run) => [run.id, rowOf(run)]));
+  rows = new Map((ids ?? [...rows.keys()]).flatMap((id) => {
+    const row = changed.get(id) ?? rows.get(id);
     return row ? [[id, row]] : [];
   }));
-  order = answer.order;
+  mark = now;
   for (const id of chosen) if (!rows.has(id)) chosen.delete(id);
-  if (isFirst || changes.length || answer.ids) render();
+  if (isFirst || changed.size || ids) render();
 }
 
 /** @param {string} text that the server does not answer, or "" */
@@ -82,7 +79,7 @@ function tellLost(text) {
   const place = find(list, ".how");
   place.classList.toggle("bad", Boolean(text));
   if (text) place.textContent = text;
-  else if (order) place.textContent = summary();
+  else if (mark) place.textContent = summary();
 }
 
 function summary() {
@@ -263,7 +260,7 @@ function renderChosen() {
 /** @param {string[]} ids */
 async function remove(ids) {
   try {
-    await ask("run-remove", { runs: ids });
+    await call("runs/unlist", { runs: ids });
     tell(say("{runs} removed from the list; all files stay.", { runs: count(ids.length, "run") }),
       makeButton(translated("Undo"), () => restore(ids), { className: "put-back" }));
   } catch (error) {
@@ -275,7 +272,7 @@ async function remove(ids) {
 /** @param {string[]} ids */
 async function restore(ids) {
   try {
-    await ask("run-restore", { runs: ids });
+    await call("runs/relist", { runs: ids });
     tell(say("{runs} put back on the list.", { runs: count(ids.length, "run") }));
   } catch (error) {
     tell(messageOf(error), null, true);

@@ -150,7 +150,9 @@ class SamplingTab:
         rows = enumerate(result.get("files") or [])
         cells = [
             [
-                _sample_cell("generated", {"job": job.id, "row": row, "column": column}) if file else None
+                _pair("own/generated?" + urlencode({"job": job.id, "row": row, "column": column}), "&small=1")
+                if file
+                else None
                 for column, file in enumerate(files)
             ]
             for row, files in rows
@@ -254,8 +256,8 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
     place_of = {(int(event.get("number") or 0), int(event.get("step") or 0)): place for place, event in events}
     cells = [
         [
-            _sample_cell("picture", {"run": run.id, "sample": place_of[row, step]}) if (row, step) in place_of else None
-            for step in steps
+            _pair(samples.sample_address(run.id, place), "?small=true") if place is not None else None
+            for place in (place_of.get((row, step)) for step in steps)
         ]
         for row in rows
     ]
@@ -268,8 +270,9 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
     }
 
 
-def _sample_cell(show: str, query: JsonObject) -> JsonObject:
-    return {"small": f"own/{show}?" + urlencode({**query, "small": 1}), "large": f"own/{show}?" + urlencode(query)}
+def _pair(address: str, small: str) -> JsonObject:
+    """The addresses of an image, small and large."""
+    return {"small": f"{address}{small}", "large": address}
 
 
 def _prompt_file_lines(request: ApiRequest) -> list[str]:

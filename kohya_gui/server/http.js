@@ -30,14 +30,37 @@ export const folderToAllow = (sentence) => asking.get(sentence);
  */
 export const ask = (name, question = {}) => answerOf(address(name), question);
 
+/** A request that was refused: a mistake of its `field`; of "sure", a question to confirm. */
+export class Refusal extends Error {
+  /** @param {{ error: string, field?: string, next?: string }} answer */
+  constructor({ error, field = "", next = "" }) {
+    super(error);
+    this.field = field;
+    this.next = next;
+  }
+}
+
 /**
- * Send a request to the API that scripts use, too: POST with a body, GET without one.
+ * An address of the API that scripts use, too, such as of a picture.
+ * @param {string} path below /api/v1
+ */
+export const addressOfApi = (path) => new URL(`api/v1/${path}`, PAGE).href;
+
+/**
+ * Send a request to that API: POST with a body, GET without one.
  * @param {string} path below /api/v1
  * @param {Record<string, unknown>} [body]
  * @returns {Promise<any>}
  * @throws {Error} whose message is a sentence for the user
  */
-export const call = (path, body) => answerOf(new URL(`api/v1/${path}`, PAGE).href, body);
+export const call = (path, body) => answerOf(addressOfApi(path), body);
+
+/**
+ * The path of a run in that API.
+ * @param {string} run
+ * @param {string} [rest]
+ */
+export const pathOfRun = (run, rest = "") => `runs/${encodeURIComponent(run)}/${rest}`;
 
 /**
  * @param {string} where
@@ -59,7 +82,7 @@ async function answerOf(where, body) {
   }
   remember(answer.texts ?? []);
   for (const [sentence, folder] of Object.entries(answer.allow ?? {})) asking.set(sentence, folder);
-  if (answer.error) throw new Error(answer.error);
+  if (answer.error) throw new Refusal(answer);
   return answer;
 }
 

@@ -175,7 +175,7 @@ def _command_field_html(start: str, field: CommandField) -> str:
     if field.kind == "files":
         return f'{top}<div class="files" {facts} data-start="{element}">{lora_row(element)}</div>{about}</div>'
     if field.kind == "choice":
-        unset = "" if field.default or field.required else '<option value="">as in the input</option>'
+        unset = "" if field.default or field.required else '<option value="">As in the input</option>'
         chosen = "".join(
             f'<option value="{escape(c)}"{" selected" * (c == field.default)}>{escape(word_of_choice(c))}</option>'
             for c in field.choices
@@ -183,7 +183,7 @@ def _command_field_html(start: str, field: CommandField) -> str:
         return f"{top}<select {facts}>{unset}{chosen}</select>{about}</div>"
     plain = 'spellcheck="false" autocomplete="off" autocapitalize="off"'
     if field.kind == "lines":
-        return f'{top}<textarea rows="2" {facts} {plain} placeholder="one in each line"></textarea>{about}</div>'
+        return f'{top}<textarea rows="2" {facts} {plain} placeholder="One in each line"></textarea>{about}</div>'
     browse = picker.browse_button(field.name, field.label, "folder" if field.kind == "model" else field.kind)
     suggestions = "".join(
         f'<option value="{escape(s)}">{escape(title)}</option>' for title, s in field.suggestions.items()

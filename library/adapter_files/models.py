@@ -13,7 +13,7 @@ from library.adapter_files.names import Module, lora_names_of
 from library.adapter_files.storage import Planned
 from library.config.problems import ConfigError
 from library.families import recognition
-from library.families.shared import tensor_names, weights
+from library.families.shared import scaled_weights, tensor_names, weights
 from library.families.shared.lora_names import WeightSlice
 
 
@@ -27,7 +27,7 @@ class ModelFile:
         self.codes = {name.replace(tensor_names.COMPILE_PREFIX, ""): e["dtype"] for name, e in self.entries.items()}
         self.family, self.description = self._family(shapes)
         self.names = lora_names_of(self.family)
-        if problem := weights.stored_oddly(self.path, self.entries):
+        if problem := scaled_weights.stored_oddly(self.path, self.entries):
             raise ConfigError(problem)
         self.made_of = self.names.tensors_of(str(self.path), shapes)
         self.shapes = {

@@ -17,7 +17,7 @@ from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.measuring.model_stats import ModelStats, model_stats
 from library.measuring.operations import count_block_tokens, data_sheet_rate, operations_of_image
 from library.memory import swapping
-from library.memory.quantization import fp8_storage
+from library.memory.quantization import fp8_storage, nf4
 from library.methods.base import trained_dtype
 from library.runs import layout, reader
 
@@ -116,7 +116,8 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
         share = model.utilization[config.compile.compile]
         rate = data_sheet_rate(gpu) * 1e12 * share
         rate_basis = Message("{share} of what this GPU can do on paper", share=f"{share:.0%}")
-    passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
+    passes = 3 + bool(config.memory.checkpointing)
+    passes = (2 * passes + 1 if config.preservation else passes) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH_SECONDS[config.compile.compile]  # kernel launches by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
     if step and config.memory.blocks_to_swap:
@@ -201,7 +202,9 @@ def state_size(config: RunConfig, model: ModelStats) -> float:
 
 def _weight_memory(config: RunConfig, model: ModelStats) -> float:
     precision, bytes_per_weight = config.precision, fp8_storage.storage_type(config).itemsize
-    in_blocks = 1 if config.adapters and (precision.fp8_denoiser or precision.int8_base) else bytes_per_weight
+    in_few_bits = config.adapters and (precision.fp8_denoiser or precision.int8_base or precision.nf4_denoiser)
+    of_convolution = 1 if in_few_bits else bytes_per_weight
+    in_blocks = nf4.BYTES if config.adapters and precision.nf4_denoiser else of_convolution
     sizes: dict[str, list[int]] = {}  # by class, the largest block first
     for block in sorted(model.blocks, key=lambda block: -block.parameters):
         if not block.is_convolution:
@@ -214,8 +217,8 @@ def _weight_memory(config: RunConfig, model: ModelStats) -> float:
     largest = max((sizes[kind][0] for kind, number in plan.items() if number and kind in sizes), default=0)
     slots = (swapping.SLOTS + leaving) * largest
     convolutions = sum(block.parameters for block in model.blocks if block.is_convolution)
-    resident = sum(swappable) - swapped_out + min(slots, swapped_out) + convolutions
-    return resident * in_blocks + model.outside * bytes_per_weight
+    resident = sum(swappable) - swapped_out + min(slots, swapped_out)
+    return resident * in_blocks + convolutions * of_convolution + model.outside * bytes_per_weight
 
 
 def trained_parameters(config: RunConfig, model: ModelStats) -> float:

@@ -4,6 +4,7 @@ training's.
 
 import dataclasses
 import textwrap
+import time
 from pathlib import Path
 
 from library import importers
@@ -20,7 +21,7 @@ from library.config.run_config import RunConfig, configs_of_kind
 from library.config.schema import options_of, section_options
 from library.families import RUNS, config_class
 from library.recipes.preset_files import path_today
-from library.runs import foreground, gpu_slots, keys
+from library.runs import foreground, gpu_slots, keys, watching
 from library.runs.launcher import starting
 from library.sampling import shell as sampling
 
@@ -56,9 +57,13 @@ def launch_training(argv: list[str]) -> int:
         return complain("\n".join(map(str, [*problems, *train_script.problems_beyond_reading(reading)])), EXIT_MISUSED)
     path, flags = split_file(flags)
     arguments, variables = starting(path or "", target, **launch_options)
-    return foreground.run_in_foreground(
+    start = time.time()
+    code = foreground.run_in_foreground(
         [*(arguments if path else arguments[:-2]), *flags], variables | keys.key_environment()
     )
+    if code:  # a training that was killed could not tell it
+        watching.tell_ends_since(start)
+    return code
 
 
 def launch_probe(argv: list[str]) -> int:

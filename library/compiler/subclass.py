@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+FOUR_BIT = "4-bit weights"
 EIGHT_BIT = "8-bit weights"
 CHECKPOINTED = "checkpointed"
 CHECKPOINTED_KEEPING_ATTENTION = "checkpointed, attention kept"
@@ -25,6 +26,7 @@ RECORDED_AS_GRAPHS = "recorded as CUDA graphs"
 # checkpoint around a compiled block would recompute outside its graph, and a block compiled around its swapping would
 # have the fetching of weights in its graph.
 INSIDE_OUT = (
+    FOUR_BIT,
     EIGHT_BIT,
     *(CHECKPOINTED, CHECKPOINTED_KEEPING_ATTENTION, CHECKPOINTED_OUTSIDE),
     INPUTS_ON_HOST,
@@ -70,14 +72,14 @@ def class_inside(cls: type[nn.Module], behaviours: Collection[str]) -> type[nn.M
 
 
 @functools.cache
-def with_forward(cls: type[nn.Module], answer: Callable[[Any, Tensor], Tensor]) -> Any:
+def with_forward(cls: type[nn.Module], answer: Callable[[Any, Tensor], Tensor], behaviour: str = EIGHT_BIT) -> Any:
     """Return a subclass of a layer that computes `answer(layer, input)`; an adapter around it stays."""
 
     class Answering(cls):
         pass
 
     setattr(Answering, "base" if hasattr(cls, "base") else "forward", lambda self, input: answer(self, input))
-    return keep_class_name(Answering, cls, EIGHT_BIT)
+    return keep_class_name(Answering, cls, behaviour)
 
 
 def wanted_type(input: Tensor) -> torch.dtype:

@@ -195,6 +195,9 @@ def _resolve(
     if advice := getattr(config, "retired", {}).get(name):
         if value not in (None, False, 0, "", []):
             problems.append(Problem(name, "is gone: {advice}", place=place, advice=Message(advice)))
+    elif reason := getattr(config, "refused", {}).get(name):
+        if value not in (None, False, 0, "", []):
+            problems.append(Problem(name, "cannot be used here: {reason}", place=place, reason=Message(reason)))
     elif reason := getattr(config, "foreign", {}).get(name):
         remarks.append(Problem(name, "is ignored: {reason}", place=place, reason=Message(reason)))
     elif script := getattr(config, "script_with", lambda _: "")(name):
@@ -212,7 +215,7 @@ def _resolve(
 
 
 def understood(config: type[RunConfig]) -> list[str]:
-    tables = (getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
+    tables = (getattr(config, table, {}) for table in ("aliases", "retired", "refused", "foreign", "old"))
     return [*options_of(config), *(name for table in tables for name in table)]
 
 

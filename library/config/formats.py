@@ -1,5 +1,6 @@
 """Configs as TOML: read and written."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ def toml_value(value: Any) -> str:
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {toml_value(member)}" for key, member in value.items()) + "}"
     text = str(value)
     if "\\" in text and "'" not in text and text.isprintable():
         return f"'{text}'"

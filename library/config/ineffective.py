@@ -233,6 +233,7 @@ EMBEDDING_RULES: tuple[Rule, ...] = (
 
 ADAPTERS: tuple[Rule, ...] = (
     ("network_dim", lambda c: not c.network.dim_from_weights, "dim_from_weights takes the ranks from the file"),
+    ("preserve_prompt", lambda c: c.preservation, "preserve_weight is 0"),
     ("training_comment", lambda c: not c.network.no_metadata, "no_metadata is on"),
     ("learning_rate", _uses_shared_rate, "unet_lr and text_encoder_lr decide"),
     ("text_encoder_lr", lambda c: not c.network.network_train_unet_only, "network_train_unet_only is on"),

@@ -46,6 +46,18 @@ class CaptionChange:
 UNCHANGED = CaptionChange()
 
 
+@dataclass(frozen=True)
+class Preservation:
+    """What of the base model's knowledge a training keeps: its predictions for another prompt, and their weight."""
+
+    prompt: str  # "" for the empty prompt
+    weight: float
+
+    def caption(self, words: str, trigger: str) -> str:
+        """Return the prompt for an image: its caption with `prompt` in place of the trigger phrase, else `prompt`."""
+        return words.replace(trigger, self.prompt) if self.prompt and trigger and trigger in words else self.prompt
+
+
 INEFFECTIVE_EVERYWHERE: Mapping[str, str] = {
     "lowram": "weights are always read directly from the file",
     "highvram": "the GPU's cache is emptied once after encoding, and not after every batch",
@@ -170,6 +182,7 @@ class RunConfig:
     aliases: ClassVar[Mapping[str, str]] = OPTION_ALIASES
     retired: ClassVar[Mapping[str, str]] = RETIRED
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
+    refused: ClassVar[Mapping[str, str]] = {}  # options of another kind of training -> why this kind cannot do it
     old: ClassVar[Mapping[str, Option]] = {}  # former options, which `convert` turns into current ones
 
     def __init_subclass__(cls) -> None:
@@ -185,6 +198,10 @@ class RunConfig:
     @property
     def caption_change(self) -> CaptionChange:
         return UNCHANGED
+
+    @property
+    def preservation(self) -> Preservation | None:
+        return None
 
     @property
     def trains_whole_encoders(self) -> bool:

@@ -32,6 +32,8 @@ class Batch:
     is_guided: bool = False  # whether `controls` is a control image, which is always pixels
     paint: Tensor | None = None  # float32 [B,1,H,W], 1 in the region to inpaint
     keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's prediction
+    preserved_captions: list[str] | None = None  # the prompts for which the base model's predictions are kept
+    preserved_text: dict[str, Tensor] | None = None  # like `text`, of these prompts
     text_length: int | None = None  # caption tokens that a step uses; None: all
     full: int = 0  # size of a full batch of this data set; the last batch of a bucket may be smaller
 
@@ -66,9 +68,18 @@ class Batch:
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {name: change(v) for name, v in values.items() if isinstance(v, Tensor)}
-        if self.text is not None:
-            moved["text"] = {name: change(value) for name, value in self.text.items()}
+        for field_name in ("text", "preserved_text"):
+            if (text := getattr(self, field_name)) is not None:
+                moved[field_name] = {name: change(value) for name, value in text.items()}
         return replace(self, **moved, controls=tuple(map(change, self.controls)))
+
+
+@dataclass(frozen=True, slots=True)
+class PreservedPrompt:
+    """The prompt of an image for which the base model's prediction is kept."""
+
+    caption: str
+    text: dict[str, np.ndarray] | None  # its outputs of text encoders, if they are cached
 
 
 @dataclass(slots=True)
@@ -84,6 +95,7 @@ class BatchSample:
     mask: Tensor | None  # [H,W], as large as the pixels
     controls: list[Tensor]  # control and reference images as latents or pixels
     paint: Tensor | None  # [H,W], 1 in the region to inpaint
+    preserved: PreservedPrompt | None = None
 
 
 def batch_of(samples: Sequence[BatchSample], images: Sequence["Image"]) -> Batch:
@@ -101,6 +113,9 @@ def batch_of(samples: Sequence[BatchSample], images: Sequence["Image"]) -> Batch
     batch.controls = tuple(torch.stack(row) for row in zip(*(sample.controls for sample in samples), strict=True))
     if (paint := _stacked([sample.paint for sample in samples])) is not None:
         batch.paint = paint[:, None]
+    if preserved := [sample.preserved for sample in samples if sample.preserved]:
+        batch.preserved_captions = [prompt.caption for prompt in preserved]
+        batch.preserved_text = padded([prompt.text for prompt in preserved if prompt.text is not None])
     preserves_base = [bool((image.subset.custom_attributes or {}).get("diff_output_preservation")) for image in images]
     batch.keep_base = torch.tensor(preserves_base) if any(preserves_base) else None
     return batch

@@ -36,6 +36,7 @@ KEPT_ARRAYS = re.compile(
 SEVERAL = re.compile(r"latents(_\d+x\d+|)")
 FORMAT = "1.0.1"  # of musubi-tuner's caches
 EMPTY_CAPTION = "empty-caption"  # file stem of its outputs
+PRESERVED = "preserved"  # and of those of a prompt that is preserved
 CAPTION = "caption1"  # metadata of musubi-tuner's text caches: the encoded caption
 NO_CACHE = LatentCache("", keyed_by_size=True)
 
@@ -117,6 +118,15 @@ def text_file(image: str, suffix: str, number: int | None = None) -> str:
 def empty_text_file(image: str, suffix: str, is_shared: bool) -> str:
     # A shared one serves all images of its folder.
     return text_file(os.path.join(os.path.dirname(image), EMPTY_CAPTION) if is_shared else image, suffix, 0)
+
+
+def preserved_text_file(image: str, suffix: str, words: str, is_shared: bool) -> str:
+    """Return the file of a preserved prompt, numbered by a digest of it: other trainings may preserve others."""
+    if not words:
+        return empty_text_file(image, suffix, is_shared)
+    digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=6).digest()
+    stem = os.path.join(os.path.dirname(image), PRESERVED) if is_shared else image
+    return text_file(stem, suffix, int.from_bytes(digest))
 
 
 # ---- latents

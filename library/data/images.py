@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.json_types import JsonObject
 from library.config.problems import MessageLike
+from library.config.run_config import Preservation
 from library.data import captions
 from library.data.buckets import BucketFit, Buckets, Size
 from library.data.pixels import AS_STORED, Decoding
@@ -60,6 +61,14 @@ class Image:
     def variant(self, number: int) -> str:
         # Variant 0 is `encoded_caption`.
         return captions.variant(self.caption, self.subset, os.path.basename(self.path), number)
+
+    def preserved_caption(self, words: str, preservation: Preservation) -> str:
+        return preservation.caption(words, self.subset.trigger_phrase)
+
+    def preserved_captions(self, words: Sequence[str], preservation: Preservation) -> list[str]:
+        """Return the preserved prompts of an image with these captions, which may be dropped."""
+        dropped = [""] if captions.may_be_dropped(self.subset) else []
+        return [*dict.fromkeys(self.preserved_caption(each, preservation) for each in (*words, *dropped))]
 
     def encoded_captions(self, variants: int) -> list[str]:
         dropped = [""] if captions.may_be_dropped(self.subset) else []

@@ -23,7 +23,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, together
 from library.config.run_config import RunConfig
 from library.data import augment, captions, control_pixels, pixels
-from library.data.batch import Batch, BatchSample, batch_of
+from library.data.batch import Batch, BatchSample, PreservedPrompt, batch_of
 from library.data.buckets import BucketFit, Size, crop_ltrb
 from library.data.cache_files import as_mask
 from library.data.caches import LATENT
@@ -65,6 +65,7 @@ class Batches:
         # Of each caption that are encoded; 0: captions are encoded as each step draws them.
         self._variants = num_variants if config.cache.text else 0
         self._is_guided = config.control_images.guided
+        self._preservation = None if images.is_validation else config.preservation
 
     def __len__(self) -> int:
         return self._length
@@ -112,9 +113,9 @@ class Batches:
             width, height = image.fit.bucket
             area = height // LATENT * (width // LATENT)
             plain_caption = [captions.with_affixes(image.caption, image.subset)]
-            areas.setdefault(area, set()).update(
-                image.encoded_captions(self._variants) if self._variants else plain_caption
-            )
+            read = image.encoded_captions(self._variants) if self._variants else plain_caption
+            preserved = image.preserved_captions(read, self._preservation) if self._preservation else []
+            areas.setdefault(area, set()).update((*read, *preserved))
             references.setdefault(area, set()).add(tuple(control.fit.bucket for control in image.controls))
         tokens_by_area = {area: tokens for area in sorted(areas) if (tokens := length(areas[area])) is not None}
         tokens_by_area = {area: tokens + max(map(longer, references[area])) for area, tokens in tokens_by_area.items()}
@@ -169,7 +170,10 @@ class Batches:
             flip = image.subset.flip_aug and random.random() < 0.5
             weight = self.config.data.regularisation_weight if image.is_reg else 1.0
             drawn = random.randrange(len(image.controls)) if image.has_random_masks else None
-            yield ImageChoices(image, words, flip, weight, random, drawn, encoded)
+            preserved = None
+            if self._preservation:
+                preserved = image.preserved_caption(encoded if self._variants else words, self._preservation)
+            yield ImageChoices(image, words, flip, weight, random, drawn, encoded, preserved)
 
     def _words(self, image: "Image", random: Random, moment: Moment) -> tuple[str, str]:
         """Return the caption of an image in a step, and the one whose encoding is used if captions are encoded once."""
@@ -211,7 +215,11 @@ class Batches:
     def _sample(self, chosen: "ImageChoices") -> "BatchSample":
         """Return the tensors of one image: its cached latents, or else its pixels, and its masks and controls."""
         image, flip = chosen.image, chosen.flip
-        text = self.images.text.load(image, chosen.encoded) if self.images.text else None
+        texts, preserved = self.images.text, None
+        text = texts.load(image, chosen.encoded) if texts else None
+        if chosen.preserved is not None:
+            kept_text = texts.preserved(image, chosen.preserved) if texts else None
+            preserved = PreservedPrompt(chosen.preserved, kept_text)
         latents: Tensor | None = None
         pixel: Tensor | None = None
         if self.images.latents:
@@ -236,7 +244,7 @@ class Batches:
             controls = [pixels.to_tensor(control_image)]
         mask = self._loss_mask(image, view, alpha, is_painted=paint is not None)
         size = size_conditioning(image, flip)
-        return BatchSample(chosen.caption, size, chosen.weight, latents, pixel, text, mask, controls, paint)
+        return BatchSample(chosen.caption, size, chosen.weight, latents, pixel, text, mask, controls, paint, preserved)
 
     def _loss_mask(self, image: "Image", view: augment.View, alpha: Tensor | None, is_painted: bool) -> Tensor | None:
         """Return what of an image counts in the loss: its mask file, or else its transparency (`alpha`). In an image to
@@ -277,6 +285,7 @@ class ImageChoices(NamedTuple):
     random: Random
     mask: int | None = None  # the index of its mask, if it is drawn from several
     encoded: str = ""  # the caption whose encoding is used, where captions are encoded once; "": none at all
+    preserved: str | None = None  # the prompt for which the base model's prediction is kept
 
     @property
     def controls(self) -> "Mapping[int, ControlImage]":

@@ -11,6 +11,7 @@ import torch
 from library.config import phases
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem, counted
+from library.config.run_config import RunConfig
 from library.config.sections import TextBatchCache
 from library.data import cache_files, caches, control_pixels, identity, stamps
 from library.data.buckets import Size
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from library.data.images import ControlImage, Image, ImageSet
 
 NO_CAPTION = -1  # variant number of the empty caption
+PRESERVED = -2  # and of prompts that are preserved
 
 
 class Phrase(NamedTuple):
@@ -106,6 +108,12 @@ class Texts:
             return self.cache.without_caption(self._stored(image, image.encoded_caption))
         return self._stored(image, words)
 
+    def preserved(self, image: "Image", words: str) -> Arrays:
+        """Return the outputs for a preserved prompt. An empty one is encoded as such, where a caption is dropped in
+        another way.
+        """
+        return self._stored(image, words)
+
     def _stored(self, image: "Image", words: str) -> Arrays:
         """Return the outputs for a caption, or for the image's first caption if it is not encoded."""
         if self.memory is not None:
@@ -124,7 +132,7 @@ class Texts:
 def encode_captions(images: "ImageSet", job: EncodingJob) -> Texts:
     """Encode the uncached captions of these images and those for validation. Returns the cache."""
     cache, template = job.family.text_cache, template_of(job.family)
-    captions = list(_captions_to_encode(images, job.config.cache.cached_caption_variants, cache))
+    captions = list(_captions_to_encode(images, job.config, cache))
     if not job.config.cache.cache_text_encoder_outputs_to_disk:
         memory: dict[Phrase, Arrays] = {}
         phrases = dict.fromkeys(phrase_of(image, words, template) for _, image, words in captions)
@@ -174,10 +182,13 @@ def encode_captions(images: "ImageSet", job: EncodingJob) -> Texts:
     return store
 
 
-def _captions_to_encode(images: "ImageSet", variants: int, cache: TextCache) -> "Iterator[tuple[int, Image, str]]":
-    """Yield all captions to encode: the number of a variant or NO_CAPTION, the image, and the words."""
+def _captions_to_encode(images: "ImageSet", config: RunConfig, cache: TextCache) -> "Iterator[tuple[int, Image, str]]":
+    """Yield all captions to encode: the number of a variant, NO_CAPTION or PRESERVED, the image, and the words."""
     for image in images.items:
-        variants_of_image = [image.variant(number) for number in range(variants)]
+        variants_of_image = [image.variant(number) for number in range(config.cache.cached_caption_variants)]
+        if config.preservation:
+            preserved = image.preserved_captions(variants_of_image, config.preservation)
+            yield from ((PRESERVED, image, words) for words in preserved)
         yield from ((variants_of_image.index(words), image, words) for words in dict.fromkeys(variants_of_image))
         if may_be_dropped(image.subset) and not cache.without_caption and "" not in variants_of_image:
             yield NO_CAPTION, image, ""
@@ -192,6 +203,8 @@ def _caption_caches(
     for number, image, words in captions:
         if number == NO_CAPTION:  # with reference images each image has its own
             yield caches.empty_text_file(image.path, suffix, is_shared=not with_pictures), image, words
+        elif number == PRESERVED:
+            yield caches.preserved_text_file(image.path, suffix, words, is_shared=not with_pictures), image, words
         else:
             yield caches.text_file(image.path, suffix, number or None), image, words
 

@@ -157,9 +157,10 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
         kind = str(builder.get("model.qtype") or "qfloat8").casefold().partition("|")[0]
         encoders = is_on(builder.get("model.quantize_te")) or "model.quantize_te" not in builder.source
         name = "int8_base" if "int" in kind and "8" in kind else "fp8_base" if encoders else "fp8_base_unet"
-        is_same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8")
-        text = equal(kind, name) if is_same else say_nearest(kind, name)
-        builder.change("model.quantize", text, {name: True})
+        values = {"base_bits": 4} if "4" in kind else {name: True}
+        is_same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8", "nf4")
+        text = equal(kind, describe(values)) if is_same else say_nearest(kind, describe(values))
+        builder.change("model.quantize", text, values)
     elif quantized:
         builder.ignore("model.quantize", "weights that learn have at least 16 bits")
     text = "is part of model.quantize" if quantized else "nothing is quantized"

@@ -43,7 +43,7 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
         algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
         if kind == "lokr":
             algo += [f"factor={builder.get('network.lokr_factor') or -1}", *(["full_matrix=True"] if whole else [])]
-        quantized = {"fp8_base", "fp8_base_unet", "int8_base"} & builder.values.keys()
+        quantized = {"fp8_base", "fp8_base_unet", "int8_base", "base_bits"} & builder.values.keys()
         algo += ["bypass_mode=True"] if quantized else []
         values = {"network_module": "lycoris.kohya", "network_args": [*algo, *arguments]}
         builder.change("network.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
@@ -258,6 +258,23 @@ def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
     builder.explain("is part of timestep_sampling", "train.linear_timesteps")
 
 
+def _import_preservation(builder: ImportBuilder) -> None:
+    """Import what keeps the base model's predictions: for captions with the class in place of the trigger word (DOP),
+    or for the empty prompt."""
+    for switch in ("train.diff_output_preservation", "train.blank_prompt_preservation"):
+        if not is_on(builder.get(switch)):
+            continue
+        if not builder.adapters:
+            builder.ignore(switch, "only a network beside the model can be left out for the base model's prediction")
+            continue
+        weight, prompt = builder.number(f"{switch}_multiplier"), str(builder.get(f"{switch}_class") or "")
+        values: JsonObject = {"preserve_weight": 1.0 if weight is None else weight}
+        values |= {"preserve_prompt": prompt} if prompt else {}
+        builder.change(switch, describe(values), values)
+        builder.explain(option_name("preserve_weight"), f"{switch}_multiplier")
+        builder.explain(option_name("preserve_prompt"), f"{switch}_class")
+
+
 LEARNING_IMPORTS = (
     _import_aitoolkit_network,
     _import_aitoolkit_length,
@@ -265,4 +282,5 @@ LEARNING_IMPORTS = (
     _import_aitoolkit_schedule,
     _import_trained_parts,
     _import_aitoolkit_noise,
+    _import_preservation,
 )

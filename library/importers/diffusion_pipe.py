@@ -14,6 +14,7 @@ from library.importers.shared import (
     chooses_edit,
     chooses_version,
     describe,
+    equal,
     flatten_tables,
     ignore_rest,
     import_keys,
@@ -21,7 +22,6 @@ from library.importers.shared import (
     other_model_error,
     own_name,
     precision,
-    say_nearest,
     set_by,
     tables_of_list,
     texts_of_list,
@@ -135,7 +135,7 @@ def _import_pipe_precision(builder: ImportBuilder) -> None:
         elif kind.startswith("float8"):
             builder.change(key, describe({"fp8_base_unet": True}), {"fp8_base_unet": True})
         elif kind == "nf4":
-            builder.change(key, say_nearest(kind, "fp8_base_unet"), {"fp8_base_unet": True})
+            builder.change(key, equal(kind, describe({"base_bits": 4})), {"base_bits": 4})
         else:
             builder.ignore(key, "frozen weights are kept in mixed_precision")
 

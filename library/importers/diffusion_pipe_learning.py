@@ -34,7 +34,7 @@ def _import_pipe_network(builder: ImportBuilder) -> None:
             builder.change("adapter.rank", "is network_args full_matrix=True here", {"network_dim": 1})
         if dropout := builder.number("adapter.rank_dropout"):
             arguments.append(f"rank_dropout={dropout:g}")
-        quantized = "fp8_base_unet" in builder.values
+        quantized = {"fp8_base_unet", "base_bits"} & builder.values.keys()
         values["network_args"] = [*arguments, *(["bypass_mode=True"] if quantized else [])]
         builder.change("adapter.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
         builder.explain("becomes one of network_args", "adapter.decompose_factor", "adapter.rank_dropout")

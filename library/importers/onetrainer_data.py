@@ -211,8 +211,10 @@ def _onetrainer_subset(builder: ImportBuilder, concept: JsonMapping, repeats: in
         "keep_tokens": int(to_number(text.get("keep_tags_count")) or 0) if shuffles else None,
         "caption_separator": text.get("tag_delimiter") if shuffles and text.get("tag_delimiter") != "," else None,
         "flip_aug": is_on(image.get("enable_random_flip")),
-        "is_reg": concept.get("type") == "PRIOR_PREDICTION",
     }
+    if concept.get("type") == "PRIOR_PREDICTION":
+        # Only a network beside the model can be left out for the base model's prediction, there too.
+        subset |= {"custom_attributes": {"diff_output_preservation": True}} if builder.adapters else {"is_reg": True}
     if is_on(text.get("tag_dropout_enable")):
         subset["caption_tag_dropout_rate"] = to_number(text.get("tag_dropout_probability"))
     if str(concept.get("balancing_strategy") or "REPEATS") == "SAMPLES":

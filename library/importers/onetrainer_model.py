@@ -67,11 +67,12 @@ def _import_onetrainer_dtypes(builder: ImportBuilder) -> None:
 
 
 def _import_8_bit_base(builder: ImportBuilder, key: str, stored_dtype: str, encoders: bool) -> None:
-    ours = {"int8_base": True} if EIGHT[stored_dtype] == "int8" else {"fp8_base" if encoders else "fp8_base_unet": True}
+    of_kinds: dict[str, JsonObject] = {"int8": {"int8_base": True}, "nf4": {"base_bits": 4}}
+    ours = of_kinds.get(EIGHT[stored_dtype]) or {"fp8_base" if encoders else "fp8_base_unet": True}
     name = next(iter(ours))
     if stored_dtype in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
         ours["fp8_compute"] = True
-    is_same = stored_dtype in SAME or "W8A8" in stored_dtype
+    is_same = stored_dtype in SAME or "W8A8" in stored_dtype or "base_bits" in ours
     builder.change(key, ", ".join(ours) if is_same else say_nearest(stored_dtype, ", ".join(ours)), ours)
     if builder.values["mixed_precision"] == "no":
         builder.values["mixed_precision"] = "bf16"

@@ -210,8 +210,10 @@ def _import_simpletuner_precision(builder: ImportBuilder) -> None:
         builder.ignore(key, "weights that learn have at least 16 bits")
     else:
         option = "fp8_base_unet" if "fp8" in kind or "float8" in kind else "int8_base"
-        same = "8" in kind.partition("-")[0]
-        builder.change(key, equal(kind, option) if same else say_nearest(kind, option), {option: True})
+        values = {"base_bits": 4} if "4" in kind.partition("-")[0] else {option: True}
+        same = "8" in kind.partition("-")[0] or kind.startswith("nf4")
+        text = equal(kind, describe(values)) if same else say_nearest(kind, describe(values))
+        builder.change(key, text, values)
     if (count := builder.number("musubi_blocks_to_swap")) and builder.family in BLOCK_COUNTS:
         builder.values["blocks_to_swap"] = min(int(count), BLOCK_COUNTS[builder.family][1])
     backend = str(builder.get("dynamo_backend") or "no").casefold()

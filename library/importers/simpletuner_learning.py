@@ -37,7 +37,7 @@ def _import_simpletuner_network(builder: ImportBuilder) -> None:
             if key in builder.source:
                 builder.ignore(key, "lycoris_config says it")
         return
-    bypass = ["bypass_mode=True"] if {"fp8_base_unet", "int8_base"} & builder.values.keys() else []
+    bypass = ["bypass_mode=True"] if {"fp8_base_unet", "int8_base", "base_bits"} & builder.values.keys() else []
     if kind == "lycoris":
         builder.change(
             "lora_type",
@@ -64,7 +64,7 @@ def _import_simpletuner_lycoris(builder: ImportBuilder, settings: Mapping[str, o
         rank, alpha = 1, 1
     handled_keys = {"algo", "linear_dim", "linear_alpha", "multiplier", "apply_preset", "full_matrix"}
     arguments += optimizer_args({key: value for key, value in settings.items() if key not in handled_keys})
-    quantized = {"fp8_base_unet", "int8_base"} & builder.values.keys()
+    quantized = {"fp8_base_unet", "int8_base", "base_bits"} & builder.values.keys()
     if quantized and not any(argument.startswith("bypass_mode") for argument in arguments):
         arguments.append("bypass_mode=True")
     values: JsonObject = {"network_module": "lycoris.kohya", "network_args": arguments}

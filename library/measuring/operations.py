@@ -64,8 +64,11 @@ def forward_operations(config: RunConfig, model: ModelStats, size: tuple[int, in
 
 
 def operations_of_image(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
-    """Return the operations of one image's forward and backward pass."""
+    """Return the operations of one image in a step: its forward and backward passes."""
     memory = config.memory  # what the backward pass recomputes, as a share of a forward pass
     recomputed = 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
     # Besides the forward pass: gradients of inputs, and without adapters those of all weights.
-    return forward_operations(config, model, size) * ((2 if config.adapters else 3) + recomputed)
+    passes = (2 if config.adapters else 3) + recomputed
+    # Preserving another prompt takes the same again, and a forward pass of the base model.
+    passes = 2 * passes + 1 if config.preservation else passes
+    return forward_operations(config, model, size) * passes

@@ -31,7 +31,8 @@ def plan_placement(
         # by the unrounded weights.
         arguments = config.network.network_args if isinstance(config, AdapterRun) else ()
         by_row = precision.fp8_compute or any(argument.startswith("ggpo") for argument in arguments)
-        is_moved_later = precision.int8_base or precision.auto_compute or precision.fp8_denoiser and by_row
+        is_moved_later = precision.int8_base or precision.nf4_denoiser or precision.auto_compute
+        is_moved_later = is_moved_later or precision.fp8_denoiser and by_row
 
     def place(denoiser: nn.Module) -> WeightPlacement:
         waiting = set(swapping.choose_blocks(denoiser, family.swap_plan(number) if number else {}))

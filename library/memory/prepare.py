@@ -18,6 +18,7 @@ from library.compiler.subclass import EIGHT_BIT, SWAPPED, behaviours_of
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.base import Family
+from library.families.stored_weights import restore_layer
 from library.memory import attention, channels_last, checkpointing, swapping
 from library.memory.compile_targets import Sizes, blocks_by_class, compile_targets, is_static
 from library.memory.quantization import fp8_storage
@@ -102,6 +103,8 @@ def _place_weights(preparation: _Preparation) -> None:
     number = config.memory.blocks_to_swap or 0
     to_swap = swapping.choose_blocks(denoiser, preparation.family.swap_plan(number) if number else {})
     fp8_storage.store_blocks(preparation.blocks, config, preparation.device, to_swap)
+    for layer in denoiser.modules():
+        restore_layer(layer, fp8_storage.compute_type(config))  # what stays as in its file is stored by now
     # Trained blocks that are swapped can be stepped on the device only within the backward pass, while they are there.
     stepped_on = "" if config.adapters else "device" if config.optim.stepped_early else "host"
     preparation.swap = swapping.Swap(to_swap, preparation.device, stepped_on)
@@ -240,7 +243,9 @@ def _behaviours_within(block: nn.Module) -> set[str]:
     share graphs; only those with a `_swap` attribute do swap.
     """
     behaviours = {behaviour for module in block.modules() for behaviour in behaviours_of(module)}
-    if any(parameter.dtype.itemsize == 1 for parameter in block.parameters()):  # also if adapters cast the weights
+    if any(
+        p.dtype.itemsize == 1 and p.dtype != torch.uint8 for p in block.parameters()
+    ):  # also if adapters cast the weights
         behaviours.add(EIGHT_BIT)
     return behaviours if "_swap" in vars(block) else behaviours - {SWAPPED}
 

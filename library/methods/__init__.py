@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from library import packages
 from library.config.hub_names import FILE, about_absent, is_file_id
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
@@ -62,6 +63,8 @@ def find_method_problems(config: RunConfig) -> Iterator[Problem]:
         yield from lllite.find_lllite_problems(config)
     if not isinstance(config, AdapterRun):
         return
+    if config.precision.nf4_denoiser and not packages.is_installed("bitsandbytes"):
+        yield Problem("base_bits", "{why}", why=packages.not_installed("bitsandbytes"))
     yield from network_args.find_network_args_problems(config)
     yield from lycoris.find_lycoris_problems(config)
     files = {"network_weights": config.network.network_weights}

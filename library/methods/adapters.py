@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from library.compiler.subclass import wanted_type
 from library.families.shared import empty_weights
+from library.families.stored_weights import restore_layer
 from library.methods import ggpo
 
 
@@ -56,6 +57,8 @@ class Adapter(nn.Module):
     @classmethod
     def around(cls, layer: nn.Linear | nn.Conv2d, spec: AdapterSpec, dtype: torch.dtype = torch.float32) -> "Adapter":
         """Return an adapted layer that shares `layer`'s parameters. Its output is the same while lora_up is zero."""
+        if spec.noise:
+            restore_layer(layer, torch.bfloat16)
         adapted = cls.__new__(cls)
         # Without __init__, which would allocate a new weight. Copy the registries, or the adapter would also appear
         # inside the original layer.

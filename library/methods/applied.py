@@ -7,6 +7,7 @@ unchanged, and the model with all files off computes exactly the same as without
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,14 +63,14 @@ class AppliedChange:
         if not change.has_weight:
             assert bias is not None
             return bias if isinstance(layer, nn.Linear) else bias[:, None, None]
-        base = own_weight(layer, x) if change.uses_weight else torch.empty(layer.weight.shape, device="meta")
+        base = own_weight(layer, x) if change.uses_weight else _like_weight(layer)
         weight = cast_like(change.delta(base, self.strength), x)
         return F.linear(x, weight, bias) if isinstance(layer, nn.Linear) else layer._conv_forward(x, weight, bias)
 
     def fits(self, layer: nn.Module) -> bool:
         """Return whether the file's tensors have the sizes of this layer."""
-        weight = layer.weight
-        assert isinstance(weight, Tensor)
+        assert isinstance(layer.weight, Tensor)
+        weight = _like_weight(layer)
         if isinstance(layer, NORMS) != (self.change.kind.title == "norm") or self.change.missing:
             return False
         return factors_fit(weight, self.stored) if self._is_plain else self.change.fits(tuple(weight.shape))
@@ -154,6 +155,12 @@ class AppliedLoras:
                 self._own_classes[layer] = type(layer)
                 layer.__class__ = _with_changes(type(layer))
             layer.__dict__["_applied_changes"] = changes
+
+
+def _like_weight(layer: Any) -> Tensor:
+    """Return a tensor without memory of the shape of a layer's weight, which in 4 bits is stored in another."""
+    shape = (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else layer.weight.shape
+    return torch.empty(shape, device="meta")
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """LoRA (`networks.lora`, `networks.lora_flux` and so on), in the names and shapes of sd-scripts' files."""
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from library.config.problems import ConfigError, Message, Problem
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
+from library.families.stored_weights import restore_layer
 from library.methods import ggpo, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, factors_fit, saved_alpha
 from library.methods.base import TrainingMethod, trained_dtype
@@ -114,6 +116,17 @@ class LoraAdapters(TrainingMethod):
         """Set the multiplier of all adapters; 0 gives the base model. Compiled graphs stay valid."""
         for adapters in (*self.adapters.values(), *self.factor_caches):
             adapters.set_multiplier(multiplier)
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Within the context, predict as the base model. Gradients stay enabled: without them a compiled block would
+        need another graph.
+        """
+        self.set_multiplier(0.0)
+        try:
+            yield
+        finally:
+            self.set_multiplier(1.0)
 
     def note_gradients(self) -> None:
         for adapter in self._noisy:
@@ -247,6 +260,7 @@ def _spec_from_file(layer: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict
 
 def _merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
     """Add multiplier * alpha / rank * (up @ down) to the weight, in float32; rounded once to its dtype."""
+    restore_layer(layer, torch.bfloat16)
     device_and_dtype = {"device": layer.weight.device, "dtype": torch.float32}
     down, up = tensors["lora_down.weight"].to(**device_and_dtype), tensors["lora_up.weight"].to(**device_and_dtype)
     rank = down.shape[0]

@@ -115,6 +115,18 @@ class LycorisAdapters(TrainingMethod):
         for adapter in self.network.loras:
             adapter.multiplier = multiplier
 
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Within the context, predict as the base model, without gradients and compiled or recorded graphs: they have
+        the strength as a constant.
+        """
+        self.set_multiplier(0.0)
+        try:
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            self.set_multiplier(1.0)
+
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
         """Apply `scale_weight_norms` as the package does."""
         device = self.parameters()[0].device

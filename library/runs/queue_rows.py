@@ -88,7 +88,7 @@ def _row(
         added=entry.added,
         can_resume=bool(run) and queue.can_resume(run, runs),
         compared_with=before[0],
-        differences=differences(before[1], _values(entry)) if before[0] else (),
+        differences=differences(before[1], entry_values(entry)) if before[0] else (),
         **_progress(entry, run, runs, expected),
     )
 
@@ -121,7 +121,7 @@ def _before(entry: queue.QueueEntry, shown: queue.Queue, runs: Sequence[reader.R
     """The training that comes before an entry, of the same script, in the queue or else among the runs."""
     earlier = [e for e in shown.entries[: shown.entries.index(entry)] if e.script == entry.script]
     if earlier:
-        return earlier[-1].name, _values(earlier[-1])
+        return earlier[-1].name, entry_values(earlier[-1])
     entries = {e.run for e in shown.entries if e.run}
     for run in runs if entry.waits else ():
         if run.facts.get("script") == entry.script and run.id not in entries:
@@ -136,7 +136,8 @@ def run_values(run: reader.RecordedRun) -> JsonObject:
     return values or {name: value for part in resume.run_settings(run).values() for name, value in part.items()}
 
 
-def _values(entry: queue.QueueEntry) -> JsonObject:
+def entry_values(entry: queue.QueueEntry) -> JsonObject:
+    """Return the settings of an entry that are not at their defaults, by option; {} if they are gone."""
     path = queue.queue_folder() / f"{entry.id}.toml"
     return _values_of_file(str(path), layout.signature(str(path)))
 

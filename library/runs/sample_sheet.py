@@ -15,7 +15,8 @@ CELL, MARGIN, HEAD = 192, 10, 38  # pixels: a sample, between samples, titles ab
 TEXT_SIZE = 20  # readable where the page shows the picture at half its size
 LINE_HEIGHT, LETTER_WIDTH = 26, 10  # pixels of a prompt above its row; letters are narrower in the mean
 MAX_LINES = 2
-INK, FAINT, PAPER = (24, 24, 32), (112, 112, 124), (255, 255, 255)
+INK, FAINT, PAPER = (24, 24, 32, 255), (112, 112, 124, 255), (255, 255, 255, 255)
+CLEAR, MIDDLE = (0, 0, 0, 0), (122, 125, 140, 255)  # a ground that shows through, and an ink for light and dark ones
 
 
 @dataclass(frozen=True)
@@ -58,27 +59,29 @@ def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
     return SampleSheet(tuple(sorted({steps[0], middle, steps[-1]})), rows, places)
 
 
-def draw_sheet(sheet: SampleSheet, opened: Callable[[int], Image.Image | None]) -> Image.Image:
-    """Draw the sheet in RGB. `opened` returns the sample at a place among the events; None leaves its cell empty."""
-    image = Image.new("RGB", sheet.size, PAPER)
+def draw_sheet(sheet: SampleSheet, opened: Callable[[int], Image.Image | None], is_clear: bool = False) -> Image.Image:
+    """Draw the sheet on white, or without a ground if it `is_clear`. `opened` returns the sample at a place among the
+    events; None leaves its cell empty."""
+    ink, faint = (MIDDLE, MIDDLE) if is_clear else (INK, FAINT)
+    image = Image.new("RGBA", sheet.size, CLEAR if is_clear else PAPER)
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(TEXT_SIZE)
     labels, above = sheet.labels, sheet.label_height
     for column, step in enumerate(sheet.steps):
         middle = MARGIN + column * (CELL + MARGIN) + CELL / 2
-        pen.text((middle, HEAD / 2), _title(step), fill=FAINT, font=font, anchor="mm")
+        pen.text((middle, HEAD / 2), _title(step), fill=faint, font=font, anchor="mm")
     for row, number in enumerate(sheet.prompts):
         top = HEAD + row * (above + CELL + MARGIN) + above
         for line, text in enumerate(reversed(labels[number])):
-            pen.text((MARGIN, top - LINE_HEIGHT * (line + 0.5)), text, fill=INK, font=font, anchor="lm")
+            pen.text((MARGIN, top - LINE_HEIGHT * (line + 0.5)), text, fill=ink, font=font, anchor="lm")
         for column, step in enumerate(sheet.steps):
             place = sheet.places.get((number, step))
             sample = None if place is None else opened(place)
             left = MARGIN + column * (CELL + MARGIN)
             if sample is None:
-                pen.text((left + CELL / 2, top + CELL / 2), "no image", fill=FAINT, font=font, anchor="mm")
+                pen.text((left + CELL / 2, top + CELL / 2), "no image", fill=faint, font=font, anchor="mm")
             else:
                 _put(image, sample, left, top)
-    return image
+    return image if is_clear else image.convert("RGB")
 
 
 def _whole(value: JsonValue) -> int:

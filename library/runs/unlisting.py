@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError, Message, Problem
 from library.runs import layout, reader, registry
 
 REMOVED = "removed-runs"  # beside the folder of pointers
@@ -15,9 +15,15 @@ def remove_run(run_id: str) -> None:
         run = reader.find_run(run_id)
     except KeyError:
         raise ConfigError("This run is not there any more: load the page again.") from None
-    if run.active:
-        raise ConfigError("{run} is still {state}: stop it first.", run=run.id, state=Message(run.state))
+    refuse_active(run, run.id)
     _move(run.id, _listed(), _removed())
+
+
+def refuse_active(run: reader.RecordedRun, name: str) -> None:
+    """Raise ConfigError for a run that is active."""
+    if run.active:
+        template = "{run} is still {state}: stop it first."
+        raise ConfigError(Problem("", template, run=name, state=Message(run.state), code="busy"))
 
 
 def restore_run(run_id: str) -> None:

@@ -19,7 +19,7 @@ MAX_IMAGES = 200  # images per comparison
 # Options besides the model's: number formats, memory, sampler, and how passes are compiled and recorded.
 OPTIONS = (
     "mixed_precision",
-    *("fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute", "int8_rotation"),
+    *("fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute", "int8_rotation", "base_bits"),
     "blocks_to_swap",
     *("attention_kernel", "sdpa", "xformers"),
     *("sample_sampler", "sample_steps", "sample_scale", "sample_guidance_scale", "sample_shift", "sample_sigmas"),

@@ -1,5 +1,6 @@
 """The training, to be read from top to bottom."""
 
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -242,10 +243,12 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
     def forward_backward() -> list[BatchLoss]:
         losses = []
         for number, batch in stepper.micro_batches(window, compute_loss.compile_log):
-            updates.expect_gradients(last=number == len(window))
-            loss = compute_loss(batch)
-            world.accelerator.backward(loss / len(window))  # scaled in fp16
-            losses.append((loss.detach(), batch.paths))
+            terms = []
+            for term, is_last in compute_loss.parts(batch):
+                updates.expect_gradients(last=is_last and number == len(window))
+                world.accelerator.backward(term / len(window))  # scaled in fp16
+                terms.append(term.detach())
+            losses.append((functools.reduce(torch.add, terms), batch.paths))
         return losses
 
     may_retry = precompiler.plan.active or world.device.type == "cuda"

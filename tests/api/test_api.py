@@ -110,13 +110,17 @@ def examples(tmp_path, run):
         "show_dataset": ({"folder": str(tmp_path / "images"), "count": 2}, None),
         "list_runs": ({"state": "running"}, None),
         "show_run": ({"run": run.id}, None),
+        "show_series": ({"run": run.id, "since": "0 1 0"}, None),
+        "note_run": ({"run": run.id}, {"text": "<b>good</b>", "before": ""}),
         "compare_runs": ({"run": [run.id, dog.id]}, None),
-        "list_samples": ({"run": run.id}, None),
+        "list_samples": ({"run": run.id, "resumed": True}, None),
         "show_sample": ({"run": run.id, "place": 0, "small": True}, None),
         "save_run": ({"run": run.id}, {}),
         "sample_run": ({"run": run.id}, {}),
         "stop_run": ({"run": run.id}, {"how": "after_step"}),
         "resume_run": ({"run": dog.id}, {}),
+        "unlist_runs": ({}, {"runs": [dog.id]}),
+        "relist_runs": ({}, {"runs": [dog.id]}),
         "remove_run": ({"run": dog.id}, {"sure": True}),
         "stream_events": ({"seconds": 0}, None),
     }
@@ -159,6 +163,7 @@ def test_mistakes_are_sentences_with_a_field_and_a_status(api, run, tmp_path, mo
     move = f"/api/v1/queue/{entry}/move"
     wrong = {"script": SCRIPT, "config": {"learning_rate": -5}}
     monkeypatch.setattr(isolated, "check_reading", lambda reading, launch: {"findings": isolated.known(reading)})
+    monkeypatch.setattr(queue, "starts_next", lambda run: queue.read_queue().find(entry))
     refusals = [
         (api.post("/api/v1/queue/gone/remove", json={}), 404, "", "not in the queue any more"),
         (api.post(move, json={"to": "soon"}), 422, "to", "to: Input should be a valid integer"),
@@ -173,6 +178,9 @@ def test_mistakes_are_sentences_with_a_field_and_a_status(api, run, tmp_path, mo
         (api.get("/api/v1/runs/gone"), 404, "", "no run called gone"),
         (api.get(f"/api/v1/runs/{run.id}/samples/1"), 404, "", "no such image"),
         (api.post(f"/api/v1/runs/{run.id}/remove", json={"sure": True}), 409, "", "still running: stop it first"),
+        (api.post("/api/v1/runs/unlist", json={"runs": [run.id]}), 409, "", "fox is still running: stop it first"),
+        (api.post(f"/api/v1/runs/{run.id}/note", json={"text": "a", "before": "b"}), 409, "", "in another window"),
+        (api.post(f"/api/v1/runs/{run.id}/stop", json={"ask_about_queue": True}), 409, "sure", "queue starts fox."),
         (api.get("/api/v1/datasets?folder=/etc"), 422, "folder", "/etc"),
         (api.post("/api/v1/check", json={"script": "nope"}), 422, "script", "script: nope is not a script"),
         (api.post("/api/v1/queue/add", json=wrong), 422, "learning_rate", "learning_rate"),
@@ -182,6 +190,22 @@ def test_mistakes_are_sentences_with_a_field_and_a_status(api, run, tmp_path, mo
         assert (answer.status_code, content["field"]) == (status, field) and words in content["error"], content
     quiet = api.post("/api/v1/queue/gone/remove", json={}, headers={"Prefer": "status=200"})
     assert quiet.status_code == 200 and "not in the queue" in quiet.json()["error"]
+
+
+def test_a_list_since_a_mark_has_only_what_has_changed(api, run, tmp_path):
+    listed = lambda mark: api.get("/api/v1/runs", params={"since": mark}).json()  # noqa: E731
+    first = listed("")
+    assert [r["name"] for r in first["runs"]] == ["fox"] and first["ids"] == [run.id]
+    api.post(f"/api/v1/runs/{run.id}/note", json={"text": "good"})
+    noted = listed(first["mark"])
+    assert [(r["id"], r["note"]) for r in noted["runs"]] == [(run.id, "good")] and noted["ids"] is None
+    run.finish("finished")
+    ended = listed(noted["mark"])
+    assert [r["state"] for r in ended["runs"]] == ["finished"]
+    assert listed(ended["mark"])["runs"] == [] and len(listed("another-9")["runs"]) == 1
+    with Record.start({}, SCRIPT, tmp_path / "out", "dog") as dog:
+        newer = listed(ended["mark"])
+    assert newer["ids"] == [dog.id, run.id] and [r["name"] for r in newer["runs"]] == ["dog"]
 
 
 def test_a_stream_says_what_changes_and_continues_where_it_was_left(api, run, monkeypatch):

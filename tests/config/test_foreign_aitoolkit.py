@@ -39,7 +39,7 @@ AITOOLKIT = [
         {"network_module": "lycoris.kohya", "network_args": ("algo=lokr", "factor=8", "full_matrix=True")},
     ),
     (FLUX_AI, {"model.quantize": True}, {"fp8_base": True}),
-    (FLUX_AI, {"model.quantize": True, "model.qtype": "uint4"}, {"fp8_base": True}),
+    (FLUX_AI, {"model.quantize": True, "model.qtype": "uint4"}, {"base_bits": 4}),
     (FLUX_AI, {"model.quantize": True, "model.qtype": "int8", "model.quantize_te": False}, {"int8_base": True}),
     (FLUX_AI, {"model.quantize": True, "model.quantize_te": False}, {"fp8_base_unet": True, "fp8_base": False}),
     (

@@ -129,8 +129,6 @@ def test_keys_of_other_tabs_tell_a_file_of_kohya_ss():
 @pytest.mark.parametrize(
     ("switch", "key"),
     [
-        ("diff_output_preservation", "diff_output_preservation_class"),
-        ("blank_prompt_preservation", "blank_prompt_preservation_multiplier"),
         ("do_differential_guidance", "differential_guidance_scale"),
     ],
 )
@@ -141,6 +139,27 @@ def test_a_loss_of_ai_toolkit_that_is_not_here_has_to_be_decided(switch, key):
     assert str(outcome(imported, f"train.{key}").text) == f"train.{switch} is not offered here"
     off = importers.import_content(of_aitoolkit({**settings, f"train.{switch}": False}), CONFIGS)
     assert not off.problems
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"diff_output_preservation": True, "diff_output_preservation_class": "person"},
+            {"preserve_weight": 1.0, "preserve_prompt": "person"},
+        ),
+        (
+            {"blank_prompt_preservation": True, "blank_prompt_preservation_multiplier": 0.5},
+            {"preserve_weight": 0.5, "preserve_prompt": None},
+        ),
+    ],
+)
+def test_what_ai_toolkit_preserves_is_preserved(settings, expected):
+    train = {f"train.{key}": value for key, value in settings.items()}
+    imported = importers.import_content(of_aitoolkit({**TURBO, **train}), CONFIGS)
+    network = imported.config.network
+    assert {name: getattr(network, name) for name in expected} == expected and not imported.problems
+    assert {outcome(imported, key).kind for key in train} == {"changed"}
 
 
 def test_what_acts_once_the_data_sets_are_written_is_not_called_idle():

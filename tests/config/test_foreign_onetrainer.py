@@ -75,7 +75,7 @@ ONETRAINER = [
     (
         FLUX_LORA,
         {"transformer.weight_dtype": "NFLOAT_4", "text_encoder_2.weight_dtype": "NFLOAT_4"},
-        {"fp8_base": True},
+        {"base_bits": 4},
     ),
     (
         FLUX_LORA,
@@ -269,6 +269,7 @@ def test_concepts_and_samples_of_onetrainer(tmp_path):
         },
         {"path": "/large", "image": {"enable_resolution_override": True, "resolution_override": "1536"}},
         {"path": "/held", "type": "VALIDATION"},
+        {"path": "/people", "type": "PRIOR_PREDICTION"},
     ]
     samples = [{"prompt": "a cat", "width": 832, "height": 1216, "seed": 7, "cfg_scale": 5, "diffusion_steps": 12}]
     (tmp_path / "concepts.json").write_text(json.dumps(concepts), encoding="utf-8")
@@ -289,6 +290,8 @@ def test_concepts_and_samples_of_onetrainer(tmp_path):
     assert [(d.resolution, d.table) for d in sets] == [((1024, 1024), 0), ((768, 768), 0), ((1536, 1536), 1)]
     first = sets[0].subsets[0]
     assert first.flip_aug and first.num_repeats == 2 and first.caption_tag_dropout_rate == 0.2
+    kept = [subset.custom_attributes for subset in sets[0].subsets]
+    assert kept == [None, {"diff_output_preservation": True}] and not sets[0].subsets[1].is_reg
     assert [s.image_dir for s in sets[2].subsets] == ["/large"]
     prompts = (tmp_path / "run.prompts.txt").read_text(encoding="utf-8")
     assert prompts == "a cat --w 832 --h 1216 --s 12 --l 5 --d 7\n" and run["sample_every_n_epochs"] == 2

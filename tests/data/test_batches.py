@@ -243,6 +243,21 @@ def test_the_base_models_answer_is_kept_where_asked(tmp_path):
     assert batch.keep_base.tolist() == [True]
 
 
+@pytest.mark.parametrize(
+    ("options", "prompt"),
+    [
+        ({"preserve_prompt": "animal", "metadata_trigger_phrase": "cat"}, "animal number 0, sitting, on a mat"),
+        ({"preserve_prompt": "animal", "metadata_trigger_phrase": "dog"}, "animal"),
+        ({"preserve_prompt": "animal"}, "animal"),
+        ({"metadata_trigger_phrase": "cat"}, ""),
+    ],
+)
+def test_the_class_stands_for_the_trigger_phrase_in_the_preserved_prompt(tmp_path, options, prompt):
+    make.folder(tmp_path, "1_cat", ((64, 64),))
+    (batch,) = batches_of(make.config(tmp_path, preserve_weight=1.0, **options))
+    assert batch.preserved_captions == [prompt] and batch.captions == ["cat number 0, sitting, on a mat"]
+
+
 def test_texts_of_different_length_are_filled_up_with_zeros():
     actual = padded([{"a": np.ones((2, 3), np.float32)}, {"a": np.ones((4, 3), np.float32)}]) or {}
     assert actual["a"].shape == (2, 4, 3) and actual["a"][0, 2:].abs().sum() == 0

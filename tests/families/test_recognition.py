@@ -21,7 +21,7 @@ from library.config.schema import options_of
 from library.demo import files
 from library.families import recognition
 from library.families.anima import random as random_anima
-from library.families.shared import tensor_names, weights
+from library.families.shared import scaled_weights, tensor_names, weights
 from library.methods import lora_files
 from library.tools import convert, merge, resize
 from tests.training import LORAS, config_of
@@ -249,7 +249,7 @@ def test_a_file_of_all_networks_is_read_under_a_prefix_of_its_own(demo, tmp_path
 def test_files_of_4_bits_with_scales_are_no_fp8_files(tmp_path):
     kinds = {"a.weight": "U8", "a.weight_scale": "F8_E4M3", "a.comfy_quant": "U8"}
     entries = {name: {"dtype": kind, "shape": [1]} for name, kind in kinds.items()}
-    assert "4 bits" in str(weights.stored_oddly(tmp_path, entries, scaled=True))
+    assert "4 bits" in str(scaled_weights.stored_oddly(tmp_path, entries, scaled=True))
 
 
 def test_a_diffusers_folder_says_its_family_and_what_training_it_needs(tmp_path):

@@ -23,7 +23,8 @@ def test_entries_are_moved_copied_removed_and_stopped_with_a_way_back(visit, tmp
     row = page.locator(".entry", has_text="two").first
     visitor.until("2,000 steps · about 1 h 40 min · about 17.3 GB of GPU memory", ".entry small")
     visitor.until("Starts about", ".entry .when")
-    assert "Seed 3 instead of 2" in row.inner_text()
+    row.get_by_text("Unlike the defaults:").wait_for()  # no form of its kind was opened
+    assert "Seed 3 instead of the default" in row.inner_text()
 
     page.locator(".queue").evaluate("queue => queue.scrollIntoView()")
     handle = row.locator(".handle").bounding_box()  # by the mouse, to the top

@@ -305,9 +305,9 @@ def sampled(served, tmp_path, monkeypatch):
         for number, place in enumerate(places):
             record.event("sample", file=str(place), step=1, number=number, prompt="<img src=x>")
 
-    def ask(query):
+    def ask(path):
         try:
-            with urllib.request.urlopen(f"{served[0]}own/picture?{query}", timeout=20) as answer:
+            with urllib.request.urlopen(f"{served[0]}api/v1/runs/{path}", timeout=20) as answer:
                 return answer.status, answer.headers, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.headers, error.read()
@@ -317,17 +317,16 @@ def sampled(served, tmp_path, monkeypatch):
 
 def test_pictures_are_those_of_a_run_and_no_others(sampled):
     run_id, ask, count = sampled
-    status, headers, body = ask(f"run={run_id}&sample=0&small=1")
+    status, headers, body = ask(f"{run_id}/samples/0?small=true")
     assert status == 200 and headers["content-type"] == "image/jpeg"
     assert max(Image.open(io.BytesIO(body)).size) == 192
-    assert Image.open(io.BytesIO(ask(f"run={run_id}&sample=0")[2])).size == (300, 200)
-    wrong = [f"run={run_id}&sample={n}" for n in range(1, count)] + [
-        f"run={run_id}&sample={n}" for n in (-1, 99, "x", "")
-    ]
-    wrong += ["", "run=../x&sample=0", f"run={run_id}%2f..&sample=0", f"sample=0&file=/etc/passwd&run={run_id}x"]
-    for query in wrong:
-        status, _, body = ask(query)
-        assert status == 404 and b"root:" not in body and b"PNG" not in body, query
+    assert Image.open(io.BytesIO(ask(f"{run_id}/samples/0")[2])).size == (300, 200)
+    wrong = [f"{run_id}/samples/{place}" for place in (*range(1, count), -1, 99, "newest", "x", "..%2f0")]
+    wrong += ["..%2fx/samples/0", f"{run_id}%2f../samples/0", f"{run_id}x/samples/0?file=/etc/passwd"]
+    for path in wrong:
+        status, _, body = ask(path)
+        assert status == (422 if path.endswith("/x") else 404), path
+        assert b"root:" not in body and b"PNG" not in body, path
 
 
 def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monkeypatch):

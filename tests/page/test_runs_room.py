@@ -5,9 +5,10 @@ import math
 import time
 
 from PIL import Image
+from starlette.testclient import TestClient
 
-from kohya_gui.runs import samples
-from library.runs import keys, layout, notes, reader, registry
+from kohya_gui.api.building import build_api
+from library.runs import keys, layout, notes, registry
 
 
 def recorded(home, name, rate, **facts):
@@ -125,7 +126,7 @@ def test_from_the_table_to_charts_samples_note_and_comparison(visit, tmp_path):
     page.locator(".runs-table", has_text="<i>good</i>").wait_for()
     compare_and_remove(visitor)
     page.goto(f"{visitor.address}#runs/never-was")
-    page.locator("#top .notices", has_text="not there any more: never-was").wait_for()
+    page.locator("#top .notices", has_text="no longer exists: never-was").wait_for()
     assert page.locator(".runs-table").is_visible()
     page.get_by_text("Notifications", exact=True).click()
     page.get_by_label("Address of a webhook").fill("file:///etc/passwd")
@@ -144,10 +145,10 @@ def test_a_resumed_run_shows_the_samples_that_it_goes_on_from(tmp_path, monkeypa
     events = [json.loads(line) for line in (second / layout.PROGRESS).read_text().splitlines()]
     later = [event for event in events if event["step"] > 40]  # resumed after step 40, with a sample after 60
     (second / layout.PROGRESS).write_text("".join(json.dumps(event) + "\n" for event in later))
-    run = reader.find_run(second.name)
-    grid = samples.sample_grid(run)
-    assert grid["steps"] == [0, 30, 60] and len(grid["samples"]) == 6
-    for step in ("0", "60"):
-        answer = samples.serve({"run": run.id, "step": step, "number": "1"})
-        maker = "first" if step == "0" else "second"
-        assert answer.body == (tmp_path / maker / f"{maker}-{step}-1.png").read_bytes()
+    api = TestClient(build_api([]))
+    shown = api.get(f"/api/v1/runs/{second.name}/samples?resumed=true").json()["samples"]
+    assert [sample["step"] for sample in shown] == [0, 0, 30, 30, 60, 60]
+    for sample in (shown[1], shown[5]):
+        answer = api.get(f"/api/v1/runs/{sample['run']}/samples/{sample['place']}")
+        maker = "first" if sample["step"] == 0 else "second"
+        assert answer.content == (tmp_path / maker / f"{maker}-{sample['step']}-1.png").read_bytes()

@@ -39,6 +39,10 @@ def test_each_value_is_a_training_of_its_own_in_the_queue(visit, tmp_path):
     assert [toml["learning_rate"] for toml in tomls] == [5e-5, 1e-4, 2e-4]
     assert {toml["max_train_steps"] for toml in tomls} == {3}
     assert visitor.page.locator("#lora-output_name").input_value() == "cat"  # the form stays as it was
+    visitor.page.get_by_role("tab", name="Runs", exact=True).click()
+    differing = "Unlike the form: Learning rate 5e-05 instead of"
+    for entry, words in ((waiting[0], differing), (waiting[2], "Same settings as the form")):
+        visitor.page.locator(f'[data-id="{entry.id}"] small', has_text=words).wait_for()
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
+from kohya_gui.api.building import build_api
 from kohya_gui.panel import actions
-from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
 from library.runs import layout, process, reader, stop
 from library.runs.record import Record
@@ -38,8 +39,21 @@ def aged(record, seconds):
     return reader.run_at(record.folder)
 
 
-def press(record, act, sure=False):
-    return actions.RunActions({}).act(ApiRequest({"act": act, "run": record.id, "sure": sure}))
+@pytest.fixture(scope="module")
+def page():
+    return TestClient(build_api([]))
+
+
+@pytest.fixture
+def press(record, page):
+    """Stop the run as its buttons do: what the answer says, or the question."""
+
+    def stop_it(how, **more):
+        answer = page.post(f"/api/v1/runs/{record.id}/stop", json={"how": how, **more})
+        assert (answer.status_code == 409) == ("error" in answer.json())
+        return answer.json().get("error") or answer.json()["said"]
+
+    return stop_it
 
 
 def state(record, step):
@@ -49,37 +63,34 @@ def state(record, step):
     record.event("saved", file=str(folder), step=step)
 
 
-def test_an_hour_of_loading_and_caching_is_asked_about(record):
+def test_an_hour_of_loading_and_caching_is_asked_about(record, press):
     record.phase("caching latents", 3, 12)
     run = aged(record, HOUR)
     assert stop.lost_now(run)[0] == "start" and stop.lost_now(run)[1] == pytest.approx(HOUR, rel=0.01)
-    assert "60 min of loading" in str(press(record, "now")["ask"]) and not layout.stop_asked(record.folder)
-    assert "ask" not in press(record, "after_step")
-    assert (
-        press(record, "now", sure=True) == {"said": stop.ANSWERS["now"]} and layout.stop_asked(record.folder) == "now"
-    )
+    assert "60 min of loading" in press("now") and not layout.stop_asked(record.folder)
+    assert press("after_step") == stop.ANSWERS["after_step"]
+    assert press("now", sure=True) == stop.ANSWERS["now"] and layout.stop_asked(record.folder) == "now"
 
 
-def test_a_step_that_is_finished_anyway_is_not_asked_about(record):
+def test_a_step_that_is_finished_anyway_is_not_asked_about(record, press):
     record.step({"step": 5, "loss": 0.1, "s_it": 200.0})
     assert stop.lost_now(aged(record, HOUR)) == ("", 0.0)
-    assert "ask" not in press(record, "now")
+    assert press("now") == stop.ANSWERS["now"]
 
 
-def test_batches_that_are_dropped_and_samples_are_asked_about(record):
+def test_batches_that_are_dropped_and_samples_are_asked_about(record, press):
     record.note(config={"steps": {"gradient_accumulation_steps": 64}}, hardware={"processes": 1})
     record.step({"step": 5, "loss": 0.1})
-    assert stop.lost_now(reader.run_at(record.folder))[0] == "step" and "ask" not in press(record, "after_step")
+    assert stop.lost_now(reader.run_at(record.folder))[0] == "step"
+    assert press("after_step") == stop.ANSWERS["after_step"]
     aged(record, 600)
-    assert str(press(record, "now")["ask"]).startswith(
-        "10 min of work on this step are lost; what was learned before is saved"
-    )
+    assert press("now").startswith("10 min of work on this step are lost; what was learned before is saved")
     record.phase("generating samples", 1, 12)
     aged(record, 0)
-    assert "samples or validation are lost" in str(press(record, "now")["ask"])
+    assert "samples or validation are lost" in press("now")
     record.phase("saving the state")
     aged(record, 0)
-    assert "ask" not in press(record, "now")  # a save is waited for
+    assert press("now") == stop.ANSWERS["now"]  # a save is waited for
 
 
 def test_less_is_not_asked_for_after_more(record):
@@ -88,24 +99,23 @@ def test_less_is_not_asked_for_after_more(record):
     assert layout.stop_asked(record.folder) == "now" and record.stop_requested() == "now"
 
 
-def test_a_kill_is_for_what_hangs_and_says_what_is_lost(record, monkeypatch):
+def test_a_kill_is_for_what_hangs_and_says_what_is_lost(record, press, monkeypatch):
     killed = []
     monkeypatch.setattr(process, "kill", lambda roots: killed.append(roots) or True)
     record.step({"step": 7, "loss": 0.1})
     aged(record, HOUR)
     run = reader.run_at(record.folder)
     assert not stop.hangs(run) and "Kill" not in actions.buttons(run, [run])
-    with pytest.raises(ConfigError, match="let it save and stop"):
-        press(record, "kill", sure=True)
+    assert "let it save and stop" in press("kill", sure=True)
     stop.request(record.id, "now")
     assert not stop.hangs(reader.run_at(record.folder))
     run = aged(record, stop.HANG_TIMEOUT + 5)
     assert stop.hangs(run) and ">Kill<" in actions.buttons(run, [run]) and "Stop now" not in actions.buttons(run, [run])
-    assert "No state was saved: all that was learned in 62 min is lost" in str(press(record, "kill")["ask"])
+    assert "No state was saved: all that was learned in 62 min is lost" in press("kill")
     state(record, 4)
     run = aged(record, stop.HANG_TIMEOUT + 5)
-    assert "after step 4 is lost, 2 min of work" in str(press(record, "kill")["ask"]) and killed == []
-    assert press(record, "kill", sure=True) == {"said": "It was killed."} and len(killed) == 1
+    assert "after step 4 is lost, 2 min of work" in press("kill") and killed == []
+    assert press("kill", sure=True) == "It was killed." and len(killed) == 1
     assert reader.run_at(record.folder).state == "stopped"
 
 

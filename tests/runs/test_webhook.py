@@ -2,12 +2,13 @@
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from library.config.problems import ConfigError
-from library.runs import bundle, keys, reader, registry, webhook
+from library.runs import bundle, keys, layout, reader, registry, watching, webhook
 from library.runs.record import Record
 
 
@@ -52,6 +53,24 @@ def test_an_end_is_told_once_without_paths_and_the_address_is_in_no_record(liste
         assert "key-of-mine" not in file.read_text() or file.name == "log.txt"
     assert b"key-of-mine" not in bundle.bundle_run(reader.run_at(record.folder))
     assert keys.webhook_file().stat().st_mode & 0o077 == 0 or registry.os.name == "nt"
+
+
+def test_a_killed_run_is_told_once_by_who_watches_it(listener, tmp_path, monkeypatch):
+    webhook.store_address(f"http://127.0.0.1:{listener.server_port}/")
+    watches = watching.RunWatch(), watching.RunWatch()
+    start = time.time()
+    with Record.start({}, "flux_train_network", tmp_path, "cat") as record:
+        record.plan(10)
+        for watch in watches:
+            watch.look()
+        gone = {"process_start": 1.0, "since_boot": 1.0, "heartbeat": start - 60}
+        monkeypatch.setattr(record, "_write", lambda: None)
+        layout.store(record.folder / layout.RUN, record.facts | gone)
+        for watch in watches:
+            watch.look()
+        watching.tell_ends_since(start)
+        ((_, told),) = listener.got
+        assert told["event"] == "interrupted" and told["name"] == "cat"
 
 
 def test_redirects_and_other_addresses_are_refused_and_a_dead_one_harms_nothing(listener, tmp_path):

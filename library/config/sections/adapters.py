@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from library.config.fixes import exclusive
 from library.config.problems import Problem, counted, option_name
 from library.config.reading import LARGEST_RANK
 from library.config.run_config import RunConfig
@@ -67,6 +68,17 @@ class Network:
     )
     base_weights_multiplier: tuple[float, ...] = opt(
         (), "The strength of each of the base weights.", label="Base weights multipliers", advanced=True
+    )
+    preserve_weight: float = opt(
+        0.0,
+        "Keep the model's answers to another prompt. 1 is usual. Steps take 2.4 times as long.",
+        label="Preservation weight",
+        min=0.0,
+    )
+    preserve_prompt: str | None = opt(
+        None,
+        "The class, such as person; replaces the trigger phrase there. Empty: an empty prompt.",
+        label="Preserved prompt",
     )
     training_comment: str | None = opt(None, "A comment that is written into the file.", label="Comment")
     no_metadata: bool = opt(False, "Save no training settings in the metadata of the file.", advanced=True)
@@ -230,15 +242,29 @@ class FrozenPrecision(Precision):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterPrecision(FrozenPrecision):
-    """Like `FrozenPrecision`, with rules for adapters."""
+    """Like `FrozenPrecision`, with 4 bits and rules for adapters."""
+
+    base_bits: Literal[4] | None = opt(
+        None,
+        "4: the image model in 4 bits (nf4), a quarter of bf16. Slower, less exact.",
+        label="Bits of the base model",
+    )
+
+    @property
+    def nf4_denoiser(self) -> bool:
+        return self.base_bits == 4
 
     def check(self, run: Any) -> Iterator[Problem]:
         """Reject dtypes that LyCORIS cannot handle: unless bypassing, it adds its product to the stored weights."""
         yield from FrozenPrecision.check(self, run)
+        if self.nf4_denoiser:
+            for name in ("fp8_base", "fp8_base_unet", "int8_base", "fp8_compute", "int8_compute", "auto_compute"):
+                if getattr(self, name):
+                    yield exclusive(run, name, "base_bits")
         module = run.network.module
-        if not (self.fp8_denoiser or self.int8_base) or not module.startswith("lycoris"):
+        if not (self.fp8_denoiser or self.int8_base or self.nf4_denoiser) or not module.startswith("lycoris"):
             return
-        name = "fp8_base" if self.fp8_base else "fp8_base_unet" if self.fp8_base_unet else "int8_base"
+        name = next(name for name in ("fp8_base", "fp8_base_unet", "int8_base", "base_bits") if getattr(self, name))
         if "algo=full" in map(str.lower, run.network.network_args):
             yield Problem(
                 name,

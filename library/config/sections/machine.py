@@ -59,6 +59,15 @@ class Precision:
     def fp8_encoders(self) -> bool:
         return self.fp8_base
 
+    @property
+    def nf4_denoiser(self) -> bool:
+        return False
+
+    @property
+    def few_bits(self) -> bool:
+        # Whether frozen matrices of the image model have at most 8 bits; those of a file in 8 bits then stay so.
+        return self.fp8_denoiser or self.int8_base or self.nf4_denoiser
+
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Check what requires which mixed precision."""
         if self.full_fp16 and self.full_bf16:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from library.config.names import RETIRED
-from library.config.run_config import CaptionChange, ControlUse, RunConfig
+from library.config.run_config import CaptionChange, ControlUse, Preservation, RunConfig
 from library.config.schema import define_section
 from library.config.sections.adapters import (
     AdapterData,
@@ -26,6 +26,14 @@ from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.noise import Loss, Noise
 from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Save
 from library.config.sections.sampling import Sampling
+
+# A network beside the model is what a pass can leave out, to ask the base model.
+_ONLY_ADAPTERS = (
+    "only a LoRA or LyCORIS network can be left out for the base model's prediction; set it to nothing, or train a LoRA"
+)
+ADAPTERS_ONLY = dict.fromkeys(("preserve_prompt", "preserve_weight"), _ONLY_ADAPTERS) | {
+    "base_bits": "4 bits are for the frozen model beside a LoRA: leave it empty, or train a LoRA"
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +78,11 @@ class AdapterRun(BaseRun):
     precision: AdapterPrecision = define_section(AdapterPrecision)
     validation: Validation = define_section(Validation)
 
+    @property
+    def preservation(self) -> Preservation | None:
+        prompt, weight = (self.network.preserve_prompt or "").strip(), self.network.preserve_weight
+        return Preservation(prompt, weight) if weight else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class FullRun(BaseRun):
@@ -79,6 +92,7 @@ class FullRun(BaseRun):
     adapters: ClassVar[bool] = False
     usual_rate: ClassVar[str] = "1e-5"
     file_kind: ClassVar[tuple[str, str]] = ("Checkpoint", "")
+    refused: ClassVar[Mapping[str, str]] = ADAPTERS_ONLY
     foreign: ClassVar[Mapping[str, str]] = {
         "prior_loss_weight": "a fine-tune counts regularisation images like all others",
     }
@@ -96,6 +110,7 @@ class EmbeddingRun(BaseRun):
     adapters: ClassVar[bool] = True
     usual_rate: ClassVar[str] = "5e-4"
     file_kind: ClassVar[tuple[str, str]] = ("TextualInversion", "/textual-inversion")
+    refused: ClassVar[Mapping[str, str]] = ADAPTERS_ONLY
 
     data: AdapterData = define_section(AdapterData)
     embedding: Embedding = define_section(Embedding)
@@ -118,6 +133,7 @@ class ControlRun(BaseRun):
     can_be_left_out: ClassVar[bool] = True
     usual_rate: ClassVar[str] = "2e-4"
     file_kind: ClassVar[tuple[str, str]] = ("LoRA", "/control-net-lllite")
+    refused: ClassVar[Mapping[str, str]] = ADAPTERS_ONLY
     retired: ClassVar[Mapping[str, str]] = {k: v for k, v in RETIRED.items() if k != "conditioning_data_dir"}
 
     data: ControlData = define_section(ControlData)

@@ -13,7 +13,16 @@ from library.families.flux.facts import FACTS, LATER
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHER_FLUX_FILES
 from library.families.flux.variants import FLUX_VARIANTS, IN_DIFFUSERS_LAYOUT, RADIANCE, FluxVariant
-from library.families.shared import autoencoder, clip, denoiser_file, expected_tensors, t5, tensor_names, weights
+from library.families.shared import (
+    autoencoder,
+    clip,
+    denoiser_file,
+    expected_tensors,
+    scaled_weights,
+    t5,
+    tensor_names,
+    weights,
+)
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.known_files import UNKNOWN
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, incomplete, incomplete_part
@@ -129,7 +138,7 @@ def unfit(path: Path, entries: Entries, part: str, definition: Part) -> Message 
                 what=definition.what,
             )
         return Message("{path} is {found}; expected {what}", path=path, found=description, what=definition.what)
-    if problem := weights.stored_oddly(path, entries, scaled=True):
+    if problem := scaled_weights.stored_oddly(path, entries, scaled=True):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None
 

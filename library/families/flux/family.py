@@ -232,7 +232,7 @@ class FluxFamily(TransformerFamily):
         """
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
         paths = {part: self.files.located(config, part) for part in self.files.parts}
-        keep_8_bits = config.adapters and config.precision.fp8_denoiser
+        keep_8_bits = config.adapters and config.precision.few_bits
         denoiser, fill = checkpoint.FLUX_DENOISER.open(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
         exact = config.model.float32_vae or frozen == torch.float16

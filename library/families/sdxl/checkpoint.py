@@ -6,7 +6,7 @@ from pathlib import Path
 from library.config.problems import ConfigError, MessageLike, Problem
 from library.families import recognition
 from library.families.sdxl import expected_tensors, keys, model
-from library.families.shared import hub, weights
+from library.families.shared import hub, scaled_weights, weights
 
 CHANNELS = 4  # latent channels
 MODEL_OPTION = "pretrained_model_name_or_path"
@@ -74,6 +74,8 @@ def _whole(path: Path, vae: str | None) -> MessageLike | None:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights.files(path):
         shapes |= weights.header(file)
+        if problem := scaled_weights.unread_integers(file, weights.header_entries(file)):
+            return problem
     return model.incomplete_checkpoint(path, shapes, vae)
 
 

@@ -157,7 +157,7 @@ class SdxlFamily:
         frozen = frozen or dtype
         text = dtype if self.config.trains_whole_encoders else frozen
         kinds = {"vae": torch.float32 if options.no_half_vae else frozen, "clip_l": text, "clip_g": text}
-        keep_fp8 = self.config.adapters and self.config.precision.fp8_denoiser
+        keep_fp8 = self.config.adapters and self.config.precision.few_bits
         denoiser, fill = model.open_unet(stored, dtype, keep_fp8)
 
         def read(part: str) -> nn.Module:

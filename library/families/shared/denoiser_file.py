@@ -18,6 +18,7 @@ from library.families.shared import empty_weights, tensor_names, transfer, weigh
 from library.families.shared.expected_tensors import require
 from library.families.shared.part_files import complete
 from library.families.shared.weights import FileRange, Source, Weights
+from library.families.stored_weights import ScaledWeight
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class DenoiserFile:
         """Return the network without its weights, and the function that reads them in `dtype`. Tensors in `beside`
         replace those of the file.
 
-        With `keep_8_bits` the blocks' matrices that are plain float8_e4m3fn in the file stay so; all others are cast.
+        With `keep_8_bits` the blocks' matrices that have 8 bits in the file stay so; all others are cast.
         Raises ConfigError if tensors are missing or have a wrong shape.
         """
         file = weights.open_weights(path, mmap)
@@ -119,8 +120,12 @@ def row_slice(file: Weights, name: str, piece: int, pieces: int) -> Source:
     def read() -> Tensor:
         return whole.read().chunk(pieces)[piece].clone()  # a view would keep the other slices in memory
 
+    def read_scaled() -> ScaledWeight | None:
+        weight = whole.scaled() if whole.scaled else None
+        return weight.row_slice(piece, pieces) if weight else None
+
     if whole.range is None:
-        return Source(None, read)
+        return Source(None, read, read_scaled if whole.scaled else None)
     file_range, (rows, *columns) = whole.range, whole.range.shape
     length = file_range.length // pieces
     shape = (rows // pieces, *columns)

@@ -44,7 +44,7 @@ class DoubleStreamFile:
     ) -> tuple[Any, Callable[[WeightPlacement | None], nn.Module]]:
         """Return the network without its weights, and the function that reads them in `dtype`.
 
-        With `keep_8_bits` the blocks' matrices that are float8_e4m3fn in the file stay so; all others are cast. Raises
+        With `keep_8_bits` the blocks' matrices that have 8 bits in the file stay so; all others are cast. Raises
         ConfigError if tensors are missing or have a wrong shape.
         """
         file = weights.open_weights(path, mmap)

@@ -109,7 +109,7 @@ class OneEncoderFamily(TransformerFamily):
         """
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
         paths = {part: self.checkpoint.files.located(config, part) for part in self.checkpoint.files.parts}
-        keep_8_bits = config.adapters and config.precision.fp8_denoiser
+        keep_8_bits = config.adapters and config.precision.few_bits
         denoiser, fill = self.checkpoint.open_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
         deferred = {}

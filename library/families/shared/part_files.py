@@ -12,7 +12,7 @@ from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import FamilyFacts, Shapes
 from library.families.recognition import whole_model
-from library.families.shared import hub, weights
+from library.families.shared import hub, scaled_weights, weights
 from library.families.shared.expected_tensors import IncompleteError, first_names
 from library.families.shared.known_files import UNKNOWN
 
@@ -176,7 +176,7 @@ class PartFiles:
             *expected_words,
             UNKNOWN,
         ):  # missing tensors of an unknown one are reported where it is opened
-            return weights.stored_oddly(path, entries, scaled=True)
+            return scaled_weights.stored_oddly(path, entries, scaled=True)
         if family and family is self.facts and description not in family.base_models:
             return Message(
                 "{path} is {found}, which is not trained here: use {instead}",

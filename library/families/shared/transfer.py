@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from library.config.problems import ConfigError
 from library.families.base import WeightPlacement
 from library.families.shared.weights import FileRange, Source
+from library.families.stored_weights import ScaledWeight, wait_as_stored
 
 logger = logging.getLogger(__name__)
 
@@ -58,17 +59,39 @@ def fill_weights(
     """Load the weights of a model on the meta device, each in the dtype of `kind`; all must be present.
 
     Without a placement they stay on the host, and those that keep their dtype are memory-mapped. With one they are
-    moved to its device, except those that it names.
+    moved to its device, except those that it names. Matrices in 8 bits that `kind` keeps stay as they are stored, and
+    their scales wait at their layers.
     """
-    tensors: dict[str, Tensor] = {}
+    scaled = _read_scaled(model, sources, kind)
+    tensors: dict[str, Tensor] = {name: _placed(name, weight.values, placement) for name, weight in scaled.items()}
+    others = {name: source for name, source in sources.items() if name not in scaled}
     if placement:
-        tensors = _read_through_device(sources, kind, placement)
-    for name, source in sources.items():
+        tensors |= _read_through_device(others, kind, placement)
+    for name, source in others.items():
         if name not in tensors:
             tensor = source.read()
             tensors[name] = tensor.to(kind(name, tensor.dtype, tuple(tensor.shape)))
+    model.requires_grad_(False)  # which integers cannot have
     model.load_state_dict(tensors, strict=True, assign=True)
-    return model.eval().requires_grad_(False)
+    for name, weight in scaled.items():
+        wait_as_stored(model, name, replace(weight, values=tensors[name]))
+    return model.eval()
+
+
+def _read_scaled(model: nn.Module, sources: Mapping[str, Source], kind: Kind) -> dict[str, ScaledWeight]:
+    """Return the matrices of linear layers that stay as their file stores them, 8 bits with scales."""
+    kept = {}
+    for name, source in sources.items():
+        if source.scaled and type(model.get_submodule(name.rpartition(".")[0])) is nn.Linear:
+            shape = tuple(model.get_parameter(name).shape)
+            keeps = kind(name, torch.float8_e4m3fn, shape) == torch.float8_e4m3fn
+            if keeps and (weight := source.scaled()):
+                kept[name] = weight
+    return kept
+
+
+def _placed(name: str, tensor: Tensor, placement: WeightPlacement | None) -> Tensor:
+    return tensor.to(placement.device) if placement and name not in placement.host else tensor
 
 
 def _read_through_device(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement) -> dict[str, Tensor]:

@@ -10,19 +10,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from library.config import environment
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import LIST, load_json, parse_json
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError
 from library.config.values import quoted
-from library.families.shared import file_identity
+from library.families.shared import file_identity, scaled_weights
 from library.families.shared.expected_tensors import require
 from library.families.shared.known_files import no_tensors
+from library.families.shared.scaled_weights import FORMAT, SCALED, SCALES
 from library.families.shared.tensor_names import COMPILE_PREFIX
+
+if TYPE_CHECKING:
+    from library.families.stored_weights import ScaledWeight
 
 PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 BITS = {
@@ -42,9 +46,6 @@ BITS = {
     "U8": 8,
     "BOOL": 8,
 }
-SCALES = ("scale_weight", "weight_scale")  # names of the scale of an 8-bit weight in ComfyUI's files
-SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", "comfy_quant")
-TOKENIZERS = ("tekken_model", "spiece_model")  # tokenizer bytes inside ComfyUI's text encoder files
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 # In the order in which the safetensors package writes them.
 STORED_TYPES = {
@@ -165,6 +166,7 @@ class Source:
 
     range: FileRange | None
     read: Callable[[], Any]
+    scaled: Callable[[], "ScaledWeight | None"] | None = None  # reads it as it is stored, if that is 8 bits with scales
 
 
 class TensorFile:
@@ -233,17 +235,39 @@ class Weights(Mapping):
             for layer, _, mark in [name.rpartition(".")]
             if mark in SCALES
         }
+        self._formats = {name.rpartition(".")[0]: place for name, place in marks.items() if name.endswith(f".{FORMAT}")}
 
     def __getitem__(self, name: str):
         source, stored = self._where[name]
         tensor, scale = source[stored], self._scales.get(name)
         if scale is None or tensor.element_size() > 1:
             return tensor
-        factors = scale[0][scale[1]].float()
-        if factors.numel() == 1:
-            return tensor.float() * factors.view(())
-        rows = len(tensor)  # a scale per row, or per block of a row
-        return (tensor.float().view(rows, factors.numel() // rows, -1) * factors.view(rows, -1, 1)).view(tensor.shape)
+        from library.families import stored_weights
+
+        return stored_weights.restore(tensor, scale[0][scale[1]], self._group(name, tensor))
+
+    def scaled(self, name: str) -> "ScaledWeight | None":
+        """Return an 8-bit weight as it is stored, with a factor for each row; None for other weights, and where factors
+        belong to blocks of a row.
+        """
+        from library.families.stored_weights import ScaledWeight, factor_of_each_row
+
+        source, stored = self._where[name]
+        tensor, scale = source[stored], self._scales.get(name)
+        if scale is None or str(tensor.dtype) not in ("torch.int8", "torch.float8_e4m3fn"):
+            return None
+        factors = factor_of_each_row(tensor, scale[0][scale[1]])
+        return None if factors is None else ScaledWeight(tensor, factors, self._group(name, tensor))
+
+    def _group(self, name: str, tensor: Any) -> int:
+        """Return how many values of a row are rotated together, 0 for none."""
+        place = self._formats.get(name.rpartition(".")[0])
+        if place is None or str(tensor.dtype) != "torch.int8" or tensor.is_meta:
+            return 0
+        text = bytes(place[0][place[1]].tolist())
+        return scaled_weights.rotated_group(
+            scaled_weights.parse_format(text, self.paths[0]), tensor.shape[-1], self.paths[0]
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
@@ -255,7 +279,8 @@ class Weights(Mapping):
         """Return a tensor that is not read yet, to load a model."""
         file, stored = self._where[name]
         place = file.range(stored) if isinstance(file, TensorFile) and name not in self._scales else None
-        return Source(place, functools.partial(self.__getitem__, name))
+        scaled = functools.partial(self.scaled, name) if name in self._scales else None
+        return Source(place, functools.partial(self.__getitem__, name), scaled)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return shapes by name, without reading the tensors."""
@@ -362,29 +387,3 @@ def assign(model: Any, tensors: JsonMapping) -> Any:
 
 def cast_floating(tensor: Any, dtype: Any) -> Any:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-
-
-def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = False) -> Message | None:
-    """Return why the dtypes of a file are not supported, None if they are: 8 bits with scales (unless `scaled`), other
-    8-bit formats, 4 bits.
-    """
-    marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
-    types = {entry["dtype"] for name, entry in entries.items() if name not in marks and name not in TOKENIZERS}
-    if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
-        return Message(
-            "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",
-            path=path,
-        )
-    is_readable = scaled and all(entries[m]["dtype"] in ("F32", "BF16", "F16") for m in marks if m.endswith(SCALES))
-    if marks and not is_readable:
-        return Message(
-            "{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales",
-            path=path,
-        )
-    if unsupported := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
-        return Message(
-            "{path} is stored as {kind}, which is too coarse here: use the bf16 file, or fp8 e4m3fn",
-            path=path,
-            kind=min(unsupported).lower(),
-        )
-    return None

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from library.compiler import torch_private
 from library.compiler.subclass import with_forward
+from library.families.stored_weights import forget_stored, restore_layer, stored_weight
 from library.memory import host_memory, quantization
 
 FP8_DTYPE = torch.float8_e4m3fn
@@ -33,10 +34,17 @@ def supports_fp8(device: torch.device) -> bool:
 
 @torch.no_grad()
 def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device) -> None:
-    """Store a frozen layer's weight in 8 bits on `storage`, and multiply with it. An 8-bit weight keeps its bits."""
+    """Store a frozen layer's weight in 8 bits on `storage`, and multiply with it. A weight in fp8 keeps
+    its bits, and the scale of its file.
+    """
     # Rounding on `device` is a hundred times as fast as on a CPU.
+    stored = stored_weight(layer)
+    if stored and stored.values.dtype != FP8_DTYPE:
+        restore_layer(layer, torch.float32)
+        stored = None
     weight = layer.weight.data
-    scale = torch.ones(layer.out_features, device=storage)
+    scale = stored.factors.to(storage) if stored else torch.ones(layer.out_features, device=storage)
+    forget_stored(layer)
     if weight.dtype == FP8_DTYPE:
         layer.weight.data = weight.to(storage)
     else:

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library import families
-from library.compiler.subclass import EIGHT_BIT, keep_class_name, wanted_type
+from library.compiler.subclass import EIGHT_BIT, keep_class_name, wanted_type, with_forward
 from library.config.run_config import RunConfig
 from library.families.base import ModelComponents
-from library.memory.quantization import fp8_matmul, int8, int8_matmul, multiplies_in_8_bits
+from library.families.stored_weights import forget_stored, restore_layer, stored_weight
+from library.memory import quantization
+from library.memory.quantization import fp8_matmul, int8, int8_matmul, multiplies_in_8_bits, nf4
 
 COMPUTE_TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FP8_DTYPE = torch.float8_e4m3fn
@@ -43,8 +45,18 @@ def store_blocks(
 
     Matrices are rounded on `device` one at a time and stay there, except for blocks that are `waiting`. With
     `fp8_compute` linear layers also multiply in 8 bits, if the device can. `int8_base` and `int8_compute` do the same
-    with integers. Norms, biases, embeddings and everything outside the blocks keep their dtype.
+    with integers, and `base_bits = 4` stores linear layers in 4 bits, convolutions in int8. Norms, biases, embeddings
+    and everything outside the blocks keep their dtype.
     """
+    if config.adapters and config.precision.nf4_denoiser:
+        for block in (block for group in blocks for block in group):
+            for layer in frozen_layers(block):
+                if block not in waiting:
+                    layer.weight.data = layer.weight.data.to(device)
+                if nf4.fits_nf4(layer):
+                    nf4.quantize_nf4_(layer, device)
+                else:
+                    int8.quantize_int8_(layer, device)
     if config.adapters and config.precision.int8_base:
         multiply = config.precision.int8_compute and int8_matmul.supports_int8(device)
         for block in (block for group in blocks for block in group):
@@ -91,6 +103,13 @@ def _store(
         if multiply_on and multiplies_in_8_bits(module):
             fp8_matmul.quantize_fp8_(module, multiply_on, storage)
             continue
+        if (scaled := stored_weight(module)) and scaled.values.dtype == FP8_DTYPE:
+            forget_stored(module)
+            module.register_buffer("weight_scale", scaled.factors.to(storage), persistent=False)
+            module.weight.data = scaled.values.to(storage)
+            module.__class__ = with_forward(type(module), _forward_scaled)
+            continue
+        restore_layer(module, torch.float32)
         rounded = (
             module.weight.data if module.weight.dtype == FP8_DTYPE else module.weight.data.to(device).to(FP8_DTYPE)
         )
@@ -99,6 +118,15 @@ def _store(
             module.__class__ = StoredLinear
         elif type(module) is nn.Conv2d:
             module.__class__ = StoredConv2d
+
+
+def _forward_scaled(layer: Any, x: Tensor) -> Tensor:
+    """x [..., in] -> [..., out] in the compute dtype, with a weight in fp8 and the scale of its file."""
+    dtype = wanted_type(x)
+    if quantization.is_one_row(x):
+        return quantization.multiply_one_row(x.to(dtype), layer.weight, layer.weight_scale, layer.bias)
+    bias = None if layer.bias is None else layer.bias.to(dtype)
+    return F.linear(x.to(dtype), (layer.weight.float() * layer.weight_scale[:, None]).to(dtype), bias)
 
 
 def frozen_layers(block: nn.Module) -> list[Any]:

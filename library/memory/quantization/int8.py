@@ -11,6 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library.compiler.subclass import wanted_type, with_forward
+from library.families.stored_weights import (
+    ScaledWeight,
+    forget_stored,
+    restore_layer,
+    rotation_matrix,
+    stored_weight,
+)
 from library.memory import quantization
 from library.memory.quantization import int8_matmul, multiplies_in_8_bits
 
@@ -26,6 +33,10 @@ def quantize_int8_(
     """
     storage, dtype = layer.weight.device, layer.weight.dtype
     in_int8 = multiply and multiplies_in_8_bits(layer)
+    if (stored := stored_weight(layer)) and stored.values.dtype == torch.int8:
+        _keep_int8(layer, stored, in_int8)
+        return
+    restore_layer(layer, torch.float32)
     rows = layer.weight.data.to(device).float().flatten(1)
     rotate = rotate and in_int8 and rows.shape[1] % int8_matmul.ROTATION_BLOCK == 0
     if rotate:
@@ -40,6 +51,23 @@ def quantize_int8_(
     layer.register_buffer("weight_scale", scale[:, 0].to(storage), persistent=False)
     forward = _forward_rotated if rotate else _forward_int8 if in_int8 else _forward_dequantized
     layer.__class__ = with_forward(type(layer), forward)
+
+
+def _keep_int8(layer: Any, stored: ScaledWeight, in_int8: bool) -> None:
+    """Multiply with the very numbers that a layer's file has, rotating its input as they are rotated."""
+    forget_stored(layer)
+    layer.register_buffer("weight_scale", stored.factors, persistent=False)
+    forward = _forward_int8 if in_int8 else _forward_dequantized
+    if stored.group:
+        rotation = rotation_matrix(stored.group).to(stored.values.device, torch.bfloat16)  # exact: of powers of two
+        layer.register_buffer("rotation", rotation, persistent=False)
+        forward = _forward_rotated if in_int8 else _forward_rotated_dequantized
+    layer.__class__ = with_forward(type(layer), forward)
+
+
+def _forward_rotated_dequantized(layer: Any, x: Tensor) -> Tensor:
+    dtype = wanted_type(x)
+    return _forward_dequantized(layer, int8_matmul.rotate_blocks(x.to(dtype), layer.rotation.to(dtype)))
 
 
 def _forward_rotated(layer: Any, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from library.compiler import torch_private
+from library.families.stored_weights import rotate_groups
 
 INT8_MAX = 127
 MIN_SCALE = 1e-12  # the scale of a row of zeros
@@ -45,10 +46,10 @@ def hadamard() -> Tensor:
 
 
 def rotate_blocks(rows: Tensor, rotation: Tensor) -> Tensor:
-    """Multiply each ROTATION_BLOCK values of rows [..., n] by the Hadamard matrix, which spreads outliers and so
-    reduces the rounding error.
+    """Multiply each group of values of rows [..., n] by a Hadamard matrix, which spreads outliers and so reduces the
+    rounding error.
     """
-    return (rows.unflatten(-1, (-1, ROTATION_BLOCK)) @ rotation).flatten(-2)
+    return rotate_groups(rows, rotation)
 
 
 class Int8Product(torch.autograd.Function):

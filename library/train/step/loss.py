@@ -1,7 +1,7 @@
 """The loss of a batch: add noise, predict, compare with the target."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -44,35 +44,65 @@ class LossFunction:
 
     def __call__(self, batch: Batch, noise: Callable[[Tensor], NoisedBatch] | None = None) -> Tensor:
         """`noise` makes noised latents; by default the step's generator draws noise and timesteps."""
-        family, components = self.family, self.components
+        return self._usual(batch, *self._inputs(batch, noise))
+
+    def parts(self, batch: Batch) -> Iterator[tuple[Tensor, bool]]:
+        """Yield the terms whose sum a step minimizes, each with whether it is the last.
+
+        Take the gradient of each before the next: so only one keeps activations, and each can be recorded.
+        """
+        preservation = self.config.preservation
+        if preservation is None:
+            yield self(batch), True
+            return
+        inputs = self._inputs(batch)
+        yield self._usual(batch, *inputs), False
+        yield preservation.weight * self._change_of_preserved(batch, *inputs), True
+
+    def _inputs(
+        self, batch: Batch, noise: Callable[[Tensor], NoisedBatch] | None = None
+    ) -> tuple[NoisedBatch, list[Tensor]]:
+        """Return noised latents and controls."""
         with torch.no_grad():
             latents = batch.latents
             if latents is None:
                 assert batch.pixels is not None  # a batch has one of both
                 # Contiguous like cached latents: the VAE's memory format depends on the size, and graphs on the format.
-                latents = family.latents(components, batch.pixels, self.generators.vae).contiguous()
-            noised = noise(latents) if noise else self.add_noise(latents)
-            controls = self.controls(batch)
+                latents = self.family.latents(self.components, batch.pixels, self.generators.vae).contiguous()
+            return noise(latents) if noise else self.add_noise(latents), self.controls(batch)
+
+    def _usual(self, batch: Batch, noised: NoisedBatch, controls: Sequence[Tensor]) -> Tensor:
+        """Return the loss of the prediction for the captions."""
         with self.machine.autocast():
             text = self.text(batch)
-            compiled = self.config.compile.compile and not self.compile_log.fallback
-            size = batch.full if compiled else len(batch)
-
-            def predict(controls: Sequence[Tensor]) -> Tensor:
-                def predict_all(noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
-                    padded_controls = [pad_rows(rows, len(sizes)) for rows in controls]
-                    return family.predict(components.denoiser, noised, text, sizes, padded_controls)
-
-                return predict_padded(size, predict_all, noised, text, batch.sizes)
-
-            predicted = predict(controls)
+            predicted = self._predict(batch, noised, text, controls)
             target = noised.target
             if batch.keep_base is not None and self.config.can_be_left_out:
-                base = self._base_prediction(predict, controls)
+                base = self._base_prediction(batch, noised, lambda: text, controls)
                 target = torch.where(batch.keep_base[:, None, None, None], base, target)
         losses = objective.elementwise(predicted, target, self.config, noised)
         by_area = self.config.loss.normalize_masked_area_loss
         return objective.reduce(losses, noised.weight, batch.weights, batch.mask, by_area)
+
+    def _change_of_preserved(self, batch: Batch, noised: NoisedBatch, controls: Sequence[Tensor]) -> Tensor:
+        """Return the mean square by which adapters change the predictions for the preserved prompts."""
+        assert batch.preserved_captions is not None  # of every image of a training
+        preserved = replace(batch, captions=batch.preserved_captions, text=batch.preserved_text)
+        with self.machine.autocast():
+            base = self._base_prediction(preserved, noised, lambda: self.text(preserved), controls)
+            predicted = self._predict(preserved, noised, self.text(preserved), controls)
+        return torch.nn.functional.mse_loss(predicted.float(), base.float())
+
+    def _predict(
+        self, batch: Batch, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
+    ) -> Tensor:
+        compiled = self.config.compile.compile and not self.compile_log.fallback
+
+        def predict_all(noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+            padded_controls = [pad_rows(rows, len(sizes)) for rows in controls]
+            return self.family.predict(self.components.denoiser, noised, text, sizes, padded_controls)
+
+        return predict_padded(batch.full if compiled else len(batch), predict_all, noised, text, batch.sizes)
 
     def add_noise(self, latents: Tensor) -> NoisedBatch:
         """Return noised latents: this process' rows of the noise for all processes' batches."""
@@ -107,17 +137,17 @@ class LossFunction:
             text |= {name: with_text_length(text[name], length) for name in cut}
         return text
 
-    def _base_prediction(self, predict: Callable[[Sequence[Tensor]], Tensor], controls: Sequence[Tensor]) -> Tensor:
-        """Return the detached prediction without adapters, the target of images with diff_output_preservation."""
+    def _base_prediction(
+        self, batch: Batch, noised: NoisedBatch, text: Callable[[], dict[str, Tensor]], controls: Sequence[Tensor]
+    ) -> Tensor:
+        """Return the detached prediction without adapters, the target of what a training preserves. `text` is called
+        while text encoders have no adapters, either.
+        """
         if self.config.control_images.guided:  # the trained modules do nothing without a control image
-            return predict(()).detach()
-        # Gradients stay enabled: without them a compiled block would need another graph.
+            return self._predict(batch, noised, text(), ()).detach()
         method: Any = self.method  # adapters, which this kind of run can leave out
-        method.set_multiplier(0.0)
-        try:
-            return predict(controls).detach()
-        finally:
-            method.set_multiplier(1.0)
+        with method.left_out():
+            return self._predict(batch, noised, text(), controls).detach()
 
     def warm_up(self, batch: Batch, device: torch.device) -> None:
         """Run forward and backward as in a step without side effects: no gradient is kept, no weight hook runs."""

@@ -1,0 +1,93 @@
+"""The sample images of a run over HTTP."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from kohya_gui.api import answers
+from kohya_gui.api.answers import Answer, answer
+from kohya_gui.panel import samples
+from library.config.problems import ConfigError, Problem
+from library.runs import layout, lineage, queue, reader
+
+MAX_RESUMED = 50  # runs before one, each resumed by the next
+
+
+class SampleImage(BaseModel):
+    """A sample image; the place is its address below the samples of its run."""
+
+    run: str
+    place: int
+    step: int
+    number: int = Field(description="The number of its prompt, from 0")
+    prompt: str
+    made: float = Field(description="When, 0 if unknown")
+
+
+class SampleList(Answer):
+    """The sample images of a run, the oldest first."""
+
+    samples: list[SampleImage]
+
+
+def sample_router() -> APIRouter:
+    """Return the routes of sample images."""
+    routes, address = APIRouter(prefix="/runs", tags=["runs"]), "/{run}/samples"
+
+    @routes.get(address, operation_id="list_samples", summary="List sample images", response_model=SampleList)
+    def list_samples(
+        run: str, resumed: Annotated[bool, Query(description="After those of the runs that it goes on from")] = False
+    ) -> Any:
+        found = answers.run_of_id(run)
+        return answer(SampleList, samples=_with_resumed(found) if resumed else _own(found))
+
+    pictures: dict[str, Any] = {name: {} for name in ("image/png", "image/jpeg", "image/webp")}
+
+    @routes.get(
+        address + "/{place}",
+        operation_id="show_sample",
+        summary="A sample image, by its place or the newest",
+        response_class=Response,
+        responses={200: {"content": pictures, "description": "The image, or with small a JPEG of 192 pixels"}},
+    )
+    def show_sample(run: str, place: int | Literal["newest"], small: bool = False) -> Response:
+        try:
+            return samples.serve_sample(run, place, small)
+        except ConfigError as error:
+            raise ConfigError(Problem("", str(error), code=queue.GONE)) from None
+
+    return routes
+
+
+def _own(run: reader.RecordedRun) -> list[dict[str, Any]]:
+    return [
+        {
+            "run": run.id,
+            "place": place,
+            "step": _whole(event.get("step")),
+            "number": _whole(event.get("number")),
+            "prompt": str(event.get("prompt") or ""),
+            "made": event["t"] if isinstance(event.get("t"), layout.NUMBER) else 0.0,
+        }
+        for place, event in enumerate(reader.progress(run.folder).update().events.get("sample", ()))
+    ]
+
+
+def _with_resumed(run: reader.RecordedRun) -> list[dict[str, Any]]:
+    """The samples of a run, and before them those of the runs that it goes on from, up to where it does."""
+    found: list[dict[str, Any]] = []
+    until, seen = math.inf, 0
+    while seen < MAX_RESUMED:
+        found[:0] = [sample for sample in _own(run) if sample["step"] <= until]
+        folder, at = lineage.parent_run(run.folder) or (None, None)
+        if folder is None or at is None:
+            break
+        run, until, seen = reader.run_at(folder), min(until, at), seen + 1
+    return found
+
+
+def _whole(value: Any) -> int:
+    return int(value) if isinstance(value, layout.NUMBER) else 0

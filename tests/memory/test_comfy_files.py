@@ -1,0 +1,148 @@
+"""Models in 8 bits with scales, as ComfyUI's files have them: read as they are, and trained on as they are."""
+
+import functools
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from library import families
+from library.families.stored_weights import restore_layer
+from library.memory.compile_targets import blocks_by_class
+from library.memory.quantization import fp8_matmul, fp8_storage, int8_matmul
+from tests import training
+
+CPU = torch.device("cpu")
+FLUX = "flux_train_network"
+GROUP = 16
+KEPT = {"int8": {"int8_base": True}, "fp8": {"fp8_base_unet": True}}
+
+
+def rotation():
+    """Of comfy-kitchen's ConvRot: Kronecker powers of the regular Hadamard matrix of four."""
+    four = torch.tensor([[1.0, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]])
+    return functools.reduce(torch.kron, [four] * 2) / GROUP**0.5
+
+
+def rotated(weight):
+    return (weight.view(len(weight), -1, GROUP) @ rotation().T).view(weight.shape)
+
+
+def is_scaled(name, tensor):
+    in_blocks = any(part in name for part in ("blocks.", "layers.", "refiner."))
+    return tensor.ndim == 2 and name.endswith(".weight") and in_blocks and not name.startswith("conditioner.")
+
+
+def write_scaled(source, path, kind):
+    """Write a model whose matrices are in 8 bits: by matrix, by row, and in int8 rotated. Returns its numbers."""
+    stored, numbers, ways = {}, {}, itertools.cycle(("tensor", "rows", "rotated" if kind == "int8" else "tensor"))
+    for name, tensor in load_file(source).items():
+        stored[name] = tensor
+        if not is_scaled(name, tensor):
+            continue
+        way, layer = next(ways), name.removesuffix(".weight")
+        way = "rows" if way == "rotated" and tensor.shape[1] % GROUP else way
+        weight = rotated(tensor.float()) if way == "rotated" else tensor.float()
+        largest = 127 if kind == "int8" else 448
+        scale = (weight.abs().max() if way == "tensor" else weight.abs().amax(1, keepdim=True)) / largest
+        small = (weight / scale).round().to(torch.int8) if kind == "int8" else (weight / scale).to(torch.float8_e4m3fn)
+        about = {"format": "int8_tensorwise"} if kind == "int8" else {"format": "float8_e4m3fn"}
+        about |= {"convrot": True, "convrot_groupsize": GROUP} if way == "rotated" else {}
+        stored |= {name: small, f"{layer}.weight_scale": scale}
+        stored[f"{layer}.comfy_quant"] = torch.tensor([*json.dumps(about).encode()], dtype=torch.uint8)
+        numbers[name] = rotated(small.float() * scale) if way == "rotated" else small.float() * scale
+    save_file(stored, path)
+    return stored, numbers
+
+
+@pytest.fixture
+def beside(demo):
+    """A function: the file of a script's model, and a name for another beside it, where its tokenizers are found."""
+    made = []
+
+    def place(script, name="scaled"):
+        source = Path(training.config_of(demo, script).model.pretrained_model_name_or_path)
+        made.append(source.with_name(f"{name}.safetensors"))
+        return source, made[-1]
+
+    yield place
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+def opened(demo, script, path, **options):
+    """The denoiser of a file, in the layers' own names."""
+    config = training.config_of(demo, script, pretrained_model_name_or_path=path, mixed_precision="bf16", **options)
+    family = families.family_for(config)
+    assert list(family.problems()) == []
+    return config, family, family.load(torch.float32).denoiser
+
+
+@pytest.mark.parametrize("script", training.LORAS)
+@pytest.mark.parametrize("kind", KEPT)
+def test_every_family_reads_them_and_keeps_their_bits(demo, beside, script, kind):
+    (source, path), (_, plain) = beside(script), beside(script, "plain")
+    stored, numbers = write_scaled(source, path, kind)
+    save_file({name: tensor for name, tensor in load_file(source).items()} | numbers, plain)
+    _, _, wanted = opened(demo, script, plain)
+    _, _, read = opened(demo, script, path)
+    whole = wanted.state_dict()
+    for name, tensor in read.state_dict().items():
+        torch.testing.assert_close(tensor, whole[name], msg=name)
+    config, family, kept = opened(demo, script, path, **KEPT[kind])
+    blocks = blocks_by_class(kept, family.block_classes)
+    fp8_storage.store_blocks(blocks, config, CPU)
+    bits = b"".join(stored[name].view(torch.uint8).numpy().tobytes() for name in numbers)
+    layers = {name: layer for name, layer in kept.named_modules() if "weight_scale" in layer._buffers}
+    matrices = {name: layer for name, layer in layers.items() if layer.weight.dim() == 2}
+    assert matrices
+    x = torch.Generator().manual_seed(0)
+    for name, layer in matrices.items():
+        assert layer.weight.view(torch.uint8).numpy().tobytes() in bits, name  # rows of a fused matrix, too
+        rows = torch.randn(2, 3, layer.in_features, generator=x)
+        exact = torch.nn.functional.linear(rows, whole[f"{name}.weight"].float(), layer.bias)
+        assert (layer(rows) - exact).norm() <= 1e-3 * exact.norm(), name
+        restore_layer(layer, torch.float32)  # nothing waits any more
+        assert layer.weight.itemsize == 1
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_products_in_their_own_format_give_nearly_the_same(demo, squares, beside, tmp_path, monkeypatch, kind):
+    source, path = beside(FLUX)
+    write_scaled(source, path, kind)
+    options = {"train_data_dir": squares, "max_train_steps": 2, "mixed_precision": "bf16"}
+    options |= {"pretrained_model_name_or_path": path}
+
+    def losses(name, **more):
+        config = training.config_of(demo, FLUX, **options, **more, output_dir=tmp_path / name)
+        return training.train(config).losses
+
+    wide = losses("wide")
+    assert losses("kept", **KEPT[kind]) == pytest.approx(wide, rel=0.01)
+    monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
+    monkeypatch.setattr(fp8_matmul, "supports_fp8", lambda device: True)
+    compiled = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True, "blocks_to_swap": 2}
+    compiled |= {"compile_blocks": training.FEW[FLUX], "network_args": training.ONE_ADAPTER}
+    multiplied = losses("products", **KEPT[kind], **{f"{kind}_compute": True}, **compiled)
+    assert multiplied == pytest.approx(wide, rel=0.03)
+    assert losses("four", base_bits=4) == pytest.approx(wide, rel=0.05)
+
+
+@pytest.mark.parametrize("script", training.LORAS)
+def test_int8_without_scales_or_in_another_format_gets_one_sentence(demo, beside, script):
+    source, path = beside(script)
+    stored, _ = write_scaled(source, path, "int8")
+    layer = next(name for name in stored if name.endswith(".weight_scale")).removesuffix(".weight_scale")
+    without = {name: tensor for name, tensor in stored.items() if name != f"{layer}.weight_scale"}
+    other = torch.tensor([*json.dumps({"format": "int8_blockwise"}).encode()], dtype=torch.uint8)
+    for tensors, words in (
+        (without, "in int8 without their scales"),
+        (stored | {f"{layer}.comfy_quant": other}, "int8_blockwise"),
+    ):
+        save_file(tensors, path)
+        config = training.config_of(demo, script, pretrained_model_name_or_path=path)
+        (problem,) = families.family_for(config).problems()
+        assert words in str(problem)
