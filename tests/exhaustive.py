@@ -43,7 +43,12 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     "test_chosen_steps_are_saved_and_patience_ends_a_training_also_after_a_resume": ("flux*", "*inversion", "*lllite"),
     "test_resuming_after_step_3_equals_6_straight_steps": ADAPTERS,
     "test_samples_from_captions_need_no_prompt_file": ADAPTERS,
-    "test_sizes_and_variants_of_captions_train_and_resume": ("flux*", "qwen_image_train_network", "*inversion", "*lllite"),
+    "test_sizes_and_variants_of_captions_train_and_resume": (
+        "flux*",
+        "qwen_image_train_network",
+        "*inversion",
+        "*lllite",
+    ),
     "test_the_loss_falls_in_7_steps": ADAPTERS,
     "test_the_same_seed_gives_the_same_run_and_another_seed_another": ADAPTERS,
     # ---- families
