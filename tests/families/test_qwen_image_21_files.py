@@ -15,7 +15,7 @@ from library.families import recognition
 from library.families.krea_2 import random as random_krea
 from library.families.qwen_image import random as random_qwen
 from library.families.qwen_image_21 import random
-from library.families.qwen_image_21.keys import LORA_NAMES
+from library.families.qwen_image_21.keys import LORA_NAMES, qwen_21_to_single
 from library.families.qwen_image_21.options import TRAINING_ASSISTANT
 from library.methods.lora_files import by_name, file_of
 from library.tools import convert, merge
@@ -171,7 +171,7 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_read_back(demo, learnt, tm
 
 
 def test_a_full_model_has_224_layers_in_its_blocks():
-    tensors = random.qwen_21_to_single(random.make_networks(random.FULL).denoiser().state_dict())
+    tensors = qwen_21_to_single(random.make_networks(random.FULL).denoiser().state_dict())
     stored = {f"model.diffusion_model.{name}": tuple(tensor.shape) for name, tensor in tensors.items()}
     assert len([*LORA_NAMES.layers(stored, convolutions=False)]) == 32 * 7
     assert recognition.describe_checkpoint(stored) == "a Qwen-Image-2.1 transformer"

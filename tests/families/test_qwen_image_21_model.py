@@ -279,9 +279,8 @@ def test_a_preview_equals_the_pipelines_picture(files, own, pipeline, version, s
     assert sampler.decoded(ours).std() > 0.01
 
 
-def test_a_saved_model_has_the_names_of_diffusers_and_of_its_file(files, own):
+def test_a_saved_model_has_the_names_of_its_file(files, own):
     stored, saved = load_file(files["qwen_image_21"]), own[0].export(own[1])
-    assert all(torch.equal(saved[name], stored[name]) for name in saved.keys() & stored.keys())
-    joined = stored["transformer_blocks.0.img_mlp.gate_up.weight"]
-    pieces = [saved[f"transformer_blocks.0.img_mlp.{name}.weight"] for name in ("gate_layer", "proj")]
-    assert torch.equal(joined, torch.cat(pieces)) and saved["txt_in.text_norm.weight"].abs().max() < 0.5
+    assert saved.keys() == stored.keys() and all(torch.equal(saved[name], stored[name]) for name in stored)
+    assert {"transformer_blocks.0.img_mlp.gate_up.weight", "txt_in.text_norm.weight"} <= stored.keys()
+    assert saved["txt_in.text_norm.weight"].abs().max() < 0.5

@@ -13,6 +13,7 @@ from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCach
 from library.families.qwen_image_21 import text_encoder
 from library.families.qwen_image_21.checkpoint import QWEN_21_CHECKPOINT
 from library.families.qwen_image_21.facts import FACTS
+from library.families.qwen_image_21.keys import qwen_21_to_single
 from library.families.qwen_image_21.model import BLOCK, BLOCK_LIST
 from library.families.qwen_image_21.options import MAX_REFERENCES, TRAINING_ASSISTANT, Qwen21Lora, Qwen21Train
 from library.families.qwen_image_21.sampler import Qwen21Sampler
@@ -86,6 +87,9 @@ class Qwen21Family(OneEncoderFamily):
                 assistant=TRAINING_ASSISTANT,
                 also="base_weights",
             )
+
+    def export(self, components: ModelComponents) -> dict[str, Tensor]:
+        return qwen_21_to_single(super().export(components))
 
     # ---- captions
 

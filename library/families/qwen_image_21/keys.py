@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from library.families.qwen_image_21.facts import QWEN_21_TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, WeightSlice, matrices
 from library.families.shared.tensor_names import denoiser_prefix, without_prefix
@@ -26,6 +29,16 @@ def qwen_21_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
         pieces = split_qwen_21_path(path)
         sources |= {f"{piece}.{ending}": (name, number, len(pieces)) for number, piece in enumerate(pieces)}
     return sources
+
+
+def qwen_21_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert our tensors to those of ComfyUI's file, with gate and value of the MLP as one matrix."""
+    joined = {
+        name.replace(PIECES[0], FUSED): torch.cat((tensor, tensors[name.replace(*PIECES)]))
+        for name, tensor in tensors.items()
+        if f".{PIECES[0]}." in name
+    }
+    return {name: tensor for name, tensor in tensors.items() if not any(f".{p}." in name for p in PIECES)} | joined
 
 
 class Qwen21LoraNames(LoraNames):

@@ -46,7 +46,7 @@ class Qwen21Model(sections.Model):
     )
     model_version: Literal["base", "turbo"] | None = opt(
         None,
-        "Their files look alike; base is the model of 40 steps. Empty: base, if no name says Turbo.",
+        "Their files look alike; base takes 40 steps. Empty: base, if no name says Turbo.",
         words={"base": "Qwen-Image-2.1 base", "turbo": "Qwen-Image-2.1 Turbo"},
     )
 

@@ -13,7 +13,7 @@ from library.config.run_config import RunConfig
 from library.families.qwen_image_21 import text_encoder
 from library.families.qwen_image_21.facts import CHANNELS
 from library.families.qwen_image_21.family import EMBED, MASK, Qwen21Family
-from library.families.qwen_image_21.keys import FUSED, PIECES, qwen_21_sources
+from library.families.qwen_image_21.keys import qwen_21_sources, qwen_21_to_single
 from library.families.qwen_image_21.model import Qwen21Shape, QwenImage21
 from library.families.qwen_image_21.vae import empty_qwen_21_vae
 from library.families.qwen_image_21.vae_names import qwen_21_vae_to_single
@@ -131,7 +131,11 @@ def write_random_model(
     named["norm.weight"] = torch.empty(sizes.text, device="meta")  # which files have and nothing reads
     vae: Any = networks.vae()
     parts = {
-        "qwen_image_21": ("qwen_image_2.1_tiny", networks.denoiser().state_dict(), qwen_21_to_single),
+        "qwen_image_21": (
+            "qwen_image_2.1_tiny",
+            networks.denoiser().state_dict(),
+            lambda tensors: qwen_21_to_single(_centred(tensors)),
+        ),
         "text_encoder": (
             "qwen3vl_8b_tiny",
             named,
@@ -146,15 +150,9 @@ def write_random_model(
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
-def qwen_21_to_single(tensors: Tensors) -> Tensors:
-    """Convert our tensors to those of ComfyUI's file, with gate and value of the MLP as one matrix."""
-    tensors = {name: tensor - 1 if name.endswith("text_norm.weight") else tensor for name, tensor in tensors.items()}
-    joined = {
-        name.replace(PIECES[0], FUSED): torch.cat((tensor, tensors[name.replace(*PIECES)]))
-        for name, tensor in tensors.items()
-        if f".{PIECES[0]}." in name
-    }
-    return {name: tensor for name, tensor in tensors.items() if not any(f".{p}." in name for p in PIECES)} | joined
+def _centred(tensors: Tensors) -> Tensors:
+    """Store the weight of the text's norm as its distance from 1."""
+    return {name: tensor - 1 if name.endswith("text_norm.weight") else tensor for name, tensor in tensors.items()}
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
