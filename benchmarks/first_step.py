@@ -86,7 +86,7 @@ def make_inputs(inputs: Path, family: str, tiny: bool) -> None:
         meta = {part: {n: torch.empty(s, device="meta") for n, s in named.items()} for part, named in parts.items()}
         meta["denoiser"] = {n: torch.empty(s, device="meta") for n, s in denoiser.items()}
         whole = {
-            n: tuple(t.shape) for part, named in meta.items() for n, t in keys.sdxl_part_to_single(part, named).items()
+            n: tuple(t.shape) for part, named in meta.items() for n, t in keys.SDXL_FILE.to_single(part, named).items()
         }
         write_sparse(models / "sdxl.safetensors", whole, "F16", keys.SINGLE_FILE_PREFIXES["denoiser"])
         return None

@@ -48,6 +48,7 @@ PICTURE_CASES = {
     "qwen_image_21": PictureCase(40, 1.0, {}),
     "zimage": PictureCase(25, 4.0, {"guidance_scale": 4.0}),
     "flux_2": PictureCase(50, 4.0, {"guidance_scale": 4.0}),
+    "flux_3": PictureCase(50, 4.0, {}),  # its pipeline in diffusers is of another kind
     "anima": PictureCase(30, 4.0, {}),
 }
 PIPELINES_OF_PICTURES = {

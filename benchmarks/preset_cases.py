@@ -113,7 +113,7 @@ def profiled(family: str, size: str) -> list[PresetCase]:
     from library.recipes import preset_files
 
     cases, base = [], PROFILED[family]
-    config = families.config_class(f"{family}_train_network")
+    config = families.config_class(families.lora_script(family))
     now = option_values(
         build_config(config, flat_options(PROJECT_ROOT / "presets" / family / f"{base}.toml"), notes=[])
     )

@@ -18,8 +18,8 @@ def write_diffusers(
     folder = Path(folder)
     parts = random.network_tensors(folder, seed, dtype, sizes)
     for part, tensors in parts.items():
-        network: Any = model.NETWORK_BUILDERS[part](tensors)
-        network.save_pretrained(folder / model.FOLDERS[part])
+        network: Any = model.CHECKPOINTS.build(part, tensors)
+        network.save_pretrained(folder / model.CHECKPOINTS.folders[part])
     library = {"unet": "UNet2DConditionModel", "vae": "AutoencoderKL", "scheduler": "EulerDiscreteScheduler"}
     index = {name: ["diffusers", cls] for name, cls in library.items()}
     index |= {"text_encoder": ["transformers", "CLIPTextModel"], "tokenizer": ["transformers", "CLIPTokenizer"]}

@@ -24,7 +24,11 @@ PROTOCOL = (
 )
 REGISTRY = "library.families"  # itself, and not what is in it
 LIGHT = tuple(
-    f"library.families.{name}" for name in ("recognition", "network_args", "adapter_kinds", "shared.network_args")
+    f"library.families.{name}"
+    for name in (
+        *("recognition", "network_args", "adapter_kinds"),
+        *("shared.network_args", "shared.unet_network_args"),
+    )
 )
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/options.py"))
 LAB = ("library.measuring.candidates", "library.bench.chart", "library.bench.report")  # its light parts
@@ -56,13 +60,23 @@ MAY_IMPORT = {
         for family in FAMILIES
     },
     **{f"{family}.facts": ("library.families.facts", f"{family}.variants") for family in FAMILIES},
-    **{f"{family}.network_args": (*BOTTOM, "library.families.shared.network_args") for family in FAMILIES},
+    **{
+        f"{family}.network_args": (
+            *(*BOTTOM, "library.families.shared.network_args", "library.families.shared.unet_network_args"),
+            *("library.families.facts", f"{family}.facts"),
+        )
+        for family in FAMILIES
+    },
     **{family: (*BOTTOM, "library.families", "library.objectives") for family in FAMILIES},
     "library.families": (*BOTTOM, "library.objectives.base", "library.compiler.block_inputs"),
     "library.families.shared": (*BOTTOM, *PROTOCOL, "library.families.recognition"),
     "library.families.shared.network_args": BOTTOM,
     "library.families.shared.sampler": (*PROTOCOL, "library.families.shared", "library.objectives"),
     "library.families.shared.transformer_family": (*PROTOCOL, "library.objectives"),
+    "library.families.shared.unet_family": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.objectives"),
+    "library.families.shared.unet_sampler": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.objectives"),
+    "library.families.shared.unet_network_args": (*BOTTOM, "library.families.shared.network_args"),
+    "library.families.shared.random_unets": (*(*BOTTOM, *PROTOCOL, REGISTRY, "library.families.shared"),),
     "library.families.network_args": (*BOTTOM, REGISTRY, "library.families.shared.network_args"),
     "library.families.adapter_kinds": (
         *(*BOTTOM, REGISTRY, "library.families.facts"),

@@ -88,7 +88,7 @@ def write_sdxl(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> Non
     file = {
         name: tensor
         for part, tensors in parts.items()
-        for name, tensor in sdxl_keys.sdxl_part_to_single(part, tensors).items()
+        for name, tensor in sdxl_keys.SDXL_FILE.to_single(part, tensors).items()
     }
     file[sdxl_keys.LOGIT_SCALE] = torch.tensor(sdxl_keys.FULL_LOGIT_SCALE)
     write_file(folder / "sdxl.safetensors", file)

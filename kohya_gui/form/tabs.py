@@ -22,8 +22,10 @@ class Tab:
 
     @property
     def configs(self) -> dict[str, type]:
+        """The config of each family that it trains."""
         config_classes = (config_class(script) for script in RUNS)
-        return {config.family: config for config in config_classes if config.kind == self.kind}
+        of_kind = (config for config in config_classes if config.kind == self.kind)
+        return {config.family: config for config in of_kind if self.id in (config.tabs or (self.id,))}
 
 
 def _rows(*rows: str) -> dict[str, int]:

@@ -15,12 +15,10 @@ class ForeignModel:
     wide: tuple[str, int] = ("", 0)  # pattern of paths shared with a supported family, and their inputs
 
 
-UNET = r"^(input_blocks\.[12]\.1|output_blocks\.(9|1[01])\.1|down_blocks\.0\.attentions|up_blocks\.3\.attentions)\."
-CROSS = r"\.attn2\.to_[kv]$"
+CROSS_ATTENTION = re.compile(r"\.attn2\.to_[kv]$")
+CROSS = CROSS_ATTENTION.pattern
 FOREIGN = (
-    ForeignModel("Stable Diffusion 1.5", r"\bsd_v1|stable-diffusion-v1|\bsd[_ -]?1\.?5", wide=(CROSS, 768)),
     ForeignModel("Stable Diffusion 2", r"\bsd_v2|stable-diffusion-v2", wide=(CROSS, 1024)),
-    ForeignModel("Stable Diffusion 1.5 or 2", r"^$", UNET),
     ForeignModel("Stable Diffusion XL refiner", r"xl-v1-refiner", wide=(CROSS, 1280)),
     ForeignModel("Stable Diffusion 3", r"\bsd3|stable-diffusion-3", r"^joint_blocks\."),
     ForeignModel("Wan", r"\bwan", r"^blocks\.\d+\.((self|cross)_attn\.[qkvo]$|ffn\.\d)"),

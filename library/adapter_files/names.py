@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from library import families
-from library.adapter_files.foreign import foreign_model
+from library.adapter_files.foreign import CROSS_ATTENTION, foreign_model
 from library.config.problems import ConfigError, either
 from library.families.shared.lora_names import LoraNames
 
@@ -125,7 +125,8 @@ def lora_names_of(family: str) -> LoraNames:
 
 @functools.cache
 def _name_pattern() -> re.Pattern[str]:
-    words = [re.escape(word) for name in all_lora_names() for word in name.words]
+    all_words = {word for name in all_lora_names() for word in name.words}
+    words = map(re.escape, sorted(all_words, key=lambda word: (-len(word), word)))  # of two, one may begin the other
     return re.compile("".join(f"{word} | " for word in words) + LAYER_WORDS, re.VERBOSE)
 
 
@@ -175,6 +176,9 @@ def find_lora_family(
     possible = [family for family in possible if not of_other_tree(names, family)] or possible
     readings = {family: reading for family in possible if (reading := _parse_names(names, family))}
     if len(possible) > 1 and not any(lora_names_of(family).version_word in _base(metadata) for family in possible):
+        readings = {
+            family: reading for family, reading in readings.items() if not lora_names_of(family).needs_evidence
+        } or readings
         if len({*readings.values()}) > 1:
             titles = either([families.facts_of(family).title for family in readings])
             raise ConfigError(
@@ -218,7 +222,7 @@ def possible_families(
         template = "this is a LoRA for {title}, which is no model that is trained here: those of {titles} are"
         raise ForeignModelError(template, title=title, titles=families.titles())
     for family, lora_names in names_by_family.items():
-        if lora_names.marks and any(re.search(lora_names.marks, path) for path in paths):
+        if _is_marked(lora_names, paths):
             return [family]
     for path in paths:
         candidates = [family for family, lora_names in names_by_family.items() if path.startswith(lora_names.trees)]
@@ -242,11 +246,22 @@ def _path(name: str) -> str:
     return dotted_path(name.removeprefix(next((p for p in denoisers if name.startswith(p)), "")))
 
 
+def _is_marked(lora_names: LoraNames, paths: Collection[str]) -> bool:
+    """Return whether some paths are those of this family alone."""
+    marks, absent = (
+        bool(pattern) and any(re.search(pattern, path) for path in paths)
+        for pattern in (lora_names.marks, lora_names.absent)
+    )
+    return marks and not absent
+
+
 def _has_sizes(lora_names: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
-    """Return whether every layer's ratio of outputs to inputs matches this family."""
+    """Return whether every layer's ratio of outputs to inputs, and the width of text, match this family."""
     for name, (inputs, outputs) in sizes.items():
         path = _path(name)
         if any(path.endswith(end) and outputs != ratio * inputs for end, ratio in lora_names.ratios.items()):
+            return False
+        if lora_names.cross_attention and CROSS_ATTENTION.search(path) and inputs != lora_names.cross_attention:
             return False
     return True
 

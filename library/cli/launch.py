@@ -2,6 +2,7 @@
 training's.
 """
 
+import contextlib
 import dataclasses
 import textwrap
 import time
@@ -19,7 +20,8 @@ from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig, configs_of_kind
 from library.config.schema import options_of, section_options
-from library.families import RUNS, config_class
+from library.downloads.finding import MODEL_OPTION
+from library.families import RUNS, config_class, recognition
 from library.recipes.preset_files import path_today
 from library.runs import foreground, gpu_slots, keys, watching
 from library.runs.launcher import starting
@@ -98,6 +100,8 @@ def script_of_toml(path: Path) -> str:
     if len(fitting) > 1:  # prefer the family whose own files are named
         shared = set[str].intersection(*(options_by_script[script] for script in fitting))
         fitting = [script for script in fitting if _has_its_files(config_class(script), telling, shared)]
+        of_all = set[str].intersection(*options_by_script.values())
+        fitting = _with_family_of_model(fitting, values.get(MODEL_OPTION), of_all)
     if len(fitting) > 1:  # exclude scripts that reject the value of an option
         fitting = [script for script in fitting if not read_layers(config_class(script), [Layer(values)]).wrong]
     if len(fitting) != 1:
@@ -109,6 +113,19 @@ def script_of_toml(path: Path) -> str:
 def _has_its_files(config: type[RunConfig], set_options: set[str], shared: set[str]) -> bool:
     file_options = {o.name for o in options_of(config).values() if o.section == "model" and o.kind == "file"} - shared
     return not file_options or bool(file_options & set_options)
+
+
+def _with_family_of_model(scripts: list[str], model: object, of_all: set[str]) -> list[str]:
+    """Return the scripts for the base model if its file is on this machine, else those of the first family, if none of
+    these families has options for files that are not `of_all`.
+    """
+    family = ""
+    if isinstance(model, str) and Path(model).exists():
+        with contextlib.suppress(ConfigError, OSError):
+            family = recognition.recognise_file(Path(model)).family
+    if not family and scripts and all(_has_its_files(config_class(script), set(), of_all) for script in scripts):
+        family = config_class(scripts[0]).family
+    return [script for script in scripts if config_class(script).family == family] or scripts
 
 
 def split_launch(argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:

@@ -258,4 +258,5 @@ WHOLE_MODEL_RULES: tuple[Rule, ...] = (
         "save_model_as, or the base model, decides",
     ),
     ("learning_rate_te1 learning_rate_te2", lambda c: c.trains_whole_encoders, "train_text_encoder is off"),
+    ("learning_rate_te", lambda c: c.trains_whole_encoders, "the text encoder is not trained"),
 )

@@ -44,7 +44,7 @@ FOREIGN: dict[str, str] = {
     "dynamo_backend": "compile_backend is the one that counts",
     "epoch": "it is a setting of the kohya_ss page that no script reads; max_train_epochs is the one that counts",
     "noise_offset_type": _GUI,
-    "stop_text_encoder_training": _SCRIPT,
+    "stop_text_encoder_training": "only train_db stops the training of a text encoder early",
     "no_token_padding": _SCRIPT,
     "lowvram": _SCRIPT,
     "train_inpainting": _SCRIPT,

@@ -161,10 +161,12 @@ class RunConfig:
     script: ClassVar[str]  # the file in sd-scripts/ without .py
     title: ClassVar[str]  # its name for people
     kind: ClassVar[str]  # what is trained, in one word; presets are named after it
+    tabs: ClassVar[tuple[str, ...]] = ()  # of the page that it is trained in; (): in all tabs of its kind
     # An option, or the beginning of several, that only files of this kind have; "" for the kind of all other files.
     recognised_by_option: ClassVar[str] = ""
     adapters: ClassVar[bool]  # whether small weights beside a frozen model are trained, and saved in their own file
     can_be_left_out: ClassVar[bool] = False  # whether a pass can leave the trained weights out, for the base model
+    encoder_rates: ClassVar[Mapping[str, str]] = {}  # whole text encoders that can learn -> options of their rates
     usual_rate: ClassVar[str]  # a learning rate to begin with, as people write it
     file_kind: ClassVar[tuple[str, str]]  # modelspec's name for such a file, and its suffix of the architecture
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
@@ -206,6 +208,10 @@ class RunConfig:
     @property
     def trains_whole_encoders(self) -> bool:
         return False  # adapters on text encoders do not count
+
+    @property
+    def encoder_steps(self) -> int | None:
+        return None  # the steps after which whole text encoders are not trained any more; None: to the end
 
     @staticmethod
     def convert(old: JsonMapping, set_options: Collection[str]) -> tuple[JsonObject, list[Problem]]:

@@ -78,7 +78,7 @@ def demo_toml(
         tables["data"].insert(
             1, ("conditioning_data_dir", str(references), "real: edges, depth or poses of the images")
         )
-    if config.kind == "textual-inversion":
+    if config.kind == "textual-inversion" or config().trains_whole_encoders:
         del tables["cache"][1]  # captions are encoded in each step
     family_tables = families.random_module(family.name).demo_tables(models)
     family_tables = (

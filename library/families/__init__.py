@@ -17,8 +17,18 @@ from library.families.facts import FamilyFacts
 if TYPE_CHECKING:
     from library.families.base import Family
 
-# Folders, in the order of the page.
-FAMILIES = ("sdxl", "flux", "flux_2", "krea_2", "qwen_image", "qwen_image_21", "zimage", "anima")
+FAMILIES = (
+    "sdxl",
+    "flux",
+    "flux_2",
+    "flux_3",
+    "krea_2",
+    "qwen_image",
+    "qwen_image_21",
+    "zimage",
+    "anima",
+    "sd15",
+)  # folders, in the order of the page
 SHOWN_BY_DEMO = "flux"  # the default of `kohya demo`
 
 

@@ -86,6 +86,16 @@ class HasBlockRates(Protocol):
         """Return a parameter's index in `block_lrs`."""
 
 
+@runtime_checkable
+class ReadsLayers(Protocol):
+    """A family that reads only some layers of a text encoder."""
+
+    def is_read(self, part: str, path: str, layers: int) -> bool:
+        """Return whether a parameter of a text encoder with so many layers affects its output; `path` is like
+        `encoder.layers.0.mlp.fc1.weight`.
+        """
+
+
 def count_caption_tokens(tokenizer: Any, caption: str) -> int:
     return len(tokenizer(caption, add_special_tokens=False, truncation=False).input_ids)
 

@@ -88,14 +88,15 @@ class BlockGroup:
 
     title: str
     count: int  # in the published model
-    pattern: str  # matches names of adapters in these blocks; its group is the number of the block
+    pattern: str  # matches names of adapters in these blocks
+    number: Callable[[re.Match[str]], int] = lambda match: int(match[1])  # of the block, from such a match
 
 
 def block_of_adapter(name: str, groups: Iterable[BlockGroup]) -> tuple[int, int] | None:
     """Return the block of an adapter: (number of its group, number of the block); None outside of blocks."""
     for number, group in enumerate(groups):
         if match := re.search(group.pattern, name):
-            return number, int(match[1])
+            return number, group.number(match)
     return None
 
 
@@ -160,6 +161,8 @@ class FamilyFacts:
     named_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))
     hub_models: tuple[HubModel, ...] = ()  # available for download, the default first
     few_step_loras: tuple[FewStepLora, ...] = ()  # that the page proposes for samples
+    # Text encoder -> its key in the files of textual inversions, if that is not its name.
+    embedding_keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     # Options of its parts -> a test whether a file with these shapes is that part.
     part_options: Mapping[str, Callable[[Shapes], bool]] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -54,11 +54,9 @@ def describe_checkpoint(shapes: Shapes) -> str:
 def _stable_diffusion(shapes: Shapes) -> str:
     """Describe a U-Net of an older Stable Diffusion: these differ in their text encoders."""
     if not any(name.startswith("model.diffusion_model.") for name in shapes):
-        return "an SD 1.5 / SD 2 U-Net in the diffusers layout"
+        return "a U-Net of another Stable Diffusion in the diffusers layout"
     if any(name.startswith("cond_stage_model.model.") for name in shapes):
         return "an SD 2 checkpoint"
-    if any(name.startswith("cond_stage_model.") for name in shapes):
-        return "an SD 1.5 checkpoint"
     return "a U-Net of Stable Diffusion without text encoders"
 
 

@@ -10,7 +10,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import open_outside, parse_json
 from library.config.problems import ConfigError, Message, Problem, join_messages, option_name
 from library.config.reading import resolution
-from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
+from library.importers.builder import ImportBuilder, family_of_script, is_empty, is_on, script_of_family, to_number
 from library.importers.shared import (
     ONLY,
     describe,
@@ -67,9 +67,11 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Convert every key of the metadata to our values and an outcome. Raises ConfigError for unsupported models."""
     facts = {key: value for key, value in settings[METADATA].items()}
     version = _base_model_version(facts)
-    family = script.partition("_train")[0] or _find_stored_family(facts, version)
+    family = family_of_script(script) or _find_stored_family(facts, version)
     builder = ImportBuilder(
-        {key: _parse_stored_value(value) for key, value in facts.items()}, script or f"{family}_train_network", TRAINER
+        {key: _parse_stored_value(value) for key, value in facts.items()},
+        script or script_of_family(family, True),
+        TRAINER,
     )
     for part in (
         _import_stored_model,

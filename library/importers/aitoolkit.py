@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Message, Problem, join_messages, option_names
 from library.importers import aitoolkit_data, aitoolkit_learning
-from library.importers.builder import ImportBuilder, is_on
+from library.importers.builder import ImportBuilder, is_on, script_of_family
 from library.importers.shared import (
     BLOCK_COUNTS,
     ONLY,
@@ -112,7 +112,7 @@ def _aitoolkit_script(flat: JsonMapping) -> str:
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
     families = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image", "zimage": "zimage"}
-    families |= {"anima": "anima", "krea2": "krea_2"}
+    families |= {"anima": "anima", "krea2": "krea_2", "sd1": "sd15", "sd15": "sd15"}
     families |= dict.fromkeys(("flux2", "flux2_klein_4b", "flux2_klein_9b"), "flux_2")
     families |= dict.fromkeys(("qwen_image_edit", "qwen_image_edit_plus"), "qwen_image")
     family = families.get(arch, "flux" if arch in AITOOLKIT_TABLES["model_types"] else "")
@@ -122,9 +122,9 @@ def _aitoolkit_script(flat: JsonMapping) -> str:
         family = "flux_2"
     other = next((model for word, model in AITOOLKIT_TABLES["other_models"].items() if word in name.casefold()), "")
     if not family or (other and family == "flux"):
-        model = other or arch or name or "Stable Diffusion 1.5"
+        model = other or arch or name or "a model that it does not name"
         raise other_model_error(TRAINER, model)
-    return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
+    return script_of_family(family, any(key.startswith("network.") for key in flat))
 
 
 def _report_other_losses(builder: ImportBuilder) -> None:
@@ -204,7 +204,7 @@ def _import_aitoolkit_output(builder: ImportBuilder) -> None:
         builder.change(
             "save.max_step_saves_to_keep", describe({"save_last_n_steps": steps}), {"save_last_n_steps": steps}
         )
-    if str(builder.get("save.save_format")) == "diffusers" and builder.script == "sdxl_train":
+    if str(builder.get("save.save_format")) == "diffusers" and builder.is_unet and not builder.adapters:
         builder.rename("save.save_format", "save_model_as", "diffusers_safetensors")
     if is_on(builder.get("save.push_to_hub")) and builder.get("save.hf_repo_id"):
         builder.change("save.push_to_hub", "huggingface_repo_id says so")

@@ -65,7 +65,7 @@ def _convolution_arguments(builder: ImportBuilder) -> list[str]:
     """Return the arguments conv_dim and conv_alpha; without network.conv_alpha, ai-toolkit uses network.conv for
     both."""
     arguments = []
-    if builder.family != "sdxl":
+    if not builder.is_unet:
         builder.explain("this model's blocks have no convolutions", "network.conv", "network.conv_alpha")
         return []
     for key, argument in (("network.conv", "conv_dim"), ("network.conv_alpha", "conv_alpha")):
@@ -162,7 +162,7 @@ def _import_trained_parts(builder: ImportBuilder) -> None:
     key = "train.train_text_encoder"
     if builder.adapters and not encoders:
         builder.change(key, "false is network_train_unet_only", {"network_train_unet_only": True})
-    elif builder.script == "sdxl_train":
+    elif builder.is_unet:
         builder.rename(key, "train_text_encoder", encoders)
     elif not builder.adapters:
         builder.ignore(key, "this fine-tune trains no text encoder")
@@ -181,9 +181,10 @@ def _import_aitoolkit_rates(builder: ImportBuilder, encoders: bool) -> None:
     rate = builder.number("train.text_encoder_lr")
     if rate is not None and encoders and builder.adapters:
         builder.rename("train.text_encoder_lr", "text_encoder_lr", [rate])
-    elif rate is not None and encoders and builder.script == "sdxl_train":
-        values = {"learning_rate_te1": rate, "learning_rate_te2": rate}
-        builder.change("train.text_encoder_lr", f"learning_rate_te1 = learning_rate_te2 = {rate:g}", values)
+    elif rate is not None and encoders and builder.is_unet:
+        names = ("learning_rate_te",) if builder.family == "sd15" else ("learning_rate_te1", "learning_rate_te2")
+        text = " = ".join([*names, f"{rate:g}"])
+        builder.change("train.text_encoder_lr", text, dict.fromkeys(names, rate))
     unet_rate = builder.number("train.unet_lr")
     if unet_rate is not None:
         builder.rename("train.unet_lr", "unet_lr" if builder.adapters else "learning_rate", unet_rate)
@@ -201,7 +202,7 @@ def _import_timestep_range(builder: ImportBuilder) -> None:
     timestep."""
     keys = "train.min_denoising_steps", "train.max_denoising_steps"
     first, last = (builder.number(key) for key in keys)
-    if builder.family == "sdxl":
+    if builder.is_unet:
         if first:
             builder.rename(keys[0], "min_timestep", int(first))
         if last is not None and last < 999:
@@ -234,15 +235,15 @@ def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
     if (gamma := builder.number("train.snr_gamma")) and "min_snr_gamma" not in builder.values:
         builder.ignore("train.snr_gamma", say_nearest("snr_gamma", describe({"min_snr_gamma": f"{gamma:g}"})))
     if str(builder.get("train.content_or_style") or "balanced") != "balanced":
-        chosen = "min_timestep, max_timestep" if builder.family == "sdxl" else "timestep_sampling"
+        chosen = "min_timestep, max_timestep" if builder.is_unet else "timestep_sampling"
         text = Message("all timesteps count alike; {names} choose others", names=chosen)
         builder.ignore("train.content_or_style", text)
     else:
         builder.explain("balanced: all timesteps count alike", "train.content_or_style")
     key = "train.timestep_type"
-    if builder.family == "sdxl":
+    if builder.is_unet:
         if builder.given(key):
-            builder.ignore(key, "SDXL is trained with all timesteps alike here")
+            builder.ignore(key, "this model is trained with all timesteps alike here")
         else:
             builder.empty(key)
         return

@@ -18,6 +18,21 @@ Configs = Mapping[str, type]  # script -> its config class
 NOT_HERE = "not supported by this trainer"
 SECRET = "tokens and keys stay out of configs; set the environment variable of the service (WANDB_API_KEY, HF_TOKEN)"
 
+UNETS = ("sdxl", "sd15")  # families with the U-Net of Stable Diffusion
+# Scripts whose names do not begin with their family's.
+UNNAMED_SCRIPTS = ("train_network", "fine_tune", "train_db", "train_textual_inversion")
+
+
+def family_of_script(script: str) -> str:
+    return "sd15" if script in UNNAMED_SCRIPTS else script.partition("_train")[0]
+
+
+def script_of_family(family: str, adapters: bool) -> str:
+    """Return the script that trains adapters for a family, or else the whole model."""
+    if family == "sd15":
+        return "train_network" if adapters else "fine_tune"
+    return f"{family}_train_network" if adapters else f"{family}_train"
+
 
 @dataclass(slots=True)
 class ImportBuilder:
@@ -39,7 +54,11 @@ class ImportBuilder:
 
     @property
     def family(self) -> str:
-        return self.script.partition("_train")[0]
+        return family_of_script(self.script)
+
+    @property
+    def is_unet(self) -> bool:
+        return self.family in UNETS
 
     @property
     def adapters(self) -> bool:

@@ -155,7 +155,7 @@ def _import_pipe_timesteps(builder: ImportBuilder) -> None:
     keys = ("model.timestep_sample_method", "model.sigmoid_scale", "model.shift", "model.flux_shift")
     if builder.family == "sdxl":
         for key in keys:
-            builder.ignore(key, "SDXL is trained with all timesteps alike here")
+            builder.ignore(key, "this model is trained with all timesteps alike here")
         return
     method, shift = str(builder.get(keys[0]) or "logit_normal"), builder.number(keys[2])
     by_size = not shift and is_on(builder.get(keys[3]))

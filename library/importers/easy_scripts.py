@@ -76,8 +76,9 @@ def _easy_script(settings: JsonMapping, flat: JsonMapping, is_word: bool) -> str
         return "sdxl_train_textual_inversion" if is_word else "sdxl_train_network"
     if isinstance(settings.get("flux_args"), Mapping) and settings["flux_args"].get("args") and not is_word:
         return "flux_train_network"
-    model = "Stable Diffusion 2" if is_on(flat.get("v2")) else "Stable Diffusion 1.5"
-    raise other_model_error(TRAINER, model)
+    if is_on(flat.get("v2")):
+        raise other_model_error(TRAINER, "Stable Diffusion 2")
+    return "train_textual_inversion" if is_word else "train_network"
 
 
 def _fill_placeholder(builder: ImportBuilder, value: JsonValue) -> JsonValue:

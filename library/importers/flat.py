@@ -10,7 +10,7 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem, 
 from library.config.run_config import RunConfig, configs_of_kind
 from library.config.schema import options_of
 from library.config.values import did_you_mean
-from library.importers.builder import Configs, ImportBuilder, is_empty, is_on
+from library.importers.builder import Configs, ImportBuilder, family_of_script, is_empty, is_on
 from library.importers.shared import load_tables, other_model_error, own_name
 
 TRAINER = "sd-scripts"
@@ -89,6 +89,13 @@ def _older_model(settings: JsonMapping) -> str:
     return next((title for word, title in SD_SCRIPTS_TABLES["other_names"].items() if re.search(word, name)), "")
 
 
+def _family_of_name(settings: JsonMapping) -> str:
+    """Return the family with SDXL's options that the base model's name says; "" for none."""
+    name = own_name(settings.get("pretrained_model_name_or_path"))
+    families_by_word = SD_SCRIPTS_TABLES["family_names"].items()
+    return next((family for word, family in families_by_word if re.search(word, name)), "")
+
+
 def refuse_module(settings: JsonMapping, configs: Configs) -> None:
     """Raise ConfigError for a network module that no training here has."""
     module = module_of(settings)
@@ -142,8 +149,10 @@ def find_best_script(settings: JsonMapping, configs: Configs, preferred: Sequenc
     if chosen := next((script for script in preferred if script in fitting), ""):
         return chosen
     if len(fitting) > 1:
-        # FLUX.1 needs options for its own files, so a file without any of them is for SDXL.
-        fitting = [script for script in fitting if script.startswith("sdxl")] or fitting
+        # FLUX.1 needs options for its own files. A file without any of them is for SDXL, unless its model's name says
+        # otherwise.
+        named = _family_of_name(settings) or "sdxl"
+        fitting = [script for script in fitting if family_of_script(script) == named] or fitting
     if len(fitting) > 1:
         fitting = [*configs_of_kind(settings, {script: configs[script] for script in fitting})] or fitting
     if len(fitting) > 1:

@@ -12,7 +12,7 @@ from library.config.schema import changed, flatten_sections, option_values, opti
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.config.values import join_words, parse_finite
 from library.importers import kohya_adapters, kohya_launch, kohya_ss
-from library.importers.builder import Configs, settle_values
+from library.importers.builder import UNETS, Configs, settle_values
 from library.importers.result import Imported
 from library.importers.shared import load_tables
 
@@ -32,7 +32,9 @@ GROUPS = (
         "network_train_text_encoder_only",
         "learning_rate_te1",
         "learning_rate_te2",
+        "learning_rate_te",
         "train_text_encoder",
+        "stop_text_encoder_training",
     ),
     ("lr_warmup_steps",),
     ("xformers", "sdpa"),
@@ -114,13 +116,15 @@ def _export_tab(config: RunConfig, base: JsonMapping | None) -> str:
         return tab
     if config.kind != "finetune":
         return config.kind
+    if len(config.tabs) == 1:
+        return config.tabs[0]
     return "finetune" if config.data.in_json or config.family == "anima" else "dreambooth"
 
 
 def _export_switches(config: RunConfig, tab: str) -> Fields:
     sdxl = "sdxl_checkbox" if tab == "finetune" else "sdxl"
     if tab == "textual-inversion":
-        return {"sdxl": True, "v2": False}
+        return {"sdxl": config.family == "sdxl", "v2": False}
     off = dict.fromkeys([*kohya_ss.SWITCHES, "v2"], False)
     del off["sdxl" if tab == "finetune" else "sdxl_checkbox"]
     return off | {
@@ -174,7 +178,7 @@ def _field_names(family: str, tab: str) -> dict[str, str]:
         old = key == "lora_network_weights" or key.endswith("disable_mmap_load_safetensors")
         if not old and not (tab == "lora" and key in ("flux1_clip_l", "flux1_t5xxl")):
             keys[option] = key
-    keys |= {"fused_backward_pass": "fused_backward_pass"} if family == "sdxl" else {"blocks_to_swap": "blocks_to_swap"}
+    keys |= {"fused_backward_pass": "fused_backward_pass"} if family in UNETS else {"blocks_to_swap": "blocks_to_swap"}
     if tab == "lora":
         keys |= {"clip_l": "clip_l", "t5xxl": "t5xxl"}
     return keys
@@ -216,11 +220,13 @@ def _export_rates(config: RunConfig, tab: str) -> Fields:
             fields |= {"text_encoder_lr": 0, "t5xxl_lr": 0}
         elif config.network.network_train_text_encoder_only:
             fields |= {"unet_lr": 0}
-    elif config.family == "sdxl" and config.kind == "finetune":
+    elif config.family in UNETS and config.kind == "finetune":
         learns = config.trains_whole_encoders
-        encoder_rates = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
+        encoder_rates = {name: getattr(optim, name) for name in config.encoder_rates.values()}
         fields |= {key: (rate if value is None else value) * learns for key, value in encoder_rates.items()}
         fields |= {"train_text_encoder": learns} if tab == "finetune" else {}
+        if "stop_text_encoder_training" in option_values(config):
+            fields |= {"stop_text_encoder_training": config.encoder_steps or 0}
     return fields
 
 

@@ -6,13 +6,19 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name, option_values
 from library.config.values import split_words
 from library.importers import flat, kohya_adapters, kohya_launch, kohya_learning
-from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
+from library.importers.builder import UNETS, ImportBuilder, family_of_script, is_empty, is_on, to_number
 from library.importers.shared import chooses_chroma, describe, load_tables, other_model_error, say_nearest, set_by
 
 TRAINER = "kohya_ss"
 APPLIES_EXIF = False  # as sd-scripts
 KOHYA_TABLES = load_tables("kohya_ss")
 TITLES = {"lora": "LoRA", "dreambooth": "DreamBooth", "finetune": "Finetune", "textual-inversion": "Textual Inversion"}
+SD15_SCRIPTS = {
+    "lora": "train_network",
+    "dreambooth": "train_db",
+    "finetune": "fine_tune",
+    "textual-inversion": "train_textual_inversion",
+}
 SCRIPT_ENDINGS = {"lora": "train_network", "textual-inversion": "train_textual_inversion"}  # others end in "train"
 DROPS_ZEROS = ("lora", "textual-inversion")
 TEMPLATES = {"object template": "use_object_template", "style template": "use_style_template"}
@@ -23,7 +29,7 @@ FAMILY_SWITCHES = {
     "sd3_checkbox": "SD3",
     "anima_checkbox": "anima",
 }
-TITLED = {"sdxl": "SDXL", "flux": "FLUX.1", "anima": "Anima"}
+TITLED = {"sd15": "SD 1.5", "sdxl": "SDXL", "flux": "FLUX.1", "anima": "Anima"}
 OTHER_SWITCHES = {"hunyuan_image_checkbox": "HunyuanImage", "lumina_checkbox": "Lumina"}
 SWITCHES = {**FAMILY_SWITCHES, **OTHER_SWITCHES}
 OF_OTHER_TABS = {key for tab in KOHYA_TABLES["other_tabs"] for key in tab["keys"]}
@@ -72,15 +78,14 @@ def script_of_kohya_file(settings: JsonMapping) -> str:
     family = next((model for model in [*order, *OTHER_SWITCHES.values()] if model in models), "")
     if not family and str(settings.get("LoRA_type", "")).startswith("Flux1"):
         family = "flux"
+    if not family and not is_on(settings.get("v2")):
+        return SD15_SCRIPTS[tab]  # the model of kohya_ss if no box is ticked
     if family not in TITLED:
-        title = family or ("Stable Diffusion 2" if is_on(settings.get("v2")) else "Stable Diffusion 1.5")
-        hint = "" if family or is_on(settings.get("v2")) else " (no box for another model is ticked in it)"
         raise ConfigError(
-            "this file of {trainer} is for {title}{none}, which is not trained here: use {trainer}, or import it with "
+            "this file of {trainer} is for {title}, which is not trained here: use {trainer}, or import it with "
             "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1",
             trainer=TRAINER,
-            title=title,
-            none=hint,
+            title=family or "Stable Diffusion 2",
         )
     return f"{family}_{SCRIPT_ENDINGS.get(tab, 'train')}"
 
@@ -92,7 +97,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """
     tab = tab_of(settings)
     script = script or script_of_kohya_file(settings)
-    starts = page_defaults(tab, script.partition("_")[0], settings)
+    starts = page_defaults(tab, family_of_script(script), settings)
     filled = {key: starts[key] if value is None and key in starts else value for key, value in settings.items()}
     builder = ImportBuilder(
         {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - settings.keys())
@@ -114,10 +119,11 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
 def page_defaults(tab: str, family: str, settings: JsonMapping) -> JsonObject:
     """Return the initial values of a tab of kohya_ss's page, for keys that a file does not have."""
     values = KOHYA_TABLES["starts"]["any"] | KOHYA_TABLES["starts"][tab]
-    if family != "sdxl":
+    if family not in UNETS:
         values.pop("train_text_encoder", None)
     elif tab == "dreambooth":  # older files without these fields have one rate for all parts
-        values |= dict.fromkeys(("learning_rate_te1", "learning_rate_te2"), settings.get("learning_rate") or 1e-5)
+        names = ("learning_rate_te",) if family == "sd15" else ("learning_rate_te1", "learning_rate_te2")
+        values |= dict.fromkeys(names, settings.get("learning_rate") or 1e-5)
     if "optimizer" not in settings:  # older files have a switch instead, which sets the optimizer
         values["optimizer"] = None if "use_8bit_adam" in settings else "AdamW"
     if "max_train_steps" not in settings and "epoch" not in settings and "max_train_epochs" not in settings:
@@ -280,6 +286,8 @@ def _why_meaningless(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
     """Return why a key has no meaning in this file, or ""."""
     other = next((why for start, why in KOHYA_TABLES["other_models"].items() if key.startswith(start)), "")
     sd3 = "" if tab == "lora" else KOHYA_TABLES["sd3_in_full"].get(key, "")
+    if key == "stop_text_encoder_training" and builder.script == "train_db":
+        return ""
     if reason := KOHYA_TABLES["ignored"].get(key) or sd3 or other:
         return reason
     if builder.family not in ("flux", "anima") and key in ("blocks_to_swap", "flux_fused_backward_pass"):

@@ -72,12 +72,13 @@ def _parse_typed_options(text: object) -> JsonObject:
 
 def _lora_scripts_script(flat: JsonMapping) -> str:
     kind = str(flat.get("model_train_type") or flat.get("train_type") or "")
-    if script := LORA_SCRIPTS_TABLES["scripts"].get(kind):
+    older = kind.startswith("sd-") and is_on(flat.get("v2"))
+    if not older and (script := LORA_SCRIPTS_TABLES["scripts"].get(kind)):
         return script
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_train_type")
     model = LORA_SCRIPTS_TABLES["other_models"].get(kind, kind)
-    model = "Stable Diffusion 2" if kind.startswith("sd-") and is_on(flat.get("v2")) else model
+    model = "Stable Diffusion 2" if older else model
     raise other_model_error(TRAINER, model)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name
-from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
+from library.importers.builder import NOT_HERE, ImportBuilder, family_of_script, is_empty, is_on, to_number
 from library.importers.shared import (
     ALL_LAYERS_OF_KREA_2,
     dataset_toml,
@@ -180,7 +180,7 @@ def find_musubi_family(settings: JsonMapping, script: str) -> str:
     ambiguous."""
     module, version = str(settings.get("network_module") or ""), str(settings.get("model_version") or "").casefold()
     if script or module in MUSUBI_TABLES["families"]:
-        return script.partition("_train")[0] or MUSUBI_TABLES["families"][module]
+        return family_of_script(script) or MUSUBI_TABLES["families"][module]
     if version in MUSUBI_TABLES["qwen_versions"] or any(
         is_on(settings.get(key)) for key in MUSUBI_TABLES["old_versions"]
     ):

@@ -5,7 +5,7 @@ import re
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_names
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
-from library.importers.builder import ImportBuilder, is_on, to_number
+from library.importers.builder import ImportBuilder, family_of_script, is_on, script_of_family, to_number
 from library.importers.shared import (
     ONLY,
     PART_OPTIONS,
@@ -65,7 +65,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     _import_onetrainer_output(builder)
     for part in (*onetrainer_model.MODEL_IMPORTS, *onetrainer_learning.LEARNING_IMPORTS, *onetrainer_data.DATA_IMPORTS):
         part(builder)
-    unet = {} if builder.family == "sdxl" else {"unet.": "it is no part of this model"}
+    unet = {} if builder.is_unet else {"unet.": "it is no part of this model"}
     ignore_rest(builder, ONETRAINER_TABLES["ignored"] | unet)
     if source["model_type"] == "CHROMA_1" and builder.family == "flux":
         chooses_chroma(builder, "model_type")
@@ -82,7 +82,7 @@ def _onetrainer_script(source: JsonMapping, script: str) -> str:
             what=what,
             advice=ONLY,
         )
-    family = script.partition("_train")[0] or ONETRAINER_TABLES["models"].get(model)
+    family = family_of_script(script) or ONETRAINER_TABLES["models"].get(model)
     if family is None:
         titles = ONETRAINER_TABLES["other_models"]
         model = f"{titles[model]} ({model})" if model in titles else model
@@ -92,7 +92,7 @@ def _onetrainer_script(source: JsonMapping, script: str) -> str:
             model=model,
             advice=ONLY,
         )
-    return script or (f"{family}_train_network" if method == "LORA" else f"{family}_train")
+    return script or script_of_family(family, method == "LORA")
 
 
 def _import_transformer(builder: ImportBuilder) -> None:
@@ -129,7 +129,7 @@ def _import_onetrainer_output(builder: ImportBuilder) -> None:
         builder.change("output_model_destination", text, values)
     import_keys(builder, {"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
     kind = str(builder.get("output_model_format") or "")
-    if kind and not builder.adapters and builder.family == "sdxl":
+    if kind and not builder.adapters and builder.is_unet:
         ours = {"DIFFUSERS": "diffusers_safetensors", "CKPT": "ckpt"}.get(kind, "safetensors")
         builder.change("output_model_format", equal(kind, describe({"save_model_as": ours})), {"save_model_as": ours})
     elif kind:

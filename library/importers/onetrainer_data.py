@@ -31,10 +31,12 @@ def _import_onetrainer_timesteps(builder: ImportBuilder) -> None:
     weight, bias = builder.number("noising_weight") or 0.0, builder.number("noising_bias") or 0.0
     kind = str(builder.get("timestep_distribution") or ("SIGMOID" if weight else "UNIFORM"))
     keys = ("timestep_distribution", "noising_weight", "noising_bias", "timestep_shift", "dynamic_timestep_shifting")
-    if builder.family == "sdxl":
+    if builder.is_unet:
         for key in keys:
             is_default = builder.source.get(key) in (None, "UNIFORM", 1, 1.0)
-            builder.empty(key) if is_default else builder.ignore(key, "SDXL is trained with all timesteps alike here")
+            builder.empty(key) if is_default else builder.ignore(
+                key, "this model is trained with all timesteps alike here"
+            )
         return
     shift, dynamic = builder.number("timestep_shift") or 1.0, is_on(builder.get("dynamic_timestep_shifting"))
     if dynamic:

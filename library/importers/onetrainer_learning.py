@@ -194,7 +194,7 @@ def _import_encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: 
 
 
 def _import_encoder_training(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
-    if builder.family != "sdxl":
+    if not builder.is_unet:
         if any(learns):
             titles = {"flux": "FLUX.1", "flux_2": "FLUX.2", "krea_2": "Krea 2", "zimage": "Z-Image", "anima": "Anima"}
             title = titles.get(builder.family, "Qwen-Image")
@@ -203,7 +203,8 @@ def _import_encoder_training(builder: ImportBuilder, learns: list[bool], rates: 
         return
     values: JsonObject = {"train_text_encoder": any(learns)}
     if any(learns):
-        values |= {"learning_rate_te1": rates[0], "learning_rate_te2": rates[1]}
+        names = ("learning_rate_te",) if builder.family == "sd15" else ("learning_rate_te1", "learning_rate_te2")
+        values |= dict(zip(names, rates, strict=False))
     builder.change("text_encoder.train", describe({"train_text_encoder": str(any(learns)).lower()}), values)
 
 

@@ -19,7 +19,7 @@ ENCODER_KEYS = ("text_encoder", "text_encoder_2")
 
 
 def image_part(builder: ImportBuilder) -> str:
-    return "unet" if builder.family == "sdxl" else "transformer"
+    return "unet" if builder.is_unet else "transformer"
 
 
 def dtype(builder: ImportBuilder, part: str) -> str:
@@ -91,7 +91,7 @@ def _import_other_dtypes(builder: ImportBuilder) -> None:
     elif builder.family == "flux_2":
         kind = "float32" if full else "bfloat16"
         builder.change(key, describe({"vae_dtype": kind}), {"vae_dtype": kind})
-    elif builder.family == "sdxl" or builder.adapters:
+    elif builder.is_unet or builder.adapters:
         builder.change(key, describe({"no_half_vae": str(full).lower()}), {"no_half_vae": full})
     else:
         builder.ignore(key, "the autoencoder of a FLUX.1 fine-tune is always run in the same way")
@@ -172,7 +172,7 @@ def _lycoris_preset(builder: ImportBuilder) -> list[str]:
 def _import_adapter_layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
     """Return the choice of layers that get adapters, as arguments of networks.lora and networks.lora_flux."""
     layer_filter = _layer_filter(builder)
-    if builder.family == "sdxl":
+    if builder.is_unet:
         if layer_filter == "full":
             _say_layers(builder, "full: convolutions get adapters, too (conv_dim, conv_alpha)")
             return [f"conv_dim={rank}", f"conv_alpha={alpha:g}"]

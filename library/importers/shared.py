@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from library import families
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext, option_values
@@ -19,13 +20,15 @@ from library.importers.result import KeyOutcome
 
 FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = Message(
-    "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Krea 2, Qwen-Image, Z-Image and Anima"
+    "this trainer trains LoRA and whole models of {models}",
+    models=", ".join(facts.title for facts in families.all_families()),
 )
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCK_COUNTS = {
     "flux": (38, 35),
     "flux_2": (20, 19),
+    "flux_3": (28, 27),
     "krea_2": (28, 27),
     "qwen_image": (60, 59),
     "qwen_image_21": (32, 31),
@@ -36,6 +39,7 @@ BLOCK_COUNTS = {
 SIZE_SHIFTS = {
     "flux": "flux_shift",
     "flux_2": "flux2_shift",
+    "flux_3": "shift",  # it has one at every size
     "krea_2": "krea2_shift",
     "qwen_image": "qwen_shift",
     "qwen_image_21": "qwen_shift",
@@ -52,6 +56,7 @@ EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
 PART_OPTIONS = {
     "flux": ("clip_l", "t5xxl", "ae"),
     "flux_2": ("text_encoder", "vae"),
+    "flux_3": ("text_encoder", "vae"),
     "krea_2": ("text_encoder", "vae"),
     "qwen_image": ("text_encoder", "vae"),
     "qwen_image_21": ("text_encoder", "vae"),

@@ -5,7 +5,7 @@ import re
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, join_messages, option_name, option_names
 from library.importers import simpletuner_data, simpletuner_learning
-from library.importers.builder import ImportBuilder, is_empty, is_on
+from library.importers.builder import UNETS, ImportBuilder, is_empty, is_on, script_of_family
 from library.importers.shared import (
     BLOCK_COUNTS,
     ENCODED_ONCE,
@@ -129,7 +129,7 @@ def _simpletuner_script(settings: JsonMapping) -> str:
     if family is None:
         model = SIMPLETUNER_TABLES["other_models"].get(kind, kind)
         raise other_model_error(TRAINER, model)
-    return f"{family}_train_network" if str(settings.get("model_type")).casefold() == "lora" else f"{family}_train"
+    return script_of_family(family, str(settings.get("model_type")).casefold() == "lora")
 
 
 def _import_simpletuner_model(builder: ImportBuilder) -> None:
@@ -189,7 +189,7 @@ def _import_other_networks(builder: ImportBuilder, base: object) -> None:
     )
     if key and base:
         options = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
-        parts = dict.fromkeys(options, base) if builder.family != "sdxl" else {}
+        parts = dict.fromkeys(options, base) if not builder.is_unet else {}
         text = describe({"pretrained_model_name_or_path": builder.get(key)})
         builder.change(key, text, {"pretrained_model_name_or_path": builder.get(key)})
         text = Message("the networks beside the transformer: {names}", names=option_names(parts))
@@ -263,9 +263,10 @@ def _import_simpletuner_captions(builder: ImportBuilder) -> None:
         builder.rename("caption_dropout_probability", "caption_dropout_rate", share)
     builder.empty("caption_dropout_probability")
     if "max_token_length" in builder.values:
-        length = {"flux": "t5xxl_max_token_length", "sdxl": "max_token_length"}.get(builder.family, "")
+        names = {"flux": "t5xxl_max_token_length", **dict.fromkeys(UNETS, "max_token_length")}
+        length = names.get(builder.family, "")
         builder.values.pop("max_token_length")
-        if length and builder.family != "sdxl":
+        if length and not builder.is_unet:
             builder.rename("tokenizer_max_length", length)
         else:
             builder.ignore("tokenizer_max_length", "the length of captions follows from the model")
@@ -278,7 +279,7 @@ def _import_simpletuner_captions(builder: ImportBuilder) -> None:
             "no text encoder learns: network_train_unet_only",
             {"network_train_unet_only": True},
         )
-    elif builder.family == "sdxl":
+    elif builder.is_unet:
         set_by(builder, "train_text_encoder", describe({"train_text_encoder": False}), {"train_text_encoder": False})
     if is_on(builder.get("train_text_encoder")):
         builder.ignore("train_text_encoder", ENCODED_ONCE)

@@ -162,7 +162,7 @@ def _import_simpletuner_loss(builder: ImportBuilder) -> None:
     ours = {"smoothl1": "smooth_l1", "smooth_l1": "smooth_l1", "huber": "huber"}.get(kind, "l2")
     if "loss_type" in builder.source:
         builder.rename("loss_type", "loss_type", ours)
-    if builder.family != "sdxl":
+    if not builder.is_unet:
         for key in DIFFUSION_ALONE:
             if key in builder.source:
                 builder.ignore(key, "it is for diffusion models, and this model is trained by flow matching")
@@ -185,10 +185,10 @@ def _import_simpletuner_timesteps(builder: ImportBuilder) -> None:
         "flow_beta_schedule_alpha",
         "flow_beta_schedule_beta",
     )
-    if builder.family == "sdxl":
+    if builder.is_unet:
         for key in keys:
             if builder.given(key):
-                builder.ignore(key, "SDXL is trained with all timesteps alike here")
+                builder.ignore(key, "this model is trained with all timesteps alike here")
             builder.empty(key)
         return
     shift = builder.number(keys[0])

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from library import families
 from library.families.base import Family, ModelComponents
 from library.methods.applied import AppliedLoras
 from library.methods.applied_controls import AppliedControls, is_control
@@ -17,7 +18,8 @@ class AppliedFiles:
         """`word` is the prompt word of embeddings whose files name none."""
         self._parts = components
         self._loras = AppliedLoras(components, family)
-        self.words, self.controls = AppliedWords(components, word), AppliedControls(components, family)
+        keys = families.facts_of(family.name).embedding_keys
+        self.words, self.controls = AppliedWords(components, keys, word), AppliedControls(components, family)
         self.tagged: set[Path] = set()  # LoRAs, which other programs name in prompts
         self._has_words = False
         self.number_of_changes = 0  # of strengths: recordings of passes do not outlast one

@@ -23,15 +23,20 @@ def is_embedding(names: set[str], components: ModelComponents) -> bool:
 class AppliedWords:
     """Embeddings by their files. Each gets new tokens, so that its word may be one that the tokenizers know."""
 
-    def __init__(self, components: ModelComponents, word: str = "") -> None:
-        """`word` is the prompt word of files without one; without it, the file's name is used."""
-        self._parts, self._word = components, word
+    def __init__(self, components: ModelComponents, keys: Mapping[str, str], word: str = "") -> None:
+        """`keys` are those of text encoders in files, if not their names. `word` is the prompt word of files without
+        one; without it, the file's name is used.
+        """
+        self._parts, self._word, self._keys = components, word, keys
         self._known: dict[Path, tuple[re.Pattern[str], str]] = {}  # the word in prompts, the tokens that replace it
         self._used: list[Path] = []
 
     def add(self, path: Path) -> None:
         """Read a file; it starts switched off. Raises ConfigError if it is for another model."""
-        vectors_by_encoder = {name: vectors.reshape(-1, vectors.shape[-1]) for name, vectors in _vectors(path).items()}
+        encoders = {key: name for name, key in self._keys.items()}
+        vectors_by_encoder = {
+            encoders.get(key, key): vectors.reshape(-1, vectors.shape[-1]) for key, vectors in _vectors(path).items()
+        }
         number = max(map(len, vectors_by_encoder.values()))
         for name, encoder in self._parts.encoders.items():
             input_embeddings = encoder.get_input_embeddings()  # type: ignore[operator]

@@ -53,6 +53,9 @@ class TrainingMethod(ABC):
     def note_gradients(self) -> None:  # noqa: B027 - most methods take nothing from the gradients
         """Keep what the next forward pass needs of the gradients. Call it before a step."""
 
+    def drop_encoder_gradients(self) -> None:  # noqa: B027 - only whole text encoders stop learning before the end
+        """Leave whole text encoders out of the next optimizer step."""
+
     def mean_gradient(self) -> Tensor | None:
         """Return the mean gradient size before a step, None for most methods: sd-scripts logs it with GGPO only."""
         return None

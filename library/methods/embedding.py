@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from library import families
 from library.config.hub_names import about_absent
 from library.config.problems import ConfigError, Problem, counted
 from library.config.sections import EmbeddingRun
@@ -44,14 +45,15 @@ class LearnedWords(FrozenBaseMethod):
 
     def __init__(self, layers: Mapping[str, WordVectors], config: EmbeddingRun) -> None:
         super().__init__(config, "embedding", tuple(layers), NOTHING_TRAINED)
-        self.layers = dict(layers)
+        self.layers, self._keys = dict(layers), families.facts_of(config.family).embedding_keys
 
     def named(self) -> dict[str, nn.Parameter]:
         return {f"{STATE}{name}": layer.vectors for name, layer in self.layers.items()}
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """Return the content of a file, on the CPU: the vectors [words, channels] by text encoder name."""
-        return {name.removeprefix(STATE): vectors for name, vectors in super().state_dict(dtype).items()}
+        """Return the content of a file, on the CPU: the vectors [words, channels] by text encoder."""
+        encoders = {name.removeprefix(STATE): vectors for name, vectors in super().state_dict(dtype).items()}
+        return {self._keys.get(name, name): vectors for name, vectors in encoders.items()}
 
 
 def attach_words(components: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
@@ -99,7 +101,8 @@ def _initial_vectors(vectors: Tensor, init_tokens: list[int], number: int) -> Te
 
 def _vectors_of_file(name: str, file_vectors: Mapping[str, Tensor], initial: Tensor, config: EmbeddingRun) -> Tensor:
     """Return the vectors of a file for one text encoder. Raises ConfigError if they do not fit."""
-    path, vectors = config.embedding.weights, file_vectors.get(name)
+    path, keys = config.embedding.weights, families.facts_of(config.family).embedding_keys
+    vectors = file_vectors.get(keys.get(name, name))
     if vectors is None:
         raise ConfigError(
             Problem(

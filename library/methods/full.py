@@ -11,14 +11,11 @@ from torch import Tensor, nn
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.base import Family, ModelComponents
-from library.families.capabilities import HasBlockRates, HasFrozenParts, WritesFolders
+from library.families.capabilities import HasBlockRates, HasFrozenParts, ReadsLayers, WritesFolders
 from library.methods.base import TrainingMethod
 from library.methods.sharding import ShardedModel, rows_of_parameter
 
-# CLIP-L is read at its last layer but one, without the pooled vector, so these parameters get no gradient.
-UNREAD = ("encoder.layers.{last}.", "final_layer_norm.")
-ENCODER_RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
-ENCODER_LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
+ENCODER = "text_encoder"  # the beginning of the names of their groups
 
 
 class FullFinetune(TrainingMethod):
@@ -70,6 +67,12 @@ class FullFinetune(TrainingMethod):
             }
         return values
 
+    def drop_encoder_gradients(self) -> None:
+        """Leave the text encoders out of the next optimizer step."""
+        for group in self._groups:
+            for parameter in group["params"] if group["name"].startswith(ENCODER) else ():
+                parameter.grad = None
+
     def train(self, mode: bool = True) -> "FullFinetune":
         """Switch the trained networks to training or evaluation mode."""
         for name, network in _networks(self.components).items():
@@ -87,7 +90,7 @@ class FullFinetune(TrainingMethod):
 
 
 def unfreeze_model(components: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
-    groups = [*_denoiser_groups(components, family, config), *_encoder_groups(components, config)]
+    groups = [*_denoiser_groups(components, family, config), *_encoder_groups(components, family, config)]
     return FullFinetune(components, family, [g for g in groups if g["lr"] and g["params"]])
 
 
@@ -112,23 +115,23 @@ def _denoiser_groups(components: ModelComponents, family: Family, config: RunCon
         yield {"params": params, "lr": rates[i], "name": family.rate_names[i]}
 
 
-def _encoder_groups(components: ModelComponents, config: RunConfig) -> Iterator[dict[str, Any]]:
+def _encoder_groups(components: ModelComponents, family: Family, config: RunConfig) -> Iterator[dict[str, Any]]:
     if not config.trains_whole_encoders:
         return
-    for name, encoder in components.encoders.items():
-        if encoder is None or name not in ENCODER_RATES:
+    for name, option in config.encoder_rates.items():
+        if (encoder := components.encoders.get(name)) is None:
             continue
-        encoder_rate = getattr(config.optim, ENCODER_RATES[name])
+        encoder_rate = getattr(config.optim, option)
         rate = config.optim.learning_rate if encoder_rate is None else encoder_rate
-        yield {"params": _parameters_in_use(name, encoder), "lr": rate, "name": ENCODER_LABELS[name]}
+        label = option.replace("learning_rate_te", ENCODER)
+        yield {"params": _parameters_in_use(name, encoder, family), "lr": rate, "name": label}
 
 
-def _parameters_in_use(name: str, encoder: nn.Module) -> list[nn.Parameter]:
+def _parameters_in_use(name: str, encoder: nn.Module, family: Family) -> list[nn.Parameter]:
     """Return the encoder's parameters that affect its output."""
-    if name != "clip_l":
-        return list(encoder.parameters())
-    paths = dict(encoder.named_parameters())
     # transformers 5 has "encoder.layers"; earlier versions put "text_model." before it.
-    last = max(int(p.split("encoder.layers.")[1].split(".")[0]) for p in paths if "encoder.layers." in p)
-    unread = tuple(pattern.format(last=last) for pattern in UNREAD)
-    return [p for path, p in paths.items() if not path.removeprefix("text_model.").startswith(unread)]
+    paths = {path.removeprefix("text_model."): p for path, p in encoder.named_parameters()}
+    if not isinstance(family, ReadsLayers):
+        return list(paths.values())
+    layers = 1 + max(int(path.split(".")[2]) for path in paths if path.startswith("encoder.layers."))
+    return [p for path, p in paths.items() if family.is_read(name, path, layers)]

@@ -226,7 +226,7 @@ def _rates_of_models(config: RunConfig) -> dict[str, float]:
     if optim.learning_rate and optim.block_lrs:
         rates = {"block_lr": max(optim.block_lrs)}
     if config.trains_whole_encoders:
-        encoder_rates = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
+        encoder_rates = {name: getattr(optim, name) for name in config.encoder_rates.values()}
         rates |= {name: rate for name, rate in encoder_rates.items() if rate is not None}
         if None in encoder_rates.values():
             rates["learning_rate"] = optim.learning_rate

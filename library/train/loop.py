@@ -270,7 +270,7 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
 
     updates.average_gradients()
     loss, requests = stepper.average_loss(torch.stack([loss for loss, _ in losses]).mean())
-    numbers = {"loss": loss, **updates.clip()}
+    numbers = {"loss": loss, **updates.clip(clock.step - 1)}
     if updates.should_step(*numbers.values()):
         numbers |= updates.step(watched)
     numbers |= updates.limit_norms()

@@ -44,6 +44,7 @@ def losses_and_graphs(demo, script, folder, options, backend):
         ("qwen_image_train_network", False, 1),
         ("zimage_train_network", False, 3),
         ("flux_2_train_network", True, 2),
+        ("flux_3_train_network", False, 3),
         ("anima_train_network", False, 2),
     ],
 )

@@ -30,6 +30,13 @@ CASES = {
         },
         {"BasicTransformerBlock": 3},
     ),
+    # Smaller latents would leave a single token below three halvings.
+    "sizes of SD 1.5": (
+        "train_network",
+        ((2, 16, 16), (2, 16, 24)),
+        {"compile_blocks": "transformer:all"},
+        {"BasicTransformerBlock": 2},
+    ),
     "a dozen sizes": (FLUX, DOZEN, QUICK, {"SingleStreamBlock": 1}),
     "batches": (FLUX, BATCHES, QUICK, {"SingleStreamBlock": 2}),
     "any batch": (FLUX, BATCHES, {"compile_dynamic": "true", **QUICK}, {"SingleStreamBlock": 2}),

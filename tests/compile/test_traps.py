@@ -77,7 +77,7 @@ def test_no_number_of_tokens_is_a_guard_on_cuda():
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_no_block_is_given_one_tensor_twice(family):
     """It would be a guard of its graph, which would be made again whenever it is two, as while a pass is recorded."""
-    subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
+    subject = subjects.FamilySubject(families.lora_script(family), {"mixed_precision": "no"}, "tiny")
     trainable = subject.make(subject.config({}), torch.device("cpu"))
     inputs = []
     for module in trainable.components.denoiser.modules():

@@ -59,7 +59,7 @@ def test_what_does_not_go_together_is_written_and_has_to_be_fixed(tmp_path, caps
         ("a.json", "{", "not valid JSON"),
         ("a.json", "[1]", "holds no settings"),
         ("a.json", "\ufeff \n", "a.json is empty"),
-        ("a.json", '{"LoRA_type": "Standard"}', "Stable Diffusion 1.5"),
+        ("a.json", '{"LoRA_type": "Standard", "v2": true}', "Stable Diffusion 2"),
         ("a.toml", "x = ", "not valid TOML"),
         ("a.toml", "lerning_rate = 1", "learning_rate?"),
         ("a.txt", "", "must end in"),

@@ -157,7 +157,7 @@ def test_model_is_recognised_by_its_version(tmp_path, version, script, expected)
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({"ss_base_model_version": "sd_v1"}, r"Stable Diffusion 1\.5"),
+        ({"ss_base_model_version": "sd_v2"}, "Stable Diffusion 2"),
         ({"ss_base_model_version": "wan2.1"}, "Wan"),
         ({"ss_network_dim": "8", "modelspec.architecture": "stable-diffusion-3-medium/lora"}, "SD3"),
         ({"ss_network_dim": "8"}, r"which model it was trained on \(ss_base_model_version\)"),

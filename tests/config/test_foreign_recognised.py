@@ -110,15 +110,20 @@ def test_what_is_preferred_is_chosen_where_several_fit():
     ("settings", "words"),
     [
         ({"v2": True}, "Stable Diffusion 2"),
-        ({"pretrained_model_name_or_path": "./models/v1-5-pruned.safetensors"}, r"Stable Diffusion 1\.5"),
-        ({"pretrained_model_name_or_path": "runwayml/stable-diffusion-v1-5"}, r"Stable Diffusion 1\.5"),
-        ({"pretrained_model_name_or_path": "sd15.safetensors"}, r"Stable Diffusion 1\.5"),
         ({"pretrained_model_name_or_path": "stabilityai/stable-diffusion-2-1"}, "Stable Diffusion 2"),
     ],
 )
 def test_an_older_model_is_not_taken_for_sdxl(settings, words):
     with pytest.raises(ConfigError, match=words):
         importers.import_content({"network_module": "networks.lora", "network_dim": 8, **settings}, CONFIGS)
+
+
+@pytest.mark.parametrize(
+    "name", ["./models/v1-5-pruned.safetensors", "runwayml/stable-diffusion-v1-5", "sd15.safetensors"]
+)
+def test_a_flat_file_is_for_the_model_that_its_base_is_called(name):
+    settings = {"network_module": "networks.lora", "network_dim": 8, "pretrained_model_name_or_path": name}
+    assert importers.import_content(settings, CONFIGS).config.script == "train_network"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
     [
         ({**SDXL_LORA, "training_method": "EMBEDDING"}, "embedding"),
         ({**SDXL_LORA, "training_method": "FINE_TUNE_VAE"}, "VAE"),
-        ({"training_method": "LORA"}, "Stable Diffusion 1.5"),
         ({**SDXL_LORA, "model_type": "STABLE_DIFFUSION_XL_10_BASE_INPAINTING"}, "SDXL inpainting"),
         ({**SDXL_LORA, "model_type": "IDEOGRAM_4"}, "IDEOGRAM_4"),
         (of_aitoolkit({"network.type": "lora", "model.arch": "krea2:o_edit"}), "krea2:o_edit"),

@@ -19,6 +19,10 @@ from tests.config.test_foreign import CONFIGS
         ({"flux1_checkbox": True, "max_resolution": "1"}, "flux_train"),
         ({"LoRA_type": "Flux1"}, "flux_train_network"),
         ({"sdxl": True, "token_string": "zorb"}, "sdxl_train_textual_inversion"),
+        ({"LoRA_type": "Standard"}, "train_network"),
+        ({"num_vectors_per_token": 1, "flux1_checkbox": True}, "train_textual_inversion"),
+        ({"train_data_dir": "x", "reg_data_dir": "", "stop_text_encoder_training": 0}, "train_db"),
+        ({"image_folder": "x", "full_path": True}, "fine_tune"),
     ],
 )
 def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
@@ -28,10 +32,8 @@ def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"LoRA_type": "Standard"}, "Stable Diffusion 1.5"),
         ({"v2": True, "max_resolution": "1", "optimizer": "x"}, "Stable Diffusion 2"),
         ({"sd3_checkbox": True}, "SD3"),
-        ({"num_vectors_per_token": 1, "flux1_checkbox": True}, "Stable Diffusion 1.5"),
     ],
 )
 def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):

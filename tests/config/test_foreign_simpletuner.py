@@ -174,7 +174,7 @@ def test_a_whole_model_may_have_the_rank_of_a_lora_in_its_file():
     [
         ({"model_family": ""}, "names no model in model_family"),
         ({"model_family": "wan"}, "Wan"),
-        ({"model_family": "sd1x"}, r"Stable Diffusion 1\.5"),
+        ({"model_family": "sd2x"}, "Stable Diffusion 2"),
         ({"model_family": "ltxvideo2"}, "LTX 2"),
         ({"model_family": "brandnew"}, "brandnew"),
         ({"controlnet": True}, "ControlNet"),
@@ -195,6 +195,15 @@ def test_other_models_methods_and_videos_are_refused_by_name(keys, words):
         ({"model_flavour": "kontext"}, "flux_train_network", {"model_type": "kontext"}),
         ({"model_family": "z_image"}, "zimage_train_network", {"model_version": "turbo"}),
         ({"model_family": "z_image", "model_flavour": "base"}, "zimage_train_network", {"model_version": "base"}),
+        (
+            {"model_family": "flux3", "flow_schedule_shift": 3},
+            "flux_3_train_network",
+            {
+                "pretrained_model_name_or_path": "black-forest-labs/flux-3-image-klein-base",
+                "timestep_sampling": "shift",
+                "discrete_flow_shift": 3.0,
+            },
+        ),
         (
             {"model_family": "krea2"},
             "krea_2_train_network",

@@ -223,8 +223,12 @@ def test_onetrainer_flux_and_other_models():
     config = importers.import_content({**settings, "dynamic_timestep_shifting": True}, CONFIGS).config
     assert config.noise.timestep_sampling == "flux_shift" and config.network.network_train_unet_only
     assert importers.import_content(settings, CONFIGS).config.noise.timestep_sampling == "sigmoid"
-    with pytest.raises(ConfigError, match="STABLE_DIFFUSION_15"):
-        importers.import_content({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15"}, CONFIGS)
+    with pytest.raises(ConfigError, match="STABLE_DIFFUSION_3"):
+        importers.import_content({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_3"}, CONFIGS)
+    older = {"training_method": "FINE_TUNE", "model_type": "STABLE_DIFFUSION_15", "text_encoder": {"train": True}}
+    older |= {"learning_rate": 1e-5, "unet": {"train": True, "learning_rate": 1e-5}}
+    config = importers.import_content(older, CONFIGS).config
+    assert config.script == "fine_tune" and config.trains_whole_encoders and config.optim.learning_rate_te == 1e-5
 
 
 WEIRD = [None, "", "nan", -1, 0, 1e30, "x", True, [], [1, "a"], [{"a": 1}], {}, {"a": [1]}]

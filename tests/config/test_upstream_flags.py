@@ -67,4 +67,6 @@ def test_advice_on_old_names_points_to_existing_options():
     every = {name for script in families.RUNS for name in options_of(families.config_class(script))}
     assert set(OPTION_ALIASES.values()) <= every
     # What one script has and others answer with advice.
-    assert every & (set(OPTION_ALIASES) | set(RETIRED) | set(FOREIGN)) == {"conditioning_data_dir"}
+    assert every & (set(OPTION_ALIASES) | set(RETIRED) | set(FOREIGN)) == {
+        *("conditioning_data_dir", "learning_rate_te", "stop_text_encoder_training"),
+    }

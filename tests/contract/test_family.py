@@ -5,7 +5,7 @@ import torch
 
 from library import families, methods
 from library.sampling import caption_prompts
-from tests.training import LORAS, SCRIPTS, config_of, references, train
+from tests.training import LORAS, RUNS, SCRIPTS, config_of, references, train
 
 FAMILIES = sorted(families.FAMILIES)
 SIZE = torch.tensor([[64.0, 128.0, 0.0, 0.0, 64.0, 128.0]])
@@ -167,7 +167,7 @@ def test_resuming_after_step_3_equals_6_straight_steps(demo, shapes, tmp_path, s
     same_end(straight, resumed, 3)
 
 
-@pytest.mark.parametrize("script", families.RUNS)
+@pytest.mark.parametrize("script", RUNS)
 def test_samples_from_captions_need_no_prompt_file(demo, squares, tmp_path, monkeypatch, script):
     monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
     values = {"max_train_steps": 1, "sample_from_captions": 1, "sample_at_first": True}

@@ -10,8 +10,8 @@ from library.config.problems import ConfigError
 from library.demo import summary
 from library.families import recognition
 from library.families.flux import random as random_flux
-from library.families.flux_2 import random, vae
-from library.families.shared import autoencoder
+from library.families.flux_2 import random
+from library.families.shared import autoencoder, statistics_vae
 from library.tools import convert, extract, merge, resize
 from tests import double_stream
 from tests.families.test_flux_2_model import family
@@ -63,7 +63,10 @@ def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path)
     assert {"encoder.quant_conv.weight", "decoder.post_quant_conv.weight", "bn.running_var"} <= own.keys()
     path = saved(autoencoder.vae_to_diffusers(own), tmp_path / "v.safetensors")
     assert said(files, vae=path) == []
-    read = [vae.load_flux_2_vae(path_of_vae, torch.bfloat16).state_dict() for path_of_vae in (files["vae"], path)]
+    read = [
+        statistics_vae.load_statistics_vae("a VAE", path_of_vae, torch.bfloat16).state_dict()
+        for path_of_vae in (files["vae"], path)
+    ]
     assert read[0]["bn.running_mean"].dtype == torch.float32 and read[0]["quant_conv.weight"].dtype == torch.bfloat16
     assert all(torch.equal(tensor, read[1][name]) for name, tensor in read[0].items())
     assert family(files, vae_dtype="bfloat16").load(torch.float32).vae.dtype == torch.bfloat16

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from library import families
 from library.config.building import build_config
 from library.families.base import SampleRequest
-from library.families.flux_2 import keys, random, sampler, text_encoder, vae
+from library.families.flux_2 import keys, random, sampler, text_encoder
 from library.families.flux_2.model import Flux2Positions
 from library.families.flux_2.random import diffusers_settings
-from library.families.shared import autoencoder, packing
+from library.families.shared import autoencoder, packing, statistics_vae
 from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock, SingleStreamBlock
 from library.families.shared.transformer import rope
 from tests import double_stream
@@ -209,7 +209,7 @@ def test_latents_are_the_pipelines_squares(own, pipeline):
         actual = own[0].latents(own[1], pixels)
     assert actual.shape == (1, 32, 8, 6)
     torch.testing.assert_close(packing.pack(actual), expected.flatten(2).transpose(1, 2), rtol=1e-5, atol=1e-5)
-    back = vae.denormalise_flux_2(own[1].vae, actual)
+    back = statistics_vae.denormalised(own[1].vae, actual)
     torch.testing.assert_close(back, pipeline.vae.encode(pixels).latent_dist.mode(), rtol=1e-5, atol=1e-5)
 
 

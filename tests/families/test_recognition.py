@@ -35,7 +35,6 @@ RELATIVES = [
 ]
 # Names and shapes that others' models have, as far as they tell them apart.
 UNTRAINED = {
-    "a FLUX.3 transformer": {"early_stream_modulations.image.lin.weight": (1, 1)},
     "a transformer like FLUX.1's": {
         "double_blocks.0.img_attn.qkv.weight": (3, 1),
         "double_blocks.0.img_attn.norm.key_norm.weight": (1,),

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from library.families.sdxl import keys, model
+from library.families.sdxl import keys
+from library.families.shared import unet as shared_unet
+from library.families.shared import unet_names
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sd_scripts_lora_keys.tsv"
 
@@ -54,7 +56,7 @@ def golden(title: str = "# SDXL networks.lora default") -> dict[str, tuple[int, 
 
 
 def test_the_unet_has_the_single_files_names(unet):
-    names = keys.sdxl_part_to_single("denoiser", unet.state_dict())
+    names = keys.SDXL_FILE.to_single("denoiser", unet.state_dict())
     assert len(names) == 1680
     assert names["model.diffusion_model.input_blocks.0.0.weight"].shape == (320, 4, 3, 3)
     assert names["model.diffusion_model.input_blocks.3.0.op.bias"].shape == (320,)
@@ -70,14 +72,14 @@ def test_the_unet_has_the_single_files_names(unet):
 
 
 def test_names_go_there_and_back(unet):
-    single = keys.sdxl_part_to_single("denoiser", unet.state_dict())
+    single = keys.SDXL_FILE.to_single("denoiser", unet.state_dict())
     prefix = keys.SINGLE_FILE_PREFIXES["denoiser"]
-    back = keys.sdxl_part_to_diffusers("denoiser", {name.removeprefix(prefix): t for name, t in single.items()})
+    back = keys.SDXL_FILE.to_diffusers("denoiser", {name.removeprefix(prefix): t for name, t in single.items()})
     assert {name: t.shape for name, t in back.items()} == {name: t.shape for name, t in unet.state_dict().items()}
 
 
 def test_sizes_of_the_real_unet_are_read_from_its_tensors(unet):
-    config = model.unet_config({name: tuple(t.shape) for name, t in unet.state_dict().items()})
+    config = shared_unet.unet_config({name: tuple(t.shape) for name, t in unet.state_dict().items()})
     assert config.pop("sample_size") == 128
     for name, value in config.items():
         theirs = unet.config[name]
@@ -87,8 +89,8 @@ def test_sizes_of_the_real_unet_are_read_from_its_tensors(unet):
 def test_text_encoders_have_the_single_files_names(encoders):
     from library.families.shared import clip
 
-    clip_l = keys.sdxl_part_to_single("clip_l", clip.clip_tensors(encoders["clip_l"]))
-    clip_g = keys.sdxl_part_to_single("clip_g", clip.clip_tensors(encoders["clip_g"]))
+    clip_l = keys.SDXL_FILE.to_single("clip_l", clip.clip_tensors(encoders["clip_l"]))
+    clip_g = keys.SDXL_FILE.to_single("clip_g", clip.clip_tensors(encoders["clip_g"]))
     assert (len(clip_l), len(clip_g)) == (196, 389)  # 197 and 390 with position_ids and logit_scale
     first = "conditioner.embedders.0.transformer.text_model.encoder.layers.11.self_attn.q_proj.weight"
     assert clip_l[first].shape == (768, 768)
@@ -107,7 +109,7 @@ def test_the_vae_has_the_single_files_names():
             block_out_channels=(128, 256, 512, 512),
             layers_per_block=2,
         )
-    names = keys.sdxl_part_to_single("vae", vae.state_dict())
+    names = keys.SDXL_FILE.to_single("vae", vae.state_dict())
     assert len(names) == 248
     assert names["first_stage_model.encoder.mid.attn_1.q.weight"].shape == (512, 512, 1, 1)
     assert names["first_stage_model.decoder.up.3.upsample.conv.weight"].shape == (512, 512, 3, 3)
@@ -132,7 +134,7 @@ def adapted(network: nn.Module, classes: tuple[str, ...]):
 
 
 def test_adapters_of_the_unet_have_kohyas_names_and_sizes(unet):
-    layout = keys.Layout()
+    layout = unet_names.Layout()
     actual = {
         keys.adapter_name("denoiser", path, layout): sizes_of(layer)
         for path, layer in adapted(unet, ("Transformer2DModel",))
@@ -144,7 +146,7 @@ def test_adapters_of_the_unet_have_kohyas_names_and_sizes(unet):
 @pytest.mark.parametrize(("part", "prefix", "count"), [("clip_l", "lora_te1_", 72), ("clip_g", "lora_te2_", 192)])
 def test_adapters_of_the_encoders_have_kohyas_names_and_sizes(encoders, part, prefix, count):
     actual = {
-        keys.adapter_name(part, path, keys.Layout()): sizes_of(layer)
+        keys.adapter_name(part, path, unet_names.Layout()): sizes_of(layer)
         for path, layer in adapted(encoders[part], ("CLIPAttention", "CLIPMLP"))
     }
     assert len(actual) == count
@@ -163,7 +165,7 @@ def test_adapters_of_the_encoders_have_kohyas_names_and_sizes(encoders, part, pr
     ],
 )
 def test_convolutions_have_kohyas_names(path, name):
-    assert keys.adapter_name("denoiser", path, keys.Layout()) == name
+    assert keys.adapter_name("denoiser", path, unet_names.Layout()) == name
 
 
 def test_convolution_targets_add_66_modules(unet):
@@ -172,6 +174,6 @@ def test_convolution_targets_add_66_modules(unet):
     for path, module in unet.named_modules():
         if type(module).__name__ in targets:
             layers = (inside for inside, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d))
-            actual |= {keys.adapter_name("denoiser", f"{path}.{inside}", keys.Layout()) for inside in layers}
+            actual |= {keys.adapter_name("denoiser", f"{path}.{inside}", unet_names.Layout()) for inside in layers}
     assert len(actual) == 66
     assert actual == set(golden("# SDXL extra modules"))

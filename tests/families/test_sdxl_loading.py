@@ -17,10 +17,10 @@ from transformers.modeling_utils import PreTrainedModel
 from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families import family_for
-from library.families.sdxl import keys, model, random
+from library.families.sdxl import random
 from library.families.sdxl.family import SdxlFamily
 from library.families.sdxl.options import SdxlLora
-from library.families.shared import empty_weights, hub, random_tokenizers, tokenizers
+from library.families.shared import autoencoder, empty_weights, hub, random_tokenizers, tokenizers, unet_names
 from tests import sdxl_files
 
 
@@ -85,7 +85,7 @@ def test_blocks_are_counted_from_names_as_they_are_in_the_model(tiny_sdxl, tiny_
         type(module).__name__ for module in denoiser.modules() if type(module).__name__ in SdxlFamily.block_classes
     )
     single = {name.removeprefix("model.diffusion_model.") for name in load_file(tiny_sdxl) if "diffusion" in name}
-    assert keys.count_sdxl_blocks(single) == keys.count_sdxl_blocks(denoiser.state_dict()) == expected
+    assert unet_names.count_unet_blocks(single) == unet_names.count_unet_blocks(denoiser.state_dict()) == expected
     last = expected["ResnetBlock2D"] - 1
     for path in (tiny_sdxl, tiny_sdxl_folder):
         assert not problems(path, compile=True, compile_blocks=f"resnet:0-{last}")
@@ -204,7 +204,7 @@ def test_another_vae_in_either_layout(tiny_sdxl, tmp_path, layout, others):
         if layout != "ldm with prefix":
             tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         if layout == "diffusers":
-            tensors = model.autoencoder.vae_to_diffusers(tensors)
+            tensors = autoencoder.vae_to_diffusers(tensors)
         vae = tmp_path / "vae.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, vae)
     loaded = family(tiny_sdxl, vae=str(vae))
@@ -227,7 +227,7 @@ def test_files_that_are_something_else_are_named(tiny_sdxl, tmp_path):
         "lora": ({"lora_unet_x.lora_down.weight": some}, "is a LoRA file, not a model: give it as --network_weights"),
         "sd15": (
             {"model.diffusion_model.input_blocks.0.0.weight": some, "cond_stage_model.transformer.x": some.clone()},
-            "is an SD 1.5 checkpoint, not an SDXL",
+            "is an SD 1.5 checkpoint: train it with train_network",
         ),
         "unet": (without(stored, "conditioner."), "has no text encoders"),
         "no_vae": (without(stored, "first_stage_model."), "holds no VAE: give a VAE with --vae"),

@@ -13,10 +13,10 @@ from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families import family_for
 from library.families.base import SampleRequest
-from library.families.sdxl import conditions, emphasis
-from library.families.sdxl import sampler as preview
+from library.families.sdxl import conditions
 from library.families.sdxl.options import SdxlLora
-from library.families.shared import clip
+from library.families.shared import clip, emphasis
+from library.families.shared import unet_sampler as preview
 from library.objectives import diffusion
 from library.objectives.base import NoisedBatch
 

@@ -132,9 +132,11 @@ def test_groups_of_blocks_are_those_of_the_published_models():
         "sdxl": [9, 3, 9],
         "flux": [19, 38],
         "flux_2": [8, 24],
+        "flux_3": [5, 5, 28],
         "krea_2": [28],
         "qwen_image_21": [32],
         "qwen_image": [60],
         "zimage": [30],
         "anima": [28],
+        "sd15": [12, 1, 12],
     }

@@ -10,8 +10,9 @@ from library import families, methods
 from library.config.building import build_config
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import FluxLora
-from library.families.sdxl.keys import Layout, adapter_name
+from library.families.sdxl.keys import adapter_name
 from library.families.sdxl.options import SdxlLora, SdxlTrain
+from library.families.shared.unet_names import Layout
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sd_scripts_lora_keys.tsv"
 

@@ -16,7 +16,7 @@ def _by_itself(x, layers):
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_no_tokens_are_read_by_two_products_of_adapters(family, monkeypatch):
     """In no family, and gradients are those of each layer by itself but for float32's rounding."""
-    subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
+    subject = subjects.FamilySubject(families.lora_script(family), {"mixed_precision": "no"}, "tiny")
     trainable = subject.make(subject.config({}), torch.device("cpu"))
     read = []
     for name, layer in trainable.components.denoiser.named_modules():
@@ -36,4 +36,4 @@ def test_no_tokens_are_read_by_two_products_of_adapters(family, monkeypatch):
     assert read and not same
     monkeypatch.setattr(LoraLinear, "down_projections", staticmethod(_by_itself))
     for actual, expected in zip(together, gradients(), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-7)

@@ -186,6 +186,7 @@ def test_an_empty_form_names_everything_that_is_missing(tab, family):
         "qwen_image_21": {"text_encoder", "vae"},
         "zimage": {"text_encoder", "vae"},
         "flux_2": {"text_encoder", "vae"},
+        "flux_3": {"text_encoder", "vae"},
         "anima": {"qwen3", "vae"},
     }
     tab_options = {

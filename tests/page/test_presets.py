@@ -198,8 +198,8 @@ def test_a_foreign_file_for_another_tab_or_model_is_refused(tmp_path):
     path.write_text(json.dumps(KOHYA), encoding="utf-8")
     with pytest.raises(ConfigError, match="SDXL LoRA"):
         presets.import_fitting(path, CONFIGS["finetune"], "sdxl", [])
-    path.write_text(json.dumps({"LoRA_type": "Standard"}), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"Stable Diffusion 1\.5"):
+    path.write_text(json.dumps({"LoRA_type": "Standard", "v2": True}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="Stable Diffusion 2"):
         presets.import_fitting(path, CONFIGS["lora"], "sdxl", [])
 
 

@@ -96,7 +96,7 @@ def test_sdxl_follows_the_noise_levels_of_its_own_schedule_to_the_same_picture(g
     config = given("sdxl_train_network")
     family, parts = loaded(config)
     sampler = family.sampler(parts)
-    from library.families.sdxl.sampler import scheduler
+    from library.families.shared.unet_sampler import scheduler
 
     steps = scheduler("euler", False)
     steps.set_timesteps(4)

@@ -35,12 +35,15 @@ FEW = {  # blocks of each family's tiny model
     "sdxl": {"unet": (32, 64), "depth": (0, 1), "clip_l_layers": 1, "clip_g_layers": 1},
     "flux": {"double_blocks": 1, "single_blocks": 1, "clip_layers": 1, "t5_layers": 1},
     "flux_2": {"double_blocks": 1, "single_blocks": 1},
+    "flux_3": {"joint_blocks": 2},
     "krea_2": {"blocks": 1},
     "qwen_image": {"blocks": 1},
     "qwen_image_21": {"blocks": 1},
     "zimage": {"blocks": 1, "refiners": 1, "hidden": 192, "mlp": 512, "time": (1024, 192)},  # as diffusers sizes it
     "anima": {"blocks": 1, "adapter_blocks": 1},
+    "sd15": {"unet": (32, 32), "depth": (1, 0), "text_layers": 1},
 }
+SHARED = ("dora", "loha", "diag-oft", "boft", "glora", "dylora", "ia3")  # kinds that say nothing new of a second U-Net
 # Arguments that change which tensors a file has, beside those of a kind itself.
 MORE = {
     "locon": (["train_norm=True"], ["use_tucker=True", "conv_dim=2"], ["use_scalar=True", "rs_lora=True"]),
@@ -64,6 +67,7 @@ CASES = [
     for kind in kinds("flux" if variant == "chroma" else variant)
     for more in ((), *MORE.get(kind.id, ()))
     if variant == "sdxl" or "use_tucker=True" not in more
+    if variant != "sd15" or (not more and kind.id not in SHARED)
 ]
 
 
@@ -78,7 +82,7 @@ def networks(variant):
     module = families.random_module(family)
     sizes = dataclasses.replace(module.VARIANTS["chroma"] if variant == "chroma" else module.TINY, **FEW[family])
     builders = module.make_networks(sizes)
-    encoders = builders.encoders if family in ("sdxl", "flux") else {}
+    encoders = builders.encoders if family in ("sdxl", "flux", "sd15") else {}
     place = torch.device("cpu"), torch.float32
     return (
         lambda: random_weights.fill_randomly(builders.denoiser(), *place),
@@ -205,8 +209,10 @@ def test_rotations_are_written_as_comfyui_computes_them():
 
 MIXINS = {
     "sdxl": "StableDiffusionXL",
+    "sd15": "StableDiffusion",
     "flux": "Flux",
     "flux_2": "Flux2",
+    "flux_3": "Flux3",
     "krea_2": "Krea2",
     "qwen_image": "QwenImage",
     "qwen_image_21": "QwenImage",
@@ -220,7 +226,7 @@ def transformer(variant):
     import diffusers
 
     make, _, sizes = networks(variant)
-    if variant == "sdxl":  # whose U-Net is diffusers'
+    if variant in ("sdxl", "sd15"):  # whose U-Net is diffusers'
         return make()
     heads = {"num_attention_heads": sizes.hidden // sizes.head, "attention_head_dim": sizes.head}
     axes = (sizes.head // 4, sizes.head // 4, sizes.head // 2)
@@ -234,9 +240,9 @@ def transformer(variant):
             guidance_embeds=False,
             **heads,
         )
-    if variant == "krea_2":
+    if variant in ("flux_3", "krea_2"):
         settings = families.random_module(variant).diffusers_settings(make().sizes)
-        return diffusers.Krea2Transformer2DModel(**settings)
+        return getattr(diffusers, f"{MIXINS[variant]}Transformer2DModel")(**settings)
     if variant == "qwen_image_21":
         settings = families.random_module(variant).settings_in_diffusers(make().sizes)
         return diffusers.QwenImage21Transformer2DModel(**settings)
@@ -326,8 +332,9 @@ def test_diffusers_adds_the_same_to_every_layer(variant, kind, more, tmp_path):
 
     mixin = getattr(lora_pipeline, f"{MIXINS[family_of(variant)]}LoraLoaderMixin")
     model = transformer(variant)
+    denoiser = "unet" if variant in ("sdxl", "sd15") else "transformer"
     nothing = {"components": {}, "hf_device_map": None, "text_encoder": None, "text_encoder_2": None}
-    pipeline = type("Pipeline", (mixin,), {"unet" if variant == "sdxl" else "transformer": model, **nothing})()
+    pipeline = type("Pipeline", (mixin,), {denoiser: model, **nothing})()
     file = written(variant, kind, more, tmp_path / "a.safetensors")
     whole = adapters.read_lora(file)
     parts = {

@@ -127,14 +127,7 @@ def made(path, layers, metadata=None, end="lora_{side}.weight"):
 @pytest.mark.parametrize(
     ("title", "layers", "about"),
     [
-        (
-            "Stable Diffusion 1.5",
-            {"lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k": (640, 768)},
-            "",
-        ),
-        ("Stable Diffusion 1.5", {"lora_te_text_model_encoder_layers_0_mlp_fc1": (3072, 768)}, "sd_v1"),
         ("Stable Diffusion 2", {"lora_unet_up_blocks_1_attentions_0_transformer_blocks_0_attn2_to_v": (640, 1024)}, ""),
-        ("Stable Diffusion 1.5 or 2", {"lora_unet_down_blocks_0_attentions_1_proj_in": (320, 320)}, ""),
         ("Wan", {"lora_unet_blocks_0_self_attn_q": (1536, 1536), "lora_unet_blocks_0_ffn_0": (8960, 1536)}, ""),
         ("Wan", {"diffusion_model.blocks.0.cross_attn.k": (1536, 1536)}, "wan2.1"),
         ("HunyuanVideo", {"lora_unet_double_blocks_0_img_mlp_fc1": (12288, 3072)}, ""),

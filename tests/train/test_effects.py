@@ -70,6 +70,7 @@ STEP = {
     "qwen_image": EVERY | FLUX,
     "zimage": EVERY | FLUX,
     "flux_2": EVERY | FLUX,
+    "flux_3": EVERY | FLUX,
     "anima": EVERY | FLUX | {"discrete_flow_shift": (3.0, SIGMA)},
 }
 

@@ -21,7 +21,7 @@ def trained(demo, squares, tmp_path_factory):
     for family in ("sdxl", "flux"):
         values = {"train_data_dir": squares, "output_dir": tmp_path_factory.mktemp(family), "learning_rate": 2e-2}
         values |= {"network_train_unet_only": False, "cache_text_encoder_outputs": False, "network_alpha": 4}
-        config = config_of(demo, f"{family}_train_network", **values)
+        config = config_of(demo, families.lora_script(family), **values)
         outcomes[family] = config, train(config).file
     return outcomes
 

@@ -198,3 +198,15 @@ def test_small_rates_are_not_lost(full, demo):
     rate = {"learning_rate": 1e-6, "optimizer_args": ["weight_decay=0"], "save_precision": None}
     changed, names = moved(demo, full(**HALF, **rate, max_train_steps=1))
     assert len(changed & of(names, UNET)) > 0.9 * len(of(names, UNET))
+
+
+def test_dreambooth_trains_the_text_encoder_up_to_its_step(demo, squares, tmp_path):
+    values = {"max_train_steps": 3, "stop_text_encoder_training": 1, "save_every_n_steps": 1, "learning_rate": 1e-2}
+    values |= {"train_data_dir": squares, "output_dir": tmp_path, "output_name": "m", "mixed_precision": "no"}
+    training.train(training.config_of(demo, "train_db", **values))
+    first, last = (load_file(tmp_path / name) for name in ("m-step00000001.safetensors", "m.safetensors"))
+    start = load_file(training.config_of(demo, "train_db").model.pretrained_model_name_or_path)
+    encoder = of(first, "cond_stage_model.")
+    assert encoder and all(torch.equal(first[name], last[name]) for name in encoder)
+    assert any(not torch.equal(first[name].float(), start[name].float()) for name in encoder)
+    assert all(not torch.equal(first[name], last[name]) for name in of(first, UNET) if "transformer_blocks" in name)

@@ -30,3 +30,11 @@ from library.config.sections.transformers import (
     network_module,
     reference_folder,
 )
+from library.config.sections.unets import (
+    UnetAdapterCache,
+    UnetCompile,
+    UnetEmbeddingCache,
+    UnetFullCache,
+    UnetFullSteps,
+    UnetNetwork,
+)

@@ -30,11 +30,14 @@ from library.families.flux.variants import (
 IN_AND_OUT = (("img_in.weight", "final_layer.linear.weight"), ("x_embedder.weight", "proj_out.weight"))
 # Later, unsupported models that share names with FLUX.1.
 LATER = (
-    (r"^early_stream_modulations\.", None, "a FLUX.3 transformer"),
     (r"^double_blocks\.0\.img_(attn\.norm\.key_norm\.weight|mlp\.gate_proj)", None, "a transformer like FLUX.1's"),
 )
 
 
+# Names of later models that are families of their own.
+OTHERS = re.compile(
+    r"double_stream_modulation_img\.|to_qkv_mlp_proj|_stream_modulations\.|single_transformer_blocks\.\d+\.ff\."
+)
 # Tensors of later blocks, by which a part of a file is recognised, and the ratio of rows of a matrix in each.
 LATER_BLOCKS = (
     (re.compile(r"(^|\.)double_blocks\.\d+\.(img|txt)_attn\.qkv\.weight$"), 3, ""),
@@ -57,9 +60,9 @@ def part_of(shapes: Shapes) -> str:
 
 def recognise_flux(shapes: Shapes) -> str:
     """Describe a FLUX.1 checkpoint. SD3 shares names with it, but has no single blocks. A later model has one
-    modulation for all blocks, or an MLP not four times as wide as its stream.
+    modulation for all blocks, a gated MLP, or one not four times as wide as its stream.
     """
-    if any("double_stream_modulation_img." in name or "to_qkv_mlp_proj" in name for name in shapes):
+    if any(map(OTHERS.search, shapes)):
         return ""
     if any(name.endswith("_mlp.0.weight") and shape[0] != 4 * shape[-1] for name, shape in shapes.items() if shape):
         return ""

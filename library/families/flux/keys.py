@@ -111,6 +111,7 @@ class FluxLoraNames(DoubleStreamLoraNames):
         r"\.ff_context\.net\.|\.norm1(_context)?\.linear$"
         r"|^single_transformer_blocks\.\d+\.(attn\.to_[qkv]$|proj_|norm\.linear$)"
     )
+    absent: ClassVar[str] = r"^single_transformer_blocks\.\d+\.(ff\.|attn\.to_out)|^(txt_)?mode_blocks\."
     ratios: ClassVar[Mapping[str, int]] = {"linear1": 7, "img_mlp.0": 4, "txt_mlp.0": 4}
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te3_",)
     version_word: ClassVar[str] = "flux"

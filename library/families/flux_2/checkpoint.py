@@ -10,12 +10,19 @@ from typing import Any
 from library.config.outside_files import table_of
 from library.config.problems import ConfigError, Message, Problem
 from library.families.facts import Shapes
-from library.families.flux_2 import keys, text_encoder, vae
+from library.families.flux_2 import keys, text_encoder
 from library.families.flux_2.facts import FACTS, FLUX_2_TRANSFORMER, VAE, recognise_flux_2
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
 from library.families.flux_2.options import DEV_ENCODER, OTHER_FLUX_2_FILES
 from library.families.flux_2.versions import VERSIONS, may_be_version, model_in_header
-from library.families.shared import autoencoder, expected_tensors, language_model, tensor_names, tokenizers
+from library.families.shared import (
+    autoencoder,
+    expected_tensors,
+    language_model,
+    statistics_vae,
+    tensor_names,
+    tokenizers,
+)
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries, whole_model
@@ -34,13 +41,7 @@ FLUX_2_PARTS = {
         (language_model.QWEN3_MARK,),
         expected_tensors.language_model,
     ),
-    "vae": Part(
-        "vae",
-        OTHER_FLUX_2_FILES["vae"],
-        ("vae", "flux2-vae.safetensors"),
-        (autoencoder.VAE_MARKER,),
-        expected_tensors.autoencoder_with_statistics,
-    ),
+    "vae": statistics_vae.part(OTHER_FLUX_2_FILES["vae"], "flux2-vae.safetensors"),
 }
 MISTRAL_PART = Part(
     "text_encoder",
@@ -171,12 +172,13 @@ def flux_2_shapes(entries: Entries, part: str) -> Shapes:
     return {plain: shapes[name] for plain, name in names.items()}
 
 
+READ_VAE = partial(statistics_vae.load_statistics_vae, VAE)
 FLUX_2_CHECKPOINT = Checkpoint(
     PART_FILES_OF_FLUX_2,
     find_flux_2_problems,
     flux_2_shapes,
     FLUX_2_DENOISER.open,
-    {"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_short_qwen3},
+    {"vae": READ_VAE, "text_encoder": text_encoder.load_short_qwen3},
     tokenizers.QWEN3,
     text_encoder.encode_flux_2_captions,
     None,
@@ -186,12 +188,12 @@ FLUX_2_CHECKPOINT = Checkpoint(
 DEV_CHECKPOINT = replace(
     FLUX_2_CHECKPOINT,
     files=DEV_FILES,
-    readers={"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_short_mistral},
+    readers={"vae": READ_VAE, "text_encoder": text_encoder.load_short_mistral},
     tokenizer=tokenizers.MISTRAL_REPOSITORY,
     encode=partial(text_encoder.encode_flux_2_captions, template=text_encoder.MISTRAL_TEMPLATE),
     template_tokens=text_encoder.MISTRAL_TEMPLATE.tokens,
 )
-CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": vae.load_flux_2_vae})
+CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": READ_VAE})
 
 
 def transformer_sizes(config: Any) -> Flux2Shape | None:

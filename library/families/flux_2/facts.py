@@ -1,5 +1,7 @@
 """The static facts of FLUX.2."""
 
+import re
+
 from library.families.facts import (
     AdapterModule,
     BlockGroup,
@@ -14,7 +16,8 @@ from library.families.facts import (
 FLUX_2_TRANSFORMER = "a FLUX.2 transformer"
 VAE = "a FLUX.2 VAE"
 MODULATION_MARKS = ("double_stream_modulation_img.lin.weight", "double_stream_modulation_img.linear.weight")
-GATED = ("_mlp.0.weight", ".ff.linear_in.weight", ".ff_context.linear_in.weight")
+# Of a double block; single blocks of other models have such an MLP, too.
+GATED = re.compile(r"_mlp\.0\.weight$|(^|\.)transformer_blocks\.\d+\.ff(_context)?\.linear_in\.weight$")
 MODEL_OPTION = "pretrained_model_name_or_path"
 DEV_PARTS = "Comfy-Org/flux2-dev"
 
@@ -23,7 +26,7 @@ def recognise_flux_2(shapes: Shapes) -> str:
     """Describe a FLUX.2 checkpoint in either layout: one modulation serves all blocks; a part without modulations is
     recognised by gated MLPs six times as wide as the stream.
     """
-    gated = any(name.endswith(GATED) and shape[0] == 6 * shape[-1] for name, shape in shapes.items() if shape)
+    gated = any(shape[0] == 6 * shape[-1] for name, shape in shapes.items() if shape and GATED.search(name))
     # In the diffusers layout, single blocks have one matrix for q, k, v and the gated MLP.
     joined = any("single_transformer_blocks." in name and "to_qkv_mlp_proj" in name for name in shapes)
     return FLUX_2_TRANSFORMER if gated or joined or any(mark in shapes for mark in MODULATION_MARKS) else ""

@@ -15,9 +15,8 @@ from library.families.flux_2.checkpoint import flux_2_checkpoint, transformer_si
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Positions, Flux2Shape, append_controls
 from library.families.flux_2.options import Flux2Lora, Flux2Train
 from library.families.flux_2.sampler import Flux2Sampler
-from library.families.flux_2.vae import normalise_flux_2
 from library.families.flux_2.versions import VERSIONS, Flux2Version, model_in_header
-from library.families.shared import autoencoder, packing
+from library.families.shared import packing, statistics_vae
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
@@ -121,8 +120,7 @@ class Flux2Family(OneEncoderFamily):
 
     def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> normalised modes, float32 [B, 32, H / 8, W / 8]; not sampled."""
-        with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            return normalise_flux_2(components.vae, autoencoder.encode(components.vae, pixels).mode())
+        return statistics_vae.normalised_latents(components.vae, pixels)
 
     def control_latents(self, components: ModelComponents, pixels: Tensor) -> Tensor:
         return self.latents(components, pixels)

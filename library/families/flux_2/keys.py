@@ -61,7 +61,9 @@ class Flux2LoraNames(DoubleStreamLoraNames):
         "single_stream_modulation",
     )
     # Distinguished from FLUX.1 by names in diffusers' tree, in BFL's only by sizes.
-    marks: ClassVar[str] = r"\.(to_qkv_mlp_proj|ff(_context)?\.linear_(in|out)|attn\.to_out(?!\.\d))(\.|$)"
+    marks: ClassVar[str] = (
+        r"\.(to_qkv_mlp_proj|attn\.to_out(?!\.\d))(\.|$)|^transformer_blocks\.\d+\.ff(_context)?\.linear_(in|out)(\.|$)"
+    )
     ratios: ClassVar[Mapping[str, int]] = {"linear1": 9, "img_mlp.0": 6, "txt_mlp.0": 6}
     shared: ClassVar[SharedForm] = SharedForm(has_alphas=False, has_lokr=True)  # diffusers rejects alphas
     mergeable: ClassVar[tuple[str, ...]] = (FLUX_2_TRANSFORMER,)

@@ -9,18 +9,22 @@ import torch
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.families.flux_2 import text_encoder, vae
+from library.families.flux_2 import text_encoder
 from library.families.flux_2.family import Flux2Family
 from library.families.flux_2.keys import TREES
 from library.families.flux_2.model import Flux2, Flux2Shape
-from library.families.shared import diffusers_layers, language_model, random_networks, random_tokenizers
+from library.families.shared import (
+    diffusers_layers,
+    language_model,
+    random_networks,
+    random_tokenizers,
+    statistics_vae,
+)
 from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import (
     DemoTables,
     InputShapes,
     RandomNetworks,
-    Tensors,
-    enlarge_encoder_output,
     prefixed,
 )
 from library.families.shared.random_sizes import LanguageModelSizes
@@ -96,7 +100,7 @@ def make_networks(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False)
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: Flux2(flux_2_shape(sizes))),
         {"text_encoder": lambda: empty_encoder(skipped, **sizes.text_settings(words))},
-        lambda: vae.empty_flux_2_vae(sizes.vae_widths, sizes.channels),
+        lambda: statistics_vae.empty_statistics_vae(sizes.vae_widths, sizes.channels),
         sizes.resolutions,
     )
 
@@ -124,24 +128,12 @@ def write_random_model(
     # Mistral is recognised by its published vocabulary size.
     networks = make_networks(sizes, 0 if sizes.guidance or sizes in (FULL, LARGE) else words, whole=True)
     text = networks.encoders["text_encoder"]().state_dict()
-    image = {name: tensor for name, tensor in networks.vae().state_dict().items() if not name.startswith("bn.")}
     parts = {
         "flux_2": ("flux-2-tiny", networks.denoiser().state_dict(), prefixed("")),
         "text_encoder": ("mistral_3_tiny" if sizes.guidance else "qwen_3_tiny", text, prefixed("model.")),
-        "vae": (
-            "flux2-vae",
-            image,
-            lambda tensors: vae.flux_2_vae_to_single(_with_statistics(enlarge_encoder_output(tensors), sizes.channels)),
-        ),
+        "vae": ("flux2-vae", *statistics_vae.random_statistics_vae(networks.vae(), sizes.channels)),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
-
-
-def _with_statistics(tensors: Tensors, channels: int) -> Tensors:
-    indices = torch.arange(4 * channels)
-    statistics = {"running_mean": (indices % 5 - 2) / 10, "running_var": 1 + (indices % 3) / 10}
-    tensors |= {f"bn.{name}": tensor.float() for name, tensor in statistics.items()}
-    return tensors | {vae.COUNTED: torch.zeros((), dtype=torch.long)}
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:

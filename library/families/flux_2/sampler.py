@@ -12,8 +12,7 @@ from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.flux_2.model import append_controls
-from library.families.flux_2.vae import denormalise_flux_2
-from library.families.shared import packing
+from library.families.shared import packing, statistics_vae
 from library.families.shared.sampler import TOKEN, FlowSampler, seeded_noise
 from library.objectives import flow
 
@@ -62,7 +61,7 @@ class Flux2Sampler(FlowSampler):
         return flux_2_sigmas(steps, tokens)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        return denormalise_flux_2(self.components.vae, latents)
+        return statistics_vae.denormalised(self.components.vae, latents)
 
 
 def reference_pixels(picture: Image.Image) -> Tensor:

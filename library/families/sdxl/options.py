@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 from library import families
 from library.config import sections
@@ -33,61 +32,6 @@ class SdxlModel(sections.Model):
     @property
     def float32_vae(self) -> bool:
         return self.no_half_vae
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlAdapterCache(sections.Cache):
-    """What is encoded once when adapters are trained."""
-
-    def check(self, run: Any) -> Iterator[Problem]:
-        """Reject caching the outputs of trained text encoders."""
-        yield from sections.Cache.check(self, run)
-        if self.text and not run.network.network_train_unet_only:
-            yield Problem(
-                "cache_text_encoder_outputs",
-                "needs network_train_unet_only: trained text encoders run in each step",
-                also="cache_text_encoder_outputs_to_disk network_train_unet_only",
-                fix={"network_train_unet_only": True},
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlFullCache(sections.Cache):
-    """What is encoded once when the model is trained."""
-
-    def check(self, run: Any) -> Iterator[Problem]:
-        """Reject caching the outputs of trained text encoders, which change in every step."""
-        yield from sections.Cache.check(self, run)
-        if self.text and run.steps.train_text_encoder:
-            yield Problem(
-                "cache_text_encoder_outputs",
-                "cannot be used with train_text_encoder: switch one of them off",
-                also="cache_text_encoder_outputs_to_disk train_text_encoder",
-                fix={"train_text_encoder": False},
-            )
-        if self.text and run.model.weighted_captions:
-            yield Problem(
-                "cache_text_encoder_outputs",
-                "cannot be used with weighted_captions: switch one of them off",
-                also="cache_text_encoder_outputs_to_disk weighted_captions",
-                fix={"weighted_captions": False},
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlEmbeddingCache(sections.Cache):
-    """What is encoded once when words are trained."""
-
-    def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Reject caching text encoder outputs, which change with the trained words."""
-        yield from sections.Cache.check(self, run)
-        if self.text:
-            yield Problem(
-                "cache_text_encoder_outputs",
-                "cannot be used here: the word that learns is read in each step; leave it out",
-                also="cache_text_encoder_outputs_to_disk",
-                fix={"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False},
-            )
 
 
 def slow_products(precision: sections.Precision, run: RunConfig) -> Iterator[Problem]:
@@ -151,36 +95,10 @@ class SdxlFullOptim(sections.FullOptim):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlFullSteps(sections.Steps):
-    """Length of the training, and which parts are trained."""
-
-    train_text_encoder: bool = opt(False, "Train the text encoders too.", label="Train text encoders")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlMemory(sections.Memory):
     """Memory and speed of a training of SDXL."""
 
     blocks_to_swap: int | None = sections.blocks_to_swap(68)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlCompile(sections.Compile):
-    """How the blocks of SDXL are compiled."""
-
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"transformer": "BasicTransformerBlock", "resnet": "ResnetBlock2D"}
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlNetwork(sections.Network):
-    """The adapters that are trained for SDXL."""
-
-    network_module: Literal["networks.lora", "networks.lora_fa", "lycoris.kohya"] | str | None = (
-        sections.network_module()
-    )
-    usual: ClassVar[str] = "networks.lora"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +112,7 @@ class SdxlRun:
 
     model: SdxlModel = define_section(SdxlModel)
     memory: SdxlMemory = define_section(SdxlMemory)
-    compile: SdxlCompile = define_section(SdxlCompile)
+    compile: sections.UnetCompile = define_section(sections.UnetCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +122,8 @@ class SdxlLora(SdxlRun, sections.AdapterRun):
     script: ClassVar[str] = "sdxl_train_network"
     title: ClassVar[str] = "SDXL LoRA"
 
-    cache: SdxlAdapterCache = define_section(SdxlAdapterCache)
-    network: SdxlNetwork = define_section(SdxlNetwork)
+    cache: sections.UnetAdapterCache = define_section(sections.UnetAdapterCache)
+    network: sections.UnetNetwork = define_section(sections.UnetNetwork)
     precision: SdxlAdapterPrecision = define_section(SdxlAdapterPrecision)
 
 
@@ -215,10 +133,11 @@ class SdxlTrain(SdxlRun, sections.FullRun):
 
     script: ClassVar[str] = "sdxl_train"
     title: ClassVar[str] = "SDXL fine-tune"
+    encoder_rates: ClassVar[Mapping[str, str]] = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
 
-    cache: SdxlFullCache = define_section(SdxlFullCache)
+    cache: sections.UnetFullCache = define_section(sections.UnetFullCache)
     optim: SdxlFullOptim = define_section(SdxlFullOptim)
-    steps: SdxlFullSteps = define_section(SdxlFullSteps)
+    steps: sections.UnetFullSteps = define_section(sections.UnetFullSteps)
 
     @property
     def trains_whole_encoders(self) -> bool:
@@ -232,7 +151,7 @@ class SdxlTextualInversion(SdxlRun, sections.EmbeddingRun):
     script: ClassVar[str] = "sdxl_train_textual_inversion"
     title: ClassVar[str] = "SDXL textual inversion"
 
-    cache: SdxlEmbeddingCache = define_section(SdxlEmbeddingCache)
+    cache: sections.UnetEmbeddingCache = define_section(sections.UnetEmbeddingCache)
     precision: SdxlFrozenPrecision = define_section(SdxlFrozenPrecision)
 
 

@@ -6,20 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
-from library import families
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.families.facts import SmallModel
 from library.families.sdxl import keys, model
 from library.families.sdxl.family import SdxlFamily
-from library.families.shared import clip, random_networks, random_tokenizers
-from library.families.shared.diffusers_layers import LayerSizes, layer_sizes
+from library.families.shared import clip, random_networks, random_tokenizers, random_unets
+from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import CLIP_WORDS, DemoTables, InputShapes, RandomNetworks
-from library.files import write_atomic
-from library.imports import without_optional
+from library.families.shared.unet import SIZE_CHANNELS
+from library.families.shared.unet_names import Layout
 
 
 @dataclass(frozen=True)
@@ -62,42 +60,30 @@ def make_networks(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNet
             "clip_l": lambda: random_networks.clip_encoder(sizes.clip_l, sizes.clip_l_layers, words),
             "clip_g": lambda: random_networks.clip_encoder(sizes.clip_g, sizes.clip_g_layers, words, "gelu", True),
         },
-        lambda: random_networks.random_autoencoder(sizes.vae, 4, model.SCALE, quant_convs=True),
+        lambda: random_networks.random_autoencoder(sizes.vae, 4, model.CHECKPOINTS.scale, quant_convs=True),
         sizes.resolutions,
     )
 
 
 def _unet(sizes: SdxlSizes) -> nn.Module:
-    with without_optional("diffusers"):
-        from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-
-    attention = tuple(depth > 0 for depth in sizes.depth)
-    unet: Any = UNet2DConditionModel  # its annotations lack the per-level lists that it accepts
-    module = random_networks.build_on_meta(
-        lambda: unet(
-            block_out_channels=sizes.unet,
-            down_block_types=tuple("CrossAttnDownBlock2D" if a else "DownBlock2D" for a in attention),
-            up_block_types=tuple("CrossAttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attention)),
-            transformer_layers_per_block=tuple(max(1, depth) for depth in sizes.depth),
-            attention_head_dim=tuple(max(1, width // clip.HEAD_CHANNELS) for width in sizes.unet),
-            cross_attention_dim=sizes.clip_l + sizes.clip_g,
-            use_linear_projection=True,
-            addition_embed_type="text_time",
-            addition_time_embed_dim=model.SIZE_CHANNELS,
-            projection_class_embeddings_input_dim=sizes.clip_g + 6 * model.SIZE_CHANNELS,
-        )
-    )
-    return model.empty_unet({name: tuple(p.shape) for name, p in module.state_dict().items()})
+    others = {
+        "cross_attention_dim": sizes.clip_l + sizes.clip_g,
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": SIZE_CHANNELS,
+        "projection_class_embeddings_input_dim": sizes.clip_g + 6 * SIZE_CHANNELS,
+    }
+    return random_unets.random_unet(sizes.unet, sizes.depth, None, others)
 
 
 def adopt_denoiser(family: SdxlFamily, denoiser: nn.Module) -> None:
-    family.layout = keys.Layout.of({name: tuple(p.shape) for name, p in denoiser.named_parameters()})
+    family.layout = Layout.of({name: tuple(p.shape) for name, p in denoiser.named_parameters()})
 
 
 def input_shapes(_: Any, denoiser: Any) -> InputShapes:
     """Return this denoiser's inputs for one image."""
     wide = denoiser.config.cross_attention_dim
-    pooled = denoiser.add_embedding.linear_1.in_features - 6 * model.SIZE_CHANNELS
+    pooled = denoiser.add_embedding.linear_1.in_features - 6 * SIZE_CHANNELS
     first = 768 if wide == 2048 else wide // 3
     states = {"hidden_state1": (clip.LENGTH, first), "hidden_state2": (clip.LENGTH, wide - first)}
     return InputShapes(4, {**states, "pool2": (pooled,)})
@@ -108,44 +94,25 @@ def write_random_model(
 ) -> Path:
     """Write `tiny_sdxl.safetensors` (the LDM layout) and its two tokenizers into a folder; returns the file's path."""
     parts = network_tensors(Path(folder), seed, dtype, sizes)
-    file = {}
-    for part, tensors in parts.items():
-        file |= keys.sdxl_part_to_single(part, tensors)
-    file[keys.LOGIT_SCALE] = torch.tensor(keys.FULL_LOGIT_SCALE, dtype=dtype)
+    others = {keys.LOGIT_SCALE: torch.tensor(keys.FULL_LOGIT_SCALE, dtype=dtype)}
     path = Path(folder) / "tiny_sdxl.safetensors"
-    file = {name: tensor.contiguous() for name, tensor in file.items()}
-    return write_atomic(path, lambda temporary: save_file(file, temporary, {"modelspec.title": "tiny SDXL"}))
+    return random_unets.write_single_file(path, model.CHECKPOINTS, parts, others, "tiny SDXL")
 
 
-def network_tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> dict[str, dict[str, Tensor]]:
+def network_tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> random_unets.Parts:
     """Return random tensors of every part by diffusers name, and write tokenizers whose vocabularies fit them."""
     folder.mkdir(parents=True, exist_ok=True)
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer")
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", pad="!")
     # Other programs expect CLIP's vocabulary in a model of full size.
-    builders = make_networks(sizes, CLIP_WORDS if sizes == FULL else words)
-    networks = {
-        "denoiser": builders.denoiser(),
-        "vae": builders.vae(),
-        **{n: make() for n, make in builders.encoders.items()},
-    }
-    out = {}
-    for i, (part, network) in enumerate(networks.items()):
-        named = clip.clip_tensors(network) if part.startswith("clip") else network.state_dict()
-        shapes = [(name, tuple(t.shape)) for name, t in named.items()]
-        out[part] = random_networks.random_weights(shapes, seed * 10 + i, dtype)
-    return out
-
-
-# Compiling all kinds of U-Net blocks takes minutes on a CPU; these take seconds, and do most of the work.
-COMPILE_BLOCKS_LINE = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
+    return random_unets.random_tensors(make_networks(sizes, CLIP_WORDS if sizes == FULL else words), seed, dtype)
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     """Return the tables of a demo TOML for a model with random weights."""
     return {
         "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
-        "compile": [COMPILE_BLOCKS_LINE],
+        "compile": [random_unets.COMPILE_BLOCKS_LINE],
     }
 
 
@@ -166,9 +133,6 @@ SMALL_MODEL = SmallModel(
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
-    from diffusers import loaders, utils
+    from diffusers import loaders
 
-    unet = families.family_for(config).load(torch.float32).denoiser
-    renamed = loaders.StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)[0]
-    unet_tensors = {name.removeprefix("unet."): tensor for name, tensor in renamed.items() if name.startswith("unet.")}
-    return utils.convert_unet_state_dict_to_peft(unet_tensors), layer_sizes(unet)
+    return random_unets.convert_unet_lora(tensors, config, loaders.StableDiffusionXLLoraLoaderMixin)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from library.families.base import WeightPlacement
 from library.families.facts import Shapes
 from library.families.shared import empty_weights, tensor_names, transfer, weights
-from library.families.shared.double_stream_keys import DoubleStreamKeys, join_tensors
+from library.families.shared.double_stream_keys import join_tensors
 from library.families.shared.expected_tensors import require
 from library.families.shared.part_files import complete
 from library.families.shared.weights import Source
@@ -21,12 +21,19 @@ from library.families.shared.weights import Source
 logger = logging.getLogger(__name__)
 
 
+class TwoLayouts(Protocol):
+    """The layouts of a transformer's files: BFL's and diffusers'."""
+
+    def is_diffusers(self, names: Iterable[str]) -> bool:
+        """Return whether plain keys are those of diffusers."""
+
+
 @dataclass(frozen=True)
 class DoubleStreamFile:
     """A family's definition of its transformer's files."""
 
     what: Callable[[Shapes], str]  # the description of a file with these shapes
-    layouts: DoubleStreamKeys
+    layouts: TwoLayouts
     sources: Callable[[Iterable[str]], Mapping[str, tuple[str, ...]]]  # diffusers keys -> {BFL key: its diffusers keys}
     build: Callable[[Shapes], Any]  # shapes by BFL key; KeyError names the first that is missing
 

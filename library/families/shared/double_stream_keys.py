@@ -4,12 +4,14 @@ A BFL tensor is the concatenation of one or several diffusers tensors along thei
 modulation, whose two halves (shift, scale) are swapped in diffusers.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+LAST_MODULATION = re.compile(r"final_layer\.(\w+\.)?adaLN_modulation\.1\.")
 Made = Mapping[str, tuple[str, ...]]  # BFL module -> diffusers modules, in the order of their rows
 SWAPPED = "final_layer.adaLN_modulation.1"
 DOUBLE_NORMS = {
@@ -113,7 +115,7 @@ def present_pairs(pairs: Iterable[tuple[str, tuple[str, ...]]], names: Iterable[
 
 def join_tensors(name: str, rows: list[Tensor]) -> Tensor:
     """Join the diffusers tensors of one BFL key to its tensor."""
-    if name.startswith(SWAPPED):
+    if LAST_MODULATION.match(name):
         scale, shift = rows[0].chunk(2)
         return torch.cat((shift, scale))
     return rows[0] if len(rows) == 1 else torch.cat(rows)

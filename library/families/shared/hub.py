@@ -11,7 +11,7 @@ import huggingface_hub
 from huggingface_hub import errors
 
 from library.config.hub_names import FOLDER, about_address
-from library.config.problems import FLAG, ConfigError, Message, Problem
+from library.config.problems import FLAG, ConfigError, Message, MessageLike, Problem
 
 HUB_TIMEOUT = 5.0  # seconds for the hub to answer
 ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -28,15 +28,16 @@ def _hub_problem(option: str, template: str, **facts: Any) -> Problem:
     return Problem(option.removeprefix("--"), template, place=place, **facts)
 
 
-def missing_model(option: str, name: str | None, expected: str) -> Problem | None:
+def missing_model(option: str, name: str | None, expected: MessageLike) -> Problem | None:
     """Return the problem of a missing model; None if `name` is a file, a folder or possibly a Hugging Face id."""
+    wanted = Message(expected) if isinstance(expected, str) else expected
     if not name:
-        return _hub_problem(option, ": give {wanted}", wanted=Message(expected))
+        return _hub_problem(option, ": give {wanted}", wanted=wanted)
     if Path(name).exists() or is_hub_id(name):
         return None
     if problem := about_address(option.removeprefix("--"), name, FOLDER):
         return problem.replaced(place=FLAG if option.startswith(FLAG) else "")
-    return _hub_problem(option, ": {name} does not exist: give {wanted}", name=name, wanted=Message(expected))
+    return _hub_problem(option, ": {name} does not exist: give {wanted}", name=name, wanted=wanted)
 
 
 def local(name: str, option: str, choose: Callable[[Iterable[str]], list[str]], token: str | None = None) -> Path:

@@ -54,13 +54,17 @@ SHAPING = (
     "network_train_unet_only",
     "network_train_text_encoder_only",
     "train_text_encoder",
+    "stop_text_encoder_training",
     "fused_optimizer_groups",
     "fused_backward_pass",
     "blockwise_fused_optimizers",
     "full_bf16",
     "full_fp16",
 )
-RATES = ("learning_rate", "unet_lr", "text_encoder_lr", "block_lr", "learning_rate_te1", "learning_rate_te2")
+RATES = (
+    *("learning_rate", "unet_lr", "text_encoder_lr", "block_lr"),
+    *("learning_rate_te", "learning_rate_te1", "learning_rate_te2"),
+)
 RANK = 4  # where network_dim is not set
 
 

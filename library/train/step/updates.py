@@ -65,7 +65,7 @@ class Updates:
         if isinstance(method, FullFinetune) and is_sharded(config):
             method.shard(world.device)
         self._world, self._method, self._parameters = world, method, method.parameters()
-        self._limit = config.optim.max_grad_norm
+        self._limit, self._encoder_steps = config.optim.max_grad_norm, config.encoder_steps
         self._norm_limit = config.network.scale_weight_norms if isinstance(config, AdapterRun) else None
         self._early = bool(config.optim.stepped_early)
         self._shards, self._averager = method.shards, None
@@ -109,8 +109,12 @@ class Updates:
         if self._shards:
             self._shards.take_gradients()
 
-    def clip(self) -> dict[str, Tensor]:
-        """Clip the gradients to max_grad_norm; return their norm before clipping, {} if it is unknown."""
+    def clip(self, done: int) -> dict[str, Tensor]:
+        """Clip the gradients to max_grad_norm; return their norm before clipping, {} if it is unknown. After `done`
+        steps, text encoders may not learn any more.
+        """
+        if self._encoder_steps is not None and done >= self._encoder_steps:
+            self._method.drop_encoder_gradients()
         if self._swap:
             self._swap.sync_to_host()
         if self._early:  # each gradient was clipped by itself within the backward pass

@@ -1,17 +1,18 @@
-"""The tensors of a complete SDXL, and which of them a checkpoint lacks, from headers alone."""
+"""The tensors of a complete Stable Diffusion, and which of them a checkpoint lacks, from headers alone."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from library.config.problems import Message
 from library.families.facts import Shapes
-from library.families.sdxl import keys, model
-from library.families.sdxl.facts import SDXL_CHECKPOINT
 from library.families.shared import autoencoder, expected_tensors, weights
 from library.families.shared.expected_tensors import BOTH, changes_width, expanded
 from library.families.shared.part_files import incomplete
+from library.families.shared.unet import depths
+from library.families.shared.unet_checkpoint import UnetCheckpoints, read_vae
+from library.families.shared.unet_names import Layout
 
-EMBEDDING_PATTERN = "{time_embedding,add_embedding}.{linear_1,linear_2}"
+EMBEDDING_LAYERS = f"{{linear_1,linear_2}}.{BOTH}"
 RESNET = "{norm1,conv1,time_emb_proj,norm2,conv2}"
 TRANSFORMER_PATTERNS = (
     f"{{norm1,norm2,norm3,attn1.to_out.0,attn2.to_out.0,ff.net.0.proj,ff.net.2}}.{BOTH}",
@@ -19,9 +20,9 @@ TRANSFORMER_PATTERNS = (
 )
 
 
-def unet(shapes: Shapes) -> list[str]:
-    """Return the tensor names of a U-Net in diffusers' layout."""
-    layout, depth = keys.Layout.of(shapes), dict(model.depths(shapes))
+def unet_tensors(shapes: Shapes, added: bool) -> list[str]:
+    """Return the tensor names of a U-Net in diffusers' layout; `added`: with conditions besides text."""
+    layout, depth = Layout.of(shapes), dict(depths(shapes))
     levels = list(enumerate(layout.attention))
     resnets, attentions = ["mid_block.resnets.0", "mid_block.resnets.1"], {"mid_block.attentions.0": "mid_block"}
     for i, has_attention in levels:
@@ -39,7 +40,8 @@ def unet(shapes: Shapes) -> list[str]:
         for pattern in TRANSFORMER_PATTERNS
     )
     return expanded(
-        f"{EMBEDDING_PATTERN}.{BOTH}",
+        f"time_embedding.{EMBEDDING_LAYERS}",
+        *([f"add_embedding.{EMBEDDING_LAYERS}"] if added else []),
         f"{{conv_in,conv_norm_out,conv_out}}.{BOTH}",
         *(f"{path}.{RESNET}.{BOTH}" for path in resnets),
         *(f"{path}.conv_shortcut.{BOTH}" for path in resnets if changes_width(shapes, f"{path}.conv1.weight")),
@@ -54,14 +56,6 @@ def projected_clip(names: Collection[str]) -> list[str]:
     return [*expected_tensors.clip(names), "text_projection.weight"]
 
 
-WANTED = {
-    "denoiser": unet,
-    "vae": expected_tensors.autoencoder_tensors,
-    "clip_l": expected_tensors.clip,
-    "clip_g": projected_clip,
-}
-
-
 def tells_shapes(path: Path) -> bool:
     """Return whether a file's content is known without reading its data; torch's oldest format has to be read whole."""
     if path.suffix.lower() not in weights.PICKLED:
@@ -70,23 +64,30 @@ def tells_shapes(path: Path) -> bool:
         return file.read(1) != b"\x80"
 
 
-def incomplete_model(path: Path, vae: str | None) -> Message | None:
+def incomplete_model(checkpoints: UnetCheckpoints, path: Path, vae: str | None) -> Message | None:
     """Return a message about an incomplete model, None for a complete one. A separate `vae` replaces the model's."""
-    pieces = [file for part in model.FOLDERS.values() if (path / part).is_dir() for file in weights.files(path / part)]
+    folders = checkpoints.folders
+    pieces = [file for part in folders.values() if (path / part).is_dir() for file in weights.files(path / part)]
     if not all(map(tells_shapes, pieces or weights.files(path))):
         return None
     with weights.shapes_only():
-        stored = model.open_checkpoint(path, half=False, mmap=True, vae=vae)
+        stored = checkpoints.open(path, half=False, mmap=True, vae=vae)
         shapes_by_part: dict[str, Shapes] = {
             part: _shapes_of(read()) for part, read in stored.parts.items() if part != "vae" or not vae
         }
     shapes_by_part["denoiser"] = stored.shapes
     missing, num_expected = [], 0
     for part, shapes in shapes_by_part.items():
-        names = WANTED[part](shapes)
+        names = _expected_names(checkpoints, part, shapes)
         num_expected += len(names)
-        missing += [f"{model.FOLDERS[part]}.{name}" for name in names if name not in shapes]
-    return incomplete(path, SDXL_CHECKPOINT, missing, num_expected) if missing else None
+        missing += [f"{folders[part]}.{name}" for name in names if name not in shapes]
+    return incomplete(path, checkpoints.whole, missing, num_expected) if missing else None
+
+
+def _expected_names(checkpoints: UnetCheckpoints, part: str, shapes: Shapes) -> list[str]:
+    if part == "denoiser":
+        return unet_tensors(shapes, checkpoints.added)
+    return expected_tensors.autoencoder_tensors(shapes) if part == "vae" else checkpoints.encoders[part].tensors(shapes)
 
 
 def lacking_vae(path: Path) -> Message | None:
@@ -95,7 +96,7 @@ def lacking_vae(path: Path) -> Message | None:
     if not all(map(tells_shapes, files)):
         return None
     with weights.shapes_only():
-        shapes = _shapes_of(model.read_vae(path, half=False, mmap=True))
+        shapes = _shapes_of(read_vae(path, half=False, mmap=True))
     expected = expected_tensors.autoencoder_tensors(shapes)
     missing = [name for name in expected if name not in shapes]
     return incomplete(path, autoencoder.WHAT, missing, len(expected)) if missing else None

@@ -1,4 +1,6 @@
-"""Sample images of SDXL with the networks of a training, without a pipeline or changes of global random state."""
+"""Sample images of a Stable Diffusion with the networks of a training, without a pipeline or changes of global random
+state.
+"""
 
 import inspect
 import types
@@ -15,13 +17,13 @@ from torch import Tensor
 
 from library.config.problems import ConfigError, Problem
 from library.families.base import SampleRequest
-from library.families.sdxl import conditions
+from library.families.shared.clip_conditions import count_chunks
 from library.families.shared.sampler import Sampler, per_sample, sample_generator
 from library.objectives import diffusion
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
-    from library.families.sdxl.family import SdxlFamily
+    from library.families.shared.unet_family import UnetFamily
 
 LEAST_SIGNAL = 2**-24  # as in diffusers' rescaled schedules
 MAX_CHUNKS = 3  # maximum chunks of 75 tokens per prompt
@@ -147,21 +149,26 @@ def _with_drawn_noise(cls: type) -> type:
     return type(cls.__name__, (cls,), {"step": drawing, "takes_drawn_noise": True})
 
 
-class SdxlSampler(Sampler):
+class UnetSampler(Sampler):
     """Denoises with the scheduler of sample_sampler."""
 
-    family: "SdxlFamily"
+    family: "UnetFamily"
 
     def is_guided(self, request: SampleRequest) -> bool:
         return request.scale > 1
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
-        return conditions.for_prompts(self.components, prompts, MAX_CHUNKS)
+        """Encode prompts with emphasis, all padded to the chunks of the longest."""
+        with torch.no_grad():
+            return self.family.encode_captions(self.components, prompts, None, self._chunks(prompts), weighted=True)
+
+    def _chunks(self, prompts: Sequence[str]) -> int:
+        return count_chunks(next(iter(self.components.tokenizers.values())), prompts, MAX_CHUNKS)
 
     def batch_key(self, request: SampleRequest) -> Hashable:
         """Add the length of the text: the U-Net attends to its padding, too."""
         key = super().batch_key(request)
-        return key and (key, conditions.count_chunks(self.components, [request.negative, request.prompt], MAX_CHUNKS))
+        return key and (key, self._chunks([request.negative, request.prompt]))
 
     def latents(self, *requests: SampleRequest) -> Tensor:
         """Denoise from seeded noise, all prompts in one batch; float32 [N, 4, h, w] in the model's units."""
@@ -198,7 +205,7 @@ class SdxlSampler(Sampler):
         self, latents: Tensor, timestep: Tensor, text: dict[str, Tensor], sizes: Tensor, guide: list[Tensor]
     ) -> Tensor:
         """Return the denoiser's prediction for every prompt; a sample's prompts have the same latents."""
-        count = len(text["pool2"])
+        count = len(next(iter(text.values())))
         batch = latents.float().expand(count // len(latents), *latents.shape).flatten(0, 1)
         times = timestep.expand(count)
         noised = NoisedBatch(latents=batch, timesteps=times, target=batch, weight=times)

@@ -1,85 +1,97 @@
-"""SDXL's files: which are required, and their problems, from headers alone."""
+"""Problems of the files of a Stable Diffusion, from headers alone."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from library.config.problems import ConfigError, MessageLike, Problem
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.families import recognition
-from library.families.sdxl import expected_tensors, keys, model
-from library.families.shared import hub, scaled_weights, weights
+from library.families.shared import hub, scaled_weights, unet_tensors, weights
+from library.families.shared.unet_checkpoint import UnetCheckpoints
+from library.families.shared.unet_names import count_unet_blocks
 
 CHANNELS = 4  # latent channels
 MODEL_OPTION = "pretrained_model_name_or_path"
-WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (owner/name)"
 
 
 def vae_files(names: Iterable[str]) -> list[str]:
     return [n for n in names if n.endswith((".safetensors", ".json")) and "/" not in n.removeprefix("vae/")]
 
 
-def find_base_model_problems(path: Path, vae: str | None) -> Iterator[Problem]:
+def wanted_model(title: str) -> Message:
+    return Message("an {title} .safetensors file, a diffusers folder or a Hugging Face id (owner/name)", title=title)
+
+
+def find_base_model_problems(checkpoints: UnetCheckpoints, path: Path, vae: str | None) -> Iterator[Problem]:
     """Return what is wrong with a local base model; `vae` replaces its VAE, which may then be missing."""
+    title = checkpoints.facts.title
     try:
         if path.is_file():
-            other = _whole(path, vae) if path.suffix.lower() not in weights.PICKLED else None
-            if problem := other or expected_tensors.incomplete_model(path, vae):
+            other = _find_other_kind(checkpoints, path, vae) if path.suffix.lower() not in weights.PICKLED else None
+            if problem := other or unet_tensors.incomplete_model(checkpoints, path, vae):
                 yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
             return
         if not (path / "unet").is_dir():
-            kind = "a FLUX model's folder" if (path / "transformer").is_dir() else "no folder of an SDXL model"
+            kind = Message("no folder of an {title} model", title=title)
+            if (path / "transformer").is_dir():
+                kind = Message("a folder of another kind of model")
             yield Problem(
                 MODEL_OPTION,
                 ": {path} is {kind} (it has no unet folder): give {wanted}",
                 place="--",
                 path=path,
                 kind=kind,
-                wanted=WANTED,
+                wanted=wanted_model(title),
             )
             return
-        for part, folder in model.FOLDERS.items():
+        for part, folder in checkpoints.folders.items():
             if not (path / folder).is_dir() and not (part == "vae" and vae):
                 yield Problem(
                     MODEL_OPTION,
-                    ": {path} has no {folder} folder, so it is no complete SDXL model: download it again",
+                    ": {path} has no {folder} folder, so it is no complete {title} model: download it again",
                     place="--",
                     path=path,
                     folder=folder,
+                    title=title,
                 )
         shapes = {}
         for file in weights.files(path / "unet"):
             shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
-        if shapes and "add_embedding.linear_1.weight" not in shapes:
+        recognised = recognition.family_and_description(shapes)[0] if shapes else checkpoints.facts
+        if recognised is not checkpoints.facts:
             yield Problem(
                 MODEL_OPTION,
-                ": {path} is {found}, not an SDXL model: choose an SDXL one",
+                ": {path} is {found}, not an {title} model: choose an {title} one",
                 place="--",
                 path=path,
                 found=recognition.describe_checkpoint(shapes),
+                title=title,
             )
-        elif shapes and (problem := model.misfit(path, shapes) or expected_tensors.incomplete_model(path, vae)):
+        elif shapes and (
+            problem := checkpoints.misfit(path, shapes) or unet_tensors.incomplete_model(checkpoints, path, vae)
+        ):
             yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
     except ConfigError as e:
         yield Problem(MODEL_OPTION, ": {why}", place="--", why=e.problems[0])
 
 
-def blocks_of(path: Path) -> dict[str, int]:
+def count_blocks(checkpoints: UnetCheckpoints, path: Path) -> dict[str, int]:
     """Return the number of blocks of each class in a valid model's U-Net; empty if no header contains it."""
     files = weights.files(path / "unet" if path.is_dir() else path)
     names = [name for file in files if file.suffix == ".safetensors" for name in weights.header(file)]
-    return keys.count_sdxl_blocks(names if path.is_dir() else keys.split_parts(names)[0]["denoiser"])
+    return count_unet_blocks(names if path.is_dir() else checkpoints.single.split_parts(names)[0]["denoiser"])
 
 
-def _whole(path: Path, vae: str | None) -> MessageLike | None:
-    """Return why a single file, possibly a shard, is no SDXL checkpoint; None if it is."""
+def _find_other_kind(checkpoints: UnetCheckpoints, path: Path, vae: str | None) -> MessageLike | None:
+    """Return why a single file, possibly a shard, is no checkpoint of this family; None if it is."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights.files(path):
         shapes |= weights.header(file)
         if problem := scaled_weights.unread_integers(file, weights.header_entries(file)):
             return problem
-    return model.incomplete_checkpoint(path, shapes, vae)
+    return checkpoints.incomplete_checkpoint(path, shapes, vae)
 
 
-def problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
+def find_vae_problems(vae: str, token: str | None, title: str) -> Iterator[Problem]:
     """Return what is wrong with a VAE that replaces the base model's: a file, a folder or a Hugging Face id."""
     if problem := hub.missing_model("--vae", vae, "a VAE's .safetensors file or folder, or leave it out"):
         yield problem
@@ -96,8 +108,9 @@ def problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
                 yield Problem(
                     "vae",
                     place="--",
-                    template=": {path} is {found}, not a VAE: give an SDXL VAE, or leave it out",
+                    template=": {path} is {found}, not a VAE: give an {title} VAE, or leave it out",
                     path=path,
+                    title=title,
                     found=recognition.describe_checkpoint(shapes),
                 )
                 return
@@ -107,13 +120,14 @@ def problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
                     "vae",
                     place="--",
                     template=": {path} is the VAE of another model: its latents have {channels} channels, "
-                    "and SDXL's have {ours}; give an SDXL VAE, or leave it out",
+                    "and {title}'s have {ours}; give an {title} VAE, or leave it out",
                     path=path,
+                    title=title,
                     channels=channels,
                     ours=CHANNELS,
                 )
                 return
-        if problem := expected_tensors.lacking_vae(path):
+        if problem := unet_tensors.lacking_vae(path):
             yield Problem("vae", place="--", template=": {problem}", problem=problem)
     except ConfigError as e:
         yield Problem("vae", place="--", template=": {why}", why=e.problems[0])

@@ -1,0 +1,203 @@
+"""The options of FLUX 3."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from library import families
+from library.config import sections
+from library.config.problems import Problem
+from library.config.run_config import ControlUse, Rule, RunConfig
+from library.config.schema import define_section, opt
+from library.families.shared.network_args import (
+    NO_ADAPTER,
+    LayerPreset,
+    NetworkLayer,
+    TransformerArgs,
+    indices,
+    regexes,
+)
+
+MAX_REFERENCES = 10  # as many as the model is published for
+
+# Options parsed for every family that mean nothing here.
+INEFFECTIVE = {
+    **sections.NO_GUIDANCE,
+    "max_token_length": "captions of FLUX.3 may have any length up to 8184 tokens",
+}
+
+# Why sigmoid_scale has no effect.
+WITHOUT_SIGMOID_OR_SHIFT = "timestep_sampling is neither sigmoid nor shift"
+OTHER_FLUX_3_FILES = {
+    "text_encoder": "the Qwen3-VL-4B text encoder (qwen3vl_4b_bf16.safetensors)",
+    "vae": "the FLUX.2 VAE, which FLUX.3 shares (flux2-vae.safetensors)",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux3Model(sections.Model):
+    """The FLUX.3 transformer and the networks around it."""
+
+    vae: str | None = opt(
+        None, "The FLUX.2 VAE, which FLUX.3 shares (flux2-vae.safetensors).", kind="file", label="VAE"
+    )
+    text_encoder: str | None = opt(
+        None,
+        "The Qwen3-VL-4B text encoder (qwen3vl_4b_bf16.safetensors, bf16 or fp8).",
+        kind="file",
+        label="Text encoder",
+    )
+    vae_dtype: Literal["float32", "bfloat16"] = opt(
+        "float32", "The number format of the VAE.", label="Number format of the VAE", advanced=True
+    )
+
+    others: ClassVar[Mapping[str, str]] = OTHER_FLUX_3_FILES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux3Flow(sections.TransformerFlow):
+    """Noise, timesteps and the type of the prediction."""
+
+    timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift"] = opt(
+        "shift", "How timesteps are sampled. shift is usual."
+    )
+    discrete_flow_shift: float = sections.flow_shift(3.0)
+    size_shift: ClassVar[str] = ""  # the model is sampled with one shift at every size
+
+
+FOLDER_OF_REFERENCES = sections.reference_folder({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux3Data(sections.Data):
+    """The images, and the reference images beside them."""
+
+    control_directory: str | None = FOLDER_OF_REFERENCES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux3AdapterData(sections.AdapterData):
+    """The same when adapters are trained."""
+
+    control_directory: str | None = FOLDER_OF_REFERENCES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux3Memory(sections.Memory):
+    """Memory and speed of a training of FLUX.3."""
+
+    blocks_to_swap: int | None = sections.blocks_to_swap(27)  # the 15 before the joint blocks stay
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux3Compile(sections.Compile):
+    """How the blocks of FLUX.3 are compiled."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "image": "Flux3ImageBlock",
+            "text": "Flux3TextBlock",
+            "single": "MMSingleStreamBlock",
+        }
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux3Network(sections.TransformerNetwork):
+    """The adapters that are trained for FLUX.3."""
+
+    network_module: Literal["networks.lora_flux_3", "lycoris.kohya"] | str | None = sections.network_module()
+    usual: ClassVar[str] = "networks.lora_flux_3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flux3Run:
+    """The common base of all FLUX.3 trainings."""
+
+    family: ClassVar[str] = "flux_3"
+    script_with = staticmethod(families.script_with)
+    shifts_samples: ClassVar[bool] = True
+    ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(WITHOUT_SIGMOID_OR_SHIFT)
+
+    @property
+    def control_images(self) -> ControlUse:
+        return ControlUse(most=MAX_REFERENCES)
+
+    model: Flux3Model = define_section(Flux3Model)
+    noise: Flux3Flow = define_section(Flux3Flow)
+    memory: Flux3Memory = define_section(Flux3Memory)
+    compile: Flux3Compile = define_section(Flux3Compile)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flux3Lora(Flux3Run, sections.TransformerLora):
+    """LoRA and other adapters for FLUX.3."""
+
+    script: ClassVar[str] = "flux_3_train_network"
+    title: ClassVar[str] = "FLUX.3 LoRA"
+
+    data: Flux3AdapterData = define_section(Flux3AdapterData)
+    network: Flux3Network = define_section(Flux3Network)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flux3Train(Flux3Run, sections.TransformerTrain):
+    """Full fine-tuning and DreamBooth for FLUX.3."""
+
+    script: ClassVar[str] = "flux_3_train"
+    title: ClassVar[str] = "FLUX.3 fine-tune"
+
+    data: Flux3Data = define_section(Flux3Data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux3Args(TransformerArgs):
+    """`networks.lora_flux_3`."""
+
+    presets: ClassVar[tuple[LayerPreset, ...]] = (
+        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
+        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_mlp_=0"}),
+        LayerPreset(
+            "Without the text's own blocks",
+            "What is done with the text before it meets the image stays as it is.",
+            {"network_reg_dims": "_txt_mode_=0"},
+        ),
+    )
+    block_arguments: ClassVar[tuple[str, ...]] = (
+        "train_image_block_indices",
+        "train_text_block_indices",
+        "train_joint_block_indices",
+    )
+
+    train_image_block_indices: str = opt("all", 'image blocks that carry adapters: "all", "none" or "0-3"')
+    train_text_block_indices: str = opt("all", 'text blocks that carry adapters: "all", "none" or "0-3"')
+    train_joint_block_indices: str = opt("all", 'joint blocks that carry adapters: "all", "none" or "0-3,5"')
+    train_reference_blocks: bool = opt(
+        False,
+        "adapters on the blocks that see reference images alone, for a training with such images",
+        label="Reference blocks learn as well",
+    )
+
+    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
+        yield from self.unreadable(**dict.fromkeys(self.block_arguments, indices))
+
+    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
+        """Return a layer's rank and alpha: by patterns of names, then by the chosen blocks, and by the switch of those
+        of reference images, which learn nothing without such images.
+        """
+        layer_rank = self.rank_by_name(layer)
+        if layer_rank is None:
+            layer_rank = rank if self.is_chosen(layer.path) else 0
+        return (layer_rank, alpha) if layer_rank else NO_ADAPTER
+
+    def is_chosen(self, path: str) -> bool:
+        """Return whether a layer of a block has an adapter unless a pattern decides."""
+        if ".image_cond." in path:
+            return self.train_reference_blocks or any(re.fullmatch(r, path) for r in regexes(self.include_patterns))
+        lists = {"content_mode_blocks.image": "image", "txt_mode_blocks": "text", "single_blocks": "joint"}
+        block = re.match(r"(.+?)\.(\d+)\.", path)
+        chosen = indices(getattr(self, f"train_{lists[block[1]]}_block_indices")) if block else None
+        return chosen is None or (block is not None and int(block[2]) in chosen)

@@ -1,0 +1,110 @@
+"""Sample images of FLUX 3: Euler steps along the straight path, from seeded noise to an image."""
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from library.families.base import SampleRequest
+from library.families.shared import packing, statistics_vae
+from library.families.shared.sampler import TOKEN, FlowSampler, seeded_noise
+from library.objectives import flow
+
+if TYPE_CHECKING:
+    from library.families.flux_3.family import Flux3Family
+
+SHIFT = 6.93  # of the sigmas, at any size of image
+MOST_PIXELS_ALONE, MOST_PIXELS = 4 * 1024 * 1024, 1024 * 1024  # of the only reference image, and of each of several
+LONGEST_SIDE, SHORTEST_SIDE = 4096, 64  # of the canvas of the only one
+SMALLER = 0.995  # factor by which an image is scaled until its canvas has few enough pixels
+
+
+class Flux3Sampler(FlowSampler):
+    """Reference images follow the image as additional tokens. A distilled model is told where each step leads."""
+
+    family: "Flux3Family"
+
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [N, 32, h, w]. Prompts and negative prompts are one padded batch."""
+        model = self.denoiser
+        device = model.txt_in.weight.device
+        height, width = self.grid(requests[0])
+        tokens = seeded_noise(requests, model.sizes.in_channels, height, width).flatten(2).transpose(1, 2).to(device)
+        references = self.references(requests[0].controls, device)
+        sizes = ((height, width), *((r.shape[-2] // 2, r.shape[-1] // 2) for r in references))
+        shown = [packing.pack(reference) for reference in references]
+        sigmas = self.sigmas(requests[0], height * width)
+
+        def velocity(text: Mapping[str, Tensor], ends: Iterator[Tensor], tokens: Tensor, times: Tensor) -> Tensor:
+            img = torch.cat([tokens, *(tokens_of.to(tokens).expand(len(tokens), -1, -1) for tokens_of in shown)], dim=1)
+            end = next(ends).expand(len(times)) if model.sizes.distilled else None
+            return model(img, sizes, text["ctx_vec"], text["ctx_mask"], times, end).float()
+
+        ends = torch.tensor(sigmas[1:], dtype=torch.float64).float().to(device)
+        velocities = [
+            functools.partial(velocity, text, iter(ends.unbind()))
+            for text in self.in_batches(self.text(requests, device))
+        ]
+        return packing.unpack(self.integrate(tokens, sigmas, requests, velocities), height, width)
+
+    def references(self, controls: Sequence[Image.Image], device: torch.device) -> list[Tensor]:
+        """Return the latents of reference images; the VAE is moved to the device for this and back."""
+        if not controls:
+            return []
+        with self.vae_on(device):
+            return [
+                self.family.control_latents(self.components, pixels_of(control, len(controls) == 1).to(device))
+                for control in controls
+            ]
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()
+
+    def decoder_input(self, latents: Tensor) -> Tensor:
+        return statistics_vae.denormalised(self.components.vae, latents)
+
+
+def pixels_of(picture: Image.Image, alone: bool) -> Tensor:
+    """Return a reference image as [1, 3, H, W] in -1..1, in whole tokens: the only one whole on a larger canvas, one of
+    several cut around its centre.
+    """
+    picture = picture.convert("RGB")
+    array = canvas_of(picture) if alone else cut_to_tokens(picture)
+    return torch.from_numpy(array.astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
+
+
+def canvas_of(picture: Image.Image) -> np.ndarray:
+    """Return a picture [H, W, 3], scaled down to at most MOST_PIXELS_ALONE and surrounded by its reflection up to whole
+    tokens.
+    """
+    width, height = picture.size
+    scale = min(1.0, math.sqrt(MOST_PIXELS_ALONE / (width * height)), LONGEST_SIDE / max(width, height))
+    while True:
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        canvas = [min(LONGEST_SIDE, max(SHORTEST_SIDE, -(-side // TOKEN) * TOKEN)) for side in size]
+        if canvas[0] * canvas[1] <= MOST_PIXELS_ALONE:
+            break
+        scale *= SMALLER
+    if size != picture.size:
+        picture = picture.resize(size, Image.Resampling.LANCZOS)
+    room = [(canvas[1] - size[1], (canvas[1] - size[1]) // 2), (canvas[0] - size[0], (canvas[0] - size[0]) // 2)]
+    around = [*((before, missing - before) for missing, before in room), (0, 0)]
+    # A reflection leaves out the edge itself; a picture smaller than a token is mirrored with it.
+    return np.pad(np.asarray(picture), around, mode="reflect" if min(size) > TOKEN else "symmetric")
+
+
+def cut_to_tokens(picture: Image.Image) -> np.ndarray:
+    """Return a picture [H, W, 3], scaled down to at most MOST_PIXELS and cut around its centre to whole tokens."""
+    width, height = picture.size
+    if width * height > MOST_PIXELS:
+        scale = math.sqrt(MOST_PIXELS / (width * height))
+        picture = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
+        width, height = picture.size
+    inner = max(width // TOKEN, 1) * TOKEN, max(height // TOKEN, 1) * TOKEN
+    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
+    return np.asarray(picture.crop((left, top, left + inner[0], top + inner[1])))

@@ -1,0 +1,7 @@
+"""Train SD 1.5 with DreamBooth: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
+
+from library.cli.train_script import run
+from library.families.sd15.options import Sd15DreamBooth
+
+if __name__ == "__main__":
+    run(Sd15DreamBooth)
