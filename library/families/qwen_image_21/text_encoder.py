@@ -22,7 +22,7 @@ from library.families.shared.weights import assign
 
 MAX_CHAT_TOKENS = 1024  # of the chat after its system part, without reference images
 LENGTH_MULTIPLE = 64  # lengths of batches of captions are multiples of this many tokens
-BEFORE = "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"  # dropped
+SYSTEM_PART = "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"  # dropped
 USER, BEHIND = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 BEGIN, PICTURE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 PATCH, MERGED, FRAMES = 16, 2, 2  # pixels of a patch's side, patches of a token's side, frames of an image
@@ -31,7 +31,7 @@ LEAST_SEEN_PIXELS, MOST_SEEN_PIXELS = (
     256 * 256,
     4096 * 4096,
 )  # minimum and maximum pixels of an image in the text encoder
-VISION, VISION_HEAD = "visual.", 72  # prefix of the vision encoder's tensors, and the width of its heads
+EYES, VISION_HEAD = "visual.", 72  # prefix of the vision encoder's tensors, and the width of its heads
 ROPE_SECTIONS = [24, 20, 20]  # channel pairs of a head rotated by frame, row and column
 TAPS = {27: (8, 16, 24)}  # layers of a vision encoder of so many whose outputs the first layers add
 
@@ -90,7 +90,7 @@ def reference_words(tokenizer: Any, number: int) -> int:
 def chat_ids(tokenizer: Any, caption: str, images: Sequence[ShownImage] = ()) -> list[int]:
     """Return the token ids of a caption in its chat behind its images. A long caption is cut, the chat's end is not."""
     pictures = [f"{words_before(n)}{PICTURE * image.tokens}" for n, image in enumerate(images, start=1)]
-    head = f"{BEFORE}{''.join(pictures)}{END}" if images else f"{BEFORE}{USER}"
+    head = f"{SYSTEM_PART}{''.join(pictures)}{END}" if images else f"{SYSTEM_PART}{USER}"
     behind = tokenizer(BEHIND).input_ids
     limit = MAX_CHAT_TOKENS - len(tokenizer(USER).input_ids) - len(behind)
     limit += len(tokenizer(head).input_ids)
@@ -101,7 +101,7 @@ def chat_ids(tokenizer: Any, caption: str, images: Sequence[ShownImage] = ()) ->
 def longest_qwen_21_caption(tokenizer: Any, captions: Collection[str]) -> int:
     """Return the length of a batch of these captions, without reference images."""
     ids = [chat_ids(tokenizer, caption) for caption in captions]
-    return language_model.padded_length(ids, LENGTH_MULTIPLE, len(tokenizer(BEFORE).input_ids))
+    return language_model.padded_length(ids, LENGTH_MULTIPLE, len(tokenizer(SYSTEM_PART).input_ids))
 
 
 def encode_qwen_21_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ def encode_with_references(
 
     L is a multiple of LENGTH_MULTIPLE.
     """
-    picture, dropped = tokenizer.convert_tokens_to_ids(PICTURE), len(tokenizer(BEFORE).input_ids)
+    picture, dropped = tokenizer.convert_tokens_to_ids(PICTURE), len(tokenizer(SYSTEM_PART).input_ids)
     rows = [chat_ids(tokenizer, *pair) for pair in zip(captions, images_by_caption, strict=True)]
     device, longest = next(model.parameters()).device, max(map(len, rows))
     padded = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -178,26 +178,26 @@ class SeeingModel(nn.Module):
 
 
 def plain_qwen_21_encoder_names(names: Iterable[str]) -> dict[str, str]:
-    """Keys of a file -> {key of the language model, or of the vision encoder behind VISION: key in the file}."""
+    """Keys of a file -> {key of the language model, or of the vision encoder behind EYES: key in the file}."""
     names = list(names)
-    eyes = {name[name.index(VISION) :]: name for name in names if VISION in name}
-    return language_model.plain_language_names([name for name in names if VISION not in name]) | eyes
+    eyes = {name[name.index(EYES) :]: name for name in names if EYES in name}
+    return language_model.plain_language_names([name for name in names if EYES not in name]) | eyes
 
 
 def qwen_21_encoder_tensors(names: Collection[str]) -> list[str]:
     """Return the tensors of a complete encoder, by plain name."""
-    blocks = range(list_length(names, f"{VISION}blocks."))
-    taps = range(max(list_length(names, f"{VISION}deepstack_merger_list."), 1))
+    blocks = range(list_length(names, f"{EYES}blocks."))
+    taps = range(max(list_length(names, f"{EYES}deepstack_merger_list."), 1))
     layers = "{norm,linear_fc1,linear_fc2}"
     return [
-        *(name for name in qwen3_vl.qwen3_vl_tensors([n for n in names if not n.startswith(VISION)])),
+        *(name for name in qwen3_vl.qwen3_vl_tensors([n for n in names if not n.startswith(EYES)])),
         *expanded(
-            f"{VISION}patch_embed.proj.{BOTH}",
-            f"{VISION}pos_embed.weight",
-            f"{VISION}merger.{layers}.{BOTH}",
-            *(f"{VISION}deepstack_merger_list.{n}.{layers}.{BOTH}" for n in taps),
-            *(f"{VISION}blocks.{n}.{{norm1,norm2,attn.qkv,attn.proj}}.{BOTH}" for n in blocks),
-            *(f"{VISION}blocks.{n}.mlp.{{linear_fc1,linear_fc2}}.{BOTH}" for n in blocks),
+            f"{EYES}patch_embed.proj.{BOTH}",
+            f"{EYES}pos_embed.weight",
+            f"{EYES}merger.{layers}.{BOTH}",
+            *(f"{EYES}deepstack_merger_list.{n}.{layers}.{BOTH}" for n in taps),
+            *(f"{EYES}blocks.{n}.{{norm1,norm2,attn.qkv,attn.proj}}.{BOTH}" for n in blocks),
+            *(f"{EYES}blocks.{n}.mlp.{{linear_fc1,linear_fc2}}.{BOTH}" for n in blocks),
         ),
     ]
 
@@ -208,7 +208,7 @@ def load_qwen_21_encoder(path: Path, dtype: torch.dtype, mmap: bool = True) -> S
     with complete(path, qwen3_vl.QWEN3_VL):
         named, stored = plain_qwen_21_encoder_names(file), file.shapes()
         model = empty_qwen_21_encoder(*encoder_sizes({plain: stored[name] for plain, name in named.items()}))
-        for prefix, network in (("", model.language), (VISION, model.visual)):
+        for prefix, network in (("", model.language), (EYES, model.visual)):
             wanted = {name: named[f"{prefix}{name}"] for name in network.state_dict()}
             assign(network, {name: weights.cast_floating(file[key], dtype) for name, key in wanted.items()})
     return model.eval()
@@ -218,13 +218,13 @@ def encoder_sizes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, int]
     """Return the settings of the language model and of the vision encoder, from shapes by plain name. Raises KeyError
     naming a missing one.
     """
-    language = {name: shape for name, shape in shapes.items() if not name.startswith(VISION)}
+    language = {name: shape for name, shape in shapes.items() if not name.startswith(EYES)}
     return language_model.settings_of(language), {
-        "depth": list_length(shapes, f"{VISION}blocks."),
-        "hidden_size": shapes[f"{VISION}patch_embed.proj.weight"][0],
-        "intermediate_size": shapes[f"{VISION}blocks.0.mlp.linear_fc1.weight"][0],
-        "num_position_embeddings": shapes[f"{VISION}pos_embed.weight"][0],
-        "taps": list_length(shapes, f"{VISION}deepstack_merger_list."),
+        "depth": list_length(shapes, f"{EYES}blocks."),
+        "hidden_size": shapes[f"{EYES}patch_embed.proj.weight"][0],
+        "intermediate_size": shapes[f"{EYES}blocks.0.mlp.linear_fc1.weight"][0],
+        "num_position_embeddings": shapes[f"{EYES}pos_embed.weight"][0],
+        "taps": list_length(shapes, f"{EYES}deepstack_merger_list."),
     }
 
 
