@@ -45,6 +45,7 @@ PICTURE_CASES = {
     "flux": PictureCase(28, 1.0, {"guidance_scale": 3.5}, guidance=3.5),
     "krea_2": PictureCase(28, 5.5, {"guidance_scale": 4.5}),
     "qwen_image": PictureCase(25, 4.0, {"true_cfg_scale": 4.0}),
+    "qwen_image_21": PictureCase(40, 1.0, {}),
     "zimage": PictureCase(25, 4.0, {"guidance_scale": 4.0}),
     "flux_2": PictureCase(50, 4.0, {"guidance_scale": 4.0}),
     "flux_3": PictureCase(50, 4.0, {}),  # its pipeline in diffusers is of another kind

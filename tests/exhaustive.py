@@ -35,7 +35,7 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     "test_one_size_is_compiled_before_the_first_step_and_no_number_changes": ("flux_train",),
     "test_relatives_need_their_familys_graphs_for_five_sizes_and_lengths": ("kontext",),
     "test_repeated_and_resumed_runs_are_equal_bit_for_bit": ("3",),
-    "test_sizes_and_lengths_are_one_graph_for_each_kind_of_block": ("anima*", "qwen*"),
+    "test_sizes_and_lengths_are_one_graph_for_each_kind_of_block": ("anima*", "qwen_image_train*"),
     "test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace": (),
     "test_the_winner_is_kept_remembered_and_changes_no_number": (),
     "test_without_the_compilers_tools_a_training_is_eager": TWO,
@@ -47,7 +47,12 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     ),
     "test_resuming_after_step_3_equals_6_straight_steps": ADAPTERS,
     "test_samples_from_captions_need_no_prompt_file": ADAPTERS,
-    "test_sizes_and_variants_of_captions_train_and_resume": ("flux_[t2]*", "qwen*network", "*inversion", "*lllite"),
+    "test_sizes_and_variants_of_captions_train_and_resume": (
+        "flux_[t2]*",
+        "qwen_image_train_network",
+        "*inversion",
+        "*lllite",
+    ),
     "test_the_loss_falls_in_7_steps": ADAPTERS,
     "test_the_same_seed_gives_the_same_run_and_another_seed_another": ADAPTERS,
     # ---- families

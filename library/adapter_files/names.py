@@ -301,10 +301,10 @@ def of_other_tree(keys: Iterable[str], family: str) -> bool:
 
 
 def kohya_key(key: str) -> str:
-    """Convert a key of any adapter kind, under a dotted path of ComfyUI or LyCORIS, to kohya's name."""
+    """Convert a key of any adapter kind, under a dotted path of ComfyUI, diffusers or LyCORIS, to kohya's name."""
     if key.startswith("lycoris_"):
         return f"lora_unet_{key.removeprefix('lycoris_')}"
-    match = re.fullmatch(r"diffusion_model\.(.+?)\.(\w+\.weight|[a-z]\w*)", key)
+    match = re.fullmatch(r"(?:diffusion_model\.|(?=transformer_blocks\.))(.+?)\.(\w+\.weight|[a-z]\w*)", key)
     return f"lora_unet_{match[1].replace('.', '_')}.{match[2]}" if match else key
 
 

@@ -24,6 +24,7 @@ FAMILIES = (
     "flux_3",
     "krea_2",
     "qwen_image",
+    "qwen_image_21",
     "zimage",
     "anima",
     "sd15",

@@ -31,6 +31,7 @@ BLOCK_COUNTS = {
     "flux_3": (28, 27),
     "krea_2": (28, 27),
     "qwen_image": (60, 59),
+    "qwen_image_21": (32, 31),
     "zimage": (30, 29),
     "anima": (28, 26),
 }
@@ -41,6 +42,7 @@ SIZE_SHIFTS = {
     "flux_3": "shift",  # it has one at every size
     "krea_2": "krea2_shift",
     "qwen_image": "qwen_shift",
+    "qwen_image_21": "qwen_shift",
     "zimage": "flux_shift",
     "anima": "flux_shift",
 }
@@ -57,6 +59,7 @@ PART_OPTIONS = {
     "flux_3": ("text_encoder", "vae"),
     "krea_2": ("text_encoder", "vae"),
     "qwen_image": ("text_encoder", "vae"),
+    "qwen_image_21": ("text_encoder", "vae"),
     "zimage": ("text_encoder", "vae"),
     "anima": ("qwen3", "vae"),
 }
@@ -106,9 +109,11 @@ def own_name(path: object) -> str:
 
 def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
     """Select the model by its name if several have identical files. De-Turbo is trained like the base."""
-    if builder.family in ("zimage", "flux_2", "krea_2"):
+    if builder.family in ("zimage", "flux_2", "krea_2", "qwen_image_21"):
         if builder.family == "krea_2":
             version = "turbo" if "turbo" in words else "raw"
+        elif builder.family == "qwen_image_21":
+            version = "turbo" if "turbo" in words else "base"
         elif builder.family == "zimage":
             version = "turbo" if "turbo" in words and not re.search("de-?_?turbo", words) else "base"
         elif "klein" in words:

@@ -124,7 +124,8 @@ def _simpletuner_script(settings: JsonMapping) -> str:
     kind = str(settings.get("model_family") or "").casefold()
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_family")
-    family = SIMPLETUNER_TABLES["families"].get(kind)
+    named = SIMPLETUNER_TABLES["families"]
+    family = named.get(f"{kind} {settings.get('model_flavour')}", named.get(kind))
     if family is None:
         model = SIMPLETUNER_TABLES["other_models"].get(kind, kind)
         raise other_model_error(TRAINER, model)

@@ -40,6 +40,7 @@ def losses_and_graphs(demo, script, folder, options, backend):
     ("script", "cached", "graphs"),
     [
         ("krea_2_train_network", True, 3),
+        ("qwen_image_21_train_network", True, 1),
         ("qwen_image_train_network", False, 1),
         ("zimage_train_network", False, 3),
         ("flux_2_train_network", True, 2),

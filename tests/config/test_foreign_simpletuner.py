@@ -210,6 +210,16 @@ def test_other_models_methods_and_videos_are_refused_by_name(keys, words):
             {"model_version": "raw", "pretrained_model_name_or_path": "krea/Krea-2-Raw"},
         ),
         (
+            {"model_family": "qwen_image", "model_flavour": "v2.1"},
+            "qwen_image_21_train_network",
+            {
+                "model_version": "base",
+                "pretrained_model_name_or_path": "Qwen/Qwen-Image-2.1",
+                "base_weights": ("SimpleTuner/Qwen-Image-2.1-training-assistant-v3/pytorch_lora_weights.safetensors",),
+                "timestep_sampling": "shift",
+            },
+        ),
+        (
             {"model_family": "qwen_image", "model_flavour": "edit-v2"},
             "qwen_image_train_network",
             {"model_version": "edit-2509"},

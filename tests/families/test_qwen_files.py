@@ -130,7 +130,10 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, oth
             "is Qwen-Image-Layered, which is not trained here",
         ),
         ({"qwen_image": saved(edit, tmp_path / "b.safetensors")}, "is Qwen-Image-Edit-2511: set model_version"),
-        ({"qwen_image": saved(newer, tmp_path / "c.safetensors")}, "is Qwen-Image-2.1, which is not trained here"),
+        (
+            {"qwen_image": saved(newer, tmp_path / "c.safetensors")},
+            "is a Qwen-Image-2.1 transformer; train it with qwen_image_21_train",
+        ),
         ({"qwen_image": saved(stored, tmp_path / "qwen_image_edit_bf16.safetensors")}, "Qwen-Image-Edit by its name"),
         ({"qwen_image": cut}, "was cut short"),
         ({"vae": others["ae"]}, "is a VAE; expected the Qwen-Image VAE"),

@@ -56,7 +56,6 @@ UNTRAINED = {
         "double_blocks.0.img_attn.qkv.weight": (3, 1),
         "double_blocks.0.img_attn.qkv.weight.quant_state.bitsandbytes__nf4": (1,),
     },
-    "Qwen-Image-2.1": {"txt_in.text_norm.weight": (1,)},
     "Qwen-Image-Layered": {
         "txt_norm.weight": (1,),
         "transformer_blocks.0.img_mod.1.weight": (1, 1),
@@ -490,6 +489,8 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
         ("qwen_image", "qwen_image_edit_bf16.safetensors", "edit"),
         ("qwen_image", "qwen_image_edit_2509_bf16.safetensors", "edit-2509"),
         ("qwen_image", "qwen_image_bf16.safetensors", None),
+        ("qwen_image_21", "qwen_image_2.1_turbo_bf16.safetensors", "turbo"),
+        ("qwen_image_21", "qwen_image_2.1_bf16.safetensors", "base"),
     ],
 )
 def test_the_name_of_a_file_proposes_the_model_where_headers_look_alike(family, name, version):

@@ -134,6 +134,7 @@ def test_groups_of_blocks_are_those_of_the_published_models():
         "flux_2": [8, 24],
         "flux_3": [5, 5, 28],
         "krea_2": [28],
+        "qwen_image_21": [32],
         "qwen_image": [60],
         "zimage": [30],
         "anima": [28],

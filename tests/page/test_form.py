@@ -183,6 +183,7 @@ def test_an_empty_form_names_everything_that_is_missing(tab, family):
         "flux": {"clip_l", "t5xxl", "ae"},
         "krea_2": {"text_encoder", "vae"},
         "qwen_image": {"text_encoder", "vae"},
+        "qwen_image_21": {"text_encoder", "vae"},
         "zimage": {"text_encoder", "vae"},
         "flux_2": {"text_encoder", "vae"},
         "flux_3": {"text_encoder", "vae"},

@@ -10,6 +10,7 @@ from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux
 from PIL import Image
 
 from library import families
+from library.families.qwen_image_21.vae import Qwen21VAE
 from library.families.shared import vae_memory, vae_tiles
 from library.families.shared.qwen_vae import ImageVAE
 from library.sampling import generate
@@ -32,7 +33,7 @@ def short(monkeypatch):
     vae_memory._did_not_fit.clear()
 
     def make():
-        for vae in (AutoencoderKL, AutoencoderKLFlux2, ImageVAE):
+        for vae in (AutoencoderKL, AutoencoderKLFlux2, ImageVAE, Qwen21VAE):
             monkeypatch.setattr(vae, "encode", out_of_memory)
             monkeypatch.setattr(vae, "decode", out_of_memory)
         monkeypatch.setattr(vae_memory, "SMALL", 0)

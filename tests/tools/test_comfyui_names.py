@@ -38,6 +38,7 @@ FEW = {  # blocks of each family's tiny model
     "flux_3": {"joint_blocks": 2},
     "krea_2": {"blocks": 1},
     "qwen_image": {"blocks": 1},
+    "qwen_image_21": {"blocks": 1},
     "zimage": {"blocks": 1, "refiners": 1, "hidden": 192, "mlp": 512, "time": (1024, 192)},  # as diffusers sizes it
     "anima": {"blocks": 1, "adapter_blocks": 1},
     "sd15": {"unet": (32, 32), "depth": (1, 0), "text_layers": 1},
@@ -214,6 +215,7 @@ MIXINS = {
     "flux_3": "Flux3",
     "krea_2": "Krea2",
     "qwen_image": "QwenImage",
+    "qwen_image_21": "QwenImage",
     "zimage": "ZImage",
     "anima": "Anima",
 }
@@ -241,6 +243,9 @@ def transformer(variant):
     if variant in ("flux_3", "krea_2"):
         settings = families.random_module(variant).diffusers_settings(make().sizes)
         return getattr(diffusers, f"{MIXINS[variant]}Transformer2DModel")(**settings)
+    if variant == "qwen_image_21":
+        settings = families.random_module(variant).settings_in_diffusers(make().sizes)
+        return diffusers.QwenImage21Transformer2DModel(**settings)
     if variant == "qwen_image":
         return diffusers.QwenImageTransformer2DModel(
             in_channels=4 * sizes.channels,

@@ -156,6 +156,7 @@ BOTH_READ = {
     "flux_2": ("diffusion_model.double_blocks. diffusion_model.single_blocks.", "lora_A.weight lora_B.weight"),
     "flux_3": ("diffusion_model.content_mode_blocks. diffusion_model.single_blocks.", "lora_A.weight lora_B.weight"),
     "krea_2": ("diffusion_model.blocks. diffusion_model.txtfusion.", "lora_A.weight lora_B.weight"),
+    "qwen_image_21": ("transformer_blocks.", "lora_down.weight lora_up.weight alpha"),
     "qwen_image": ("diffusion_model.transformer_blocks.", "lora_A.weight lora_B.weight alpha"),
     "zimage": ("diffusion_model.layers.", "lora_down.weight lora_up.weight alpha"),
     "anima": ("diffusion_model.blocks.", "lora_A.weight lora_B.weight"),
@@ -171,6 +172,7 @@ LAYERS = {  # for each family one of every kind of layer that it adapts: kohya's
     "flux_2": {"double_blocks_0_img_attn_qkv": (24, 8), "single_blocks_0_linear1": (72, 8)},
     "flux_3": {"content_mode_blocks_image_cond_0_mlp_out": (8, 24), "single_blocks_0_q_proj": (8, 8)},
     "krea_2": {"blocks_0_attn_wk": (2, 8), "blocks_0_mlp_gate": (32, 8), "txtfusion_refiner_blocks_1_attn_wo": (8, 8)},
+    "qwen_image_21": {"transformer_blocks_0_attn_to_q": (8, 8), "transformer_blocks_0_img_mlp_gate_layer": (24, 8)},
     "qwen_image": {"transformer_blocks_0_attn_to_q": (8, 8), "transformer_blocks_30_img_mlp_net_0_proj": (32, 8)},
     "zimage": {"layers_0_attention_to_q": (8, 8), "layers_0_feed_forward_w1": (32, 8)},
     "anima": {"blocks_0_self_attn_q_proj": (8, 8), "blocks_0_mlp_layer1": (32, 8)},
@@ -203,12 +205,14 @@ def test_names_of_comfy_are_those_that_comfy_and_diffusers_read(family, tmp_path
     assert back.keys() == stored.keys() and all(torch.equal(back[key], stored[key]) for key in back)
 
 
-@pytest.mark.parametrize("name", ["flux", "flux_2", "flux_3", "krea_2", "qwen_image", "zimage", "anima"])
+@pytest.mark.parametrize(
+    "name", ["flux", "flux_2", "flux_3", "krea_2", "qwen_image", "qwen_image_21", "zimage", "anima"]
+)
 def test_diffusers_reads_the_names_of_comfy(name, tmp_path):
     from diffusers.loaders import lora_pipeline
 
     mixins = {"flux": "Flux", "flux_2": "Flux2", "flux_3": "Flux3", "krea_2": "Krea2"}
-    mixins |= {"qwen_image": "QwenImage", "zimage": "ZImage"}
+    mixins |= {"qwen_image": "QwenImage", "qwen_image_21": "QwenImage", "zimage": "ZImage"}
     mixin = {**mixins, "anima": "Anima"}[name]
     stored = {}
     for layer, (outputs, inputs) in LAYERS[name].items():

@@ -66,6 +66,7 @@ STEP = {
     "sdxl": EVERY | SDXL,
     "flux": EVERY | FLUX,
     "krea_2": EVERY | FLUX,
+    "qwen_image_21": EVERY | FLUX,
     "qwen_image": EVERY | FLUX,
     "zimage": EVERY | FLUX,
     "flux_2": EVERY | FLUX,

@@ -10,6 +10,8 @@ import torch
 
 from library.families import config_class
 from library.families.qwen_image import text_encoder
+from library.families.qwen_image_21 import text_encoder as qwen_21_text
+from library.families.qwen_image_21 import vae as qwen_21_vae
 from library.families.shared import autoencoder, clip, language_model, qwen3_vl, qwen_vae, statistics_vae, t5, weights
 from tests.source import ROOT
 from tests.training import FULL_OF_EACH_KIND, LORAS, config_of, copied, pictures, train
@@ -132,6 +134,8 @@ def read(monkeypatch):
     spy(statistics_vae, "build_statistics_vae", "built", lambda *_: "vae")
     spy(text_encoder, "build_text_encoder", "built", lambda *_: "qwen")
     spy(qwen3_vl, "empty_qwen3_vl", "built", lambda *_: "qwen")
+    spy(qwen_21_vae, "build_qwen_21_vae", "built", lambda *_: "vae")
+    spy(qwen_21_text, "empty_qwen_21_encoder", "built", lambda *_: "qwen")
     spy(language_model, "empty_qwen3", "built", lambda *_: "qwen")
     return counts
 

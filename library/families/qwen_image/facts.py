@@ -11,15 +11,12 @@ INDEX = "__index_timestep_zero__"  # empty tensor by which ComfyUI recognises Qw
 # Tensors that only other variants have.
 RELATIVES = {"time_text_embed.addition_t_embedding.weight": "Qwen-Image-Layered", INDEX: EDIT_2511}
 QWEN_MODULATION = re.compile(r"(^|\.)transformer_blocks\.\d+\.(img|txt)_mod\.1\.weight$")
-NEWER = "txt_in.text_norm.weight"  # of a newer network whose other names differ, too
 
 
 def recognise_qwen(shapes: Shapes) -> str:
     """Describe a Qwen-Image checkpoint, with or without a prefix. Any block is enough, so that shards are recognised,
     too.
     """
-    if any(name.endswith(NEWER) for name in shapes):
-        return "Qwen-Image-2.1"
     if not any(map(QWEN_MODULATION.search, shapes)):
         return ""
     return next((title for mark, title in RELATIVES.items() if any(n.endswith(mark) for n in shapes)), TRANSFORMER)
@@ -28,7 +25,11 @@ def recognise_qwen(shapes: Shapes) -> str:
 def recognise_qwen_part(shapes: Shapes) -> str:
     """Describe another file of Qwen-Image: its VAE has convolutions over time, its text encoder biases in attention."""
     for name, shape in shapes.items():
-        if len(shape) == 5 and name.endswith(("decoder.conv_in.weight", "decoder.conv1.weight")):
+        if (
+            shape[1:2] == (16,)
+            and len(shape) == 5
+            and name.endswith(("decoder.conv_in.weight", "decoder.conv1.weight"))
+        ):
             channels = shapes.get(f"{name.rpartition('decoder.')[0]}encoder.conv_in.weight", (0, 3))[1]
             return VAE if channels == 3 else "a VAE of Qwen-Image-Layered"
     if any(name.endswith("layers.0.self_attn.q_proj.bias") and "vision" not in name for name in shapes) and any(

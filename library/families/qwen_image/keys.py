@@ -12,8 +12,8 @@ class QwenLoraNames(LoraNames):
     """One tree of names in every layout, with or without a prefix."""
 
     trees: ClassVar[tuple[str, ...]] = ("transformer_blocks.",)
-    # FLUX.1 and others in diffusers share the tree and the names in attention; they have at most 28 blocks there.
-    marks: ClassVar[str] = r"\.(?:img|txt)_(?:mlp\.net|mod\.1)|^transformer_blocks\.(?:2[89]|[3-9]\d)\."
+    # FLUX.1 and others in diffusers share the tree and the names in attention; they have at most 32 blocks there.
+    marks: ClassVar[str] = r"\.(?:img|txt)_(?:mlp\.net|mod\.1)|^transformer_blocks\.(?:3[2-9]|[4-9]\d)\."
     version_word: ClassVar[str] = "qwen_image"
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER, EDIT_2511)
 

@@ -135,7 +135,7 @@ def row_slice(file: Weights, name: str, piece: int, pieces: int) -> Source:
 def viewed(source: Source, shape: tuple[int, ...]) -> Source:
     """Return a tensor of a file in another shape with as many elements, which has the same bytes."""
     if source.range is None:
-        return Source(None, lambda: source.read().view(shape))
+        return Source(None, lambda: source.read().view(shape), source.scaled)
     if source.range.shape == shape:
         return source
     return Source(replace(source.range, shape=shape), lambda: source.read().view(shape))

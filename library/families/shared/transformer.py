@@ -117,6 +117,14 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return DenseGradient.apply(output).transpose(1, 2).flatten(2)
 
 
+def causal_sdpa(q: Tensor, k: Tensor, v: Tensor, among: Tensor | None) -> Tensor:
+    """Attention like `sdpa` of a token to those before it and itself, by a kernel that needs no mask; or, with `among`
+    [S, S], to those where it is true -> [B, S, C].
+    """
+    output = F.scaled_dot_product_attention(q, k, v, is_causal=True) if among is None else attend(q, k, v, among)
+    return DenseGradient.apply(output).transpose(1, 2).flatten(2)
+
+
 def grouped_sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention like `sdpa`, of heads of which several share keys and values: q [B, H, S, D], k and v [B, G, S, D],
     where H is a multiple of G -> [B, S, C].

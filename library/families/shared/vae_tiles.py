@@ -111,6 +111,8 @@ def _empty(shape: tuple[int, ...], like: Tensor, on_host: bool) -> Tensor:
 @torch.no_grad()
 def decode_in_tiles(vae: Any, latents: Tensor) -> Tensor:
     """Input of the decoder [1, C, h, w] -> pixels [1, 3, 8 h, 8 w]; `vae` is an AutoencoderKL or an ImageVAE."""
+    if own := getattr(vae, "decode_tiled", None):
+        return own(latents)
     if network := getattr(vae, "network", None):
         return _decode_qwen(network, latents)
     decoder = vae.decoder
@@ -132,6 +134,8 @@ def encode_in_tiles(vae: Any, pixels: Tensor) -> Tensor:
     """Pixels [1, 3, H, W] -> the posterior's means and log variances of an AutoencoderKL [1, 2 C, H / 8, W / 8], or the
     means of an ImageVAE [1, C, H / 8, W / 8].
     """
+    if own := getattr(vae, "encode_tiled", None):
+        return own(pixels)
     if network := getattr(vae, "network", None):
         return _encode_qwen(network, pixels)
     encoder = vae.encoder

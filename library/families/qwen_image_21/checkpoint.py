@@ -1,0 +1,115 @@
+"""Qwen-Image-2.1's files: locate, validate and read each of the three parts, and encode captions."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from library.config.outside_files import table_of
+from library.config.problems import Problem
+from library.config.run_config import RunConfig
+from library.families.facts import Shapes
+from library.families.qwen_image_21 import keys, text_encoder, vae, vae_names
+from library.families.qwen_image_21.facts import FACTS, QWEN_21_TRANSFORMER, QWEN_21_VAE
+from library.families.qwen_image_21.model import BLOCK, Qwen21Shape, QwenImage21, count_qwen_21_blocks
+from library.families.qwen_image_21.options import OTHER_QWEN_21_FILES
+from library.families.shared import language_model, qwen3_vl, qwen_vae_names, tokenizers
+from library.families.shared.denoiser_file import DenoiserFile
+from library.families.shared.one_encoder import Checkpoint
+from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
+
+QWEN_21_PARTS = {
+    "denoiser": Part(
+        "pretrained_model_name_or_path",
+        "a Qwen-Image-2.1 transformer (qwen_image_2.1_bf16.safetensors, or a diffusers folder)",
+        ("transformer", "qwen_image_2.1_*.safetensors"),
+        ("txt_in.text_norm.weight",),
+    ),
+    "text_encoder": Part(
+        "text_encoder",
+        OTHER_QWEN_21_FILES["text_encoder"],
+        ("text_encoder", "qwen3vl_8b*.safetensors"),
+        (qwen3_vl.VISION_MARK,),
+        text_encoder.qwen_21_encoder_tensors,
+    ),
+    "vae": Part(
+        "vae",
+        OTHER_QWEN_21_FILES["vae"],
+        ("vae", "qwen_image_2.1_vae*.safetensors"),
+        (qwen_vae_names.DIFFUSERS_MARK,),
+        vae_names.qwen_21_vae_tensors,
+    ),
+}
+QWEN_21_WORDS = {"denoiser": QWEN_21_TRANSFORMER, "text_encoder": qwen3_vl.QWEN3_VL, "vae": QWEN_21_VAE}
+QWEN_21_FILES = PartFiles(QWEN_21_PARTS, FACTS, QWEN_21_WORDS, "Qwen-Image-2.1")
+QWEN_21_DENOISER = DenoiserFile(
+    QWEN_21_TRANSFORMER,
+    "Qwen-Image-2.1",
+    lambda shapes: QwenImage21(Qwen21Shape.of(shapes)),
+    lambda name: "blocks." in name,
+    keys.qwen_21_sources,
+)
+
+
+def find_qwen_21_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yield problems of the three parts, from their headers, each with its option and the fix."""
+
+    def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
+        yield from turbo_problems(path, config)
+        yield from config.compile.beyond({BLOCK: count_qwen_21_blocks(shapes)})
+
+    yield from QWEN_21_FILES.fitting(
+        config,
+        qwen_21_shapes,
+        of_denoiser,
+        lambda shapes: {
+            "text_encoder": (language_model.EMBEDDING, shapes.get("txt_in.in_layer.weight", (0, 0))[1]),
+            "vae": (qwen_vae_names.DIFFUSERS_MARK, shapes.get("img_in.weight", (0, 0))[1]),
+        },
+    )
+
+
+def turbo_problems(path: Path, config: Any) -> Iterator[Problem]:
+    """Yield the problem of a model of another version. Turbo has the same header, so without a model_version, the name
+    of the file or the folder's index is checked.
+    """
+    if not config.model.model_version and is_called_turbo(path):
+        yield Problem(
+            "model_version",
+            ": {path} calls itself Turbo, which only you can know: set model_version = turbo, or base if it is not",
+            path=path,
+            also="pretrained_model_name_or_path",
+            fix={"model_version": "turbo"},
+        )
+
+
+def is_called_turbo(path: Path) -> bool:
+    """Return whether a model's name is Turbo's, or the index of its folder has the steps of a distilled model."""
+    whole = whole_model(path)
+    if "turbo" in (whole or path).name.lower():
+        return True
+    return whole is not None and bool(table_of(whole / "model_index.json").get("sample_sigmas"))
+
+
+def qwen_21_shapes(entries: Entries, part: str) -> Shapes:
+    """Return shapes by the network's own keys."""
+    if part == "denoiser":
+        return QWEN_21_DENOISER.plain_shapes(entries)
+    if part == "text_encoder":
+        names = text_encoder.plain_qwen_21_encoder_names(entries)
+        return {plain: tuple(entries[name]["shape"]) for plain, name in names.items()}
+    names = vae_names.plain_qwen_21_vae_names(entries)
+    return {plain: vae_names.plain_qwen_21_vae_shape(tuple(entries[name]["shape"])) for plain, name in names.items()}
+
+
+QWEN_21_CHECKPOINT = Checkpoint(
+    QWEN_21_FILES,
+    find_qwen_21_problems,
+    qwen_21_shapes,
+    QWEN_21_DENOISER.open,
+    {"vae": vae.load_qwen_21_vae, "text_encoder": text_encoder.load_qwen_21_encoder},
+    tokenizers.QWEN3_VL,
+    text_encoder.encode_qwen_21_captions,
+    text_encoder.longest_qwen_21_caption,
+    max_tokens=text_encoder.MAX_CHAT_TOKENS,
+    template_tokens=8,  # of USER and BEHIND
+)

@@ -1,0 +1,100 @@
+"""Sample images of Qwen-Image-2.1: Euler steps along the straight path, from seeded noise to an image."""
+
+import functools
+import hashlib
+import math
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from library.families.base import SampleRequest
+from library.families.qwen_image_21.options import MAX_REFERENCES, SHIFT_LINE
+from library.families.qwen_image_21.vae import denormalise_qwen_21
+from library.families.shared.packing import pack, unpack
+from library.families.shared.sampler import FlowSampler, seeded_noise
+from library.objectives import flow
+
+if TYPE_CHECKING:
+    from library.families.qwen_image_21.family import Qwen21Family
+
+MULTIPLE = 32  # sides of reference images are multiples of this many pixels
+LAST_SIGMA = 0.02  # of the last step
+TURBO_SIGMAS = (1.0, 0.978453, 0.95418, 0.926626, 0.89508, 0.845148, 0.704534, 0.414568)  # that Turbo was distilled for
+
+
+class Qwen21Sampler(FlowSampler):
+    """Reference images stand inside of the text, and are read by the text encoder, too."""
+
+    family: "Qwen21Family"
+
+    def latents(self, *requests: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [N, 16, h, w]. Prompts and negative prompts are one padded batch."""
+        model = self.denoiser
+        device = model.img_in.weight.device
+        height, width = self.grid(requests[0])
+        noise = seeded_noise(requests, model.sizes.in_channels, height, width)
+        tokens = noise.flatten(2).transpose(1, 2).to(device)
+        references = self.references(requests[0], device)
+        sizes = [(height, width), *((image.shape[-2] // 2, image.shape[-1] // 2) for image in references)]
+        leads = self.family.leads[: len(references)] if references else ()
+        shown = [pack(image) for image in references]
+
+        def velocity(text: Mapping[str, Tensor], tokens: Tensor, times: Tensor) -> Tensor:
+            img = torch.cat((tokens, *(image.expand(len(tokens), -1, -1) for image in shown)), dim=1)
+            return model(img, sizes, *(text[key] for key in self.family.text_cache.keys), times, leads).float()
+
+        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
+        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
+        return unpack(tokens, height, width)
+
+    def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
+        """Return latents of the reference images. The VAE is moved to the device for this and back."""
+        tensors = []
+        for picture in self.scaled_references(request):
+            with self.vae_on(device):
+                pixels = torch.from_numpy(np.asarray(picture).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
+                tensors.append(self.family.control_latents(self.components, pixels.to(device)))
+        return tensors
+
+    def scaled_references(self, request: SampleRequest) -> list[Image.Image]:
+        """Return the reference images, each with its own proportions at the preview's number of pixels."""
+        height, width = self.size(request)
+        return [scaled_reference(picture, height * width) for picture in request.controls[:MAX_REFERENCES]]
+
+    def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
+        """Encode the prompts with the reference images."""
+        images = self.scaled_references(request)
+        return self.family.text_with_pictures(self.components, [request.negative, request.prompt], [images, images])
+
+    def text_key(self, request: SampleRequest) -> Hashable:
+        """Add the images that the text encoder reads beside the prompt."""
+        digests = [hashlib.blake2b(control.tobytes()).digest() for control in request.controls]
+        return super().text_key(request), *([self.size(request)] if digests else []), *digests
+
+    def model_sigmas(self, steps: int, tokens: int) -> list[float]:
+        """Return the sigmas of the pipeline: shifted for the number of tokens, or Turbo's own for its steps."""
+        if self.family.is_turbo and steps == len(TURBO_SIGMAS):
+            return [*TURBO_SIGMAS, 0.0]
+        line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
+        left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, SHIFT_LINE)))
+        if steps > 1:  # stretched to end at LAST_SIGMA
+            left = left * ((1 - LAST_SIGMA) / left[-1])
+        return [*(1 - left).tolist(), 0.0]
+
+    def decoder_input(self, latents: Tensor) -> Tensor:
+        return denormalise_qwen_21(latents)
+
+
+def scaled_reference(picture: Image.Image, area: int) -> Image.Image:
+    """Scale an image to about `area` pixels; what is transparent becomes white."""
+    width = math.sqrt(area * picture.width / picture.height)
+    sides = (width, width * picture.height / picture.width)
+    size = tuple(max(MULTIPLE, round(side / MULTIPLE) * MULTIPLE) for side in sides)
+    scaled = picture.convert("RGBA").resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    white = Image.new("RGB", scaled.size, (255, 255, 255))
+    white.paste(scaled, mask=scaled.getchannel("A"))
+    return white

@@ -1,0 +1,198 @@
+"""Qwen-Image-2.1's VAE for single images with transparency: AutoencoderKLQwenImage21, sized by its tensors.
+
+Latents here are [B, 16, H / 8, W / 8], as of other models; the file and the denoiser use squares of 2 by 2, so [B, 64,
+H / 16, W / 16].
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+
+from library.families import recognition
+from library.families.qwen_image_21.facts import QWEN_21_VAE, recognise_qwen_21_part
+from library.families.qwen_image_21.vae_names import plain_qwen_21_vae_names, plain_qwen_21_vae_shape
+from library.families.shared import random_networks, vae_memory, weights
+from library.families.shared.part_files import complete
+from library.families.shared.vae_tiles import Activations, Reach, in_tiles
+from library.families.shared.weights import assign
+from library.imports import without_optional
+
+
+def _numbers(words: str) -> tuple[float, ...]:
+    return tuple(map(float, words.split()))
+
+
+# Statistics of the 64 channels, which normalise the encoder's output to zero mean and unit variance.
+MEAN = _numbers(
+    "0.5126 0.7721 -0.0631 1.3506 -0.7855 -2.1025 -0.3458 1.3722 1.8873 -1.7177 -0.6510 0.2732 0.7562 "
+    "-0.6163 -1.0277 3.8363 2.0210 0.0472 0.9320 2.0087 2.4954 -0.1391 -1.4249 1.8464 -0.5236 1.2826 "
+    "3.7046 -1.3035 2.7286 -1.4518 -1.9036 -1.9955 -0.0342 -1.0265 -0.7636 3.0555 0.0746 -3.0751 -0.1076 "
+    "1.7376 -1.0914 -1.9435 -0.2784 -1.3680 0.4809 -0.4433 0.3764 0.5729 -2.0595 1.0960 -1.3260 -2.0211 "
+    "-5.0179 0.5275 4.0162 1.8505 0.3026 1.9373 1.4937 0.2632 0.5547 -1.7121 -0.1562 0.0304"
+)
+STD = _numbers(
+    "3.2001 3.2936 3.4321 3.0091 3.1061 4.0379 4.0705 3.7910 3.0785 3.6500 3.9308 3.0904 2.8778 "
+    "3.7675 3.7320 5.0756 3.2864 4.0397 3.1317 4.0443 2.9249 3.9454 3.0988 4.2489 3.4896 3.8513 "
+    "3.9323 3.4719 3.7498 4.2830 3.5694 4.2467 3.9037 3.2947 5.0770 3.5075 3.2700 3.4767 2.8063 "
+    "5.1125 3.5327 4.7833 3.1286 4.1819 3.8527 3.8312 3.5605 4.3875 3.9624 4.0168 3.5643 4.0550 "
+    "5.5614 4.2963 4.4080 3.4959 3.8747 3.7608 3.5735 3.1490 3.7662 3.6746 3.4563 3.8161"
+)
+
+
+class Qwen21VAE(nn.Module):
+    """A VAE of single frames with an alpha channel: opaque when encoded, laid on white when decoded."""
+
+    def __init__(self, network: Any):
+        super().__init__()
+        self.network = network
+        self.config = SimpleNamespace(latent_channels=network.config.z_dim // 4)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] -> the means of the posterior [B, 16, H / 8, W / 8]."""
+        posterior = self.network.encode(opaque(pixels)[:, :, None]).latent_dist
+        return pixel_shuffle(posterior.mode()[:, :, 0], 2)
+
+    def decode(self, latents: Tensor, return_dict: bool = False) -> tuple[Tensor]:
+        """Means as returned by `encode` -> pixels [B, 3, H, W], in a tuple of one."""
+        return (on_white(self.network.decode(pixel_unshuffle(latents, 2)[:, :, None], return_dict=False)[0][:, :, 0]),)
+
+    def decode_tiled(self, latents: Tensor) -> Tensor:
+        """Decode one image [1, 16, h, w] in tiles, with the result of the whole image [1, 3, 8 h, 8 w]."""
+        network = self.network
+        decoder = network.decoder
+        hidden = network.post_quant_conv(pixel_unshuffle(latents, 2)[:, :, None])
+        hidden = decoder.mid_block(decoder.conv_in(hidden))
+        hidden = decoder.up_blocks[0](hidden, first_chunk=True)[:, :, 0]
+        blocks = decoder.up_blocks[1:]
+
+        def outer(tile: Tensor) -> Tensor:
+            tile = tile[:, :, None]
+            for block in blocks:
+                tile = block(tile, first_chunk=True)
+            return decoder.conv_out(decoder.nonlinearity(decoder.norm_out(tile)))[:, :, 0]
+
+        halo, up = 1, 1
+        for block in reversed(blocks):
+            if block.upsampler is not None:
+                halo, up = (halo + 2) // 2, 2 * up
+            halo += 2 * len(block.resnets)
+        reach = Reach(channels=hidden.shape[1] * up**2, halo=halo, up=up)
+        pixels = in_tiles(outer, [Activations.of(hidden)], reach, on_host=False).whole()
+        return on_white(pixels.clamp(-1, 1))
+
+    def encode_tiled(self, pixels: Tensor) -> Tensor:
+        """Encode one image [1, 3, H, W] in tiles, with the result of the whole image [1, 16, H / 8, W / 8]."""
+        encoder = self.network.encoder
+        *blocks, last = encoder.down_blocks
+
+        def outer(tile: Tensor) -> Tensor:
+            tile = encoder.conv_in(tile[:, :, None])
+            for block in blocks:
+                tile = block(tile)
+            return tile[:, :, 0]
+
+        halo, down = 0, 1
+        for block in reversed(blocks):
+            halo, down = 2 * halo + 2 + 2 * len(block.resnets), 2 * down
+        halo = -(-(halo + 1) // down) * down
+        reach = Reach(channels=2 * encoder.conv_in.out_channels, halo=halo, down=down)
+        hidden = in_tiles(outer, [Activations.of(opaque(pixels))], reach, on_host=False).whole()[:, :, None]
+        hidden = encoder.norm_out(encoder.mid_block(last(hidden)))
+        moments = self.network.quant_conv(encoder.conv_out(encoder.nonlinearity(hidden)))
+        return pixel_shuffle(moments.chunk(2, dim=1)[0][:, :, 0], 2)
+
+
+def opaque(pixels: Tensor) -> Tensor:
+    """Pixels [B, 3, H, W] -> [B, 4, H, W]."""
+    return torch.cat((pixels, torch.ones_like(pixels[:, :1])), dim=1)
+
+
+def on_white(pixels: Tensor) -> Tensor:
+    """Pixels [B, 4, H, W] in [-1, 1] -> [B, 3, H, W]."""
+    share = (pixels[:, 3:] + 1) / 2
+    return pixels[:, :3] * share + 1 - share
+
+
+def qwen_21_latents(vae: Any, pixels: Tensor) -> Tensor:
+    """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]; not sampled."""
+    with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
+        means = vae_memory.encode(vae, pixels.to(vae.device, vae.dtype))
+    mean, std = _channel_statistics(means)
+    return pixel_shuffle((pixel_unshuffle(means.float(), 2) - mean) / std, 2)
+
+
+def denormalise_qwen_21(latents: Tensor) -> Tensor:
+    mean, std = _channel_statistics(latents)
+    return pixel_shuffle(pixel_unshuffle(latents, 2) * std + mean, 2)
+
+
+def _channel_statistics(like: Tensor) -> tuple[Tensor, Tensor]:
+    mean, std = (torch.tensor(values, device=like.device)[:, None, None] for values in (MEAN, STD))
+    return mean, std
+
+
+def load_qwen_21_vae(path: Path, dtype: torch.dtype, mmap: bool = True) -> Qwen21VAE:
+    """Read a VAE, single file or diffusers. Raises ConfigError."""
+    file = weights.open_weights(path, mmap)
+    if not recognise_qwen_21_part(file.shapes()):
+        raise recognition.wrong_kind_error(path, QWEN_21_VAE)
+    with complete(path, QWEN_21_VAE):
+        tensors = {
+            plain: weights.cast_floating(file[name], dtype) for plain, name in plain_qwen_21_vae_names(file).items()
+        }
+        return build_qwen_21_vae(
+            {name: tensor.view(plain_qwen_21_vae_shape(tuple(tensor.shape))) for name, tensor in tensors.items()}
+        )
+
+
+def build_qwen_21_vae(tensors: Mapping[str, Tensor]) -> Qwen21VAE:
+    """Return the VAE with the sizes of its tensors (diffusers' names), which are not copied."""
+    base = tensors["encoder.conv_in.weight"].shape[0]
+    levels = len({name.split(".")[2] for name in tensors if name.startswith("encoder.down_blocks.")})
+    resnets = len({name.split(".")[4] for name in tensors if name.startswith("encoder.down_blocks.0.resnets.")})
+    last = f"resnets.{resnets - 1}.conv2.weight"
+    widths = tuple(tensors[f"encoder.down_blocks.{n}.{last}"].shape[0] // base for n in range(levels))
+    decoder_base = tensors["decoder.conv_out.weight"].shape[1] // widths[0]
+    vae = empty_qwen_21_vae(
+        (base, decoder_base),
+        widths,
+        resnets,
+        tensors["decoder.conv_in.weight"].shape[1],
+        [f"encoder.down_blocks.{n}.downsampler.time_conv.weight" in tensors for n in range(levels - 1)],
+    )
+    assign(vae.network, tensors)
+    return vae.eval().requires_grad_(False)
+
+
+def empty_qwen_21_vae(
+    bases: tuple[int, int], widths: tuple[int, ...], resnets: int, channels: int, over_time: list[bool]
+) -> Qwen21VAE:
+    """Return a VAE on the meta device; `widths` of its levels are multiples of the `bases` of encoder and decoder."""
+    with without_optional("diffusers"):
+        from diffusers.models.autoencoders.autoencoder_kl_qwenimage21 import AutoencoderKLQwenImage21
+
+    network: Any = AutoencoderKLQwenImage21
+    module = random_networks.build_on_meta(
+        lambda: network(
+            base_dim=bases[0],
+            decoder_base_dim=bases[1],
+            z_dim=channels,
+            dim_mult=list(widths),
+            num_res_blocks=resnets,
+            temperal_downsample=over_time,
+        )
+    )
+    return Qwen21VAE(module)

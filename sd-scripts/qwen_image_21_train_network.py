@@ -1,0 +1,7 @@
+"""Train a LoRA for Qwen-Image-2.1: `accelerate launch` this file with --config_file run.toml; --help lists options."""
+
+from library.cli.train_script import run
+from library.families.qwen_image_21.options import Qwen21Lora
+
+if __name__ == "__main__":
+    run(Qwen21Lora)
