@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from library import families
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext, option_values
@@ -19,10 +18,8 @@ from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_numb
 from library.importers.result import KeyOutcome
 
 FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
-ONLY = Message(
-    "this trainer trains LoRA and whole models of {models}",
-    models=", ".join(facts.title for facts in families.all_families()),
-)
+MODELS = "SDXL, FLUX.1, FLUX.2, FLUX.3, Krea 2, Qwen-Image, Qwen-Image-2.1, Z-Image, Anima, SD 1.5"  # all families
+ONLY = Message("this trainer trains LoRA and whole models of {models}", models=MODELS)
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCK_COUNTS = {
