@@ -127,7 +127,8 @@ def lora_names_of(family: str) -> LoraNames:
 def _name_pattern() -> re.Pattern[str]:
     all_words = {word for name in all_lora_names() for word in name.words}
     words = map(re.escape, sorted(all_words, key=lambda word: (-len(word), word)))  # of two, one may begin the other
-    return re.compile("".join(f"{word} | " for word in words) + LAYER_WORDS, re.VERBOSE)
+    alternatives = "".join(f"{word} | " for word in words) + LAYER_WORDS
+    return re.compile(f"(?: {alternatives} ) (?=_|$)", re.VERBOSE)  # in_layer is no part of in_layers
 
 
 def dotted_path(name: str) -> str:

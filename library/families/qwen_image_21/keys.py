@@ -48,7 +48,7 @@ class Qwen21LoraNames(LoraNames):
     # Others share the tree and the names in attention.
     marks: ClassVar[str] = r"\.img_mlp\.(gate_layer|gate_up|proj|out)$|^txt_in\.(in|out)_layer$|^modulation\.1$"
     version_word: ClassVar[str] = "qwen_image_21"
-    words: ClassVar[tuple[str, ...]] = ("gate_layer", "gate_up", "in_layer", "out_layer", "text_norm", "img_mlp")
+    words: ClassVar[tuple[str, ...]] = ("gate_layer", "gate_up", "text_norm", "img_mlp")
     mergeable: ClassVar[tuple[str, ...]] = (QWEN_21_TRANSFORMER,)
     # Both programs read plain paths, with alphas. Of kohya's names ComfyUI does not know the two of the joined matrix,
     # and diffusers misreads them.
