@@ -159,6 +159,7 @@ def test_script_is_recognised_by_file_name_or_options(tmp_path):
     assert script_of("c.toml", model + "network_dim = 8\nnoise_offset_type = 'Original'\n") == "sdxl_train_network"
     one_encoder = model + 'text_encoder = "t"\nvae = "v"\nnetwork_dim = 8\n'
     assert script_of("e.toml", one_encoder + "timestep_sampling = 'qwen_shift'\n") == "qwen_image_train_network"
+    assert script_of("my_fine_tune.toml", flux) == "flux_train", "no name of a family, so no name of a script"
     with pytest.raises(ConfigError, match="training script cannot be told"):
         script_of("f.toml", one_encoder)
     written = "# Z-Image LoRA: accelerate launch sd-scripts/zimage_train_network.py --config_file THIS_FILE\n"

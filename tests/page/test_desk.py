@@ -127,7 +127,7 @@ def test_a_setting_is_found_by_its_flag_its_name_in_kohya_ss_and_with_typing_err
     assert rows.first.inner_text() == "Only found for FLUX.1: Guidance scale"
     page.locator("#lora-form").get_by_text("FLUX.1", exact=True).click()
     box.fill("min snr")  # a field that is hidden, as it means nothing there
-    assert rows.first.inner_text() == "Only found for SDXL: Min-SNR gamma"
+    assert rows.first.inner_text() == "Only found for SDXL, SD 1.5: Min-SNR gamma"
     box.fill("zzzzqq")
     assert rows.all_inner_texts() == ["No setting matches."]
 
