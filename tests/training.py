@@ -47,6 +47,8 @@ FEW = {
     script: "transformer:0,resnet:0" if "resnet" in config.compile.kinds else f"{[*config.compile.kinds][-1]}:all"
     for script, config in ((script, families.config_class(script)()) for script in SCRIPTS)
 }
+# Four levels leave one pixel of a picture of 64, whose norms divide by almost nothing: gradients jump at any rounding.
+STEADY = {"train_network": {"resolution": "256"}}
 # network_args for a single adapter in each block of a transformer: adapters on all layers would be half of what is
 # traced. In FLUX.1 and FLUX.2 the single blocks have it.
 ONE_ADAPTER = ("network_reg_dims=^(?!.*(to_q|linear2|self_attn.q_proj|blocks_\\d+_attn_wq|_\\d+_q_proj)).*=0",)
@@ -59,6 +61,7 @@ SQUARES = ((64, 64),) * 4
 SHAPES = ((64, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64, 128), (64, 128))
 # Sizes of tiny models with fewer blocks; each family uses the fields that it has.
 FEWER = {"unet": (32, 64), "depth": (0, 1), "double_blocks": 1, "single_blocks": 2, "blocks": 2, "adapter_blocks": 1}
+FIXED_LEVELS = 4  # of a U-Net whose LoRA names count on all of its levels (SD 1.5)
 CACHED: set[Path] = set()  # image folders in which trainings cache latents and texts on disk
 ENCODED: dict[Any, Any] = {}  # results of VAEs in this process
 ENCODING_ONCE: list[bool] = []  # not empty within `encoding_once`; elsewhere VAEs always compute
@@ -329,6 +332,8 @@ def _with_fewer_blocks(folder: Path, of_families: Iterable[str]) -> Any:
         if family not in of_families:
             return module
         field_names = {field.name for field in dataclasses.fields(module.TINY)}
+        if len(getattr(module.TINY, "unet", ())) == FIXED_LEVELS:
+            field_names -= {"unet", "depth"}
         sizes = dataclasses.replace(module.TINY, **{name: size for name, size in FEWER.items() if name in field_names})
         return SimpleNamespace(write_random_model=functools.partial(module.write_random_model, sizes=sizes))
 

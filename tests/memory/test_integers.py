@@ -41,7 +41,8 @@ def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, squares,
     """Of one size, as graphs of any size take several times as long; weights in 8 bits have them in
     `test_precision.py`."""
     options = {"train_data_dir": squares, "max_train_steps": 3, "mixed_precision": "bf16"}
-    options |= {"network_args": training.ONE_ADAPTER} if not script.startswith("sdxl") else {}
+    options |= {"network_args": training.ONE_ADAPTER} if "resnet" not in training.FEW[script] else {}
+    options |= training.STEADY.get(script, {})
     few = {"compile_blocks": training.FEW[script]}
 
     def losses(name, **more):

@@ -151,7 +151,7 @@ def test_encoders_are_kept_in_8_bits_unless_only_the_image_model_shall_be(demo, 
 def test_losses_are_close_and_compiled_ones_too(demo, shapes, squares, tmp_path, script):
     options = {"train_data_dir": shapes, "resolution": "96", "max_train_steps": 3, **WITH_TEXT}
     if not script.startswith("flux_train"):  # graphs of any size take several times as long
-        options |= {"train_data_dir": squares, "resolution": "64"}
+        options |= {"train_data_dir": squares, "resolution": "64"} | training.STEADY.get(script, {})
 
     def trained(name, **more):
         return training.train(training.config_of(demo, script, **options, **more, output_dir=tmp_path / name))

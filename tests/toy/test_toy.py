@@ -15,8 +15,8 @@ from library import families
 from tests.source import ROOT
 
 HERE = ROOT / "tests" / "toy"
-REGISTRY = f"FAMILIES = {families.FAMILIES}".replace("'", '"')
-OTHERS = " and ".join(f"not {name}" for name in families.FAMILIES)
+REGISTRY = "".join(f'    "{name}",\n' for name in families.FAMILIES)
+OTHERS = " and ".join(f"not {name}" for name in (*families.FAMILIES, *(f"[{script}]" for script in families.RUNS)))
 # That seeds and the optimizer do what they should is the trainer's affair, and shown with the families that are there.
 TRAINERS = "not the_loss_falls and not the_same_seed"
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def tree(tmp_path_factory):
     registry = tree / "library/families/__init__.py"
     text = registry.read_text(encoding="utf-8")
     assert text.count(REGISTRY) == 1
-    registry.write_text(text.replace(REGISTRY, f'{REGISTRY[:-1]}, "toy")'), encoding="utf-8")
+    registry.write_text(text.replace(REGISTRY, f'{REGISTRY}    "toy",\n'), encoding="utf-8")
     return tree
 
 
