@@ -50,6 +50,7 @@ PICTURE_CASES = {
     "flux_2": PictureCase(50, 4.0, {"guidance_scale": 4.0}),
     "flux_3": PictureCase(50, 4.0, {}),  # its pipeline in diffusers is of another kind
     "anima": PictureCase(30, 4.0, {}),
+    "sd15": PictureCase(30, 7.5, {}),
 }
 PIPELINES_OF_PICTURES = {
     "krea_2": "Krea2Pipeline",

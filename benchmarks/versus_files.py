@@ -47,7 +47,8 @@ class VersusCase:
         """The file that does it, by its name in sd-scripts."""
         from library import families
 
-        return f"{families.owner(self.family)}_train" + ("_network" if self.kind == "lora" else "")
+        of_family = families.facts_of(families.owner(self.family)).scripts
+        return next(script for script in of_family if families.config_class(script).adapters == (self.kind == "lora"))
 
     @property
     def shown(self) -> bool:

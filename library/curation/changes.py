@@ -24,7 +24,7 @@ UNFIT = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 CAPTION_SUFFIXES = (".txt", ".caption")
 # Names of caches of any model after that of the image: latents with their size or without, and text outputs.
 CACHE = (
-    rf"(\.npz|({UPRIGHT})?_\d{{2,}}x\d{{2,}}_\w+\.(npz|safetensors)|_te_outputs(_v\d+)?\.npz"
+    rf"(\.npz|({UPRIGHT})?_\d{{2,}}x\d{{2,}}_\w+\.(npz|safetensors)|(_sd)?_te_outputs(_v\d+)?\.npz"
     r"|_\w+_te(_v\d+)?\.(npz|safetensors))"
 )
 

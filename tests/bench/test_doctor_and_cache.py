@@ -23,7 +23,7 @@ from library.recipes import preset_files
         (
             MachineFacts(6.0, (7, 5), False, compiles=True),
             {"mixed_precision": "fp16", "gradient_checkpointing": True},
-            {"sdxl": "sdxl/lora-6gb", "flux": "flux/lora-6gb", "flux_2": "flux_2/lora-6gb", "anima": "anima/lora-6gb"},
+            {family: f"{family}/lora-6gb" for family in ("sdxl", "flux", "flux_2", "anima", "sd15")},
         ),
         (
             MachineFacts(11.6, (8, 6), True, compiles=True),
@@ -35,6 +35,7 @@ from library.recipes import preset_files
                 "zimage": "zimage/lora-12gb",
                 "flux_2": "flux_2/lora-12gb",
                 "anima": "anima/lora-12gb",
+                "sd15": "sd15/lora-8gb",
             },
         ),
         (
@@ -47,6 +48,7 @@ from library.recipes import preset_files
                 "flux_2": "flux_2/lora-24gb",
                 "sdxl": "sdxl/lora-24gb",
                 "anima": "anima/lora-24gb",
+                "sd15": "sd15/lora-8gb",
             },
         ),
         (
@@ -59,6 +61,7 @@ from library.recipes import preset_files
                 "flux_2": "flux_2/lora-24gb",
                 "sdxl": "sdxl/lora-24gb",
                 "anima": "anima/lora-24gb",
+                "sd15": "sd15/lora-8gb",
             },
         ),
     ],

@@ -26,7 +26,7 @@ from library.config.ineffective import ineffective_options
 from library.families import config_class
 from library.objectives import loss
 from tests import training
-from tests.training import SCRIPTS, config_of, fresh, runs_in, train
+from tests.training import FEW, SCRIPTS, config_of, fresh, runs_in, train
 
 EVERY = {
     "ip_noise_gamma": (0.5, {}),
@@ -64,6 +64,7 @@ FLUX = {
 }
 STEP = {
     "sdxl": EVERY | SDXL,
+    "sd15": EVERY | SDXL,
     "flux": EVERY | FLUX,
     "krea_2": EVERY | FLUX,
     "qwen_image_21": EVERY | FLUX,
@@ -79,7 +80,7 @@ def noise_and_loss(demo, script, **values):
     """What a step makes of the same latents and the same answer of the model."""
     config = config_of(demo, script, **values)
     family = families.family_for(config)
-    channels = 4 if config.family == "sdxl" else 16
+    channels = 4 if "resnet" in FEW[script] else 16
     chance = torch.Generator().manual_seed(3)
     latents = torch.randn(6, channels, 8, 8, generator=chance) + 1
     noised = family.noised(latents, torch.Generator().manual_seed(5))

@@ -12,7 +12,7 @@ from library.check import preflight
 from library.methods import targets
 from library.train.evaluation import samples
 from tests.sampling.test_sampling import lora_file
-from tests.training import LORAS, SCRIPTS, config_of, several_blocks, train
+from tests.training import FEW, LORAS, SCRIPTS, config_of, several_blocks, train
 
 BF16 = {"mixed_precision": "bf16"}
 WAYS = [
@@ -115,7 +115,8 @@ def test_a_file_that_is_missing_or_of_another_family_is_named_by_the_check(demo,
         return [str(problem) for problem in problems if problem.option == "sample_lora"]
 
     assert found(tmp_path / "gone.safetensors:0.5") == [f"sample_lora: {tmp_path / 'gone.safetensors'} does not exist"]
-    other = next(name for name in LORAS if families.config_class(name).family != families.config_class(script).family)
+    is_unet = "resnet" in FEW[script]
+    other = next(name for name in LORAS if ("resnet" in FEW[name]) != is_unet)
     family = families.family_for(config_of(demo, other))
     foreign = lora_file(tmp_path / "other.safetensors", block_layers(family))
     (problem,) = found(foreign)
