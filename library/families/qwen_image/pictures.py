@@ -7,7 +7,7 @@ each token, which diffusers does not pass; here they are counted as in the model
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from library.families.shared import packing, random_networks
+from library.families.shared.chat_images import FRAMES, MERGED, ImagePatches, cut_pixels
 from library.families.shared.language_model import DEFAULT_THETA, HEAD_WIDTH
 from library.families.shared.weights import assign
 
 PATCH = 14  # pixels of a patch's side
-MERGED = 2  # patches of a token's side
-FRAMES = 2  # frames that an image stands for: the encoder reads videos, too
 TOKEN = PATCH * MERGED  # pixels of a token's side
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 12845056  # minimum and maximum pixels of an image in the text encoder
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -68,49 +67,13 @@ def pack_tokens(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, 
     return torch.cat([packing.pack(image) for image in all_latents], dim=1), sizes
 
 
-class ImagePatches(NamedTuple):
-    """An image as input of the text encoder."""
-
-    patches: Tensor  # [rows * columns, 3 * FRAMES * PATCH * PATCH], the four of a token in a row
-    rows: int
-    columns: int
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.columns // MERGED**2
-
-
 def cut_into_patches(image: Image.Image, area: int) -> ImagePatches:
     """Scale an image to about `area` pixels and cut it into patches."""
     # Scaled twice, as in the models' pipelines: by the pipeline, and by the image processor of the text encoder.
     first = image.convert("RGB").resize(scaled_size(image.size, area), Image.Resampling.LANCZOS)
     scaled = np.asarray(first.resize(seen_size(image.size, area), Image.Resampling.BICUBIC)).astype("float32") / 255
     colours = torch.from_numpy((scaled - np.array(MEAN, "float32")) / np.array(DEVIATION, "float32"))
-    rows, columns = colours.shape[0] // PATCH, colours.shape[1] // PATCH
-    cut = colours.view(rows // MERGED, MERGED, PATCH, columns // MERGED, MERGED, PATCH, 3)
-    patches = cut.permute(0, 3, 1, 4, 6, 2, 5)[..., None, :, :].expand(*(-1,) * 5, FRAMES, -1, -1)
-    return ImagePatches(patches.reshape(rows * columns, -1), rows, columns)
-
-
-# Why: docs/decisions/2026-11-23-pictures-in-the-prompt.md
-def positions(ids: Sequence[int], picture: int, images: Sequence[ImagePatches]) -> Tensor:
-    """Return frame, row and column of each token [3, L]: words count on all three axes alike, images from where they
-    begin.
-
-    `ids` contains the token `picture` once per image token.
-    """
-    grids, index, position, remaining = [], 0, 0, iter(images)
-    while index < len(ids):
-        if ids[index] != picture:
-            grids.append(torch.full((3, 1), position))
-            index, position = index + 1, position + 1
-            continue
-        image = next(remaining)
-        rows, columns = image.rows // MERGED, image.columns // MERGED
-        grid = torch.meshgrid(torch.zeros(1).long(), torch.arange(rows), torch.arange(columns), indexing="ij")
-        grids.append(torch.stack([axis.flatten() for axis in grid]) + position)
-        index, position = index + image.tokens, position + max(rows, columns)
-    return torch.cat(grids, dim=1)
+    return cut_pixels(colours, PATCH)
 
 
 class VisionLanguageModel(nn.Module):

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.families.qwen_image.pictures import VISION, ImagePatches, language_sizes, positions
+from library.families.qwen_image.pictures import VISION, language_sizes
 from library.families.shared import language_model
+from library.families.shared.chat_images import ImagePatches, chat_positions
 from library.families.shared.language_model import HEAD_WIDTH
 from library.families.shared.qwen_chat import BEFORE, BEHIND
 from library.families.shared.weights import assign
@@ -116,7 +117,7 @@ def encode_with_pictures(
     places = torch.zeros(3, len(rows), length, dtype=torch.long)
     for row, (ids, images) in enumerate(zip(rows, images_by_caption, strict=True)):
         padded[row, : len(ids)], mask[row, dropped : len(ids)] = torch.tensor(ids), 1
-        places[:, row, : len(ids)] = positions(ids, picture, images)
+        places[:, row, : len(ids)] = chat_positions(ids, picture, images)
     flat = [image for images in images_by_caption for image in images]
     mask = mask[:, dropped:].to(device)
     states = model(padded.to(device), places.to(device), picture, flat)[:, dropped:]

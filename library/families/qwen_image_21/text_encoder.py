@@ -8,7 +8,7 @@ import importlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from library.families.shared import language_model, qwen3_vl, random_networks, weights
+from library.families.shared.chat_images import FRAMES, MERGED, ImagePatches, chat_positions, cut_pixels
 from library.families.shared.expected_tensors import BOTH, expanded, list_length
 from library.families.shared.part_files import complete
 from library.families.shared.weights import assign
@@ -25,7 +26,7 @@ LENGTH_MULTIPLE = 64  # lengths of batches of captions are multiples of this man
 SYSTEM_PART = "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"  # dropped
 USER, BEHIND = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 BEGIN, PICTURE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
-PATCH, MERGED, FRAMES = 16, 2, 2  # pixels of a patch's side, patches of a token's side, frames of an image
+PATCH = 16  # pixels of a patch's side
 TOKEN = PATCH * MERGED  # pixels of a token's side
 LEAST_SEEN_PIXELS, MOST_SEEN_PIXELS = (
     256 * 256,
@@ -34,18 +35,6 @@ LEAST_SEEN_PIXELS, MOST_SEEN_PIXELS = (
 EYES, VISION_HEAD = "visual.", 72  # prefix of the vision encoder's tensors, and the width of its heads
 ROPE_SECTIONS = [24, 20, 20]  # channel pairs of a head rotated by frame, row and column
 TAPS = {27: (8, 16, 24)}  # layers of a vision encoder of so many whose outputs the first layers add
-
-
-class ShownImage(NamedTuple):
-    """An image as input of the text encoder."""
-
-    patches: Tensor  # [rows * columns, 3 * FRAMES * PATCH * PATCH], the four of a token in a row
-    rows: int
-    columns: int
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.columns // MERGED**2
 
 
 def size_in_encoder(size: tuple[int, int]) -> tuple[int, int]:
@@ -59,16 +48,13 @@ def size_in_encoder(size: tuple[int, int]) -> tuple[int, int]:
     return max(TOKEN, whole(size[0] * factor / TOKEN) * TOKEN), max(TOKEN, whole(size[1] * factor / TOKEN) * TOKEN)
 
 
-def shown(image: Image.Image) -> ShownImage:
+def shown(image: Image.Image) -> ImagePatches:
     """Cut an image into patches, scaled if it does not have whole tokens."""
     scaled = image.convert("RGB")
     if (size := size_in_encoder(image.size)) != image.size:
         scaled = scaled.resize(size, Image.Resampling.BICUBIC)
     colours = torch.from_numpy(np.asarray(scaled).astype("float32") / 127.5 - 1)
-    rows, columns = colours.shape[0] // PATCH, colours.shape[1] // PATCH
-    cut = colours.view(rows // MERGED, MERGED, PATCH, columns // MERGED, MERGED, PATCH, 3)
-    patches = cut.permute(0, 3, 1, 4, 6, 2, 5)[..., None, :, :].expand(*(-1,) * 5, FRAMES, -1, -1)
-    return ShownImage(patches.reshape(rows * columns, -1), rows, columns)
+    return cut_pixels(colours, PATCH)
 
 
 def words_before(number: int) -> str:
@@ -87,7 +73,7 @@ def reference_words(tokenizer: Any, number: int) -> int:
     return -(-count // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
 
 
-def chat_ids(tokenizer: Any, caption: str, images: Sequence[ShownImage] = ()) -> list[int]:
+def chat_ids(tokenizer: Any, caption: str, images: Sequence[ImagePatches] = ()) -> list[int]:
     """Return the token ids of a caption in its chat behind its images. A long caption is cut, the chat's end is not."""
     pictures = [f"{words_before(n)}{PICTURE * image.tokens}" for n, image in enumerate(images, start=1)]
     head = f"{SYSTEM_PART}{''.join(pictures)}{END}" if images else f"{SYSTEM_PART}{USER}"
@@ -109,7 +95,7 @@ def encode_qwen_21_captions(model: Any, tokenizer: Any, captions: Sequence[str])
 
 
 def encode_with_references(
-    model: Any, tokenizer: Any, captions: Sequence[str], images_by_caption: Sequence[Sequence[ShownImage]]
+    model: Any, tokenizer: Any, captions: Sequence[str], images_by_caption: Sequence[Sequence[ImagePatches]]
 ) -> tuple[Tensor, Tensor]:
     """Captions behind their images -> states of the words alone [B, L, C], zero after each caption, and a mask [B, L].
 
@@ -135,25 +121,6 @@ def encode_with_references(
     return words, mask.to(device)
 
 
-def chat_positions(ids: Sequence[int], picture: int, images: Iterable[ShownImage]) -> Tensor:
-    """Return frame, row and column of each token [3, L]: words count on all axes alike, images from where they begin.
-
-    `ids` contains the token `picture` once per token of an image.
-    """
-    parts, index, position, remaining = [], 0, 0, iter(images)
-    while index < len(ids):
-        if ids[index] != picture:
-            parts.append(torch.full((3, 1), position))
-            index, position = index + 1, position + 1
-            continue
-        image = next(remaining)
-        rows, columns = image.rows // MERGED, image.columns // MERGED
-        axes = torch.meshgrid(torch.zeros(1).long(), torch.arange(rows), torch.arange(columns), indexing="ij")
-        parts.append(torch.stack([axis.flatten() for axis in axes]) + position)
-        index, position = index + image.tokens, position + max(rows, columns)
-    return torch.cat(parts, dim=1)
-
-
 class SeeingModel(nn.Module):
     """Qwen3-VL without its last norm: the vision encoder and the language model."""
 
@@ -161,7 +128,7 @@ class SeeingModel(nn.Module):
         super().__init__()
         self.language, self.visual = language, visual
 
-    def forward(self, ids: Tensor, places: Tensor, picture: int, images: Sequence[ShownImage]) -> Tensor:
+    def forward(self, ids: Tensor, places: Tensor, picture: int, images: Sequence[ImagePatches]) -> Tensor:
         """Token ids [B, L], positions [3, B, L], the images of all rows in turn -> last hidden states [B, L, C]."""
         states, more = self.language.embed_tokens(ids), {}
         if images:
