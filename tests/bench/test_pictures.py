@@ -29,8 +29,6 @@ def test_a_step_and_a_picture_are_timed_in_every_way(family, home, monkeypatch):
         compiled = "compiled" in row["candidate"]
         assert ("compile" in row) == compiled and (not compiled or row["compile"]["num_graphs"] > 0)
         assert row["not_recorded"]  # on a CPU
-        step, picture = (r["ms"]["p50"] for r in rows if r["candidate"] == row["candidate"])
-        assert step < picture
         if row["part"].startswith("picture"):
             assert row["first_s"] > 0 and (row["candidate"] == "eager" or 0 <= row["distance"] < 0.01)
     assert measure.measurement_title({"part": report.SAMPLE, "candidate": "eager", "resolution": 64})
