@@ -11,8 +11,8 @@ from tests import source
 # Why: a name that more modules share is found everywhere and says nothing.
 MODULES_PER_FUNCTION = 5
 MODULES_PER_CONSTANT = 3
-# At most this share of all module-level functions has a name that another module defines, too. Each family adds seven.
-SHARED_FUNCTIONS = 0.105
+# At most this share of all module-level functions has a name that another module defines, too, those by design aside.
+SHARED_FUNCTIONS = 0.07
 
 SHARED_BY_DESIGN = {
     "main": "what `python -m` and the entry points call",
@@ -92,7 +92,9 @@ def test_no_function_name_is_in_many_modules():
 
 def test_few_functions_share_a_name():
     together = sum(map(len, functions().values()))
-    shared = {name: modules for name, modules in functions().items() if len(modules) > 1}
+    shared = {
+        name: modules for name, modules in functions().items() if len(modules) > 1 and name not in SHARED_BY_DESIGN
+    }
     share = sum(map(len, shared.values())) / together
     assert share <= SHARED_FUNCTIONS, f"{share:.1%} of {together} functions share a name: {shared}"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from library.config.problems import Problem
+from library.config.problems import Message, Problem
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import opt
 from library.config.sections.noise import Loss, Noise
@@ -31,9 +31,14 @@ FLOW_INEFFECTIVE: Mapping[str, str] = {
 }
 
 
-def flow_rules(sigmoid: str) -> tuple[Rule, ...]:
-    # `sigmoid` is the reason that names the family's values of timestep_sampling with a sigmoid.
-    return (*_RULES, ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"), sigmoid))
+def flow_rules(size_shift: str) -> tuple[Rule, ...]:
+    """Return when options of flow matching have no effect. `size_shift`: the family's timestep_sampling with a shift by
+    the size of the image, "" without one.
+    """
+    reason = Message("timestep_sampling is not sigmoid, shift or {shift}", shift=size_shift)
+    if not size_shift:
+        reason = Message("timestep_sampling is neither sigmoid nor shift")
+    return (*_RULES, ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"), reason))
 
 
 _RULES: tuple[Rule, ...] = (

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Literal
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import define_section, opt
-from library.config.sections.adapters import Network
+from library.config.sections.adapters import AdapterData, Network
 from library.config.sections.caching import TextBatchCache
 from library.config.sections.flow import FLOW_INEFFECTIVE, Flow, FlowLoss, SafetensorsSave
+from library.config.sections.inputs import Data
 from library.config.sections.runs import AdapterRun, FullRun
 
 _SDPA = "attention is PyTorch's SDPA"
@@ -38,6 +39,20 @@ def flow_shift(usual: float) -> Any:
 def reference_folder(shown_with: Mapping[str, tuple[str, ...]]) -> Any:
     words = "A folder of reference images, with the names of their images."
     return opt(None, words, kind="folder", label="Reference folder", shown_with=shown_with)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceData(Data):
+    """The images, and the reference images beside them."""
+
+    control_directory: str | None = reference_folder({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceAdapterData(AdapterData):
+    """The same when adapters are trained."""
+
+    control_directory: str | None = reference_folder({})
 
 
 def blocks_to_swap(limit: int) -> Any:

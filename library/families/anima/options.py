@@ -26,8 +26,6 @@ FOREIGN = {
     "vae_chunk_size": "the VAE works in tiles by itself when memory is short",
     "vae_disable_cache": "a single image needs no cache in the VAE",
 }
-# Why sigmoid_scale has no effect.
-WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 RATE_OPTIONS = ("self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr", "llm_adapter_lr")
 
 OTHER_FILES = {
@@ -175,7 +173,7 @@ class AnimaRun:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(WITHOUT_SIGMOID)
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(AnimaFlow.size_shift)
     aliases: ClassVar[Mapping[str, str]] = FLAG_ALIASES
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
 

@@ -36,8 +36,6 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
 )
 
-# Why sigmoid_scale has no effect.
-WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 OTHER_FLUX_FILES = {
     "clip_l": "the CLIP-L text encoder (clip_l.safetensors)",
     "t5xxl": "the T5-XXL text encoder (t5xxl_fp16.safetensors)",
@@ -271,7 +269,7 @@ class FluxRun:
     grid: ClassVar[int] = 16
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(WITHOUT_SIGMOID))
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(FluxFlow.size_shift))
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
 
     model: FluxModel = define_section(FluxModel)

@@ -31,8 +31,6 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
 # Flags of musubi-tuner that are not needed here.
 MUSUBI_FLAGS = {"fp8_text_encoder": "fp8_base keeps the text encoder in 8 bits as well"}
 
-# Why sigmoid_scale has no effect.
-NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or flux2_shift"
 OTHER_FLUX_2_FILES = {
     "text_encoder": "the Qwen3-4B (klein 4B) or Qwen3-8B (klein 9B) text encoder",
     "vae": "the FLUX.2 VAE (flux2-vae.safetensors)",
@@ -85,23 +83,6 @@ class Flux2Flow(sections.TransformerFlow):
     size_shift: ClassVar[str] = "flux2_shift"
 
 
-REFERENCE_FOLDER = sections.reference_folder({})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux2Data(sections.Data):
-    """The images, and the reference images beside them."""
-
-    control_directory: str | None = REFERENCE_FOLDER
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux2AdapterData(sections.AdapterData):
-    """The same when adapters are trained."""
-
-    control_directory: str | None = REFERENCE_FOLDER
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flux2Memory(sections.Memory):
     """Memory and speed of a training of FLUX.2."""
@@ -137,7 +118,7 @@ class Flux2Run:
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = (
         *INEFFECTIVE_RULES,
-        *sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT),
+        *sections.flow_rules(Flux2Flow.size_shift),
     )
     foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
 
@@ -158,7 +139,7 @@ class Flux2Lora(Flux2Run, sections.TransformerLora):
     script: ClassVar[str] = "flux_2_train_network"
     title: ClassVar[str] = "FLUX.2 LoRA"
 
-    data: Flux2AdapterData = define_section(Flux2AdapterData)
+    data: sections.ReferenceAdapterData = define_section(sections.ReferenceAdapterData)
     network: Flux2Network = define_section(Flux2Network)
 
 
@@ -169,7 +150,7 @@ class Flux2Train(Flux2Run, sections.TransformerTrain):
     script: ClassVar[str] = "flux_2_train"
     title: ClassVar[str] = "FLUX.2 fine-tune"
 
-    data: Flux2Data = define_section(Flux2Data)
+    data: sections.ReferenceData = define_section(sections.ReferenceData)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

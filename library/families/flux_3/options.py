@@ -28,8 +28,6 @@ INEFFECTIVE = {
     "max_token_length": "captions of FLUX.3 may have any length up to 8184 tokens",
 }
 
-# Why sigmoid_scale has no effect.
-WITHOUT_SIGMOID_OR_SHIFT = "timestep_sampling is neither sigmoid nor shift"
 OTHER_FLUX_3_FILES = {
     "text_encoder": "the Qwen3-VL-4B text encoder (qwen3vl_4b_bf16.safetensors)",
     "vae": "the FLUX.2 VAE, which FLUX.3 shares (flux2-vae.safetensors)",
@@ -65,23 +63,6 @@ class Flux3Flow(sections.TransformerFlow):
     )
     discrete_flow_shift: float = sections.flow_shift(3.0)
     size_shift: ClassVar[str] = ""  # the model is sampled with one shift at every size
-
-
-FOLDER_OF_REFERENCES = sections.reference_folder({})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux3Data(sections.Data):
-    """The images, and the reference images beside them."""
-
-    control_directory: str | None = FOLDER_OF_REFERENCES
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux3AdapterData(sections.AdapterData):
-    """The same when adapters are trained."""
-
-    control_directory: str | None = FOLDER_OF_REFERENCES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +101,7 @@ class Flux3Run:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(WITHOUT_SIGMOID_OR_SHIFT)
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(Flux3Flow.size_shift)
 
     @property
     def control_images(self) -> ControlUse:
@@ -139,7 +120,7 @@ class Flux3Lora(Flux3Run, sections.TransformerLora):
     script: ClassVar[str] = "flux_3_train_network"
     title: ClassVar[str] = "FLUX.3 LoRA"
 
-    data: Flux3AdapterData = define_section(Flux3AdapterData)
+    data: sections.ReferenceAdapterData = define_section(sections.ReferenceAdapterData)
     network: Flux3Network = define_section(Flux3Network)
 
 
@@ -150,7 +131,7 @@ class Flux3Train(Flux3Run, sections.TransformerTrain):
     script: ClassVar[str] = "flux_3_train"
     title: ClassVar[str] = "FLUX.3 fine-tune"
 
-    data: Flux3Data = define_section(Flux3Data)
+    data: sections.ReferenceData = define_section(sections.ReferenceData)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,8 +28,6 @@ INEFFECTIVE = {
     "max_token_length": "captions of Krea 2 may have any length up to 507 tokens",
 }
 
-# Why sigmoid_scale has no effect.
-NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or krea2_shift"
 OTHER_KREA_2_FILES = {
     "text_encoder": "the Qwen3-VL-4B text encoder (qwen3vl_4b_bf16.safetensors)",
     "vae": "the Qwen-Image VAE (qwen_image_vae.safetensors)",
@@ -103,7 +101,7 @@ class Krea2Run:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT)
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(Krea2Flow.size_shift)
 
     model: Krea2Model = define_section(Krea2Model)
     noise: Krea2Flow = define_section(Krea2Flow)

@@ -30,8 +30,6 @@ MUSUBI_FLAGS = {
     "num_layers": "the number of blocks is read from the file",
 }
 
-# Why sigmoid_scale has no effect.
-NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or qwen_shift"
 OTHER_QWEN_FILES = {
     "text_encoder": "the Qwen2.5-VL text encoder (qwen_2.5_vl_7b.safetensors)",
     "vae": "the Qwen-Image VAE (qwen_image_vae.safetensors)",
@@ -176,7 +174,7 @@ class QwenRun:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT)
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(QwenFlow.size_shift)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
     old: ClassVar[Mapping[str, Option]] = section_options(OldVersions)
     convert = staticmethod(convert_model_version)

@@ -23,8 +23,6 @@ INEFFECTIVE = {
     "max_token_length": "captions of Qwen-Image-2.1 may have any length up to 1016 tokens",
 }
 
-# Why sigmoid_scale has no effect.
-NO_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or qwen_shift"
 OTHER_QWEN_21_FILES = {
     "text_encoder": "the Qwen3-VL-8B text encoder (qwen3vl_8b_bf16.safetensors)",
     "vae": "the Qwen-Image-2.1 VAE (qwen_image_2.1_vae_bf16.safetensors)",
@@ -79,23 +77,6 @@ class Qwen21Flow(sections.TransformerFlow):
     size_shift: ClassVar[str] = "qwen_shift"
 
 
-SHOWN_REFERENCES = sections.reference_folder({})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Qwen21Data(sections.Data):
-    """The images, and the reference images beside them."""
-
-    control_directory: str | None = SHOWN_REFERENCES
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Qwen21AdapterData(sections.AdapterData):
-    """The same when adapters are trained."""
-
-    control_directory: str | None = SHOWN_REFERENCES
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen21Memory(sections.Memory):
     """Memory and speed of a training of Qwen-Image-2.1."""
@@ -126,7 +107,7 @@ class Qwen21Run:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(NO_SIGMOID_NOR_SHIFT)
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(Qwen21Flow.size_shift)
 
     @property
     def control_images(self) -> ControlUse:
@@ -145,7 +126,7 @@ class Qwen21Lora(Qwen21Run, sections.TransformerLora):
     script: ClassVar[str] = "qwen_image_21_train_network"
     title: ClassVar[str] = "Qwen-Image-2.1 LoRA"
 
-    data: Qwen21AdapterData = define_section(Qwen21AdapterData)
+    data: sections.ReferenceAdapterData = define_section(sections.ReferenceAdapterData)
     network: Qwen21Network = define_section(Qwen21Network)
 
 
@@ -156,7 +137,7 @@ class Qwen21Train(Qwen21Run, sections.TransformerTrain):
     script: ClassVar[str] = "qwen_image_21_train"
     title: ClassVar[str] = "Qwen-Image-2.1 fine-tune"
 
-    data: Qwen21Data = define_section(Qwen21Data)
+    data: sections.ReferenceData = define_section(sections.ReferenceData)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

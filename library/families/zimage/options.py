@@ -24,8 +24,6 @@ MUSUBI_FLAGS = {
     "use_32bit_attention": "attention is PyTorch's SDPA",
 }
 
-# Why sigmoid_scale has no effect.
-WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 OTHER_ZIMAGE_FILES = {
     "text_encoder": "the Qwen3-4B text encoder (qwen_3_4b.safetensors)",
     "vae": "the FLUX.1 autoencoder (ae.safetensors)",
@@ -93,7 +91,7 @@ class ZImageRun:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(WITHOUT_SIGMOID)
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(ZImageFlow.size_shift)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
 
     model: ZImageModel = define_section(ZImageModel)
