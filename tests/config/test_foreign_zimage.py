@@ -243,6 +243,6 @@ def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
         "assistant_lora_path": adapter,
     }
     imported = importers.import_content(settings, CONFIGS)
-    assert imported.config.model.model_version == "turbo" and imported.config.network.base_weights == (adapter,)
+    assert imported.config.model.model_version == "turbo" and imported.config.network.assistant_lora == adapter
     (said,) = [outcome.text for outcome in imported.outcomes if outcome.key == "model.assistant_lora_path"]
-    assert adapter in str(said) and "base_weights" in str(said)
+    assert adapter in str(said) and "assistant_lora" in str(said)
