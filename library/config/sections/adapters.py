@@ -72,7 +72,7 @@ class Network:
     )
     assistant_lora: str | None = opt(
         None,
-        "A LoRA that distilled models need in training; off in samples. With a strength: FILE:0.8.",
+        "A LoRA that distilled models need in training; off in samples. Add a strength: FILE:0.8.",
         label="Assistant LoRA",
         kind="file",
         weighted=True,
