@@ -109,7 +109,7 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
         assert "network_args" not in values and "model_version" not in values
     elif name == "aitoolkit":
         assert values["model_version"] == "turbo" and values["network_dim"] == 32 and values["blocks_to_swap"] == 29
-        assert values["base_weights"] == ("zimage_turbo_training_adapter_v2.safetensors",)
+        assert values["assistant_lora"] == "zimage_turbo_training_adapter_v2.safetensors"
         assert "--l 0" in imported.texts["sample_prompts"] and values["fp8_base"]
     else:
         assert values["model_version"] == "base" and values["int8_base"] and values["blocks_to_swap"] == 15
