@@ -1,8 +1,6 @@
 """The LoRA that keeps a distilled model distilled while it trains, and is off in pictures (`assistant_lora`).
 
-Merging it would round every weight, so that no picture could be computed with the exact weights again; and the weights
-may be on the host or in 4 or 8 bits by then. So it stays beside the layers, and adds to their outputs until it is
-switched off.
+It stays beside the layers, and adds to their outputs until it is switched off, so that weights and pictures are exact.
 """
 
 import types
@@ -24,6 +22,7 @@ OPTION = "assistant_lora"
 DOWN_BUFFER, UP_BUFFER = "assistant_down", "assistant_up"  # buffers of a layer: they move with it, and no file has them
 
 
+# Why: docs/decisions/2026-11-28-assistants-stand-beside-layers.md
 def attach_assistant(components: ModelComponents, family: Family, path: Path, strength: float) -> AssistantSwitch:
     """Add an assistant LoRA to the denoiser, and return its switch.
 
