@@ -70,6 +70,9 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     "test_losses_are_close_and_compiled_ones_too": ("flux_[t2]*", "zimage*"),
     "test_text_encoders_that_learn_recompute_too": ("flux*",),
     "test_trainings_learn_nearly_the_same_compiled_and_swapped_too": ("flux_2*", "zimage*"),
+    # ---- methods
+    "test_it_equals_a_merged_lora_in_steps_and_none_when_off": ("flux", "zimage", "krea_2"),
+    "test_it_stands_beside_any_adapter_and_any_weights": ("lycoris*", "some layers", "int8 products"),
     # ---- page
     "test_every_option_comes_back_as_it_was_filled_in": ("lora-*", "*-sdxl", "*-flux"),
     # ---- sampling
@@ -109,6 +112,7 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     "test_six_sizes_and_lengths_need_the_graphs_of_one_length": (),
     "test_sizes_of_images_and_references_need_the_predicted_graphs": (),
     "test_small_updates_add_up": ("AdamW-*", "Adafactor-full*", "AdamW8bit-full*"),
+    "test_steps_are_those_of_a_merged_lora_and_samples_those_of_none": ("flux*",),
     "test_three_sizes_need_the_predicted_graphs_and_give_the_same_losses": ("flux*",),
     "test_training_goes_on_from_a_file_of_sd_scripts_names_and_compiled_losses_are_the_eager_ones": (),
     "test_twice_interrupted_is_bit_for_bit_the_same": ("flux_train_network", "anima*"),

@@ -1,18 +1,27 @@
-"""Buttons below the field of a LoRA for samples: the published ones of each family, by name."""
+"""Buttons below the field of a LoRA for samples or for distilled models: the published ones of each family, by name."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from kohya_gui.form.form import attributes
 from library import families
+from library.families.facts import FamilyFacts, HubLora
 
 
-def lora_buttons(family_names: Iterable[str]) -> str:
+def few_step_buttons(family_names: Iterable[str]) -> str:
+    return _lora_buttons(family_names, lambda facts: facts.few_step_loras)
+
+
+def assistant_buttons(family_names: Iterable[str]) -> str:
+    return _lora_buttons(family_names, lambda facts: facts.assistant_loras)
+
+
+def _lora_buttons(family_names: Iterable[str], loras_of: Callable[[FamilyFacts], Sequence[HubLora]]) -> str:
     """HTML of the buttons; each is visible with its family alone, and fills in its value."""
     return "".join(
         f"<button{attributes(_attributes(family, lora.value))}>{escape(lora.title)}</button>"
         for family in family_names
-        for lora in families.facts_of(family).few_step_loras
+        for lora in loras_of(families.facts_of(family))
     )
 
 

@@ -76,7 +76,8 @@ class TrainingTab:
             finding.MODEL_OPTION: models.download_button("Base model"),
             **dict.fromkeys(("learning_rate", "network_dim"), several.BUTTON),
             **caches.BUTTONS,
-            "sample_lora": few_steps.lora_buttons(self.tab.configs),
+            "sample_lora": few_steps.few_step_buttons(self.tab.configs),
+            "assistant_lora": few_steps.assistant_buttons(self.tab.configs),
         }
         return SettingsForm(self.tab.id, FAMILY_TITLES, self.tab.configs, self.tab.basics, extra, below)
 

@@ -12,7 +12,7 @@ from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.families import recognition
 from library.families.shared.weights import header_entries
-from library.methods import small_files
+from library.methods import assistant_lora, small_files
 from library.sampling import few_steps
 from library.train.saving import resume_check
 
@@ -76,6 +76,7 @@ def _existing_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
     if isinstance(config, AdapterRun):
         paths_by_option["network_weights"] = [config.network.network_weights or ""]
         paths_by_option["base_weights"] = config.network.base_weights
+        paths_by_option["assistant_lora"] = [*map(str, assistant_lora(config))]
     if config.sample.wanted:
         paths_by_option["sample_lora"] = [str(path) for path in few_steps.sample_lora(config)]
     for option, paths in paths_by_option.items():

@@ -40,6 +40,7 @@ ALL = {
     "network_weights": None,
     "dim_from_weights": False,
     "base_weights": None,
+    "assistant_lora": None,
 }
 HEADER = 120  # bytes of a file's header per tensor
 

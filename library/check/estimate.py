@@ -18,6 +18,7 @@ from library.measuring.model_stats import ModelStats, model_stats
 from library.measuring.operations import count_block_tokens, data_sheet_rate, operations_of_image
 from library.memory import swapping
 from library.memory.quantization import fp8_storage, nf4
+from library.methods import assistant_lora
 from library.methods.base import trained_dtype
 from library.runs import layout, reader
 
@@ -153,7 +154,7 @@ def _memory_parts(
         gradients = (trained - model.denoiser + shared) * gradient_bytes
         states *= (trained - model.denoiser * (1 - 1 / processes)) / trained
     parts = {
-        "model": weights,
+        "model": weights + sum(path.stat().st_size for path in assistant_lora(config) if path.is_file()),
         "text encoders": 0 if config.cache.text else model.encoders * (1 if config.precision.fp8_encoders else 2),
         "VAE": 0 if config.cache.latents else model.vae * 4,
         "what learns": trained * 4 if config.adapters else 0,

@@ -27,7 +27,7 @@ from library.train.saving.state_files import WEIGHTS
 
 
 def find_model_file_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield mismatches of `network_weights`, `base_weights`, `network_args` and `resume` with the model.
+    """Yield mismatches of the files of adapters, `network_args` and `resume` with the model.
 
     These must be valid by themselves.
     """
@@ -60,7 +60,8 @@ def _needs_model(config: RunConfig) -> bool:
     if network_args.args_class(config) is None:
         return False  # other modules cannot be predicted
     network = config.network
-    return bool(network.network_weights or network.base_weights or network.network_args) or _resumes(config)
+    files = network.network_weights or network.base_weights or network.assistant_lora
+    return bool(files or network.network_args) or _resumes(config)
 
 
 def _resumes(config: RunConfig) -> bool:

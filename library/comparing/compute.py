@@ -120,9 +120,8 @@ class FileComparer:
         config = plan.model_config(self.config)
         base = [(Path(path), weight) for path, weight in _base_weights(self.config)]
         columns = [Column(str(file.title), (*base, (file.path, 1.0))) for file in self.comparison.files]
-        model = generate.open_sampling_model(
-            config, (path for column in columns for path, _ in column.loras), self.report
-        )
+        files = [*(path for column in columns for path, _ in column.loras), *methods.assistant_lora(self.config)]
+        model = generate.open_sampling_model(config, files, self.report)
         sample = self._sampler(model, config, len(columns))
         for number, column in enumerate(columns):
             self._column(number, column, model, sample, config)
@@ -160,7 +159,8 @@ class FileComparer:
         comparison, file = self.comparison, self.comparison.files[number]
         done, total = number * len(comparison.rows), len(comparison.files) * len(comparison.rows)
         if self._measure:
-            comparison.losses[number] = self._measure(model, dict(column.loras), config, self.report)
+            in_steps = dict(column.loras) | methods.assistant_lora(self.config)
+            comparison.losses[number] = self._measure(model, in_steps, config, self.report)
             self.store(comparison)
 
         def keep(row: int, image: Image.Image) -> None:

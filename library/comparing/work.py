@@ -16,6 +16,7 @@ from library.runs import reader
 from library.sampling import generate
 from library.sampling.plan import check_image_count
 from library.sampling.prompts import Prompt
+from library.train.saving import base_files
 
 COMPARE_FOLDER = "compare"
 
@@ -37,7 +38,8 @@ def compare_files(
         prompts = plan.with_seed(prompts, arguments.seed)
         check_image_count(len(files), prompts)
         generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
-        config = hub_files.with_sample_lora(config, hub_files.find_or_download(report))
+        config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))
+        config = base_files.with_all_files(config, report)
         folder = new_folder(run.folder)
         comparison = Comparison(run.id, folder, files, [*notes, *damaged, *unread])
 

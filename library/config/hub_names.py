@@ -17,7 +17,10 @@ ON_THE_HUB = re.compile(
 MAX_ADDRESS_SHOWN = 120  # characters of an address in a message
 # What options may name on the hub, and how: their other values are paths.
 FILE, FOLDER = "file", "repository"
-NAMES_ON_THE_HUB = {"base_weights": FILE, "sample_lora": FILE, "pretrained_model_name_or_path": FOLDER}
+NAMES_ON_THE_HUB = {
+    **dict.fromkeys(("base_weights", "assistant_lora", "sample_lora"), FILE),
+    "pretrained_model_name_or_path": FOLDER,
+}
 
 
 def is_file_id(name: str) -> bool:

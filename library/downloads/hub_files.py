@@ -9,6 +9,7 @@ import huggingface_hub
 from library.config.hub_names import is_file_id
 from library.config.problems import Message, Problem, Report
 from library.config.run_config import RunConfig
+from library.config.schema import option_values, options_of
 from library.config.values import split_strength
 from library.downloads import hub
 from library.families.shared.hub import ID
@@ -47,11 +48,18 @@ def download_hub_file(name: str, report: Report) -> Path:
     return hub.download_file(file, path, report)
 
 
-def with_sample_lora(config: RunConfig, find: Callable[[str], Path | None]) -> RunConfig:
-    """Return the config with the path of a sample_lora of the hub, as `find` returns it; None leaves its name."""
-    file, strength = split_strength(config.sample.sample_lora or "")
+def with_local_lora(config: RunConfig, option: str, find: Callable[[str], Path | None]) -> RunConfig:
+    """Return the config with the path of a LoRA of the hub that an option names, as `find` returns it; None leaves its
+    name.
+    """
+    file, strength = split_strength(option_values(config)[option] or "")
     path = find(file) if is_file_id(file) else None
-    return replace(config, sample=replace(config.sample, sample_lora=f"{path}:{strength:g}")) if path else config
+    return with_value(config, option, f"{path}:{strength:g}") if path else config
+
+
+def with_value(config: RunConfig, option: str, value: str | None) -> RunConfig:
+    section = options_of(type(config))[option].section
+    return replace(config, **{section: replace(getattr(config, section), **{option: value})})
 
 
 def find_or_download(report: Report) -> Callable[[str], Path]:

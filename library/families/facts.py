@@ -60,14 +60,12 @@ class HubModel:
 
 
 @dataclass(frozen=True)
-class FewStepLora:
-    """A published LoRA with which a model generates in few steps, and the settings that it was distilled for."""
+class HubLora:
+    """A published LoRA."""
 
     title: str
     file: str  # on the Hugging Face Hub: owner/name/file
     strength: float = 1.0
-    # Fields of a sample prompt that it needs: sample_steps or sample_sigmas, scale, guidance_scale, flow_shift, ...
-    prompt: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def value(self) -> str:
@@ -80,6 +78,14 @@ class FewStepLora:
         _, repository, *_, name = self.file.split("/")
         *folders, last = re.split(r"[/\\]", path)
         return last == name and (name not in COMMON_NAMES or any(repository in folder for folder in folders))
+
+
+@dataclass(frozen=True)
+class FewStepLora(HubLora):
+    """A LoRA with which a model generates in few steps, and the settings that it was distilled for."""
+
+    # Fields of a sample prompt that it needs: sample_steps or sample_sigmas, scale, guidance_scale, flow_shift, ...
+    prompt: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,7 @@ class FamilyFacts:
     named_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))
     hub_models: tuple[HubModel, ...] = ()  # available for download, the default first
     few_step_loras: tuple[FewStepLora, ...] = ()  # that the page proposes for samples
+    assistant_loras: tuple[HubLora, ...] = ()  # with which its distilled models are trained
     # Text encoder -> its key in the files of textual inversions, if that is not its name.
     embedding_keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     # Options of its parts -> a test whether a file with these shapes is that part.

@@ -17,10 +17,9 @@ from library.importers.shared import (
     equal,
     flatten_tables,
     ignore_rest,
+    import_assistant,
     import_keys,
-    is_hub_name,
     load_tables,
-    merged_from_hub,
     other_model_error,
     own_name,
     precision,
@@ -167,10 +166,7 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
     builder.explain(text, "model.quantize_te", "model.qtype", "model.qtype_te")
     _import_extra_networks(builder)
     if path := builder.get("model.assistant_lora_path"):
-        if str(path).endswith(".safetensors") and not is_hub_name(str(path)):
-            builder.rename("model.assistant_lora_path", "base_weights", [str(path)])
-        else:
-            merged_from_hub(builder, "model.assistant_lora_path", str(path))
+        import_assistant(builder, "model.assistant_lora_path", str(path))
     if is_on(builder.get("model.layer_offloading")) and builder.family in BLOCK_COUNTS:
         share = builder.number("model.layer_offloading_transformer_percent")
         blocks, most = BLOCK_COUNTS[builder.family]

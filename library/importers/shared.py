@@ -249,21 +249,21 @@ def is_hub_name(path: str) -> bool:
     return is_name and not Path(parts[0]).exists()
 
 
-def merged_from_hub(builder: ImportBuilder, key: str, path: str) -> None:
-    """Import an adapter of the Hugging Face Hub that is merged before the training, by its file, which is downloaded if
-    missing. An id alone stands for the file that diffusers looks for in such a repository."""
+def import_assistant(builder: ImportBuilder, key: str, path: str, strength: float = 1.0) -> None:
+    """Import the adapter with which a distilled model is trained: a file here, or one of the Hugging Face Hub, which is
+    downloaded if missing. An id alone stands for the file that diffusers looks for in such a repository."""
+    added = "" if strength == 1 else f":{strength:g}"
     if is_hub_name(path):
-        name = f"{path}/{DIFFUSERS_LORA}" if path.count("/") == 1 else path
-        builder.change(
-            key,
-            Message("base_weights = {name}, which is downloaded where it is missing", name=name),
-            {"base_weights": [name]},
-        )
+        name = f"{path}/{DIFFUSERS_LORA}{added}" if path.count("/") == 1 else f"{path}{added}"
+        text = Message("assistant_lora = {name}, which is downloaded where it is missing", name=name)
+        builder.change(key, text, {"assistant_lora": name})
         return
-    text = Message("download {path} and name its file in base_weights, which merges it before the training", path=path)
-    builder.ignore(key, text)
-    template = "needs {path}, which the training starts from: download it, and name its file here"
-    builder.problems.append(Problem("base_weights", template, path=path))
+    if path.endswith(".safetensors"):
+        builder.rename(key, "assistant_lora", f"{path}{added}")
+        return
+    builder.ignore(key, Message("download {path} and name its file in assistant_lora", path=path))
+    template = "needs {path}, with which the model is trained: download it, and name its file here"
+    builder.problems.append(Problem("assistant_lora", template, path=path))
 
 
 def describe(values: JsonMapping) -> Message:

@@ -18,10 +18,9 @@ from library.importers.shared import (
     describe,
     equal,
     ignore_rest,
+    import_assistant,
     import_keys,
-    is_hub_name,
     load_tables,
-    merged_from_hub,
     other_model_error,
     own_name,
     precision,
@@ -154,20 +153,20 @@ def _import_simpletuner_model(builder: ImportBuilder) -> None:
 
 
 def _import_assistant_lora(builder: ImportBuilder, flavour: str) -> None:
-    """Import the adapter that SimpleTuner by default merges into a distilled model before the training."""
+    """Import the adapter with which SimpleTuner by default trains a distilled model."""
     key = "assistant_lora_path"
     default_path = SIMPLETUNER_TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
     path = builder.get(key) or default_path
     if (name := builder.get("assistant_lora_weight_name")) and str(path).count("/") == 1:
         path = f"{path}/{name}"
-    builder.explain("is part of base_weights", "assistant_lora_weight_name")
+    builder.explain("is part of assistant_lora", "assistant_lora_weight_name")
     if not path or is_on(builder.get("disable_assistant_lora")) or not builder.adapters:
-        builder.explain("no adapter is merged before the training", key, "disable_assistant_lora")
-    elif str(path).endswith(".safetensors") and builder.get(key) and not is_hub_name(str(path)):
-        builder.rename(key, "base_weights", [str(path)])
+        builder.explain("no assistant takes part in the training", key, "disable_assistant_lora")
     else:
         builder.assume(key, path)
-        merged_from_hub(builder, key, str(path))
+        strength = builder.number("assistant_lora_strength")
+        import_assistant(builder, key, str(path), 1.0 if strength is None else strength)
+        builder.explain("is part of assistant_lora", "assistant_lora_strength")
     builder.empty("disable_assistant_lora", "assistant_lora_strength", "assistant_lora_inference_strength")
 
 

@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from library import packages
+from library import families, packages
 from library.config.hub_names import FILE, about_absent, is_file_id
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
+from library.config.values import split_strength
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import embedding, full, lllite, lora, lora_files, lycoris
+from library.methods.assistant import attach_assistant
 from library.methods.base import TrainingMethod
 from library.methods.full import FullFinetune
 
@@ -34,7 +36,10 @@ def attach_method(components: ModelComponents, family: Family, config: RunConfig
         lora_files.report_unmatched("base_weights", path, unmatched, len(lora_files.by_name(tensors)))
     is_ours = config.network.module.startswith("networks.")
     attach = lora.attach_lora if is_ours else lycoris.attach_lycoris
-    return attach(components, family, config)
+    method = attach(components, family, config)
+    for path, strength in assistant_lora(config).items():
+        method.assistant = attach_assistant(components, family, path, strength)
+    return method
 
 
 def reads_encoders(config: RunConfig) -> bool:
@@ -55,6 +60,11 @@ def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
     return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
 
 
+def assistant_lora(config: RunConfig) -> dict[Path, float]:
+    path, strength = split_strength((isinstance(config, AdapterRun) and config.network.assistant_lora) or "")
+    return {Path(path): strength} if path else {}
+
+
 def find_method_problems(config: RunConfig) -> Iterator[Problem]:
     """Return problems of the training method that depend on files and installed packages."""
     if isinstance(config, EmbeddingRun):
@@ -69,8 +79,9 @@ def find_method_problems(config: RunConfig) -> Iterator[Problem]:
     yield from lycoris.find_lycoris_problems(config)
     files = {"network_weights": config.network.network_weights}
     files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
+    files["assistant_lora"], _ = split_strength(config.network.assistant_lora or "")
     for option, path in files.items():
-        # Files of base_weights may be downloaded from the hub later, network_weights not.
+        # The other files may be downloaded from the hub later, network_weights not.
         if path and not Path(path).is_file() and not (option != "network_weights" and is_file_id(path)):
             if Path(path).is_dir():
                 yield Problem(option, ": {path} is a folder: name a file in it", path=path)
@@ -79,5 +90,25 @@ def find_method_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def method_notes(config: RunConfig) -> Iterator[Problem]:
+    """Yield what is unusual in network_args, and assistant LoRAs in the wrong option."""
     if isinstance(config, AdapterRun):
         yield from network_args.network_args_notes(config)
+        yield from _merged_assistants(config)
+
+
+def _merged_assistants(config: AdapterRun) -> Iterator[Problem]:
+    """Yield a published assistant LoRA that is merged, and so shows in samples."""
+    files, strengths = config.network.base_weights, config.network.base_weights_multiplier
+    for known in families.facts_of(config.family).assistant_loras:
+        if len(files) == 1 and known.is_named(files[0]) and not config.network.assistant_lora:
+            yield Problem(
+                "base_weights",
+                ": {file} is merged into the model and shows in samples; as assistant_lora it is off in them",
+                file=files[0],
+                also="assistant_lora",
+                fix={
+                    "base_weights": (),
+                    "base_weights_multiplier": (),
+                    "assistant_lora": ":".join([files[0], *(f"{strength:g}" for strength in strengths)]),
+                },
+            )

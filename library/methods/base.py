@@ -1,7 +1,8 @@
 """Common parts of training methods: parameter groups, and snapshots of trained values."""
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,22 @@ from library.methods.factor_cache import FactorCache
 from library.methods.sharding import ShardedModel
 
 
+class AssistantSwitch:
+    """Whether the frozen LoRA that only steps need takes part."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """Within the context, predict exactly as the model without it."""
+        self.is_on = False
+        try:
+            yield
+        finally:
+            self.is_on = True
+
+
 class TrainingMethod(ABC):
     """Trained parameters in groups, each with its learning rate; subclasses define `named`."""
 
@@ -21,6 +38,7 @@ class TrainingMethod(ABC):
     denoiser: nn.Module | None = None  # if its own weights are trained, which may be swapped and stepped block by block
     block_classes: tuple[str, ...] = ()  # of its blocks
     shards: ShardedModel | None = None  # where several processes hold parts of the denoiser
+    assistant = AssistantSwitch()  # of the LoRA of `assistant_lora`; without one it switches nothing
     factor_caches: Sequence[FactorCache] = ()  # what adapters compute once for a whole forward pass of the denoiser
     _groups: list[dict[str, Any]]
 

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,7 +184,6 @@ def attach_lora(components: ModelComponents, family: Family, config: AdapterRun)
     return method
 
 
-@torch.no_grad()
 def merge_base_weights(
     components: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0
 ) -> Unmatched:
@@ -192,14 +191,27 @@ def merge_base_weights(
 
     The sum is computed in float32 and then rounded once to the weight's own dtype, also if that is bfloat16 or float8.
     """
+    return change_layers(
+        networks(components), family, tensors, lambda layer, parts: _merge_product(layer, parts, multiplier)
+    )
+
+
+@torch.no_grad()
+def change_layers(
+    roots: Mapping[str, nn.Module],
+    family: Family,
+    tensors: Mapping[str, Tensor],
+    change: Callable[[nn.Linear | nn.Conv2d, Mapping[str, Tensor]], None],
+) -> Unmatched:
+    """Call `change` with each layer of these networks that a LoRA file is for, and with the tensors for it."""
     adapters, used, misfits = by_name(tensors), set(), []
-    for part, root in networks(components).items():
+    for part, root in roots.items():
         for layer in targets.find_target_layers(root, part, family.adapter_name, ()):
             name = layer.name if layer.name in adapters else AdapterLocation(part, layer.path).alias
             if "lora_down.weight" in adapters.get(name, {}):
                 used.add(name)
                 if factors_fit(layer.layer.weight, adapters[name]):
-                    _merge_product(layer.layer, adapters[name], multiplier)
+                    change(layer.layer, adapters[name])
                 else:
                     misfits.append(name)
     return Unmatched(unexpected=[n for n in adapters if n not in used], misfits=misfits)

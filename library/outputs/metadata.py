@@ -20,6 +20,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import option_values
 from library.config.sections import AdapterRun
+from library.config.values import split_strength
 from library.families.base import Family
 
 # ss_ keys equal to option names; options that this kind of run lacks are left out.
@@ -75,6 +76,9 @@ class MetadataBuilder:
             "network_module": config.network.module,
         }
         facts |= _network_args(config)
+        if config.network.assistant_lora:  # beside which it was trained, and which it does not hold
+            path, strength = split_strength(config.network.assistant_lora)
+            facts["assistant_lora"] = f"{Path(path).name}:{strength:g}"
         if self._hashes is None:
             return _metadata_texts({key: facts[key] for key in MINIMAL_KEYS if key in facts}) | spec
         facts |= self._hashes.result()

@@ -237,7 +237,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     or are replaced meanwhile.
     """
     check_before(config, prompts)
-    config = hub_files.with_sample_lora(config, hub_files.find_or_download(report))
+    config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))
     model = open_sampling_model(config, (path for column in columns for path, _ in column.loras), report, word)
     _check_guides(prompts, bool(model.applied.controls))
     done, total = 0, 0

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from tests.training import ONE_ADAPTER, several_blocks
+from library import families
+from library.compiler.torch_settings import stance
+from library.methods import targets
+from tests.sampling.test_sampling import lora_file
+from tests.training import ONE_ADAPTER, config_of, several_blocks
 
 SDXL, FLUX = "sdxl_train_network", "flux_train_network"
 ONE, MANY, BATCHES = ((2, 8, 8),), ((2, 8, 8), (2, 8, 16)), ((1, 8, 8), (3, 8, 16), (3, 8, 8))
@@ -69,6 +73,22 @@ def test_graphs_are_as_many_as_predicted(model_of, varying, case):
     told = model.log.summary()
     assert told["graphs"] == graphs and not told["recompiles"], [event.reason for event in model.log.events]
     assert set(varying) == {case not in ("one size", "each size")}
+
+
+@several_blocks
+def test_an_assistant_adds_no_graph_and_pictures_leave_those_of_steps_alone(model_of, demo, varying, tmp_path):
+    family = families.family_for(config_of(demo, FLUX))
+    layers = targets.find_target_layers(family.load(torch.float32).denoiser, "denoiser", family.adapter_name, ())
+    file = lora_file(tmp_path / "a.safetensors", {one.name: one.layer for one in layers if "_single_" in one.name})
+    values = {"compile": True, "compile_backend": "shown", "assistant_lora": f"{file}:0.5", **QUICK}
+    model = model_of(FLUX, MANY, **values)
+    model.gradients((*MANY, *MANY))
+    with model.method.assistant.off(), torch.no_grad(), stance("force_eager"):
+        model.loss(MANY[0])
+    model.gradients(MANY)
+    model.log.drain()
+    told = model.log.summary()
+    assert told["graphs"] == model.log.predicted() == {"SingleStreamBlock": 1} and not told["recompiles"]
 
 
 def test_no_norm_on_a_cpu_ends_the_process_where_what_is_in_front_of_it_does_not_learn(model_of):

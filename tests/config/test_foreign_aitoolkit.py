@@ -47,7 +47,7 @@ AITOOLKIT = [
         {"model.layer_offloading": True, "model.layer_offloading_transformer_percent": 0.5},
         {"blocks_to_swap": 19},
     ),
-    (FLUX_AI, {"model.assistant_lora_path": "a.safetensors"}, {"base_weights": ("a.safetensors",)}),
+    (FLUX_AI, {"model.assistant_lora_path": "a.safetensors"}, {"assistant_lora": "a.safetensors"}),
     (
         SDXL_AI,
         {"model.is_v_pred": True, "model.vae_path": "v.safetensors"},

@@ -26,23 +26,26 @@ SCHNELL = {"network.type": "lora", "model.is_flux": True, "model.name_or_path": 
         (of_aitoolkit({**TURBO, "model.assistant_lora_path": ADAPTER}), ADAPTER),
         (SIMPLE, ADAPTER.replace("_v2", "_v1")),
         ({**SIMPLE, "model_flavour": "turbo-ostris-v2"}, ADAPTER),
+        ({**SIMPLE, "assistant_lora_path": "/a.safetensors", "assistant_lora_strength": 0.5}, "/a.safetensors:0.5"),
         (
             of_aitoolkit({**SCHNELL, "model.assistant_lora_path": "ostris/FLUX.1-schnell-training-adapter"}),
             "ostris/FLUX.1-schnell-training-adapter/pytorch_lora_weights.safetensors",
         ),
     ],
 )
-def test_an_adapter_of_the_hub_that_a_training_needs_merged_is_named(settings, file):
+def test_an_adapter_of_the_hub_that_a_training_needs_is_named(settings, file):
     imported = importers.import_content(settings, CONFIGS)
-    assert imported.config.network.base_weights == (file,) and not imported.problems
-    assert not importers.import_content({**SIMPLE, "disable_assistant_lora": True}, CONFIGS).config.network.base_weights
+    assert imported.config.network.assistant_lora == file and not imported.problems
+    assert not importers.import_content(
+        {**SIMPLE, "disable_assistant_lora": True}, CONFIGS
+    ).config.network.assistant_lora
 
 
 def test_an_adapter_that_cannot_be_named_has_to_be_fixed():
     imported = importers.import_content(
         of_aitoolkit({**TURBO, "model.assistant_lora_path": "somewhere/else/adapter.pt"}), CONFIGS
     )
-    assert [problem.option for problem in imported.problems] == ["base_weights"] and "somewhere" in str(
+    assert [problem.option for problem in imported.problems] == ["assistant_lora"] and "somewhere" in str(
         imported.problems[0]
     )
 

@@ -215,7 +215,7 @@ def test_other_models_methods_and_videos_are_refused_by_name(keys, words):
             {
                 "model_version": "base",
                 "pretrained_model_name_or_path": "Qwen/Qwen-Image-2.1",
-                "base_weights": ("SimpleTuner/Qwen-Image-2.1-training-assistant-v3/pytorch_lora_weights.safetensors",),
+                "assistant_lora": "SimpleTuner/Qwen-Image-2.1-training-assistant-v3/pytorch_lora_weights.safetensors",
                 "timestep_sampling": "shift",
             },
         ),

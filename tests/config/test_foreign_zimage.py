@@ -109,7 +109,7 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
         assert "network_args" not in values and "model_version" not in values
     elif name == "aitoolkit":
         assert values["model_version"] == "turbo" and values["network_dim"] == 32 and values["blocks_to_swap"] == 29
-        assert values["base_weights"] == ("zimage_turbo_training_adapter_v2.safetensors",)
+        assert values["assistant_lora"] == "zimage_turbo_training_adapter_v2.safetensors"
         assert "--l 0" in imported.texts["sample_prompts"] and values["fp8_base"]
     else:
         assert values["model_version"] == "base" and values["int8_base"] and values["blocks_to_swap"] == 15
@@ -243,6 +243,6 @@ def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
         "assistant_lora_path": adapter,
     }
     imported = importers.import_content(settings, CONFIGS)
-    assert imported.config.model.model_version == "turbo" and imported.config.network.base_weights == (adapter,)
+    assert imported.config.model.model_version == "turbo" and imported.config.network.assistant_lora == adapter
     (said,) = [outcome.text for outcome in imported.outcomes if outcome.key == "model.assistant_lora_path"]
-    assert adapter in str(said) and "base_weights" in str(said)
+    assert adapter in str(said) and "assistant_lora" in str(said)

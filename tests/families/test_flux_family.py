@@ -34,6 +34,18 @@ def test_dev_and_schnell_are_told_apart_by_their_tensors(files, schnell):
     assert family(files, t5xxl_max_token_length=77).text_length == 77
 
 
+def test_a_lora_of_schnell_is_proposed_its_assistant_unless_the_file_is_undistilled(files, schnell, tmp_path):
+    assert not [*family(files).notes()]
+    (note,) = family(schnell).notes()
+    assert "unlearns its few steps" in str(note) and note.fix["assistant_lora"].startswith("ostris/FLUX.1-schnell")
+    assert not [*family(schnell, **note.fix).notes()]
+    (note,) = family(schnell, "flux_train").notes()
+    assert not note.fix
+    other = tmp_path / "OpenFLUX.1.safetensors"
+    other.symlink_to(schnell["flux"])
+    assert not [*family({**schnell, "flux": other}).notes()]
+
+
 def test_adapter_names_and_sizes_are_the_reference_at_full_size(dev):
     rows = [r for r in csv.reader((GOLDEN / "sd_scripts_lora_keys.tsv").open(encoding="utf-8"), delimiter="\t")]
     names = [row[0] for row in rows]

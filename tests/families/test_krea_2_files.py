@@ -80,7 +80,8 @@ def test_which_model_a_file_is_is_asked_where_only_its_name_tells(files, tmp_pat
     assert list(family(files, model_version="raw").notes()) == []
     (note,) = family(files, model_version="turbo").notes()
     assert "unlearns its few steps" in str(note) and "ostris/krea2_turbo_training_adapter/" in str(note)
-    assert list(family(files, model_version="turbo", base_weights=["adapter.safetensors"]).notes()) == []
+    for option, value in (("base_weights", ["adapter.safetensors"]), *note.fix.items()):
+        assert list(family(files, model_version="turbo", **{option: value}).notes()) == []
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp_path):

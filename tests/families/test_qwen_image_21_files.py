@@ -15,8 +15,8 @@ from library.families import recognition
 from library.families.krea_2 import random as random_krea
 from library.families.qwen_image import random as random_qwen
 from library.families.qwen_image_21 import random
+from library.families.qwen_image_21.facts import FACTS
 from library.families.qwen_image_21.keys import LORA_NAMES, qwen_21_to_single
-from library.families.qwen_image_21.options import TRAINING_ASSISTANT
 from library.methods.lora_files import by_name, file_of
 from library.tools import convert, merge
 from tests.compile.test_captions_of_any_length import GRID, losses_and_graphs, references, written
@@ -78,7 +78,7 @@ def test_the_version_and_the_assistant_are_asked_for(files, tmp_path):
     (problem,) = said(files, {"model_version": None}, qwen_image_21=turbo)
     assert "calls itself Turbo, which only you can know: set model_version = turbo" in problem
     first, alone = map(str, family(files, model_version=None).notes())
-    assert "trained as Qwen-Image-2.1; files of Turbo look alike" in first and TRAINING_ASSISTANT in alone
+    assert "trained as Qwen-Image-2.1; files of Turbo look alike" in first and FACTS.assistant_loras[0].file in alone
     assert list(family(files, base_weights=["assistant.safetensors"]).notes()) == []
     (note,) = family(files, model_version="turbo", base_weights=["assistant.safetensors"]).notes()
     assert "unlearns its few steps" in str(note)

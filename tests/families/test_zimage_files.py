@@ -98,7 +98,8 @@ def test_which_model_a_file_is_is_asked_where_only_its_name_tells_and_reported_w
     assert list(family(files, model_version="base").notes()) == []
     (note,) = family(files, model_version="turbo").notes()
     assert "unlearns its few steps" in str(note)
-    assert list(family(files, model_version="turbo", base_weights=["adapter.safetensors"]).notes()) == []
+    for option, value in (("base_weights", ["adapter.safetensors"]), *note.fix.items()):
+        assert list(family(files, model_version="turbo", **{option: value}).notes()) == []
 
 
 def test_fp8_is_read_with_scales_and_kept_without(files, stored, own, tmp_path):

@@ -1,4 +1,4 @@
-"""The published LoRAs for few steps, by name below their field."""
+"""The published LoRAs for few steps and for distilled models, by name below their fields."""
 
 import pytest
 
@@ -9,9 +9,9 @@ LIGHTNING = families.facts_of("sdxl").few_step_loras[0]
 
 
 def test_every_published_lora_has_a_button_of_its_family():
-    markup = few_steps.lora_buttons(families.FAMILIES)
+    markup = few_steps.few_step_buttons(families.FAMILIES) + few_steps.assistant_buttons(families.FAMILIES)
     for name in families.FAMILIES:
-        for lora in families.facts_of(name).few_step_loras:
+        for lora in (*families.facts_of(name).few_step_loras, *families.facts_of(name).assistant_loras):
             assert f"only-{name}" in markup and f'data-value="{lora.value}"' in markup and f">{lora.title}<" in markup
 
 

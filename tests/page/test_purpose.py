@@ -42,8 +42,8 @@ def test_steps_follow_the_number_of_images_and_the_batch_size():
 
 def test_a_model_of_the_family_has_its_own_advice():
     turbo = start("zimage/lora-16gb", model={"model_version": "turbo"})
-    assert "zimage_turbo_training_adapter_v2.safetensors" in turbo["values"]["base_weights"]
-    assert "base_weights" not in start("zimage/lora-16gb")["values"]
+    assert "zimage_turbo_training_adapter_v2.safetensors" in turbo["values"]["assistant_lora"]
+    assert "assistant_lora" not in start("zimage/lora-16gb")["values"]
     large = start("flux_2/lora-8gb", model={"model_version": "klein-base-9b"}, images=10)
     assert float(large["values"]["learning_rate"]) == 1e-4 and large["values"]["max_train_steps"] == "1000"
 

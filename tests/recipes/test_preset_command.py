@@ -41,7 +41,7 @@ def test_images_of_a_folder_are_counted_and_filled_in(tmp_path, squares):  # noq
 def test_a_model_brings_what_it_requires(tmp_path):
     text = written(tmp_path, "zimage/lora-16gb", "--model", "turbo")
     assert text["model_version"] == "turbo" and text["max_train_steps"] == 2500
-    assert text["base_weights"][0].endswith("zimage_turbo_training_adapter_v2.safetensors")
+    assert text["assistant_lora"].endswith("zimage_turbo_training_adapter_v2.safetensors")
 
 
 def test_presets_have_their_former_names_and_files_too(tmp_path, capsys):

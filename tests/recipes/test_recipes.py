@@ -82,7 +82,7 @@ def test_what_a_model_requires_comes_on_top_and_never_shortens_a_training():
     assert style.options["learning_rate"] == 1e-4 and style.options["max_train_steps"] == 1000
     assert (style.least_steps, style.most_steps, edit.most_steps) == (1000, 2000, 3000)
     turbo = recipe_files.choose_recipe(draft(config_class("zimage_train_network"), {"model_version": "turbo"}))
-    assert turbo.options["base_weights"][0].startswith("ostris/zimage_turbo_training_adapter/")
+    assert turbo.options["assistant_lora"].startswith("ostris/zimage_turbo_training_adapter/")
     assert recipe_files.of_family("none") == ((), ())
 
 

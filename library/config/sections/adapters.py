@@ -12,6 +12,7 @@ from library.config.schema import opt
 from library.config.sections.inputs import Data
 from library.config.sections.learning import Optim, Steps
 from library.config.sections.machine import Precision
+from library.config.values import strength_problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +70,14 @@ class Network:
     base_weights_multiplier: tuple[float, ...] = opt(
         (), "The strength of each of the base weights.", label="Base weights multipliers", advanced=True
     )
+    assistant_lora: str | None = opt(
+        None,
+        "A LoRA that distilled models need in training; off in samples. Add a strength: FILE:0.8.",
+        label="Assistant LoRA",
+        kind="file",
+        weighted=True,
+        advanced=True,
+    )
     preserve_weight: float = opt(
         0.0,
         "Keep the model's answers to another prompt. 1 is usual. Steps take 2.4 times as long.",
@@ -115,6 +124,7 @@ class Network:
                 files=len(self.base_weights),
                 also="base_weights",
             )
+        yield from strength_problems("assistant_lora", self.assistant_lora)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,8 @@ _ONLY_ADAPTERS = (
     "only a LoRA or LyCORIS network can be left out for the base model's prediction; set it to nothing, or train a LoRA"
 )
 ADAPTERS_ONLY = dict.fromkeys(("preserve_prompt", "preserve_weight"), _ONLY_ADAPTERS) | {
-    "base_bits": "4 bits are for the frozen model beside a LoRA: leave it empty, or train a LoRA"
+    "assistant_lora": "it helps a LoRA beside a distilled model; leave it empty, or train a LoRA",
+    "base_bits": "4 bits are for the frozen model beside a LoRA: leave it empty, or train a LoRA",
 }
 
 

@@ -10,7 +10,7 @@ from library.config.reading import parse_count, positive_or_off
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.sections.outputs import Sample
-from library.config.values import parse_finite, quoted, split_strength
+from library.config.values import parse_finite, quoted, strength_problems
 
 MAX_STEPS = 1000
 NO_GUIDANCE = {"sample_guidance_scale": "this model was not distilled with guidance"}
@@ -19,7 +19,6 @@ LARGEST_BATCH = 64  # images at once
 BatchSize = int | Literal["auto"]
 OFF = "off"
 CacheThreshold = float | Literal["off", "auto"]
-MAX_STRENGTH = 10  # of a LoRA, in both directions
 SAGE = "sage"  # an attention kernel without gradients
 
 
@@ -126,10 +125,4 @@ class Sampling(Sample):
             )
         elif len(levels) > MAX_STEPS:
             yield Problem("sample_sigmas", "has more noise levels than {most}; write fewer", most=MAX_STEPS)
-        if self.sample_lora and abs(strength := split_strength(self.sample_lora)[1]) > MAX_STRENGTH:
-            yield Problem(
-                "sample_lora",
-                "has the strength {strength}; strengths are numbers from -{most} to {most}",
-                strength=f"{strength:g}",
-                most=MAX_STRENGTH,
-            )
+        yield from strength_problems("sample_lora", self.sample_lora)

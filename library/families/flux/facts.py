@@ -8,6 +8,7 @@ from library.families.facts import (
     FamilyFacts,
     FewStepLora,
     HubFile,
+    HubLora,
     HubModel,
     Shapes,
     has_tensor,
@@ -162,6 +163,9 @@ FACTS = FamilyFacts(
             strength=0.125,
             prompt={"sample_steps": 8, "scale": 1.0, "guidance_scale": 3.5},
         ),
+    ),
+    assistant_loras=(
+        HubLora("FLUX.1-schnell-adapter", "ostris/FLUX.1-schnell-training-adapter/pytorch_lora_weights.safetensors"),
     ),
     hub_models=(
         flux_hub_model("FLUX.1 dev", "dev", 23_802_932_552),

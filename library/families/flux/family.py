@@ -25,10 +25,12 @@ from library.families.base import (
 from library.families.capabilities import CaptionLimit
 from library.families.facts import Shapes
 from library.families.flux import checkpoint, control_tokens, variants
+from library.families.flux.facts import FACTS
 from library.families.flux.model import APPROXIMATOR, Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
 from library.families.shared import autoencoder, clip, packing, part_files, t5, tokenizers, weights
+from library.families.shared.assistants import assistant_fix, lacks_assistant
 from library.families.shared.transformer_family import TransformerFamily
 from library.objectives.base import NoisedBatch
 
@@ -195,6 +197,16 @@ class FluxFamily(TransformerFamily):
             for name, usual in (("guidance_scale", 3.5), ("bypass_guidance_embedding", False)):
                 if getattr(options, name) != usual:
                     yield ineffective.remark(name, "FLUX.1 schnell takes no guidance")
+        if self.is_schnell and lacks_assistant(self.config) and not re.search(variants.UNDISTILLED, names):
+            adapter = FACTS.assistant_loras[0]
+            yield Problem(
+                checkpoint.MODEL_OPTION,
+                "is FLUX.1 schnell: what is trained on it alone unlearns its few steps; train a LoRA with its training "
+                "adapter as assistant_lora, or train on dev: {adapter}",
+                adapter=adapter.file,
+                also="assistant_lora base_weights",
+                fix=assistant_fix(self.config, adapter),
+            )
 
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, self.tokenizers[encoder]

@@ -32,6 +32,7 @@ class FluxVariant(Variant):
     sample_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(DEV))
 
 
+UNDISTILLED = r"openflux|libre|de-?distill"  # made from schnell, with its header
 FLEX = r"flex[._-]?1"  # recognised by name, as its header equals dev's
 FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
 # Variants share blocks, files, caches and LoRA names; a folder for each would repeat all of it.

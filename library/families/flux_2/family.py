@@ -17,6 +17,7 @@ from library.families.flux_2.options import Flux2Lora, Flux2Train
 from library.families.flux_2.sampler import Flux2Sampler
 from library.families.flux_2.versions import VERSIONS, Flux2Version, model_in_header
 from library.families.shared import packing, statistics_vae
+from library.families.shared.assistants import lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
@@ -87,7 +88,7 @@ class Flux2Family(OneEncoderFamily):
                 "is not set, so that the file is trained as the base model; those of distilled kleins look alike",
                 fix={"model_version": model_in_header(version.hidden, version.guided)},
             )
-        elif version.distilled:
+        elif version.distilled and lacks_assistant(self.config):
             yield Problem(
                 "model_version",
                 "= {version}: what is trained on a distilled model unlearns its few steps; train on its base model, "

@@ -18,6 +18,7 @@ from library.families.flux_3.options import Flux3Lora, Flux3Train
 from library.families.flux_3.sampler import Flux3Sampler
 from library.families.flux_3.text_encoder import MAX_CHAT_TOKENS
 from library.families.shared import packing, part_files, statistics_vae
+from library.families.shared.assistants import lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
@@ -96,13 +97,13 @@ class Flux3Family(OneEncoderFamily):
 
     def notes(self) -> Iterator[Problem]:
         """Warn of training the distilled model."""
-        if self.is_distilled and not (isinstance(self.config, Flux3Lora) and self.config.network.base_weights):
+        if self.is_distilled and lacks_assistant(self.config):
             yield Problem(
                 "pretrained_model_name_or_path",
                 "is the distilled model: what is trained on it alone unlearns its few steps; train on FLUX 3 Image "
-                "Klein Base, or give a training adapter as base_weights of a LoRA, such as those in {adapter}",
+                "Klein Base, or give a training adapter as assistant_lora of a LoRA, such as those in {adapter}",
                 adapter=ASSISTANT,
-                also="base_weights",
+                also="assistant_lora base_weights",
             )
 
     # ---- files

@@ -2,7 +2,16 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, FewStepLora, HubFile, HubModel, Shapes
+from library.families.facts import (
+    AdapterModule,
+    BlockGroup,
+    FamilyFacts,
+    FewStepLora,
+    HubFile,
+    HubLora,
+    HubModel,
+    Shapes,
+)
 
 KREA_2_TRANSFORMER = "a Krea 2 transformer"
 # Of any block and of the fusion of the text's layers, in either layout: a gate beside the heads of attention, and a
@@ -73,6 +82,11 @@ FACTS = FamilyFacts(
             "Krea-2-Turbo-8steps",
             f"{REPOSITORY}/loras/krea2_turbo_lora_rank_64_bf16.safetensors",
             prompt={"sample_steps": 8, "scale": 1.0, "flow_shift": 3.16},
+        ),
+    ),
+    assistant_loras=(
+        HubLora(
+            "Krea-2-Turbo-adapter-v1", "ostris/krea2_turbo_training_adapter/krea2_turbo_training_adapter_v1.safetensors"
         ),
     ),
     named_options={

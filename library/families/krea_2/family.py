@@ -11,9 +11,10 @@ from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCach
 from library.families.krea_2.checkpoint import KREA_2_CHECKPOINT, TEXT
 from library.families.krea_2.facts import FACTS
 from library.families.krea_2.model import BLOCK, CONTAINERS, LAYERWISE, REFINER
-from library.families.krea_2.options import TRAINING_ADAPTER, Krea2Lora, Krea2Train
+from library.families.krea_2.options import Krea2Lora, Krea2Train
 from library.families.krea_2.sampler import Krea2Sampler
 from library.families.shared import qwen_vae
+from library.families.shared.assistants import assistant_fix, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack, unpack
 from library.objectives.base import NoisedBatch
@@ -51,7 +52,7 @@ class Krea2Family(OneEncoderFamily):
     block_costs = {
         LAYERWISE: BlockCost(CONTAINERS[LAYERWISE], used=0.35),
         REFINER: BlockCost(CONTAINERS[REFINER], activations=2, used=0.03),
-        BLOCK: BlockCost(CONTAINERS[BLOCK], activations=30, used=1.0),
+        BLOCK: BlockCost(CONTAINERS[BLOCK], activations=27, used=1.0),
     }
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
@@ -76,13 +77,15 @@ class Krea2Family(OneEncoderFamily):
                 "is not set, so that the file is trained as Raw; files of Turbo look alike",
                 fix={"model_version": "raw"},
             )
-        elif self.is_turbo and not (isinstance(self.config, Krea2Lora) and self.config.network.base_weights):
+        elif self.is_turbo and lacks_assistant(self.config):
+            adapter = FACTS.assistant_loras[0]
             yield Problem(
                 "model_version",
                 "= turbo: what is trained on Turbo alone unlearns its few steps; train on Raw, whose LoRAs work on "
-                "Turbo, or give its training adapter as base_weights of a LoRA: {adapter}",
-                adapter=TRAINING_ADAPTER,
-                also="base_weights",
+                "Turbo, or give its training adapter as assistant_lora of a LoRA: {adapter}",
+                adapter=adapter.file,
+                also="assistant_lora base_weights",
+                fix=assistant_fix(self.config, adapter),
             )
 
     # ---- a training step

@@ -20,7 +20,6 @@ from library.families.shared.network_args import (
 )
 
 SHIFT_LINE = ((256, 0.5), (6400, 1.15))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
-TRAINING_ADAPTER = "ostris/krea2_turbo_training_adapter/krea2_turbo_training_adapter_v1.safetensors"  # of Turbo
 
 # Options parsed for every family that mean nothing here.
 INEFFECTIVE = {

@@ -2,7 +2,7 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubLora, HubModel, Shapes
 
 QWEN_21_TRANSFORMER, QWEN_21_VAE = "a Qwen-Image-2.1 transformer", "a Qwen-Image-2.1 VAE"
 # The norm of the text, and of any block its gated MLP, in either layout.
@@ -58,6 +58,12 @@ FACTS = FamilyFacts(
     compile_seconds=15,  # as of other families of one graph; not measured
     decoder_memory=3.4,  # as of the VAE that it descends from; not measured
     has_sd_scripts_defaults=False,
+    assistant_loras=(
+        HubLora(
+            "Qwen-Image-2.1-assistant-v3",
+            "SimpleTuner/Qwen-Image-2.1-training-assistant-v3/pytorch_lora_weights.safetensors",
+        ),
+    ),
     named_options={
         "turbo": {"model_version": "turbo"},
         r"qwen[-_]image[-_]2[._]?1[-_](bf16|fp8|int8)": {"model_version": "base"},

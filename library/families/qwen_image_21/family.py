@@ -15,9 +15,10 @@ from library.families.qwen_image_21.checkpoint import QWEN_21_CHECKPOINT
 from library.families.qwen_image_21.facts import FACTS
 from library.families.qwen_image_21.keys import qwen_21_to_single
 from library.families.qwen_image_21.model import BLOCK, BLOCK_LIST
-from library.families.qwen_image_21.options import MAX_REFERENCES, TRAINING_ASSISTANT, Qwen21Lora, Qwen21Train
+from library.families.qwen_image_21.options import MAX_REFERENCES, Qwen21Lora, Qwen21Train
 from library.families.qwen_image_21.sampler import Qwen21Sampler
 from library.families.qwen_image_21.vae import qwen_21_latents
+from library.families.shared.assistants import assistant_fix, lacks_assistant
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
 from library.families.shared.packing import pack, unpack
 from library.objectives.base import NoisedBatch
@@ -79,13 +80,15 @@ class Qwen21Family(OneEncoderFamily):
                 "= turbo: what is trained on Turbo alone unlearns its few steps; train on Qwen-Image-2.1, and generate "
                 "with either",
             )
-        if not (isinstance(self.config, Qwen21Lora) and self.config.network.base_weights):
+        if lacks_assistant(self.config):
+            assistant = FACTS.assistant_loras[0]
             yield Problem(
                 "pretrained_model_name_or_path",
                 ": Qwen-Image-2.1 is distilled to need no guidance, which training it alone unlearns; give its "
-                "training assistant as base_weights of a LoRA: {assistant}",
-                assistant=TRAINING_ASSISTANT,
-                also="base_weights",
+                "training assistant as assistant_lora of a LoRA: {assistant}",
+                assistant=assistant.file,
+                also="assistant_lora base_weights",
+                fix=assistant_fix(self.config, assistant),
             )
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:

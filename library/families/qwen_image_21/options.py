@@ -15,7 +15,6 @@ from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPre
 
 SHIFT_LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 MAX_REFERENCES = 10  # of an image, as the model was trained
-TRAINING_ASSISTANT = "SimpleTuner/Qwen-Image-2.1-training-assistant-v3/pytorch_lora_weights.safetensors"
 
 # Options parsed for every family that mean nothing here.
 INEFFECTIVE = {

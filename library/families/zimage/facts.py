@@ -2,7 +2,16 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
+from library.families.facts import (
+    AdapterModule,
+    BlockGroup,
+    FamilyFacts,
+    HubFile,
+    HubLora,
+    HubModel,
+    Shapes,
+    has_tensor,
+)
 
 ZIMAGE_TRANSFORMER = "a Z-Image transformer"
 ZIMAGE_MODULATION = re.compile(r"^layers\.\d+\.adaLN_modulation\.0\.weight$")
@@ -61,6 +70,12 @@ FACTS = FamilyFacts(
     compile_seconds=15,
     has_sd_scripts_defaults=False,
     named_options={r"de[-_]?turbo": {"model_version": "base"}, "turbo": {"model_version": "turbo"}},
+    assistant_loras=(
+        HubLora(
+            "Z-Image-Turbo-adapter-v2",
+            "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors",
+        ),
+    ),
     hub_models=(
         zimage_hub_model("Z-Image", "z_image", 12_309_866_400, "base"),
         zimage_hub_model("Z-Image Turbo", "z_image_turbo", 12_309_866_400, "turbo"),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from library.config.problems import Problem
 from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.shared import autoencoder
+from library.families.shared.assistants import assistant_fix, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys
@@ -81,12 +82,15 @@ class ZImageFamily(OneEncoderFamily):
                 "is not set, so that the file is trained as base; files of Turbo look alike",
                 fix={"model_version": "base"},
             )
-        elif self.is_turbo and not (isinstance(self.config, ZImageLora) and self.config.network.base_weights):
+        elif self.is_turbo and lacks_assistant(self.config):
+            adapter = FACTS.assistant_loras[0]
             yield Problem(
                 "model_version",
-                "= turbo: what is trained on Turbo alone unlearns its few steps; give a training adapter for Turbo as "
-                "base_weights of a LoRA, or train on base",
-                also="base_weights",
+                "= turbo: what is trained on Turbo alone unlearns its few steps; train a LoRA with its training "
+                "adapter as assistant_lora, or train on base: {adapter}",
+                adapter=adapter.file,
+                also="assistant_lora base_weights",
+                fix=assistant_fix(self.config, adapter),
             )
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:

@@ -199,6 +199,7 @@ class SampleRunner:
         with (
             self._vae_on(device),
             without_learning(networks, training),
+            training.method.assistant.off(),
             self._lora.applied(self._components),
             self._engine.running(left, cancel_check(training), records=not self._cache.is_on),
         ):

@@ -1,5 +1,5 @@
-"""Adapter files from the Hugging Face Hub (owner/name/file.safetensors) that a training applies, `base_weights` and
-`sample_lora`: local copies, or downloads before the training.
+"""Adapter files from the Hugging Face Hub (owner/name/file.safetensors) that a training applies, `base_weights`,
+`assistant_lora` and `sample_lora`: local copies, or downloads before the training.
 """
 
 from collections.abc import Callable, Iterator
@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from library.config.hub_names import is_file_id
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Report
 from library.config.run_config import RunConfig
+from library.config.schema import option_values
 from library.config.sections import AdapterRun
 from library.config.values import split_strength
 from library.distributed.world import World
 from library.downloads import hub_files
 from library.train.journal import Journal
 
-BASE_WEIGHTS_OPTION, SAMPLE_LORA_OPTION = "base_weights", "sample_lora"
+BASE_WEIGHTS_OPTION = "base_weights"
 
 
 def with_local_files(config: RunConfig) -> RunConfig:
@@ -25,8 +26,9 @@ def with_local_files(config: RunConfig) -> RunConfig:
 def without_remote_files(config: RunConfig) -> RunConfig:
     """Return the config without files that are still to be downloaded, for checks that open all files."""
     remote = [option for option, _ in _hub_names(config)]
-    if SAMPLE_LORA_OPTION in remote:
-        config = replace(config, sample=replace(config.sample, sample_lora=None))
+    for option in _lora_options(config):
+        if option in remote:
+            config = hub_files.with_value(config, option, None)
     if BASE_WEIGHTS_OPTION not in remote or not isinstance(config, AdapterRun):
         return config
     pairs = [
@@ -56,25 +58,38 @@ def fetch(config: RunConfig, world: World, journal: Journal) -> RunConfig:
     """
     if not any(_hub_names(config)):
         return config
-    local_file = hub_files.find_or_download(journal.phase)
     if world.main:
-        _replaced(config, local_file)
+        with_all_files(config, journal.phase)
     world.wait_for_everyone()
-    return _replaced(config, local_file)
+    return with_all_files(config, journal.phase)
+
+
+def with_all_files(config: RunConfig, report: Report) -> RunConfig:
+    """Return the config with the paths of all files; those that are missing are downloaded. Raises ConfigError."""
+    return _replaced(config, hub_files.find_or_download(report))
 
 
 def _hub_names(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield the files on the hub that the training applies, each with its option."""
     if isinstance(config, AdapterRun):
         yield from ((BASE_WEIGHTS_OPTION, name) for name in config.network.base_weights if is_file_id(name))
-    file, _ = split_strength(config.sample.sample_lora or "")
-    if config.sample.wanted and is_file_id(file):
-        yield SAMPLE_LORA_OPTION, file
+    for option in _lora_options(config):
+        file, _ = split_strength(option_values(config)[option] or "")
+        if is_file_id(file):
+            yield option, file
+
+
+def _lora_options(config: RunConfig) -> Iterator[str]:
+    """Yield the options of a single LoRA that this training applies."""
+    if isinstance(config, AdapterRun):
+        yield "assistant_lora"
+    if config.sample.wanted:
+        yield "sample_lora"
 
 
 def _replaced(config: RunConfig, find: Callable[[str], Path | None]) -> RunConfig:
-    if config.sample.wanted:
-        config = hub_files.with_sample_lora(config, find)
+    for option in _lora_options(config):
+        config = hub_files.with_local_lora(config, option, find)
     if not isinstance(config, AdapterRun) or not any(map(is_file_id, config.network.base_weights)):
         return config
     paths = tuple(str(find(name) or name) if is_file_id(name) else name for name in config.network.base_weights)
