@@ -1,8 +1,9 @@
-"""Runs a LoRA script of sd-scripts on a small model: `python sd_scripts_small.py FOLDER SCRIPT LOSSES OPTION...`.
+"""Runs a script of sd-scripts on a small model: `python sd_scripts_small.py FOLDER SCRIPT LOSSES OPTION...`.
 
-sd-scripts has the sizes of FLUX.1's and SDXL's networks in its code. This sets those of the given files, which their
-headers tell, before its training starts, and leaves the training itself alone; it also writes the loss of each step to
-LOSSES, a line of JSON each. Run it as a file, in an environment of sd-scripts: its package is called `library`, too.
+sd-scripts has the sizes of FLUX.1's, SDXL's and SD 1.5's networks in its code. This sets those of the given files,
+which their headers tell, before its training starts, and leaves the training itself alone; it also writes the loss of
+each step to LOSSES, a line of JSON each. Run it as a file, in an environment of sd-scripts: its package is called
+`library`, too.
 """
 
 import contextlib
@@ -26,7 +27,9 @@ CLIP_L = "conditioner.embedders.0.transformer."
 CLIP_G = "conditioner.embedders.1.model."
 UNET = "model.diffusion_model."
 VAE = "first_stage_model."
+CLIP_SD15 = "cond_stage_model.transformer."
 PAIRED = "BESIDE_PAIRED"  # set where both trainers draw the same numbers
+ALIKE = "BESIDE_ALIKE"  # set where the rival is to compute what this project computes differently on purpose
 
 
 # ---- the sizes of a file
@@ -131,6 +134,12 @@ def unet_sizes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
+def sd15_widths(shapes: Shapes) -> tuple[int, ...]:
+    """The widths of the four levels of SD 1.5's U-Net."""
+    blocks = (1, 4, 7, 10)
+    return tuple(shapes[f"{UNET}input_blocks.{block}.0.out_layers.3.weight"][0] for block in blocks)
+
+
 def _firsts(layer: str) -> list[str]:
     return [f"input_blocks.{block}.0.{layer}" for block in (4, 7)]
 
@@ -185,6 +194,20 @@ def set_sdxl_sizes(files: Mapping[str, Any]) -> None:
     sdxl_original_unet.TIME_EMBED_DIM = unet["time"]
     sdxl_original_unet.ADM_IN_CHANNELS = unet["pooled"]
     sdxl_original_unet.SdxlUNet2DConditionModel.__init__ = _unet_init(sdxl_original_unet, unet)
+
+
+def set_sd15_sizes(files: Mapping[str, Any]) -> None:
+    """Set the sizes of SD 1.5's file in sd-scripts' modules."""
+    model_util, original_unet = sd_scripts_module("model_util"), sd_scripts_module("original_unet")
+
+    shapes = shapes_of(Path(files["pretrained_model_name_or_path"]))
+    vae, widths = autoencoder_sizes(shapes, VAE), sd15_widths(shapes)
+    text = clip_sizes(shapes, CLIP_SD15)
+    model_util.VAE_PARAMS_CH, model_util.VAE_PARAMS_CH_MULT = vae["ch"], vae["ch_mult"]
+    model_util.UNET_PARAMS_CONTEXT_DIM = text["hidden_size"]
+    model_util.CLIPTextConfig = _changed(model_util.CLIPTextConfig, text)
+    original_unet.BLOCK_OUT_CHANNELS, original_unet.TIMESTEP_INPUT_DIM = widths, widths[0]
+    original_unet.TIME_EMBED_DIM = 4 * widths[0]
 
 
 def count_as_full(_module: Any, _given: Any, output: Any) -> None:
@@ -262,14 +285,14 @@ def _unet_init(blocks: Any, sizes: Mapping[str, Any]) -> Callable[..., None]:
 def stub_missing() -> None:
     """Stand-ins for torchvision and OpenCV where they are missing: the pictures have the right size already."""
     if importlib.util.find_spec("torchvision") is None:
-        sys.modules["torchvision"] = _module("torchvision", transforms=_transforms())
+        sys.modules["torchvision"] = module_stub("torchvision", transforms=_transforms())
         sys.modules["torchvision.transforms"] = sys.modules["torchvision"].transforms
     if importlib.util.find_spec("cv2") is None:
         names = ("NEAREST", "LINEAR", "CUBIC", "AREA", "LANCZOS4", "LINEAR_EXACT", "NEAREST_EXACT")
-        sys.modules["cv2"] = _module("cv2", **{f"INTER_{name}": number for number, name in enumerate(names)})
+        sys.modules["cv2"] = module_stub("cv2", **{f"INTER_{name}": number for number, name in enumerate(names)})
 
 
-def _module(name: str, **holds: Any) -> Any:
+def module_stub(name: str, **holds: Any) -> Any:
     module = types.ModuleType(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # where packages look whether it is there
     module.__dict__.update(holds)
@@ -280,7 +303,7 @@ def _transforms() -> Any:
     import numpy as np
     import torch
 
-    return _module(
+    return module_stub(
         "torchvision.transforms",
         ToTensor=lambda: lambda image: torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1) / 255.0,
         Normalize=lambda mean, std: lambda pixels: (pixels - mean[0]) / std[0],
@@ -288,18 +311,16 @@ def _transforms() -> Any:
     )
 
 
-def log_losses(path: Path) -> None:
+def log_losses(recorder: Any, path: Path) -> None:
     """Write the loss of each step as it is noted; its progress bar shows the mean of an epoch alone."""
-    train_util = sd_scripts_module("train_util")
-
-    add, steps = train_util.LossRecorder.add, iter(range(1, sys.maxsize))
+    add, steps = recorder.add, iter(range(1, sys.maxsize))
 
     def logged(self: Any, *, epoch: int, step: int, loss: float) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": next(steps), "loss": loss}) + "\n")
         add(self, epoch=epoch, step=step, loss=loss)
 
-    train_util.LossRecorder.add = logged
+    recorder.add = logged
 
 
 def draw_samples_on_host(module: Any) -> None:
@@ -344,12 +365,15 @@ def main(arguments: list[str]) -> None:
     if script.startswith("flux"):
         set_flux_sizes(config)
         draw_samples_on_host(flux_train_utils)
-        trainer = module.FluxNetworkTrainer()
-    else:
+        train = module.FluxNetworkTrainer().train
+    elif script.startswith("sdxl"):
         set_sdxl_sizes(config)
         draw_samples_on_host(train_util)
-        trainer = module.SdxlNetworkTrainer()
-    log_losses(Path(losses))
+        train = module.SdxlNetworkTrainer().train
+    else:
+        set_sd15_sizes(config)
+        train = module.NetworkTrainer().train if script == "train_network" else module.train
+    log_losses(train_util.LossRecorder, Path(losses))
     if PAIRED in os.environ:
         import paired_draws
 
@@ -358,7 +382,7 @@ def main(arguments: list[str]) -> None:
     parser = module.setup_parser()
     asked = parser.parse_args()
     train_util.verify_command_line_training_args(asked)
-    trainer.train(train_util.read_config_from_file(asked, parser))
+    train(train_util.read_config_from_file(asked, parser))
 
 
 if __name__ == "__main__":

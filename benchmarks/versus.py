@@ -85,9 +85,14 @@ class Program:
             "TRITON_CACHE_DIR": str(own / "triton"),
         }
 
+    def script_of(self, case: VersusCase) -> Path:
+        """The file that does a case."""
+        name = versus_files.MUSUBI_SCRIPTS.get(case.script, case.script) if self.source else case.script
+        return self.scripts / f"{name}.py"
+
     def lacks(self, case: VersusCase) -> str:
         """Why it cannot do a case: a script or an option that it does not have. sd-scripts ignores unknown options."""
-        script = self.scripts / f"{case.script}.py"
+        script = self.script_of(case)
         if not script.is_file():
             return f"has no {script.name}"
         if self.name == THIS_TRAINER:
@@ -124,7 +129,7 @@ def run_program(program: Program, case: VersusCase, work: Path, limit: float) ->
     name = case.title.replace(" ", "-")
     command = [
         program.python,
-        str(program.scripts / f"{case.script}.py"),
+        str(program.script_of(case)),
         "--output_dir",
         str(out),
         "--output_name",

@@ -5,6 +5,7 @@ and a full-size model has one random block many times, as drawing and holding 41
 """
 
 import json
+import random
 import re
 import shutil
 import tomllib
@@ -19,6 +20,7 @@ IMAGE_SIZES = ((1024, 1024), (832, 1216), (1216, 832))  # of images, width and h
 TINY_SIZES = ((128, 128), (64, 256), (256, 64))
 # Of tiny models: those of the real ones, as sd-scripts has written them into its code. It has the real widths, too.
 TINY_DEPTHS = {"sdxl": {"unet": (32, 64, 128), "depth": (0, 2, 10)}}
+CAPTION_TOKENS = (90, 180)  # at least and at most
 # Where sd-scripts looks for tokenizers in tokenizer_cache_dir.
 TOKENIZERS = ("openai_clip-vit-large-patch14", "laion_CLIP-ViT-bigG-14-laion2B-39B-b160k", "google_t5-v1_1-xxl")
 # transformers before 5 cannot read what version 5 writes here.
@@ -101,6 +103,7 @@ def write_flat(path: Path, options: Mapping[str, Any]) -> Path:
     return path
 
 
+MUSUBI_SCRIPTS = {"krea_2_train_network": "krea2_train_network"}  # where it has another name
 # What musubi-tuner calls some options. Those of images are in its file of data sets; of the rest it has not all.
 MUSUBI_OPTIONS = {"pretrained_model_name_or_path": "dit"}
 MUSUBI_DATA = {
@@ -156,9 +159,17 @@ def make_versus_inputs(inputs: Path, families: set[str], tiny: bool) -> None:
     pictures = inputs / "images"
     if not pictures.exists():
         images.draw_images(pictures, sizes=(TINY_SIZES if tiny else IMAGE_SIZES) * 2)
+        lengthen_captions(pictures)
     for family in sorted(families):
         if not model_file(inputs, family, family).exists():
             make_model(inputs, family, tiny)
+
+
+def lengthen_captions(pictures: Path) -> None:
+    """Write captions of digits, each of which is a token: as long as captions of a vision model."""
+    lengths = random.Random(0)
+    for caption in sorted(pictures.rglob("*.txt")):
+        caption.write_text("7" * lengths.randrange(*CAPTION_TOKENS), encoding="utf-8")
 
 
 def model_file(inputs: Path, family: str, part: str) -> Path:
@@ -184,8 +195,7 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
         sizes = replace(module.TINY, **TINY_DEPTHS.get(family, {})) if tiny else module.FULL
     if cached := has_musubi_caches(family):
         write_caches(inputs / "images", family, sizes)
-    one = {field.name: 1 for field in fields(sizes) if field.name in ONE_BLOCK}
-    written = module.write_random_model(place, sizes=replace(sizes, **one) if cached and not tiny else sizes)
+    written = module.write_random_model(place, sizes=with_one_block(family, sizes) if cached and not tiny else sizes)
     files = written if isinstance(written, dict) else {family: written}
     base = owner(family)
     for part, path in files.items():
@@ -213,8 +223,9 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
 
 # What there is one of in the file that a full-size model is made of; the text encoder never runs.
 ONE_BLOCK = ("blocks", "double_blocks", "single_blocks", "text_layers", "vision_layers")
+# Their transformer has a weight for each layer of the text encoder that it reads.
+READ_BY_LAYER = ("krea_2",)
 FIRST_BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.|layers\.)0(\..*)")
-CAPTION_TOKENS = (90, 180)  # at least and at most
 
 
 def find_subject(family: str) -> Any:
@@ -232,6 +243,14 @@ def find_subject(family: str) -> Any:
 
 def has_musubi_caches(family: str) -> bool:
     return bool(find_subject(family).latent_cache.architecture)
+
+
+def with_one_block(family: str, sizes: Any) -> Any:
+    """The sizes of the file whose blocks `repeat_blocks` repeats."""
+    kept = ("text_layers",) if family in READ_BY_LAYER else ()
+    return replace(
+        sizes, **{field.name: 1 for field in fields(sizes) if field.name in ONE_BLOCK and field.name not in kept}
+    )
 
 
 def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
@@ -292,7 +311,7 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
             file, {name: rng.standard_normal(shape, np.float32) for name in names}, facts | size
         )
         caption = picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
-        length = int(rng.integers(*CAPTION_TOKENS))
+        length = len(caption)  # training reads as many tokens as the tokenizer makes of it, which are not more
         arrays = {
             text.names.get(key, key): rng.standard_normal(
                 (length if text.mask else outputs[key][0], *outputs[key][1:]), np.float32

@@ -13,6 +13,7 @@ from benchmarks import versus, versus_files, versus_measure
 from benchmarks.versus import THIS_TRAINER, Program
 from library import families
 from library.config.building import build_config
+from library.families import random_module
 
 # A stand-in for a trainer: it prints as sd-scripts or as this trainer does, and leaves a file.
 SCRIPT = """
@@ -141,12 +142,13 @@ save_file({"a": np.ones(1)}, Path(given["--output_dir"]) / (given["--output_name
 """
 
 
-@pytest.mark.parametrize("family", ["qwen_image", "qwen_image_edit"])
+@pytest.mark.parametrize("family", ["qwen_image", "qwen_image_edit", "krea_2"])
 def test_musubi_tuner_gets_the_case_in_its_own_files_and_the_caches_with_it(tmp_path, family):
     folder = tmp_path / "musubi"
     (folder / "src" / "musubi_tuner").mkdir(parents=True)
     (folder / "src" / "musubi_tuner" / "parser.py").write_text('add("--gradient_checkpointing")')
-    (folder / "qwen_image_train_network.py").write_text(MUSUBI)
+    name = "krea2" if family == "krea_2" else "qwen_image"
+    (folder / f"{name}_train_network.py").write_text(MUSUBI)
     versus_files.make_versus_inputs(tmp_path / "inputs", {family}, tiny=True)
     rival = Program.parse(f"musubi={folder}")
     every = {case.title: case for case in versus_files.versus_cases(True, 6)}
@@ -178,6 +180,19 @@ def test_a_model_of_one_block_of_each_kind_becomes_one_of_many(tmp_path):
     blocks |= {f"single_blocks.{i}.linear1.weight": small["single_blocks.0.linear1.weight"] for i in range(5)}
     wanted = blocks | {name: small[name] for name in ("img_in.weight", "z")}
     assert large.keys() == wanted.keys() and all(np.array_equal(large[name], wanted[name]) for name in wanted)
+
+
+def test_the_file_of_one_block_has_every_other_weight_of_the_full_model():
+    cached = [family for family in versus_files.known_families() if versus_files.has_musubi_caches(family)]
+    assert "krea_2" in cached
+    for family in cached:
+        module, config = random_module(families.owner(family)), versus_files.find_subject(family).config
+        sizes = module.model_sizes(config, True)
+        whole, small = (
+            {name: tuple(tensor.shape) for name, tensor in module.make_networks(of).denoiser().state_dict().items()}
+            for of in (sizes, versus_files.with_one_block(family, sizes))
+        )
+        assert {name: whole.get(name) for name in small} == small, family
 
 
 def test_a_training_that_takes_too_long_is_ended(tmp_path):
