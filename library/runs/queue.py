@@ -120,7 +120,7 @@ def _queue(content: JsonMapping) -> Queue:
         paused if isinstance(paused, str | Message) else "",
         bool(content.get("go_on", True)),
         worker if isinstance(worker, dict) else {},
-        called if _is_of("called", called) else 0.0,
+        float(called or 0.0) if _is_of("called", called) else 0.0,
         _entries(content.get("removed")),
     )
 

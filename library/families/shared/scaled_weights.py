@@ -4,8 +4,6 @@ import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_json
 from library.config.problems import ConfigError, Message
@@ -83,6 +81,8 @@ def _fits(scale: Sequence[int], weight: Sequence[int]) -> bool:
 
 def _damaged_scale(path: Path, entries: Mapping[str, JsonMapping], layers: Container[str]) -> Message | None:
     """Return which scale of a file is NaN or infinite; None if all are numbers."""
+    import numpy as np  # only for files with scales, as commands that read none start without it
+
     for ending in SCALES:
         for layer, content in _contents(path, entries, ending):
             kind = entries[f"{layer}.{ending}"]["dtype"]
