@@ -36,6 +36,7 @@ class Sd15Family(UnetFamily):
     )
 
     def problems(self) -> Iterator[Problem]:
+        """Yield the problems of this run's files, and a `clip_skip` beyond the layers of the text encoder."""
         found = [*super().problems()]
         yield from found
         skip, path = self.config.model.clip_skip or 1, Path(self.config.model.pretrained_model_name_or_path or "")
