@@ -91,7 +91,7 @@ def _shown_type(hint: Any) -> Any:
 def answer(model: type[Model], **content: Any) -> Model:
     """Return an answer of these values, in which dataclasses and messages may be."""
     values = plain(content)
-    return model.model_validate({**values, "texts": [*how_made(values)]})
+    return model.model_validate({**_with_text(values), "texts": [*how_made(values)]})
 
 
 def plain(value: Any) -> Any:
@@ -101,6 +101,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: plain(inner) for name, inner in value.items()}
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _with_text(value: Any) -> Any:
+    """Return plain values with messages as their texts, as a table of any values may hold some, too."""
+    if isinstance(value, Mapping):
+        return {name: _with_text(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_text(inner) for inner in value]
+    return str(value) if isinstance(value, Message) else value
 
 
 def failure(error: ConfigError) -> tuple[int, JsonObject]:
@@ -144,7 +153,11 @@ def on_http_error(request: Request, error: Exception) -> JSONResponse:
     """Answer a request for an address or with a method that does not exist."""
     if not isinstance(error, HTTPException):
         raise error
-    sentences = {404: "There is nothing here.", 405: "This address does not take requests of this kind."}
+    sentences = {
+        400: "The body is not JSON.",
+        404: "There is nothing here.",
+        405: "This address does not take requests of this kind.",
+    }
     return respond_failure(request, error.status_code, {"error": sentences.get(error.status_code, str(error.detail))})
 
 

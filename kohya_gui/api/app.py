@@ -10,6 +10,8 @@ from starlette.types import Message, Receive, Send
 
 from kohya_gui.server.auth import App, Scope, send_all
 from kohya_gui.server.json_api import MAX_REQUEST_BYTES
+from library.config.outside_files import check_values
+from library.config.problems import ConfigError
 
 PREFIX = "/api/v1"
 
@@ -38,6 +40,8 @@ class ApiV1:
             await _refuse(send, 415, problem)
         elif (body := await _read_body(receive)) is None:
             await _refuse(send, 413, f"The body is too large: at most {MAX_REQUEST_BYTES:,} bytes are read.")
+        elif problem := await run_in_threadpool(beyond_limits, body):
+            await _refuse(send, 422, problem)
         else:
             await api(scope, _given_again(body, receive), send)
 
@@ -46,6 +50,19 @@ def wrong_kind(scope: Scope) -> str:
     """Why a POST is refused by its content type, or "": a form on another site could send any other without asking."""
     kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
     return "" if kind == b"application/json" else "Send JSON, with Content-Type: application/json."
+
+
+def beyond_limits(body: bytes) -> str:
+    """Why the values of a body are refused, or "": as those of a file, they may hold no half characters, which no
+    answer and no file can hold. What is not JSON is answered where it is parsed.
+    """
+    try:
+        check_values(json.loads(body), "The body")
+    except ConfigError as error:
+        return str(error)
+    except (ValueError, RecursionError):
+        return ""
+    return ""
 
 
 async def _read_body(receive: Receive) -> bytes | None:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, as_problems, together
 from library.config.run_config import RunConfig
 from library.data import debug_dataset, text_encoding
+from library.families import recognition
 from library.families.base import Family
 from library.files import free_space
 from library.memory.quantization import fp8_matmul, int8_matmul
@@ -146,6 +147,8 @@ def evaluate(
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_check_caption_lengths(family, images)]
         remarks += [] if failed["model"] else meta_model.find_idle_rounding(config)
+        model = config.model.pretrained_model_name_or_path or ""
+        remarks += recognition.find_name_notes(config.family, model, asdict(config.model))
         resumes = not (failed["length"] or any(problem.option == "resume" for problem in new_problems))
         remarks += _find_changed_options(config, images) if resumes else []
         remarks += [] if failed["network"] else methods.method_notes(config)

@@ -193,7 +193,7 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
         elif name not in options:
             # It may still be an old name, for which the config has better advice than "no such option".
             is_old = any(name in getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
-            if is_old or getattr(config, "script_with", lambda _: "")(name):
+            if is_old or getattr(config, "script_with", lambda *_: "")(name, config.family):
                 values[name] = words[0] if words else True
             else:
                 hint = did_you_mean(name, [*understood(config), *SCRIPT_FLAGS, *also])

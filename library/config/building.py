@@ -200,7 +200,7 @@ def _resolve(
             problems.append(Problem(name, "cannot be used here: {reason}", place=place, reason=Message(reason)))
     elif reason := getattr(config, "foreign", {}).get(name):
         remarks.append(Problem(name, "is ignored: {reason}", place=place, reason=Message(reason)))
-    elif script := getattr(config, "script_with", lambda _: "")(name):
+    elif script := getattr(config, "script_with", lambda *_: "")(name, getattr(config, "family", "")):
         this_script = config.script
         problems.append(
             Problem(name, "is an option of {script}, and this is {here}", place=place, script=script, here=this_script)

@@ -172,7 +172,9 @@ def parse_toml(text: str, path: str | Path) -> JsonObject:
     except RecursionError:
         raise _too_deep(path) from None
     except ValueError as e:  # a number that Python rejects, or an invalid date
-        raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint="") from None
+        raise _refused_number(path, e) or ConfigError(
+            "{path} is not valid TOML: {why}{hint}", path=path, why=e, hint=""
+        ) from None
     return check_values(table, path)
 
 
@@ -185,7 +187,7 @@ def parse_json(text: str | bytes, path: str | Path | Message) -> Any:
     except RecursionError:
         raise _too_deep(path) from None
     except ValueError as e:
-        raise ConfigError("{path} is not valid JSON: {why}", path=path, why=e) from None
+        raise _refused_number(path, e) or ConfigError("{path} is not valid JSON: {why}", path=path, why=e) from None
     return check_values(values, path)
 
 
@@ -311,3 +313,9 @@ def _too_deep(path: str | Path | Message) -> ConfigError:
 def _too_long(path: str | Path | Message, digits: int) -> ConfigError:
     template = "{path} has a number of {digits} digits; write one that has at most {most}"
     return ConfigError(template, path=path, digits=digits, most=LONGEST_NUMBER)
+
+
+def _refused_number(path: str | Path | Message, error: ValueError) -> ConfigError | None:
+    """Return the error for an integer that Python itself refuses to read, None for other errors."""
+    digits = re.search(r"value has (\d+) digits", str(error))
+    return _too_long(path, int(digits[1])) if digits else None

@@ -179,7 +179,7 @@ class RunConfig:
     pending: ClassVar[Mapping[str, str]] = {}
 
     # An option -> another script that has it, or "". The families set it, as this package does not know the scripts.
-    script_with: ClassVar[Callable[[str], str]] = staticmethod(lambda option: "")
+    script_with: ClassVar[Callable[[str, str], str]] = staticmethod(lambda option, family: "")
 
     aliases: ClassVar[Mapping[str, str]] = OPTION_ALIASES
     retired: ClassVar[Mapping[str, str]] = RETIRED

@@ -32,6 +32,7 @@ TYPE_WORDS = {
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, a module or a backend
 LONGEST_CODE = 200  # maximum characters of such a name
+LONGEST_FILE_NAME, LONGEST_PATH = 255, 4000  # bytes; characters of a name on Windows
 MAX_WRONG = 10  # values of one option that are named as wrong; more are counted
 MAX_NUMBER = 10**12  # larger numbers have no meaning in a training, and are infinite in half precision
 LIMITS = "limits"  # problem code of a number beyond its limits
@@ -165,11 +166,9 @@ class Option:
         return split_words(value.replace(",", " "))
 
     def _read_one(self, value: Any) -> Any:
-        if self.kind in ("file", "folder"):
+        if self.kind in ("file", "files", "folder"):
             value = expand_home(value)
-            if isinstance(value, str) and re.search(r"[\x00-\x1f]", value):  # "D:\train" of a TOML holds a tab
-                template = "has a sign that no path has, {value}: in double quotes write \\\\ for \\"
-                raise ConfigError(template, value=quoted(value))
+            _check_path_text(value)
         try:
             value = (self.hints.get("parse") or CONVERT[self.type])(value)
         except ConfigError:
@@ -304,6 +303,20 @@ def strength_problems(option: str, value: str | None) -> Iterator[Problem]:
             strength=f"{strength:g}",
             most=MAX_STRENGTH,
         )
+
+
+def _check_path_text(path: Any) -> None:
+    """Raise ConfigError for what no disk has as a path, which asking the disk would answer with an exception."""
+    if not isinstance(path, str):
+        return
+    if re.search(r"[\x00-\x1f]", path):  # "D:\train" of a TOML holds a tab
+        template = "has a sign that no path has, {value}: in double quotes write \\\\ for \\"
+        raise ConfigError(template, value=quoted(path))
+    names = path.replace("\\", "/").split("/")
+    longest = max(len(name if os.name == "nt" else name.encode(errors="surrogatepass")) for name in names)
+    if longest > LONGEST_FILE_NAME or len(path.encode(errors="surrogatepass")) > LONGEST_PATH:
+        template = "is too long for a path: no name in it may have more than {most} bytes, got {value}"
+        raise ConfigError(template, most=LONGEST_FILE_NAME, value=quoted(path))
 
 
 def expand_home(value: Any) -> Any:

@@ -70,8 +70,11 @@ def lora_script(family: str) -> str:
     return next(script for script in facts_of(family).scripts if config_class(script).adapters)
 
 
-def script_with(option: str) -> str:
-    return next((script for script, reference in RUNS.items() if option in options_of(load_object(reference))), "")
+def script_with(option: str, family: str = "") -> str:
+    """Return a script that has an option, if possible one of a family; "" for none."""
+    classes = {script: load_object(reference) for script, reference in RUNS.items()}
+    with_option = [script for script, config in classes.items() if option in options_of(config)]
+    return min(with_option, key=lambda script: classes[script].family != family, default="")
 
 
 def family_for(config: RunConfig) -> "Family":

@@ -2,15 +2,15 @@
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from library import families
 from library.config.json_types import JsonObject
 from library.config.outside_files import table_of
-from library.config.problems import ConfigError, Message, MessageLike
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.families.facts import FamilyFacts, Shapes, matching
 from library.families.shared import tensor_names, weights
 from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
@@ -118,5 +118,22 @@ def proposed_options(path: Path, recognised: Recognised) -> Mapping[str, str | b
     """Return the options that a base model requires, from its header, or else from its name, which may mislead."""
     if recognised.options or not recognised.family:
         return recognised.options
-    named = families.facts_of(recognised.family).named_options
-    return next((values for pattern, values in named.items() if re.search(pattern, path.name.lower())), {})
+    return _named_options(recognised.family, path.name)
+
+
+def _named_options(family: str, name: str) -> Mapping[str, str | bool]:
+    named = families.facts_of(family).named_options
+    return next((values for pattern, values in named.items() if re.search(pattern, name.lower())), {})
+
+
+def find_name_notes(family: str, path: str, values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a remark for each option that the name of a base model contradicts: distilled files look like others.
+
+    `values` are the options of the model by name.
+    """
+    name = re.split(r"[\\/]", path.rstrip("\\/"))[-1]
+    for option, meant in _named_options(family, name).items():
+        value = values.get(option, meant)
+        if value != meant and not str(value).startswith(f"{meant}-"):  # "edit" is in the name of edit-2509, too
+            template = ": {name} has the name of a model for {key} = {meant}: set that, or rename the file"
+            yield Problem(option, template, name=name, key=option, meant=meant, fix={option: meant})

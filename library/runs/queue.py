@@ -8,12 +8,13 @@ and keeps no state of its own.
 
 import contextlib
 import copy
+import math
 import os
 import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,21 +114,34 @@ def read_queue() -> Queue:
 def _queue(content: JsonMapping) -> Queue:
     """Return the queue of a file's content, sharing no objects with it."""
     content = copy.deepcopy(content)
-    worker = content.get("worker")
+    worker, paused, called = content.get("worker"), content.get("paused"), content.get("called")
     return Queue(
         _entries(content.get("entries")),
-        content.get("paused") or "",
+        paused if isinstance(paused, str | Message) else "",
         bool(content.get("go_on", True)),
         worker if isinstance(worker, dict) else {},
-        float(content.get("called") or 0.0),
+        float(called or 0.0) if _is_of("called", called) else 0.0,
         _entries(content.get("removed")),
     )
 
 
 def _entries(stored: Any) -> list[QueueEntry]:
-    field_names = {f.name for f in fields(QueueEntry)}
-    valid = [e for e in stored or [] if isinstance(e, dict) and layout.is_run_id(e.get("id"))]
-    return [QueueEntry(**{name: entry[name] for name in field_names & entry.keys()}) for entry in valid]
+    """Return the entries of a list in a file. What is none, as somebody edited the file, is left out."""
+    names = {f.name for f in fields(QueueEntry)}
+    required = {f.name for f in fields(QueueEntry) if f.default is MISSING and f.default_factory is MISSING}
+    return [
+        QueueEntry(**{name: entry[name] for name in names & entry.keys()})
+        for entry in (stored if isinstance(stored, list) else ())
+        if isinstance(entry, dict) and layout.is_run_id(entry.get("id"))
+        if required <= entry.keys() and all(_is_of(name, entry[name]) for name in names & entry.keys())
+    ]
+
+
+def _is_of(name: str, value: Any) -> bool:
+    """Return whether a stored value is of its field's kind."""
+    if name in ("added", "called", "steps", "step_seconds", "memory", "was_at"):
+        return isinstance(value, layout.NUMBER) and math.isfinite(value)
+    return isinstance(value, dict if name == "how" else (str, Message) if name == "error" else str)
 
 
 @contextlib.contextmanager
@@ -203,7 +217,7 @@ def job_of_entry(entry: QueueEntry) -> start.TrainingJob:
     """Return the job of an entry. Raises ConfigError if its config is gone."""
     try:
         toml = _entry_toml(entry).read_text(encoding="utf-8")
-    except OSError:
+    except (OSError, UnicodeError):
         raise ConfigError(
             "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=queue_folder()
         ) from None

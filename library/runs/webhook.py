@@ -6,6 +6,7 @@ is never worth harming a training: each call returns within seconds, and raises 
 
 import json
 import logging
+import math
 import threading
 import time
 import urllib.error
@@ -105,8 +106,14 @@ def end_of_run(facts: Mapping[str, object]) -> JsonObject:
 
 def _event(kind: str, text: Message, details: JsonObject) -> JsonObject:
     sentence = f"{text} {details['error']}".strip() if kind != "waiting" else without_paths(text)
+    # The loss of a run that failed may be NaN, which is no JSON: those who read it would refuse the whole message.
+    details = {name: None if _is_no_number(value) else value for name, value in details.items()}
     # Slack, Mattermost and others show `text`, Discord `content`.
     return {"event": kind, "time": round(time.time(), 3), **details, "text": sentence, "content": sentence}
+
+
+def _is_no_number(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def without_paths(text: object) -> str:

@@ -192,6 +192,35 @@ def test_mistakes_are_sentences_with_a_field_and_a_status(api, run, tmp_path, mo
     assert quiet.status_code == 200 and "not in the queue" in quiet.json()["error"]
 
 
+HALF = '"\\ud800"'  # what JSON can write and UTF-8 cannot
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("check", f'{{"script": "{SCRIPT}", "config": {{{HALF}: 1}}}}'),
+        ("check", f'{{"script": "{SCRIPT}", "launch": {{{HALF}: 1}}}}'),
+        ("queue/add", f'{{"script": "{SCRIPT}", "config": {{{HALF}: 1}}}}'),
+        ("runs/RUN/note", f'{{"text": {HALF}}}'),
+        ("runs/unlist", f'{{"runs": [{HALF}]}}'),
+        ("check", f'{{"script": "{SCRIPT}", "config": {"[" * 90}{"]" * 90}}}'),
+        ("runs/RUN/note", '{"text": ' + "9" * 5000 + "}"),
+    ],
+)
+def test_values_that_no_file_can_hold_are_refused(api, run, path, content):
+    answer = api.post(
+        f"/api/v1/{path.replace('RUN', run.id)}", content=content, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code in (400, 422) and answer.json()["error"].startswith("The body "), answer.text
+
+
+def test_an_import_answers_with_the_reason_of_each_key(api):
+    text = json.dumps({"LoRA_type": "Standard", "sdxl": "maybe", "gpu_ids": "0", "epoch": 3, "unheard_of": 1})
+    answer = api.post("/api/v1/import", json={"name": "mine.json", "text": text})
+    reasons = [value for key in answer.json()["keys"] for value in key.values()]
+    assert answer.status_code == 200 and any("unheard_of" in str(value) for value in reasons)
+
+
 def test_a_list_since_a_mark_has_only_what_has_changed(api, run, tmp_path):
     listed = lambda mark: api.get("/api/v1/runs", params={"since": mark}).json()  # noqa: E731
     first = listed("")

@@ -8,7 +8,7 @@ import pytest
 from library.cli.train_script import read_command_line
 from library.config import building, dataset
 from library.config.problems import ConfigError
-from library.families import config_class, network_args
+from library.families import RUNS, config_class, lora_script, network_args
 from library.optim import optimizers
 from library.sampling import prompts
 
@@ -302,3 +302,10 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path):
 def test_there_are_more_than_a_hundred_and_twenty():
     assert len(ROWS) + len(DATASETS) + len(PROMPTS) >= 120
     assert json.dumps(sorted(SETTINGS))
+
+
+@pytest.mark.parametrize("script", [script for script in RUNS if config_class(script).kind == "finetune"])
+def test_an_option_of_another_script_is_named_with_that_of_the_same_family(script):
+    config = config_class(script)
+    (problem,) = building.read_layers(config, [building.Layer({"network_dim": 4})]).problems
+    assert f"is an option of {lora_script(config.family)}, and this is {script}" in str(problem)

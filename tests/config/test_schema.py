@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from library import families
 from library.cli import options_page
 from library.config.building import build_config, find_missing, replace_options
 from library.config.formats import read_toml, to_toml, toml_value
@@ -285,6 +286,23 @@ def test_numbers_that_mean_nothing_are_not_written():
     for number in (float("nan"), float("inf")):
         with pytest.raises(ConfigError):
             toml_value(number)
+
+
+@pytest.mark.parametrize("script", families.RUNS)
+def test_a_path_that_no_disk_has_is_one_sentence(script):
+    paths = [
+        option for option in options_of(config_class(script)).values() if option.kind in ("file", "files", "folder")
+    ]
+    assert len(paths) > 10
+    for value, words in {
+        "x" * 300: "is too long",
+        "a/" * 2500: "is too long",
+        "名" * 86: "is too long",
+        "a\tb": "no path has",
+    }.items():
+        for option in paths:
+            with pytest.raises(ConfigError, match=words):
+                option.read([value] if option.many else value)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -498,3 +498,28 @@ def test_the_name_of_a_file_proposes_the_model_where_headers_look_alike(family, 
     assert proposed.get("model_version") == version
     options = options_of(families.config_class(families.lora_script(family)))
     assert proposed.keys() <= options.keys() and (version is None or version in options["model_version"].choices)
+
+
+@pytest.mark.parametrize(
+    ("family", "path", "values", "fixes"),
+    [
+        ("krea_2", "/m/krea2_turbo_bf16.safetensors", {"model_version": "raw"}, [{"model_version": "turbo"}]),
+        ("krea_2", "krea/Krea-2-Turbo", {"model_version": None}, [{"model_version": "turbo"}]),
+        ("krea_2", "krea/Krea-2-Raw/", {"model_version": "turbo"}, [{"model_version": "raw"}]),
+        ("krea_2", "/turbo/mine.safetensors", {"model_version": "raw"}, []),
+        ("krea_2", "krea2_turbo.safetensors", {"model_version": "turbo"}, []),
+        (
+            "qwen_image_21",
+            "C:\\m\\qwen_image_2.1_turbo.safetensors",
+            {"model_version": "base"},
+            [{"model_version": "turbo"}],
+        ),
+        ("zimage", "z_image_turbo.safetensors", {"model_version": "base"}, [{"model_version": "turbo"}]),
+        ("qwen_image", "Qwen-Image-Edit-Mine", {"model_version": "edit-2509"}, []),
+        ("qwen_image", "Qwen-Image-Edit-2511", {"model_version": "original"}, [{"model_version": "edit-2511"}]),
+        ("flux", "flux1-kontext-dev.safetensors", {"model_type": "flux"}, [{"model_type": "kontext"}]),
+        ("sd15", "v1-5-pruned-emaonly.safetensors", {}, []),
+    ],
+)
+def test_a_distilled_model_that_is_trained_as_another_is_told_by_its_name(family, path, values, fixes):
+    assert [dict(note.fix) for note in recognition.find_name_notes(family, path, values)] == fixes

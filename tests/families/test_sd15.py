@@ -202,3 +202,10 @@ def test_the_published_size_has_the_graphs_that_are_predicted():
             shapes[kind].add(tuple((name, tuple(p.shape)) for name, p in module.named_parameters()))
     assert {kind: len(found) for kind, found in shapes.items()} == dict(facts_of("sd15").graphs)
     assert model.CHECKPOINTS.heads == 8 == unet.config.attention_head_dim
+
+
+def test_clip_skip_beyond_the_layers_of_the_text_encoder_is_one_sentence(tiny, pipeline):
+    for path in (tiny, pipeline.folder):
+        (problem,) = family(path, clip_skip=12).problems()
+        assert problem.option == "clip_skip" and "has no more layers" in str(problem)
+        assert list(family(path, clip_skip=problem.fix["clip_skip"]).problems()) == []

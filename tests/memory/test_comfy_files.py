@@ -131,18 +131,40 @@ def test_products_in_their_own_format_give_nearly_the_same(demo, squares, beside
     assert losses("four", base_bits=4) == pytest.approx(wide, rel=0.05)
 
 
+def as_format(**format):
+    return torch.tensor([*json.dumps(format).encode()], dtype=torch.uint8)
+
+
+# kind -> changes of a layer's tensors, by the end of their names -> words of the sentence
+UNREADABLE = {
+    "int8": (
+        ({"weight_scale": None}, "in int8 without their scales"),
+        ({"weight_scale": torch.ones(3)}, "do not fit its"),
+        ({"weight_scale": torch.ones(7, 5)}, "do not fit its"),
+        ({"weight_scale": torch.zeros(0)}, "do not fit its"),
+        ({"weight_scale": torch.tensor(float("nan"))}, "is NaN or infinite"),
+        ({"comfy_quant": as_format(format="int8_blockwise")}, "int8_blockwise"),
+        ({"comfy_quant": as_format(convrot=True, convrot_groupsize="64")}, "which is impossible"),
+        ({"comfy_quant": as_format(convrot=True, convrot_groupsize=8)}, "which is impossible"),
+    ),
+    "fp8": (
+        ({"weight_scale": torch.ones(3)}, "do not fit its"),
+        ({"weight_scale": torch.tensor(float("inf"), dtype=torch.bfloat16)}, "is NaN or infinite"),
+        ({"weight_scale": torch.tensor(float("nan"), dtype=torch.float16)}, "is NaN or infinite"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
 @pytest.mark.parametrize("script", training.LORAS)
-def test_int8_without_scales_or_in_another_format_gets_one_sentence(demo, beside, script):
+def test_a_file_with_damaged_scales_or_in_another_format_gets_one_sentence(demo, beside, script, kind):
     source, path = beside(script)
-    stored, _ = write_scaled(source, path, "int8")
+    stored, _ = write_scaled(source, path, kind)
     layer = next(name for name in stored if name.endswith(".weight_scale")).removesuffix(".weight_scale")
-    without = {name: tensor for name, tensor in stored.items() if name != f"{layer}.weight_scale"}
-    other = torch.tensor([*json.dumps({"format": "int8_blockwise"}).encode()], dtype=torch.uint8)
-    for tensors, words in (
-        (without, "in int8 without their scales"),
-        (stored | {f"{layer}.comfy_quant": other}, "int8_blockwise"),
-    ):
-        save_file(tensors, path)
+    few = script not in training.LORA_OF_EACH_KIND
+    for changes, words in UNREADABLE[kind][: 2 if few else None]:
+        changed = stored | {f"{layer}.{ending}": tensor for ending, tensor in changes.items()}
+        save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, path)
         config = training.config_of(demo, script, pretrained_model_name_or_path=path)
         (problem,) = families.family_for(config).problems()
-        assert words in str(problem)
+        assert words in str(problem) and ("comfy_quant" in changes or layer in str(problem))

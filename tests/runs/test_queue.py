@@ -243,6 +243,32 @@ def test_a_broken_file_is_an_empty_queue(tmp_path, content):
     assert queue.read_queue() == queue.Queue()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"script": None},
+        {"name": 5},
+        {"output": ["a"]},
+        {"how": "x"},
+        {"added": "soon"},
+        {"added": float("nan")},
+        {"steps": {}},
+        {"was_at": "last"},
+        {"run": 3},
+        {"error": [1]},
+    ],
+)
+def test_an_entry_that_somebody_broke_is_left_out_and_the_others_stay(tmp_path, change):
+    good, other = (queue.add_to_queue(job(tmp_path, name)) for name in ("one", "two"))
+    path = queue.queue_folder() / "queue.json"
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored["entries"][1] = {n: v for n, v in (stored["entries"][1] | change).items() if v is not None}
+    stored |= {"called": "x", "paused": 7, "removed": 1}
+    path.write_text(json.dumps(stored), encoding="utf-8")
+    assert [entry.id for entry in queue.read_queue().entries] == [good.id]
+    assert [row.id for row in queue_rows.queue_rows(queue.read_queue())] == [good.id]
+
+
 def test_each_gpu_is_one_device(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
     assert gpu_slots.devices() == ("0", "1", "3")

@@ -55,6 +55,13 @@ def test_an_end_is_told_once_without_paths_and_the_address_is_in_no_record(liste
     assert keys.webhook_file().stat().st_mode & 0o077 == 0 or registry.os.name == "nt"
 
 
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_a_loss_that_is_no_number_is_sent_as_json_has_it(loss):
+    facts = {"state": "failed", "output_name": "cat", "latest": {"avr_loss": loss}, "started": 1.0, "ended": loss}
+    event = webhook.end_of_run(facts)
+    assert event["loss"] is None and event["seconds"] is None and json.dumps(event, allow_nan=False)
+
+
 def test_a_killed_run_is_told_once_by_who_watches_it(listener, tmp_path, monkeypatch):
     webhook.store_address(f"http://127.0.0.1:{listener.server_port}/")
     watches = watching.RunWatch(), watching.RunWatch()

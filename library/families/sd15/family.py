@@ -1,6 +1,8 @@
 """SD 1.5 as a family: the conditions of its U-Net, from one text encoder."""
 
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +13,7 @@ from library.families.base import LatentCache, ModelComponents, TextCache
 from library.families.sd15 import keys, model
 from library.families.sd15.folder import SD15_FOLDER
 from library.families.sd15.options import Sd15DreamBooth, Sd15Finetune, Sd15Lora, Sd15TextualInversion
-from library.families.shared import tokenizers
+from library.families.shared import tokenizers, weights
 from library.families.shared.clip_conditions import encode_chunks, merge_chunks
 from library.families.shared.unet_family import UnetFamily
 
@@ -32,6 +34,16 @@ class Sd15Family(UnetFamily):
     text_cache = TextCache(
         suffix="_sd_te_outputs.npz", keys=("hidden_state",), options=("weighted_captions", "clip_skip")
     )
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield the problems of this run's files, and a `clip_skip` beyond the layers of the text encoder."""
+        found = [*super().problems()]
+        yield from found
+        skip, path = self.config.model.clip_skip or 1, Path(self.config.model.pretrained_model_name_or_path or "")
+        layers = 0 if found or skip == 1 else _encoder_layers(path)
+        if layers and skip > layers:
+            template = "must be at most {layers}, as this model's text encoder has no more layers, got {skip}"
+            yield Problem("clip_skip", template, layers=layers, skip=skip, fix={"clip_skip": layers})
 
     def notes(self) -> Iterator[Problem]:
         return iter(())
@@ -72,6 +84,14 @@ class Sd15Family(UnetFamily):
 
     def adapter_name(self, part: str, path: str) -> str:
         return keys.adapter_name(part, path)
+
+
+def _encoder_layers(path: Path) -> int:
+    """Return the number of layers of the text encoder in a file or a diffusers folder, 0 if no header tells it."""
+    files = weights.files(path / "text_encoder" if path.is_dir() else path) if path.exists() else []
+    names = [name for file in files if file.suffix == ".safetensors" for name in weights.header(file)]
+    numbers = [int(match[1]) for name in names if (match := re.search(r"encoder\.layers\.(\d+)\.", name))]
+    return max(numbers, default=-1) + 1
 
 
 if TYPE_CHECKING:

@@ -86,7 +86,7 @@ def _find_other_kind(checkpoints: UnetCheckpoints, path: Path, vae: str | None) 
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights.files(path):
         shapes |= weights.header(file)
-        if problem := scaled_weights.unread_integers(file, weights.header_entries(file)):
+        if problem := scaled_weights.unreadable_scales(file, weights.header_entries(file)):
             return problem
     return checkpoints.incomplete_checkpoint(path, shapes, vae)
 
