@@ -21,7 +21,7 @@ field of the page. Flags win over the file, the file wins over the defaults.
 A training has the options of all chapters that apply to it: all trainings, its kind (LoRA or fine-tune), its model and
 its script.
 """
-HEAD = "| option | value | default | meaning |\n|---|---|---|---|\n"
+TABLE_HEAD = "| option | value | default | meaning |\n|---|---|---|---|\n"
 
 
 def page(configs: Iterable[Config]) -> str:
@@ -73,7 +73,7 @@ def option_table(options: Iterable[Option]) -> str:
         lines.append(
             f"| `{o.name}` | {_escape_cell(_value_word(o))} | {_escape_cell(default)} | {_escape_cell(o.help)} |\n"
         )
-    return HEAD + "".join(lines)
+    return TABLE_HEAD + "".join(lines)
 
 
 def _value_word(option: Option) -> str:
