@@ -24,7 +24,7 @@ class Sd15Model(sections.Model):
 
     clip_skip: int | None = opt(
         None,
-        "The text encoder's layer that is read, from the end. Empty: 1; anime models: 2.",
+        "The text encoder's layer to use, from the end. Empty: 1; anime models: 2.",
         label="CLIP skip",
         min=1,
         max=12,

@@ -61,7 +61,10 @@ def unread_integers(path: Path, entries: Mapping[str, JsonMapping]) -> Message |
             return Message(template, path=path, key=layer)
     for format in _formats(path, entries) if layers else ():
         if (kind := format.get("format", INT8_FORMAT)) not in (INT8_FORMAT, "float8_e4m3fn"):
-            template = "{path} is stored as {kind}, which is not read: use the bf16 file, fp8 e4m3fn or int8_tensorwise"
+            template = (
+                "{path} is stored as {kind}, which this trainer does not read: use the bf16 file, fp8 e4m3fn "
+                "or int8_tensorwise"
+            )
             return Message(template, path=path, kind=kind)
     return None
 

@@ -78,14 +78,14 @@ class ZImageFamily(OneEncoderFamily):
         if not self.config.model.model_version:
             yield Problem(
                 "model_version",
-                "is not set, so that the file is trained as base; files of Turbo look alike",
+                "is not set, so the file is trained as base; files of Turbo look the same",
                 fix={"model_version": "base"},
             )
         elif self.is_turbo and not (isinstance(self.config, ZImageLora) and self.config.network.base_weights):
             yield Problem(
                 "model_version",
-                "= turbo: what is trained on Turbo alone unlearns its few steps; give a training adapter for Turbo as "
-                "base_weights of a LoRA, or train on base",
+                "= turbo: Turbo forgets how to generate in few steps if it is trained directly; set base_weights of "
+                "a LoRA to a training adapter for Turbo, or train on base",
                 also="base_weights",
             )
 

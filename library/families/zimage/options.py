@@ -40,7 +40,7 @@ class ZImageModel(sections.Model):
     )
     model_version: Literal["base", "turbo"] | None = opt(
         None,
-        "Their files look alike; De-Turbo is base. Empty: base, if no name says Turbo.",
+        "Their files look the same; De-Turbo is base. Empty: base, unless a name says Turbo.",
     )
 
     others: ClassVar[Mapping[str, str]] = OTHER_ZIMAGE_FILES
