@@ -49,7 +49,7 @@ class Qwen21Model(sections.Model):
     )
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Reject reference images with text that is not cached, as the text encoder is shown them, too."""
+        """Reject reference images without cached text, as the text encoder also sees them."""
         yield from sections.Model.check(self, run)
         if getattr(run.data, "control_directory", None) and not run.cache.text:
             yield Problem(
