@@ -130,7 +130,7 @@ class ZImageArgs(BlockArgs):
     train_refiners: bool = opt(
         False,
         "adapters on the blocks that see the image or the text alone, before they meet",
-        label="Refiners learn as well",
+        label="Train the refiners",
     )
     train_modulation: bool = opt(
         False,
