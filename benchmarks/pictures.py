@@ -194,6 +194,7 @@ def prepare_theirs(
 
     from library import families
     from library.bench import random_weights, subjects
+    from library.compiler import torch_private
     from library.families.shared.random_networks import build_on_meta
 
     script = families.lora_script(family_name)
@@ -213,7 +214,8 @@ def prepare_theirs(
     side = side_of(tiny)
     arguments |= {"height": side, "width": side, "num_inference_steps": case.steps}
     if compiling is not None:
-        denoiser.compile_repeated_blocks(recompile_limit=64, **compiling)  # type: ignore[operator]
+        torch_private.config_module("dynamo").recompile_limit = 64  # an argument of compile only in newer PyTorch
+        denoiser.compile_repeated_blocks(**compiling)  # type: ignore[operator]
 
     def draw(output_type: str) -> Any:
         return pipe(**arguments, output_type=output_type, generator=torch.Generator().manual_seed(1))

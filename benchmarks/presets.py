@@ -73,7 +73,7 @@ def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
     from library.bench import prepared_model, subjects
     from library.measuring import timing
 
-    sizes = BUCKET_SIZES if case.size == "full" else TINY_SIZES
+    sizes = bucket_sizes(case)
     values = {**case.values, "resolution": str(sizes[0][0]), "enable_bucket": False}
     if case.size == "tiny" and values.get("blocks_to_swap"):
         values["blocks_to_swap"] = 2  # of the few that there are
@@ -116,6 +116,17 @@ def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
         **done,
     }
     return measurement | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
+
+
+def bucket_sizes(case: PresetCase) -> tuple[tuple[int, int], ...]:
+    """Three sizes, (width, height) in pixels, of about the area that the preset trains at."""
+    if case.size == "tiny":
+        return TINY_SIZES
+    side, multiple = int(case.values.get("resolution", 1024)), 64
+    return tuple(
+        (width * side // 1024 // multiple * multiple, height * side // 1024 // multiple * multiple)
+        for width, height in BUCKET_SIZES
+    )
 
 
 class Heard(logging.Handler):

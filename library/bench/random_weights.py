@@ -12,14 +12,16 @@ BYTES_PER_GIB = 2**30
 
 
 def place_weights(model: nn.Module, device: torch.device, dtype: torch.dtype, config: RunConfig) -> torch.device:
-    """Return where weights are created: on the device, or on the host if some stay there or they only fit in few bits.
+    """Return where weights are created: on the device, or on the host if some stay there, are rounded later, or only
+    fit in few bits.
 
     Raises ConfigError if they do not fit.
     """
     precision = config.precision
-    in_few_bits = precision.fp8_denoiser or precision.int8_base or precision.nf4_denoiser
+    # A training rounds these one after the other as it reads them: in 16 bits they are never on the GPU together.
+    is_rounded_later = precision.int8_base or precision.nf4_denoiser
     too_large = device.type == "cuda" and weight_bytes(model, dtype) > 0.9 * machine.free_bytes(device)
-    if config.memory.blocks_to_swap or in_few_bits and too_large:
+    if config.memory.blocks_to_swap or is_rounded_later or precision.fp8_denoiser and too_large:
         device = torch.device("cpu")
     check_room(model, device, dtype)
     return device

@@ -17,6 +17,8 @@ from tests.training import config_of, demo, shapes, train  # noqa: F401 - two fi
 
 pytestmark = pytest.mark.gpu
 CHANGES = {}, {"seed": 5, "prompt": "a red bicycle at night"}, {"width": 128}
+# SD 1.5 at 64 x 64 ends in one token, which has a graph of its own, and norms of one pixel, which jump at any rounding.
+LARGER = {"train_network": ({"width": 256, "height": 256}, {"width": 320, "height": 256})}
 RECORDED = {"cuda_graphs": "true"}
 
 
@@ -49,7 +51,7 @@ def test_recorded_pictures_are_those_without_recording(given, script):  # noqa: 
 def test_compiled_pictures_are_the_eager_ones(given, script, graphs):  # noqa: F811
     config = compiling(given(script), "inductor", cuda_graphs=graphs)
     model = opened(config)
-    prompts = prompts_for(model, *CHANGES)
+    prompts = prompts_for(model, *LARGER.get(script, CHANGES))
     expected, engine = drawn(model, None, prompts), engine_of(model, config)
     found = drawn(model, engine, prompts)
     log = engine.plan.log
