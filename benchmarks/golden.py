@@ -109,9 +109,6 @@ def read_pages(case: GoldenCase, place: Place) -> dict[str, Json]:
     options: dict[str, Json] = {}
     texts: dict[str, Json] = {}
     checks: dict[str, Json] = {}
-    document = (place.tree / "docs" / "options.md").read_text(encoding="utf-8")
-    texts["docs/options.md"] = [*document.splitlines()]
-    options["docs/options.md"] = [*option_rows(document)]
     for stage in case.stages:
         script = str(stage["script"])
         shown = place.run([place.tree / "sd-scripts" / f"{script}.py", "--help"]).stdout
@@ -128,17 +125,6 @@ def read_pages(case: GoldenCase, place: Place) -> dict[str, Json]:
             checks[f"{script} {name}"] = {"code": done.returncode, "mistakes": bad}
     texts["page"], options["page"] = form(place)
     return {"options": options, "checks": checks, LOOSE: texts}
-
-
-def option_rows(document: str) -> Iterator[str]:
-    """Chapter, name, values and default of every option in docs/options.md."""
-    chapter = ""
-    for line in document.splitlines():
-        if line.startswith("## "):
-            chapter = line
-        elif line.startswith("| `"):
-            name, value, default, _ = re.split(r"(?<!\\) \| ?", line.removeprefix("| "), maxsplit=3)
-            yield f"{chapter} | {name} | {value} | {default}"
 
 
 def form(place: Place) -> tuple[Json, Json]:

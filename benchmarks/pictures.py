@@ -214,7 +214,8 @@ def prepare_theirs(
     side = side_of(tiny)
     arguments |= {"height": side, "width": side, "num_inference_steps": case.steps}
     if compiling is not None:
-        torch_private.config_module("dynamo").recompile_limit = 64  # an argument of compile only in newer PyTorch
+        settings: Any = torch_private.config_module("dynamo")
+        settings.recompile_limit = 64  # an argument of compile only in newer PyTorch
         denoiser.compile_repeated_blocks(**compiling)  # type: ignore[operator]
 
     def draw(output_type: str) -> Any:

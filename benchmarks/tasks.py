@@ -33,12 +33,12 @@ BROWSER_FLAGS = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~
 TASK_TITLES = {
     "first": "Train a first LoRA from a folder of images and a model",
     "import": "Load a JSON config of kohya_ss and train it",
-    "preset": "Take another preset, and see what it changes",
-    "find": "Find the setting for “noise offset”, known by its word only",
+    "preset": "Choose another preset, and see what it changes",
+    "find": "Find the setting for “noise offset”, knowing only these words",
     "mend": "Mend a wrong path and a number out of range, then start",
     "print": "Load a config and print its command",
     "queue": "Queue three ranks of a loaded config",
-    "resume": "Stop a run and go on with it",
+    "resume": "Stop a run and resume it",
     "caption": "Open a folder of images and mend a caption",
     "results": "See samples and loss of a finished run",
 }

@@ -277,19 +277,19 @@ TASKS: dict[str, Task | str] = {
     "find": rival_find_setting,
     "mend": rival_mend,
     "print": rival_print_command,
-    "queue": "no queue, and no second start while one trains: one waits for each end, and starts the next by hand",
+    "queue": "no queue and no second training during one: the user waits for each end and starts the next by hand",
     "resume": rival_resume,
     "caption": rival_edit_caption,
-    "results": "its page shows neither samples nor loss nor which file is best: one opens the folder of the results, "
-    "and TensorBoard for the loss if a log folder was named before",
+    "results": "the page shows neither samples, loss nor the best file: the user opens the output folder, "
+    "and TensorBoard for the loss if the config set a log folder",
 }
 # What is left out where a task can be done.
 REMARKS = {
-    "first": "copies the images into folders of its own, with the repeats in their names; checks nothing of them",
-    "preset": "takes the preset's values, and does not tell which changed; none is made for a size of memory",
-    "find": "no search: one opens sections until the word is seen, here the right ones at once",
-    "mend": "the first message names no field; the second is in the server's log only",
-    "print": "the command is in the server's log only",
-    "import": "what a file names is not checked",
-    "resume": "possible as the config saved states; Stop kills the training, so it goes on from the last saved state",
+    "first": "copies the images into new folders with the repeats in their names, and does not check them",
+    "preset": "applies the preset's values without showing which changed; no preset is made for an amount of memory",
+    "find": "no search: the user opens sections until the words appear; here the first try was right",
+    "mend": "the first message names no field; the second appears only in the server's log",
+    "print": "the command appears only in the server's log",
+    "import": "does not check the files that the config names",
+    "resume": "possible if the config saved states; Stop kills the training, so it resumes from the last saved state",
 }

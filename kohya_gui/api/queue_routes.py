@@ -94,7 +94,7 @@ def router() -> APIRouter:
     @routes.post("/pause", operation_id="pause_queue", summary="Start nothing new", **shown)
     def pause(body: Nothing) -> Any:
         queue.pause()
-        return show_queue("The queue is paused: nothing new is started.")
+        return show_queue("The queue is paused: no new training starts.")
 
     @routes.post("/resume", operation_id="resume_queue", summary="Continue after a pause or a restart", **shown)
     def resume(body: Nothing) -> Any:
@@ -104,7 +104,7 @@ def router() -> APIRouter:
     @routes.post("/clear", operation_id="clear_queue", summary="Take all ended entries off the list", **shown)
     def clear(body: Nothing) -> Any:
         queue.clear()
-        return show_queue("What has ended is off the list. Its runs stay.")
+        return show_queue("Ended trainings are off the list. Their runs stay.")
 
     @routes.post("/after-failure", operation_id="set_after_failure", summary="Continue or pause on failures", **shown)
     def after_failure(body: GoOn) -> Any:
@@ -141,5 +141,5 @@ def _add_entry_routes(routes: APIRouter, shown: JsonObject) -> None:
     @routes.post("/{entry}/duplicate", operation_id="duplicate_entry", summary="Add a copy with its own name", **shown)
     def duplicate(entry: str, body: Nothing) -> Any:
         double = queue.duplicate(entry)
-        said = Message("{name} is in the queue: a copy with a name of its own.", name=double.name)
+        said = Message("{name} is in the queue: a copy with a new name.", name=double.name)
         return show_queue(said, double.id)

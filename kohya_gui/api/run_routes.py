@@ -185,7 +185,7 @@ def _add_actions(routes: APIRouter) -> None:
         then: MessageLike = Message("Then the queue starts {name}.", name=next_name) if next_name else ""
         if body.pause_queue:
             queue.pause()
-            then, next_name = "The queue is paused: nothing new is started.", ""
+            then, next_name = "The queue is paused: no new training starts.", ""
         stop.request(found.id, body.how)
         said = join_messages([stop.ANSWERS[body.how], *([then] if then else [])], " ")
         return answer(StoppedRun, said=said, next=next_name)
@@ -269,6 +269,6 @@ def _add_contents(routes: APIRouter) -> None:
         folder = answers.run_of_id(run).folder
         now = notes.read_note(folder)
         if body.before is not None and now not in (body.before.strip(), body.text.strip()):
-            template = "The note was changed in another window meanwhile. It says now: {note}"
+            template = "The note was changed in another window. It now says: {note}"
             raise ConfigError(Problem("", template, note=now, code=queue.BUSY))
         return answer(StoredNote, note=notes.write_note(folder, body.text))

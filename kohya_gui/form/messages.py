@@ -180,9 +180,7 @@ def _other_button(problem: Problem) -> str:
     """The button that loads a config in the tab that it belongs to, or that saves over a file that exists."""
     if problem.code == presets.EXISTS:
         path, state = (html.escape(str(problem.arguments[name])) for name in ("path", "state"))
-        return (
-            f' <button type="button" class="overwrite" data-path="{path}" data-state="{state}">Write over it</button>'
-        )
+        return f' <button type="button" class="overwrite" data-path="{path}" data-state="{state}">Overwrite</button>'
     if problem.code != OTHER_TAB:
         return ""
     attributes = f'data-tab="{problem.arguments["tab"]}" data-title="{problem.arguments["title"]}"'

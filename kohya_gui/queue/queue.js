@@ -242,8 +242,8 @@ function summary({ entries, waiting, paused, halted, gpus }) {
     });
   if (paused)
     return paused === "by you"
-      ? "Paused: nothing new is started."
-      : say("Paused: nothing new is started. {why}", { why: paused });
+      ? "Paused: no new training starts."
+      : say("Paused: no new training starts. {why}", { why: paused });
   if (!waiting) return translated("The queue is empty.");
   const trainings = count(waiting, "training");
   if (gpus.length < 2) return say("{trainings} waiting.", { trainings });

@@ -17,7 +17,7 @@ from library.runs import job_files, queue, queue_rows
 MARKUP = """<div class="queue"><div class="lead"><h2>Queue</h2><p class="how" role="status">Reading the queue</p>
 <div class="switches"></div></div><ul class="devices" aria-label="GPUs"></ul>
 <div class="answer" role="status"></div>
-<p class="keys" id="queue-keys" hidden>Drag an entry by its handle, or press Alt with an arrow key in it.</p>
+<p class="keys" id="queue-keys" hidden>Drag an entry by its handle, or press Alt and an arrow key in it.</p>
 <ol class="entries" aria-label="Running and waiting"></ol>
 <section class="history" hidden><h3>History</h3><ol class="ended"></ol></section></div>"""
 

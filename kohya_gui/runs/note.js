@@ -12,7 +12,7 @@ export class Note {
     this.stored = "";
     this.field = make("textarea", {
       "aria-label": translated("Note about this run"), rows: 4, maxLength: 20_000,
-      placeholder: translated("What was tried, and what came of it"),
+      placeholder: translated("What you tried, and how it turned out"),
     });
     this.said = make("small", { role: "status" });
     this.element = make("section", { className: "run-note card" },

@@ -113,10 +113,10 @@ function browserWay(tell) {
  */
 function webhookWay(address, here, tell) {
   const about = make("p", { className: "quiet" }, translated(
-    "A webhook gets the same as JSON, without pictures and paths, also while this page is closed."));
+    "A webhook receives the same as JSON, without pictures and paths, even while this page is closed."));
   if (!here) {
     const now = address ? say("Messages go to {address}.", { address }) : translated("None is set.");
-    const only = translated("It can be changed on the computer itself only.");
+    const only = translated("It can be changed only on the computer that runs this page.");
     const title = make("p", {}, make("b", {}, "Webhook"));
     return make("div", { className: "way" }, title, about, make("p", {}, now, " ", only));
   }

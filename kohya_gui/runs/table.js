@@ -246,7 +246,7 @@ function renderChosen() {
   bar.dataset.shown = key;
   const compare = makeButton(translated("Compare"), () => go(addressOf("runs", ids.join(","))),
     { className: "primary", disabled: ids.length < 2 || ids.length > MAX_COMPARED });
-  compare.title = say("Lays the charts of up to {most} runs over each other", { most: MAX_COMPARED });
+  compare.title = say("Overlays the charts of up to {most} runs", { most: MAX_COMPARED });
   bar.replaceChildren(
     make("b", {}, say("{count} chosen", { count: ids.length })), compare,
     makeButton(translated("Remove from the list"), () => remove(ids)),

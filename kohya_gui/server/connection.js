@@ -14,7 +14,7 @@ let unanswered = 0;
 function tell(status) {
   const text = status === UNAUTHORIZED
     ? "The page's server was restarted and needs its token: open the address that it printed."
-    : "The page's server does not answer. Trainings go on, and this page reconnects when the server is back.";
+    : "The page's server does not answer. Trainings continue, and this page reconnects when the server is back.";
   notify(KIND, make("p", {}, text));
 }
 

@@ -303,5 +303,5 @@ def unused_memory(config: RunConfig, memory: float | None) -> MessageLike:
     limit = config.memory.gpu_memory_limit
     if not limit or not memory or limit >= memory:
         return ""
-    template = "gpu_memory_limit: keeps to {limit} of {memory} GB; empty, training takes more where that is faster"
+    template = "gpu_memory_limit: uses at most {limit} of {memory} GB; without it, training uses more if that is faster"
     return Message(template, limit=f"{limit:g}", memory=f"{memory:.0f}")

@@ -97,7 +97,8 @@ def find_idle_rounding(config: RunConfig) -> Iterator[Problem]:
     if _keeps_fp8(config):
         yield Problem(
             "fp8_base" if precision.fp8_base else "fp8_base_unet",
-            "rounds nothing in the image model, whose file already holds its matrices in fp8: it only keeps them so",
+            "has nothing to round in the image model, whose file already holds its matrices in fp8: it only keeps "
+            "them in fp8",
         )
 
 

@@ -37,8 +37,8 @@ def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, M
         yield "hint", Message(template, **texts)
     elif limit and denoising > limit:
         template = (
-            "Sample images of {size} take about {peak} GB of GPU memory, more than there is: fewer are generated at "
-            "once (sample_batch_size), and smaller ones (--w and --h in the prompt file) need less"
+            "Sample images of {size} take about {peak} GB of GPU memory, more than there is: batches become "
+            "smaller (sample_batch_size), and smaller images (--w and --h in the prompt file) need less"
         )
         yield "hint", Message(template, **texts)
     else:

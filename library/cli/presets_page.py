@@ -18,11 +18,16 @@ Columns = dict[str, Values]  # column title -> option -> value
 
 
 def preset_tables() -> str:
-    """Return a table per model and kind of training, with a column per GPU size."""
-    groups: dict[str, Columns] = {}
-    for path in _sorted_presets():
+    """Return a table of what all presets share, then one per model and kind of training, with a column per GPU size."""
+    presets = {path: preset_values(path) for path in _sorted_presets()}
+    first, *others = (values for path, values in presets.items() if path.parent.name != PROFILES)
+    shared = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+    groups: dict[str, Columns] = {"All presets except compile profiles": {"value": shared}}
+    for path, values in presets.items():
         title, column = _heading(path)
-        groups.setdefault(title, {})[column] = preset_values(path)
+        is_profile = path.parent.name == PROFILES
+        rest = {name: value for name, value in values.items() if is_profile or name not in shared}
+        groups.setdefault(title, {})[column] = rest
     return "\n".join(
         f"### {title}\n\n{preset_table(columns)}" for title, columns in _merge_equal_tables(groups).items()
     )

@@ -336,7 +336,7 @@ def _dataset_problems(dataset: DatasetConfig, source: str, config: RunConfig) ->
         yield _wrong(source, "control_directory", "is for models with reference images; {title} takes none", **facts)
     shown = any(subset.control_directories for subset in dataset.subsets) and config.control_images.captioned
     if shown and config.data.dataset_config and not config.cache.text:
-        template = "needs cache_text_encoder_outputs, as the text encoder is shown the reference images, too"
+        template = "needs cache_text_encoder_outputs, as the text encoder also sees the reference images"
         yield _wrong(source, "control_directory", template, also="cache_text_encoder_outputs")
     if len({bool(subset.metadata_file) for subset in dataset.subsets}) > 1:
         yield _wrong(

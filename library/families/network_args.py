@@ -88,7 +88,7 @@ class LycorisArgs:
     disable_conv_cp: bool = opt(False, "old name for no use_tucker")
     use_scalar: bool = opt(False, "a learned factor for each adapter", label="Learned factor", advanced=True)
     block_size: int | None = opt(None, "ranks that DyLoRA trains together; the rank is a multiple of it", min=1)
-    train_norm: bool = opt(False, "learn the norms as well", label="Norms learn as well", advanced=True)
+    train_norm: bool = opt(False, "learn the norms as well", label="Train the norms", advanced=True)
     train_on_input: bool = opt(False, "iA3: scale inputs instead of outputs", label="Scale inputs")
     constraint: float | None = opt(None, "OFT: how far a layer may turn; not set: no limit")
     constrain: float | None = opt(None, "old name of constraint")

@@ -266,7 +266,9 @@ def _import_preservation(builder: ImportBuilder) -> None:
         if not is_on(builder.get(switch)):
             continue
         if not builder.adapters:
-            builder.ignore(switch, "only a network beside the model can be left out for the base model's prediction")
+            builder.ignore(
+                switch, "only a LoRA or LyCORIS network can be switched off to get the base model's prediction"
+            )
             continue
         weight, prompt = builder.number(f"{switch}_multiplier"), str(builder.get(f"{switch}_class") or "")
         values: JsonObject = {"preserve_weight": 1.0 if weight is None else weight}

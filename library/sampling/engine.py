@@ -47,7 +47,7 @@ LEAST_PASSES = 8  # of each size, below which recording does not pay
 
 @dataclass(frozen=True)
 class PicturesLeft:
-    """What is left to generate."""
+    """The images that remain to be generated."""
 
     passes: int  # of the denoiser, over all pictures
     sizes: Sizes  # number of texts, height and width of the latents of each pass
@@ -188,7 +188,7 @@ class PictureEngine:
 
     # Why: docs/decisions/2026-11-28-one-engine-for-pictures.md
     def _decide(self) -> None:
-        """Decide once what needs no timing, unless the training is compiling beside its steps or timing them."""
+        """Decide what needs no timing, unless the training is compiling beside its steps or timing them."""
         state = self._training.state if self._training else None
         if self._decided or state in (PlanState.BESIDE, PlanState.MEASURING):
             return

@@ -34,7 +34,7 @@ def block_chain(family: Family) -> BlockChain | None:
 
 @dataclass
 class ChainState:
-    """What is remembered between the passes of one batch of pictures."""
+    """The state kept between the passes of one batch of pictures."""
 
     number: int = 0  # of the current pass
     skips: bool = False  # in the current pass

@@ -102,7 +102,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
 
 
 def with_used_images(prompt: Prompt, use: ControlUse) -> Prompt:
-    """Return the prompt with only those of its images that the model is shown."""
+    """Return the prompt with only those of its images that the model can use."""
     max_shown = use.most or int(use.inpaints)
     return replace(
         prompt,

@@ -84,7 +84,7 @@ def test_a_diffusers_folder_has_all_parts_and_says_whether_it_is_distilled(files
         (tmp_path / "model_index.json").write_text(text)
         assert recognition.recognise_file(tmp_path)[0] == "flux_2"
         problems = said(files, {"model_version": version}, **whole)
-        assert [("calls itself a distilled klein" in problem) for problem in problems] == [True] * wrong
+        assert [("seems to be a distilled klein" in problem) for problem in problems] == [True] * wrong
     components = family(files | whole).load(torch.float32)
     assert torch.equal(components.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
 
@@ -97,9 +97,9 @@ def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
         said(files, {"model_version": None}, flux_2=saved(stored, tmp_path / "flux-2-klein-base-4b.safetensors")) == []
     )
     (note,) = family(files, model_version=None).notes()
-    assert "trained as the base model; those of distilled kleins look alike" in str(note)
+    assert "trained as the base model; those of distilled kleins look the same" in str(note)
     (note,) = family(files, model_version="klein-4b").notes()
-    assert "unlearns its few steps" in str(note)
+    assert "forgets how to generate in few steps" in str(note)
     assert family(files, model_version="klein-4b").sample_defaults["sample_steps"] == 4
     guided = random.write_random_model(tmp_path / "dev", sizes=random.replace(random.TINY, guidance=True))
     own_family = family(guided, model_version=None)

@@ -80,7 +80,9 @@ def test_a_distilled_model_is_told_by_its_header_and_training_it_is_warned_of(fi
         assert list(found.problems()) == [] and found.architecture == "Flux.3-klein"
         assert found.sample_defaults["sample_steps"] == 16 and found.sample_defaults["scale"] == 1.0
         (note,) = found.notes()
-        assert "unlearns its few steps" in str(note) and "SimpleTuner/flux-3-klein-image-LoRA" in str(note)
+        assert "forgets how to generate in few steps" in str(note) and "SimpleTuner/flux-3-klein-image-LoRA" in str(
+            note
+        )
         assert list(family(distilled, assistant_lora="assistant.safetensors").notes()) == []
         weights_read = found.load(torch.float32).denoiser.state_dict()
         assert all(torch.equal(weights_read[name], own[name]) for name in own)

@@ -62,7 +62,7 @@ def test_a_folder_of_diffusers_has_all_parts_in_its_own_layout_and_its_index_tel
             json.dumps({"_class_name": "Krea2Pipeline", "is_distilled": distilled}), encoding="utf-8"
         )
         problems = said(files, {"model_version": version}, **whole)
-        assert [("calls itself Turbo" in problem) for problem in problems] == [True] * is_wrong
+        assert [("seems to be Turbo" in problem) for problem in problems] == [True] * is_wrong
     assert recognition.recognise_file(tmp_path)[0] == "krea_2"
     for spread in (False, True):
         parts = family(files | whole, disable_mmap_load_safetensors=spread).load(torch.float32)
@@ -74,12 +74,12 @@ def test_a_folder_of_diffusers_has_all_parts_in_its_own_layout_and_its_index_tel
 def test_which_model_a_file_is_is_asked_where_only_its_name_tells(files, tmp_path):
     turbo = saved(load_file(files["krea_2"]), tmp_path / "krea2_turbo_bf16.safetensors")
     (problem,) = said(files, {"model_version": None}, krea_2=turbo)
-    assert "calls itself Turbo, which only you can know: set model_version = turbo" in problem
+    assert "seems to be Turbo, whose files look the same: set model_version = turbo" in problem
     (note,) = family(files, model_version=None).notes()
-    assert "trained as Raw; files of Turbo look alike" in str(note)
+    assert "trained as Raw; files of Turbo look the same" in str(note)
     assert list(family(files, model_version="raw").notes()) == []
     (note,) = family(files, model_version="turbo").notes()
-    assert "unlearns its few steps" in str(note) and "ostris/krea2_turbo_training_adapter/" in str(note)
+    assert "forgets how to generate in few steps" in str(note) and "ostris/krea2_turbo_training_adapter/" in str(note)
     for option, value in (("base_weights", ["adapter.safetensors"]), *note.fix.items()):
         assert list(family(files, model_version="turbo", **{option: value}).notes()) == []
 

@@ -64,7 +64,7 @@ def test_a_folder_of_diffusers_has_all_parts_in_its_own_layout_and_its_index_tel
         index = {"_class_name": "QwenImage21Pipeline", "sample_sigmas": steps}
         (tmp_path / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
         problems = said(files, {"model_version": version}, **folder)
-        assert [("calls itself Turbo" in problem) for problem in problems] == [True] * is_wrong, problems
+        assert [("seems to be Turbo" in problem) for problem in problems] == [True] * is_wrong, problems
     assert recognition.recognise_file(tmp_path)[0] == "qwen_image_21"
     parts = family(files | folder).load(torch.float32)
     for ours, other in ((whole.denoiser, parts.denoiser), (whole.vae, parts.vae)):
@@ -76,12 +76,12 @@ def test_a_folder_of_diffusers_has_all_parts_in_its_own_layout_and_its_index_tel
 def test_the_version_and_the_assistant_are_asked_for(files, tmp_path):
     turbo = saved(load_file(files["qwen_image_21"]), tmp_path / "qwen_image_2.1_turbo_bf16.safetensors")
     (problem,) = said(files, {"model_version": None}, qwen_image_21=turbo)
-    assert "calls itself Turbo, which only you can know: set model_version = turbo" in problem
+    assert "seems to be Turbo, whose files look the same: set model_version = turbo" in problem
     first, alone = map(str, family(files, model_version=None).notes())
-    assert "trained as Qwen-Image-2.1; files of Turbo look alike" in first and FACTS.assistant_loras[0].file in alone
+    assert "trained as Qwen-Image-2.1; files of Turbo look the same" in first and FACTS.assistant_loras[0].file in alone
     assert list(family(files, base_weights=["assistant.safetensors"]).notes()) == []
     (note,) = family(files, model_version="turbo", base_weights=["assistant.safetensors"]).notes()
-    assert "unlearns its few steps" in str(note)
+    assert "forgets how to generate in few steps" in str(note)
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp_path):

@@ -81,7 +81,7 @@ def test_a_diffusers_folder_has_all_parts_and_its_scheduler_tells_turbo(files, o
     for shift, version, wrong in ((6.0, None, False), (3.0, None, True), (3.0, "turbo", False), (3.0, "base", False)):
         (tmp_path / "scheduler" / "scheduler_config.json").write_text(f'{{"shift": {shift}}}')
         problems = said(files, {"model_version": version}, **whole)
-        assert [("calls itself Turbo" in problem) for problem in problems] == [True] * wrong
+        assert [("seems to be Turbo" in problem) for problem in problems] == [True] * wrong
     components = family(files | whole).load(torch.float32)
     assert torch.equal(components.denoiser.state_dict()["x_pad_token"], own["x_pad_token"])
 
@@ -91,13 +91,13 @@ def test_which_model_a_file_is_is_asked_where_only_its_name_tells_and_reported_w
 ):
     turbo = saved(stored, tmp_path / "z_image_turbo_bf16.safetensors")
     (problem,) = said(files, {"model_version": None}, zimage=turbo)
-    assert "calls itself Turbo, which only you can know: set model_version = turbo" in problem
+    assert "seems to be Turbo, whose files look the same: set model_version = turbo" in problem
     assert said(files, {"model_version": None}, zimage=saved(stored, tmp_path / "z_image_de_turbo.safetensors")) == []
     (note,) = family(files, model_version=None).notes()
-    assert "trained as base; files of Turbo look alike" in str(note)
+    assert "trained as base; files of Turbo look the same" in str(note)
     assert list(family(files, model_version="base").notes()) == []
     (note,) = family(files, model_version="turbo").notes()
-    assert "unlearns its few steps" in str(note)
+    assert "forgets how to generate in few steps" in str(note)
     for option, value in (("base_weights", ["adapter.safetensors"]), *note.fix.items()):
         assert list(family(files, model_version="turbo", **{option: value}).notes()) == []
 

@@ -114,7 +114,7 @@ def test_a_config_is_edited_as_text_and_saved_under_a_free_name(visit, served):
     page.wait_for_function("document.querySelector('.picker .where').value")
     page.locator(".picker .name").fill("cat-sdxl-lora.toml")
     page.locator(".picker .take").click()
-    visitor.click("Write over it")
+    visitor.click("Overwrite")
     visitor.until("Saved")
     visitor.click("Undo the last change")
     visitor.until("Seed: not set again", ".told .message")

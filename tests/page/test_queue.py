@@ -54,7 +54,7 @@ def test_entries_are_moved_copied_removed_and_stopped_with_a_way_back(visit, tmp
     visitor.until("the queue starts one.", ".queue .answer")
     answer.get_by_role("button", name="Stop and pause the queue").click()
     shows(visitor, ("one", "waiting"), ("two", "waiting"), ("three", "waiting"), ("zero", "stopped"))
-    visitor.until("Paused: nothing new is started.", ".queue .how")
+    visitor.until("Paused: no new training starts.", ".queue .how")
     page.get_by_role("tab", name="Train", exact=True).click()
     visitor.until("took", ".live .line")
     page.locator(".live .acts").hover()  # the next run may not put its buttons under the mouse

@@ -80,13 +80,13 @@ class Network:
     )
     preserve_weight: float = opt(
         0.0,
-        "Keep the model's answers to another prompt. 1 is usual. Steps take 2.4 times as long.",
+        "Keep the model's predictions for another prompt. 1 is usual. Takes 2.4 times as long.",
         label="Preservation weight",
         min=0.0,
     )
     preserve_prompt: str | None = opt(
         None,
-        "The class, such as person; replaces the trigger phrase there. Empty: an empty prompt.",
+        "The class, such as person, in place of the trigger phrase. Empty: an empty prompt.",
         label="Preserved prompt",
     )
     training_comment: str | None = opt(None, "A comment that is written into the file.", label="Comment")
@@ -256,7 +256,7 @@ class AdapterPrecision(FrozenPrecision):
 
     base_bits: Literal[4] | None = opt(
         None,
-        "4: the image model in 4 bits (nf4), a quarter of bf16. Slower, less exact.",
+        "4 keeps the image model in 4 bits (nf4), a quarter of bf16. Slower, less exact.",
         label="Bits of the base model",
     )
 

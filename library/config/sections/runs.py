@@ -29,11 +29,12 @@ from library.config.sections.sampling import Sampling
 
 # A network beside the model is what a pass can leave out, to ask the base model.
 _ONLY_ADAPTERS = (
-    "only a LoRA or LyCORIS network can be left out for the base model's prediction; set it to nothing, or train a LoRA"
+    "only a LoRA or LyCORIS network can be switched off to get the base model's prediction; leave it "
+    "empty, or train a LoRA"
 )
 ADAPTERS_ONLY = dict.fromkeys(("preserve_prompt", "preserve_weight"), _ONLY_ADAPTERS) | {
-    "assistant_lora": "it helps a LoRA beside a distilled model; leave it empty, or train a LoRA",
-    "base_bits": "4 bits are for the frozen model beside a LoRA: leave it empty, or train a LoRA",
+    "assistant_lora": "it works only beside a LoRA of a distilled model: leave it empty, or train a LoRA",
+    "base_bits": "4 bits work only for the frozen model of a LoRA: leave it empty, or train a LoRA",
 }
 
 

@@ -55,7 +55,7 @@ class Sampling(Sample):
     )
     sample_scale: float | None = opt(
         None,
-        "How strongly prompts are followed; 1 is twice as fast, without negative prompts.",
+        "How strongly images follow the prompt; 1 is twice as fast, without negative prompts.",
         label="CFG scale",
         min=0.0,
         ceiling=MAX_STEPS,
@@ -70,7 +70,7 @@ class Sampling(Sample):
     )
     sample_shift: float | None = opt(
         None,
-        "Above 1, more of the steps are noisy. Empty: as the model needs.",
+        "Above 1, more of the steps are noisy. Empty: the model's usual shift.",
         label="Shift",
         parse=positive_or_off,
         ceiling=MAX_STEPS,
@@ -85,14 +85,14 @@ class Sampling(Sample):
     )
     sample_batch_size: BatchSize = opt(
         1,
-        "Images that are generated at once: a number, or auto for as many as fit.",
+        "Images generated at once: a number, or auto for as many as fit.",
         label="Images at once",
         parse=batch_size,
         advanced=True,
     )
     sample_cache: CacheThreshold = opt(
         OFF,
-        "Skip most blocks in steps that change less than this, usually 0.15. auto: as measured.",
+        "Skip most blocks in steps that change less than this. auto: 0.15, as measured.",
         label="Skip similar steps",
         parse=cache_threshold,
         advanced=True,
@@ -121,7 +121,9 @@ class Sampling(Sample):
             )
         elif levels and run.shifts_samples and levels[0] > 1:
             yield Problem(
-                "sample_sigmas", "must be at most 1, the pure noise of this model, got {value}", value=f"{levels[0]:g}"
+                "sample_sigmas",
+                "must be at most 1, which is pure noise for this model, got {value}",
+                value=f"{levels[0]:g}",
             )
         elif len(levels) > MAX_STEPS:
             yield Problem("sample_sigmas", "has more noise levels than {most}; write fewer", most=MAX_STEPS)

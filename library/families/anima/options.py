@@ -23,7 +23,7 @@ INEFFECTIVE = {
 FLAG_ALIASES = {"unsloth_offload_checkpointing": "cpu_offload_checkpointing"}
 FOREIGN = {
     "attn_mode": "attention is PyTorch's SDPA; attention_kernel chooses among its kernels",
-    "vae_chunk_size": "the VAE works in tiles by itself when memory is short",
+    "vae_chunk_size": "the VAE switches to tiles when memory is short",
     "vae_disable_cache": "a single image needs no cache in the VAE",
 }
 RATE_OPTIONS = ("self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr", "llm_adapter_lr")

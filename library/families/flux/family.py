@@ -201,8 +201,8 @@ class FluxFamily(TransformerFamily):
             adapter = FACTS.assistant_loras[0]
             yield Problem(
                 checkpoint.MODEL_OPTION,
-                "is FLUX.1 schnell: what is trained on it alone unlearns its few steps; train a LoRA with its training "
-                "adapter as assistant_lora, or train on dev: {adapter}",
+                "is FLUX.1 schnell, which forgets how to generate in few steps if it is trained directly; set "
+                "assistant_lora of a LoRA to its training adapter, or train on dev: {adapter}",
                 adapter=adapter.file,
                 also="assistant_lora base_weights",
                 fix=assistant_fix(self.config, adapter),

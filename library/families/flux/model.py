@@ -135,7 +135,7 @@ class Flux(PositionTables, nn.Module):
         guidance: Tensor | None = None,
         txt_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Predict the velocity of packed latents, packed alike.
+        """Predict the packed velocity of packed latents.
 
         img [B, I, in channels]; img_ids [I, 3] and txt_ids [L, 3], positions shared by the batch; txt [B, L, text
         channels]; timesteps [B] in 0..1 and guidance [B], float32; y [B, vector channels], unused by Chroma;

@@ -140,7 +140,7 @@ def other_model_problems(path: Path, sizes: Flux2Shape, config: Any) -> Iterator
         fitting = in_header.replace("base-", "")
         yield Problem(
             "model_version",
-            ": {path} calls itself a distilled klein, which only you can know: set model_version = {fitting}, or "
+            ": {path} seems to be a distilled klein, whose files look the same: set model_version = {fitting}, or "
             "{found} if it is not",
             path=path,
             fitting=fitting,

@@ -85,14 +85,14 @@ class Flux2Family(OneEncoderFamily):
         if not named and not version.guided:
             yield Problem(
                 "model_version",
-                "is not set, so that the file is trained as the base model; those of distilled kleins look alike",
+                "is not set, so the file is trained as the base model; those of distilled kleins look the same",
                 fix={"model_version": model_in_header(version.hidden, version.guided)},
             )
         elif version.distilled and lacks_assistant(self.config):
             yield Problem(
                 "model_version",
-                "= {version}: what is trained on a distilled model unlearns its few steps; train on its base model, "
-                "and generate with either",
+                "= {version}: a distilled model forgets how to generate in few steps if it is trained directly; "
+                "train on its base model, and generate with either",
                 version=named,
             )
 

@@ -132,7 +132,7 @@ class Flux2(PositionTables, nn.Module):
         timesteps: Tensor,
         guidance: Tensor | None = None,
     ) -> Tensor:
-        """Predict the velocity of packed latents, packed alike.
+        """Predict the packed velocity of packed latents.
 
         img [B, I, in channels]; img_ids [I, 4] and txt_ids [L, 4], positions shared by the batch; txt [B, L, text
         channels]; timesteps [B] in 0..1 and guidance [B], float32, unused by klein.

@@ -100,8 +100,9 @@ class Flux3Family(OneEncoderFamily):
         if self.is_distilled and lacks_assistant(self.config):
             yield Problem(
                 "pretrained_model_name_or_path",
-                "is the distilled model: what is trained on it alone unlearns its few steps; train on FLUX 3 Image "
-                "Klein Base, or give a training adapter as assistant_lora of a LoRA, such as those in {adapter}",
+                "is the distilled model, which forgets how to generate in few steps if it is trained directly; train "
+                "on FLUX 3 Image Klein Base, or set assistant_lora of a LoRA to a training adapter, such as those in "
+                "{adapter}",
                 adapter=ASSISTANT,
                 also="assistant_lora base_weights",
             )

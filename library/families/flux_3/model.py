@@ -182,7 +182,7 @@ class Flux3(nn.Module):
         timesteps: Tensor,
         targets: Tensor | None = None,
     ) -> Tensor:
-        """Predict the velocity of packed latents, packed alike; of the image alone, without its reference images.
+        """Predict the packed velocity of packed latents, of the image alone without its reference images.
 
         img [B, I + R, in channels]: the tokens of the image, then those of each reference image, of these `sizes`; txt
         [B, L, text channels]; txt_mask [B, L], 1 or true for tokens that are read; timesteps [B] in 0..1, float32.

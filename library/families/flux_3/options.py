@@ -142,8 +142,8 @@ class Flux3Args(TransformerArgs):
         LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
         LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_mlp_=0"}),
         LayerPreset(
-            "Without the text's own blocks",
-            "What is done with the text before it meets the image stays as it is.",
+            "Without the text-only blocks",
+            "The blocks that process only the text are not trained.",
             {"network_reg_dims": "_txt_mode_=0"},
         ),
     )
@@ -158,8 +158,8 @@ class Flux3Args(TransformerArgs):
     train_joint_block_indices: str = opt("all", 'joint blocks that carry adapters: "all", "none" or "0-3,5"')
     train_reference_blocks: bool = opt(
         False,
-        "adapters on the blocks that see reference images alone, for a training with such images",
-        label="Reference blocks learn as well",
+        "adapters on the blocks for reference images, for trainings that have such images",
+        label="Train the reference blocks",
     )
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:

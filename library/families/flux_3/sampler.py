@@ -25,7 +25,7 @@ SMALLER = 0.995  # factor by which an image is scaled until its canvas has few e
 
 
 class Flux3Sampler(FlowSampler):
-    """Reference images follow the image as additional tokens. A distilled model is told where each step leads."""
+    """Reference images follow the image as additional tokens. A distilled model also gets the end time of each step."""
 
     family: "Flux3Family"
 

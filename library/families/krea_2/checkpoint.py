@@ -67,7 +67,8 @@ def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
     if not config.model.model_version and calls_itself_turbo(path):
         yield Problem(
             "model_version",
-            ": {path} calls itself Turbo, which only you can know: set model_version = turbo, or raw if it is not",
+            ": {path} seems to be Turbo, whose files look the same: set model_version = turbo, or raw if it is not "
+            "Turbo",
             path=path,
             also="pretrained_model_name_or_path",
             fix={"model_version": "turbo"},

@@ -39,7 +39,7 @@ def krea_2_hub_model(title: str, version: str) -> HubModel:
 
 
 def is_text_encoder(shapes: Shapes) -> bool:
-    """Return whether these are the shapes of Qwen3-VL-4B: those of Qwen3-4B, beside a vision encoder."""
+    """Return whether these are the shapes of Qwen3-VL-4B: Qwen3-4B with a vision encoder."""
     embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), ())
     return tuple(embedding) == (151936, 2560) and any("visual.deepstack_merger_list." in name for name in shapes)
 

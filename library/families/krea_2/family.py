@@ -74,15 +74,15 @@ class Krea2Family(OneEncoderFamily):
         if not self.config.model.model_version:
             yield Problem(
                 "model_version",
-                "is not set, so that the file is trained as Raw; files of Turbo look alike",
+                "is not set, so the file is trained as Raw; files of Turbo look the same",
                 fix={"model_version": "raw"},
             )
         elif self.is_turbo and lacks_assistant(self.config):
             adapter = FACTS.assistant_loras[0]
             yield Problem(
                 "model_version",
-                "= turbo: what is trained on Turbo alone unlearns its few steps; train on Raw, whose LoRAs work on "
-                "Turbo, or give its training adapter as assistant_lora of a LoRA: {adapter}",
+                "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on Raw, whose "
+                "LoRAs work on Turbo, or set assistant_lora of a LoRA to its training adapter: {adapter}",
                 adapter=adapter.file,
                 also="assistant_lora base_weights",
                 fix=assistant_fix(self.config, adapter),

@@ -276,7 +276,7 @@ class Krea2(nn.Module):
         self._tables = RopeTableCache()
 
     def forward(self, img: Tensor, size: tuple[int, int], txt: Tensor, txt_mask: Tensor, timesteps: Tensor) -> Tensor:
-        """Predict the velocity of packed latents, packed alike.
+        """Predict the packed velocity of packed latents.
 
         img [B, I, in channels], of `size` (height, width) in tokens; txt [B, L, T, text channels]; txt_mask [B, L], 1
         or true for the tokens of the caption; timesteps [B] in 0..1, float32.

@@ -46,7 +46,7 @@ class Krea2Model(sections.Model):
     )
     model_version: Literal["raw", "turbo"] | None = opt(
         None,
-        "Their files look alike; train on Raw. Empty: Raw, if no name says Turbo.",
+        "Their files look the same; train on Raw. Empty: Raw, unless a name says Turbo.",
         words={"raw": "Krea 2 Raw", "turbo": "Krea 2 Turbo"},
     )
 
@@ -136,13 +136,13 @@ class Krea2Args(BlockArgs):
     )
     train_text_fusion: bool = opt(
         False,
-        "adapters on the blocks that join the layers of the text encoder, before text and image meet",
-        label="Text fusion learns as well",
+        "adapters on the blocks that combine the text encoder's layers before they meet the image",
+        label="Train the text fusion",
     )
     train_embedders: bool = opt(
         False,
-        "adapters on the layers outside of blocks: of image, text and timestep, and the last one",
-        label="Embedders learn as well",
+        "adapters on the layers outside the blocks: for image, text and timestep, and the last one",
+        label="Train the embedders",
     )
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:

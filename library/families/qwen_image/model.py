@@ -209,7 +209,7 @@ class QwenImage(nn.Module):
         txt_mask: Tensor,
         timesteps: Tensor,
     ) -> Tensor:
-        """Predict the velocity of packed latents, packed alike; of the image alone, without its reference images.
+        """Predict the packed velocity of packed latents, of the image alone without its reference images.
 
         img [B, I, in channels]: the tokens of the image, then those of each reference image, of these `sizes`; txt
         [B, L, text channels]; txt_mask [B, L], 1 or true for the tokens of the caption; timesteps [B] in 0..1, float32.

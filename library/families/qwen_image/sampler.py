@@ -71,7 +71,7 @@ class QwenSampler(FlowSampler):
         return self.family.text_with_pictures(self.components, [request.negative, request.prompt], [images, images])
 
     def text_key(self, request: SampleRequest) -> Hashable:
-        """Add the images that the text encoder reads beside the prompt."""
+        """Add the images that the text encoder reads together with the prompt."""
         digests = [
             hashlib.blake2b(control.tobytes()).digest() for control in request.controls if self.family.variant.template
         ]

@@ -24,7 +24,7 @@ def recognise_qwen_21_part(shapes: Shapes) -> str:
 
 
 def is_qwen3_vl_8b(shapes: Shapes) -> bool:
-    """Return whether these are the shapes of Qwen3-VL-8B: those of Qwen3-8B, beside a vision encoder."""
+    """Return whether these are the shapes of Qwen3-VL-8B: Qwen3-8B with a vision encoder."""
     embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), ())
     return tuple(embedding) == (151936, 4096) and any("visual.deepstack_merger_list." in name for name in shapes)
 

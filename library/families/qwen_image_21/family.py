@@ -71,21 +71,21 @@ class Qwen21Family(OneEncoderFamily):
         if not self.config.model.model_version:
             yield Problem(
                 "model_version",
-                "is not set, so that the file is trained as Qwen-Image-2.1; files of Turbo look alike",
+                "is not set, so the file is trained as Qwen-Image-2.1; files of Turbo look the same",
                 fix={"model_version": "base"},
             )
         elif self.is_turbo:
             yield Problem(
                 "model_version",
-                "= turbo: what is trained on Turbo alone unlearns its few steps; train on Qwen-Image-2.1, and generate "
-                "with either",
+                "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on "
+                "Qwen-Image-2.1, and generate with either",
             )
         if lacks_assistant(self.config):
             assistant = FACTS.assistant_loras[0]
             yield Problem(
                 "pretrained_model_name_or_path",
-                ": Qwen-Image-2.1 is distilled to need no guidance, which training it alone unlearns; give its "
-                "training assistant as assistant_lora of a LoRA: {assistant}",
+                ": Qwen-Image-2.1 is distilled to need no guidance, and forgets that if it is trained directly; set "
+                "assistant_lora of a LoRA to its training assistant: {assistant}",
                 assistant=assistant.file,
                 also="assistant_lora base_weights",
                 fix=assistant_fix(self.config, assistant),

@@ -295,7 +295,7 @@ class ConditionLayout:
 
     @property
     def reach(self) -> int:
-        """By how many positions the reference images move what follows."""
+        """Return by how many positions the reference images shift the rest."""
         return sum(map(max, self.sizes))
 
     def positions(self, device: torch.device) -> Tensor:

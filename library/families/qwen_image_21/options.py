@@ -43,17 +43,17 @@ class Qwen21Model(sections.Model):
     )
     model_version: Literal["base", "turbo"] | None = opt(
         None,
-        "Their files look alike; base takes 40 steps. Empty: base, if no name says Turbo.",
+        "Their files look the same; base takes 40 steps. Empty: base, unless a name says Turbo.",
         words={"base": "Qwen-Image-2.1 base", "turbo": "Qwen-Image-2.1 Turbo"},
     )
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Reject reference images with text that is not cached, as the text encoder is shown them, too."""
+        """Reject reference images without cached text, as the text encoder also sees them."""
         yield from sections.Model.check(self, run)
         if getattr(run.data, "control_directory", None) and not run.cache.text:
             yield Problem(
                 "cache_text_encoder_outputs",
-                "must be on with control_directory, as the text encoder is shown the reference images, too",
+                "must be on with control_directory, as the text encoder also sees the reference images",
                 also="control_directory",
                 fix={"cache_text_encoder_outputs": True},
             )

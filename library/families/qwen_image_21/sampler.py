@@ -71,7 +71,7 @@ class Qwen21Sampler(FlowSampler):
         return self.family.text_with_pictures(self.components, [request.negative, request.prompt], [images, images])
 
     def text_key(self, request: SampleRequest) -> Hashable:
-        """Add the images that the text encoder reads beside the prompt."""
+        """Add the images that the text encoder reads together with the prompt."""
         digests = [hashlib.blake2b(control.tobytes()).digest() for control in request.controls]
         return super().text_key(request), *([self.size(request)] if digests else []), *digests
 
@@ -90,7 +90,7 @@ class Qwen21Sampler(FlowSampler):
 
 
 def scaled_reference(picture: Image.Image, area: int) -> Image.Image:
-    """Scale an image to about `area` pixels; what is transparent becomes white."""
+    """Scale an image to about `area` pixels; transparent parts become white."""
     width = math.sqrt(area * picture.width / picture.height)
     sides = (width, width * picture.height / picture.width)
     size = tuple(max(MULTIPLE, round(side / MULTIPLE) * MULTIPLE) for side in sides)

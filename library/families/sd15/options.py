@@ -24,7 +24,7 @@ class Sd15Model(sections.Model):
 
     clip_skip: int | None = opt(
         None,
-        "The text encoder's layer that is read, from the end. Empty: 1; anime models: 2.",
+        "The text encoder's layer to use, from the end. Empty: 1; anime models: 2.",
         label="CLIP skip",
         min=1,
         max=12,
@@ -150,7 +150,7 @@ class Sd15Finetune(Sd15FullRun):
 
 @dataclass(frozen=True, kw_only=True)
 class Sd15DreamBooth(Sd15FullRun):
-    """DreamBooth for SD 1.5: trains the text encoder as well, unless told otherwise."""
+    """DreamBooth for SD 1.5: trains the text encoder as well, unless stop_text_encoder_training is -1."""
 
     script: ClassVar[str] = "train_db"
     title: ClassVar[str] = "SD 1.5 DreamBooth"

@@ -65,8 +65,8 @@ def unreadable_scales(path: Path, entries: Mapping[str, JsonMapping]) -> Message
             template = "{path} has weights in int8 without their scales ({key}.weight_scale): download a complete file"
             return Message(template, path=path, key=layer)
         if scale and scale["dtype"] in SCALE_TYPES and not _fits(scale["shape"], entry["shape"]):
-            template = "{path} has scales of {key} that do not fit its {rows} rows: download a complete file"
-            return Message(template, path=path, key=layer, rows=math.prod(entry["shape"][:1]))
+            template = "{path} has scales of {key} that do not fit its weight: download a complete file"
+            return Message(template, path=path, key=layer)
     return _damaged_scale(path, entries, weights) or _unread_format(path, entries, weights)
 
 
@@ -107,7 +107,10 @@ def _unread_format(
     for layer, text in _contents(path, entries, FORMAT):
         format = parse_format(text, path)
         if (kind := format.get("format", INT8_FORMAT)) not in (INT8_FORMAT, "float8_e4m3fn"):
-            template = "{path} is stored as {kind}, which is not read: use the bf16 file, fp8 e4m3fn or int8_tensorwise"
+            template = (
+                "{path} is stored as {kind}, which this trainer does not read: use the bf16 file, fp8 e4m3fn "
+                "or int8_tensorwise"
+            )
             return Message(template, path=path, kind=kind)
         if layer in weights and weights[layer]["dtype"] == "I8" and weights[layer]["shape"]:
             rotated_group(format, weights[layer]["shape"][-1], path)

@@ -47,7 +47,7 @@ def find_base_model_problems(checkpoints: UnetCheckpoints, path: Path, vae: str 
             if not (path / folder).is_dir() and not (part == "vae" and vae):
                 yield Problem(
                     MODEL_OPTION,
-                    ": {path} has no {folder} folder, so it is no complete {title} model: download it again",
+                    ": {path} has no {folder} folder, so it is not a complete {title} model: download it again",
                     place="--",
                     path=path,
                     folder=folder,

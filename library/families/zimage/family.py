@@ -79,15 +79,15 @@ class ZImageFamily(OneEncoderFamily):
         if not self.config.model.model_version:
             yield Problem(
                 "model_version",
-                "is not set, so that the file is trained as base; files of Turbo look alike",
+                "is not set, so the file is trained as base; files of Turbo look the same",
                 fix={"model_version": "base"},
             )
         elif self.is_turbo and lacks_assistant(self.config):
             adapter = FACTS.assistant_loras[0]
             yield Problem(
                 "model_version",
-                "= turbo: what is trained on Turbo alone unlearns its few steps; train a LoRA with its training "
-                "adapter as assistant_lora, or train on base: {adapter}",
+                "= turbo: Turbo forgets how to generate in few steps if it is trained directly; set assistant_lora of "
+                "a LoRA to its training adapter, or train on base: {adapter}",
                 adapter=adapter.file,
                 also="assistant_lora base_weights",
                 fix=assistant_fix(self.config, adapter),

@@ -40,7 +40,7 @@ class ZImageModel(sections.Model):
     )
     model_version: Literal["base", "turbo"] | None = opt(
         None,
-        "Their files look alike; De-Turbo is base. Empty: base, if no name says Turbo.",
+        "Their files look the same; De-Turbo is base. Empty: base, unless a name says Turbo.",
     )
 
     others: ClassVar[Mapping[str, str]] = OTHER_ZIMAGE_FILES
@@ -130,7 +130,7 @@ class ZImageArgs(BlockArgs):
     train_refiners: bool = opt(
         False,
         "adapters on the blocks that see the image or the text alone, before they meet",
-        label="Refiners learn as well",
+        label="Train the refiners",
     )
     train_modulation: bool = opt(
         False,

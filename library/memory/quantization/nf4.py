@@ -26,7 +26,7 @@ def fits_nf4(layer: nn.Module) -> bool:
 @torch.no_grad()
 def quantize_nf4_(layer: nn.Linear, device: torch.device) -> None:
     """Store a frozen layer's weight in 4 bits in place. `device` does the rounding."""
-    from bitsandbytes import functional  # a second, and only where it is asked for
+    from bitsandbytes import functional  # takes a second, so import it only when needed
 
     restore_layer(layer, torch.float32)
     storage, weight = layer.weight.device, layer.weight.data.to(device)
