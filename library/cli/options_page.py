@@ -44,7 +44,8 @@ def _chapters(configs: list[Config]) -> Iterator[tuple[str, list[Config]]]:
     yield "## LoRA and other adapters, all models\n", [config for config in configs if config.kind == "lora"]
     yield "## Fine-tunes and DreamBooth, all models\n", [config for config in configs if config.kind == "finetune"]
     flow = [config for config in configs if "discrete_flow_shift" in options_of(config)]
-    yield "## Models trained by flow matching: all except SDXL and SD 1.5\n", flow
+    others = dict.fromkeys(facts_of(config.family).title for config in configs if config not in flow)
+    yield f"## Models trained by flow matching: all except {' and '.join(others)}\n", flow
     for family, members in groupby(configs, key=lambda config: config.family):
         scripts = list(members)
         yield f"## {facts_of(family).title}\n", scripts
