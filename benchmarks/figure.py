@@ -219,8 +219,12 @@ def by_family(every: list[Measured]) -> list[str]:
         else:
             cells += ["none measured", "", ""]
         lines.append(f"| {title} | {' | '.join(cells)} |")
-    measured_on = [f"{' and '.join(titles)} on {name}" for name, titles in machines.items()]
+    measured_on = [f"{_listed(titles)} on {name}" for name, titles in machines.items()]
     return [*lines, "", "Compared on one GPU:", *(f"- {line}" for line in measured_on)]
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, Measured] | None:
