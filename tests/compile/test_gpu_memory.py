@@ -157,5 +157,5 @@ def test_a_process_beside_the_run_counts_within_the_limit(gpu, monkeypatch):
 @pytest.mark.parametrize(("memory", "told"), [(80.0, True), (24.0, False), (None, False)])
 def test_the_check_says_what_a_larger_gpu_has_besides(memory, told):
     config = build_config(config_class("flux_train_network"), {"gpu_memory_limit": 24}, notes=[])
-    sentence = "gpu_memory_limit: keeps to 24 of 80 GB; empty, training takes more where that is faster"
+    sentence = "gpu_memory_limit: uses at most 24 of 80 GB; without it, training uses more if that is faster"
     assert str(estimate.unused_memory(config, memory)) == (sentence if told else "")

@@ -54,7 +54,7 @@ def test_every_family_learns_nearly_the_same(demo, squares, tmp_path, script):
 
 def test_four_bits_are_for_the_frozen_model_of_a_network(demo):
     with pytest.raises(
-        ConfigError, match="base_bits cannot be used here: 4 bits are for the frozen model beside a LoRA"
+        ConfigError, match="base_bits cannot be used here: 4 bits work only for the frozen model of a LoRA"
     ):
         training.config_of(demo, training.FULL_OF_EACH_KIND[0], base_bits=4)
     with pytest.raises(ConfigError, match="fp8_base and base_bits exclude each other"):

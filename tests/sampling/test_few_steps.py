@@ -168,7 +168,7 @@ def test_a_strength_follows_the_file_after_a_colon(text, file, strength):
     [
         ({"sample_sigmas": [0.5, 1.0]}, "sample_sigmas must fall and stay above 0"),
         ({"sample_sigmas": [1.0, 0.0]}, "sample_sigmas must fall and stay above 0"),
-        ({"sample_sigmas": [2.0, 1.0]}, "sample_sigmas must be at most 1, the pure noise of this model, got 2"),
+        ({"sample_sigmas": [2.0, 1.0]}, "sample_sigmas must be at most 1, which is pure noise for this model, got 2"),
         ({"sample_steps": 1001}, "sample_steps must be at most 1,000"),
         ({"sample_shift": -1}, "sample_shift must be above 0"),
         ({"sample_lora": "a.safetensors:11"}, "sample_lora has the strength 11; strengths are numbers from -10 to 10"),
