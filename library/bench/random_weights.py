@@ -21,7 +21,9 @@ def place_weights(model: nn.Module, device: torch.device, dtype: torch.dtype, co
     # A training rounds these one after the other as it reads them: in 16 bits they are never on the GPU together.
     is_rounded_later = precision.int8_base or precision.nf4_denoiser
     too_large = device.type == "cuda" and weight_bytes(model, dtype) > 0.9 * machine.free_bytes(device)
-    if config.memory.blocks_to_swap or is_rounded_later or precision.fp8_denoiser and too_large:
+    if is_rounded_later and device.type == "cuda" and not config.memory.blocks_to_swap:
+        return torch.device("cpu")  # where matrices share memory until they are rounded
+    if config.memory.blocks_to_swap or precision.fp8_denoiser and too_large:
         device = torch.device("cpu")
     check_room(model, device, dtype)
     return device
