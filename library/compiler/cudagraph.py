@@ -38,7 +38,7 @@ T = TypeVar("T")
 # pass, which chooses their kernels.
 WARMUP_PASSES, PASSES_OF_OTHER_SIZES = 2, 1
 MAX_SIZES = 64  # recorded sizes; others run eagerly
-MAX_REPLAY_SHARE = 0.95  # with cuda_graphs = auto, record only if a replay takes at most this share of an eager pass
+MAX_REPLAY_SHARE = 0.97  # with cuda_graphs = auto, record only if a replay takes at most this share of an eager pass
 BEYOND_LIMIT = "they would take more of the GPU's memory than gpu_memory_limit allows"
 NO_ROOM_FOR_OPTIMIZER = "they would leave too little of the GPU's memory for the optimizer"
 SPARE_BYTES = 2**29  # of the GPU's memory, left for all that is not recorded

@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from library.compiler import torch_private
 from library.compiler.subclass import wanted_type
 from library.config.problems import ConfigError, Problem
+from library.families.shared.attention import replace_masks
+from library.memory import padded_attention
 
 KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
 # Newer flash attention that replaces PyTorch's own: its name there, and the packages that contain it.
@@ -28,7 +30,11 @@ FLASH_PACKAGES = {"flash3": ("FA3", ("flash_attn_interface",)), "flash4": ("FA4"
 # 1.7 to 2.3 times as fast as flash attention on Hopper, and slower on Ampere and on RTX PRO cards
 # (huggingface/transformers#48163), so all others keep PyTorch's own order.
 ORDERS: dict[tuple[int, int], tuple[str, ...]] = {(9, 0): ("cudnn", "flash", "efficient", "math")}
+# Kernels whose results let padding be left out afterwards. Memory-efficient attention takes masks at little cost.
+# Why: docs/decisions/2026-11-29-padding-without-masks.md
+UNMASKED = ("cudnn", "flash")
 MIN_CUDNN = 90000  # versions before 9 had wrong gradients for some strides (pytorch#138581)
+PADDED = (torch.ops.kohya.padded_scaled_dot_product, torch.ops.kohya.padded_scaled_dot_product.default)
 PYTORCHS_ORDER = "PyTorch's order"
 _chosen = contextlib.ExitStack()  # undoes `prefer`; global, as PyTorch's switches are
 
@@ -51,6 +57,14 @@ def prefer(device: torch.device, kernel: str = "auto", option: str = "attention_
         )
     _chosen.close()
     _replace_flash(kernel, option)
+    first = _set_order(device, kernel)
+    if device.type == "cuda" and torch.cuda.is_available():
+        _leave_out_masks(device)
+    return first
+
+
+def _set_order(device: torch.device, kernel: str) -> str:
+    """Put a kernel first; return its name for the run's record, "" for none."""
     if device.type != "cuda":
         if kernel == "math":  # the CPU has flash attention and math, in this order
             _chosen.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -69,6 +83,18 @@ def prefer(device: torch.device, kernel: str = "auto", option: str = "attention_
     remaining = [SDPBackend(number) for number in torch_private.sdp_priority_order() if SDPBackend(number) not in first]
     _chosen.enter_context(sdpa_kernel(first + remaining, set_priority=True))
     return kernel.upper() if kernel in FLASH_PACKAGES else KERNELS[order[0]]
+
+
+def _leave_out_masks(device: torch.device) -> None:
+    """Leave out padding without masks if the preferred kernel can."""
+    call = torch.zeros(3, 1, 1, 8, padded_attention.LARGEST_HEAD, dtype=torch.float16, device=device)
+    with warnings.catch_warnings(action="ignore"):
+        first = torch_private.fused_sdp_choice(*call.requires_grad_())
+    name = next((name for name in UNMASKED if getattr(SDPBackend, KERNELS[name]).value == first), "")
+    if name and torch.version.hip is None:
+        padded_attention.choose_kernel(name)
+        replace_masks(padded_attention.attend_padded)
+        _chosen.callback(replace_masks, None)
 
 
 @contextlib.contextmanager
@@ -130,6 +156,9 @@ class AttentionRecorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
             self._record(*args, **kwargs or {})
+        elif func in PADDED:
+            q, k, v = args[:3]
+            self._record(q[:, : k.shape[1]], k, v)
         return func(*args, **kwargs or {})
 
     def others(self) -> list[str]:

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v [B, H, S, D] -> [B, H, S, D]
+PaddedAttention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]  # with a mask [B, S] of the keys
 _for_images: Attention | None = None
+_for_padding: PaddedAttention | None = None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -17,6 +19,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     if not torch.is_grad_enabled() and _for_images is not None and mask is None:
         return _for_images(q, k, v)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def attend_padded(q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor | None:
+    """Attend from q [B, H, Q, D] to those of k and v [B, G, S, D] for which `real` [B, S] is true, without a mask; H is
+    a multiple of G. Return [B, H, Q, D], or None if this needs a mask here.
+    """
+    return None if _for_padding is None else _for_padding(q, k, v, real)
+
+
+def replace_masks(attention: PaddedAttention | None) -> None:
+    """Use `attention` instead of masks of padding from now on, wherever it returns a result; None for masks."""
+    global _for_padding
+    _for_padding = attention
 
 
 @contextlib.contextmanager

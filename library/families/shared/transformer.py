@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from library.families.shared.attention import attend
+from library.families.shared.attention import attend, attend_padded
 
 EPS = 1e-6
 TIME_CHANNELS = 256  # width of the sinusoids before the embedding MLPs
@@ -111,10 +111,10 @@ class DenseGradient(torch.autograd.Function):
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention by torch: q, k, v [B, H, S, D]; mask [B, S], true where a key is attended to, or None -> [B, S, C]."""
-    if mask is not None:
-        mask = mask[:, None, None, :]
-    output = attend(q, k, v, mask)
-    return DenseGradient.apply(output).transpose(1, 2).flatten(2)
+    output = None if mask is None else attend_padded(q, k, v, mask)
+    if output is None:
+        output = DenseGradient.apply(attend(q, k, v, mask if mask is None else mask[:, None, None, :]))
+    return output.transpose(1, 2).flatten(2)
 
 
 def causal_sdpa(q: Tensor, k: Tensor, v: Tensor, among: Tensor | None) -> Tensor:
@@ -129,6 +129,8 @@ def grouped_sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
     """Attention like `sdpa`, of heads of which several share keys and values: q [B, H, S, D], k and v [B, G, S, D],
     where H is a multiple of G -> [B, S, C].
     """
+    if mask is not None and (output := attend_padded(q, k, v, mask)) is not None:
+        return output.transpose(1, 2).flatten(2)
     # Why: docs/decisions/2026-11-28-heads-that-share-keys-are-rows.md
     number, heads, length, _ = q.shape
     rows = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3)
