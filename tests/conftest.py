@@ -9,7 +9,7 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.exhaustive import is_exhaustive
+from tests.exhaustive import mark_exhaustive
 from tests.quick import mark_item
 from tests.source import SCRATCH
 
@@ -81,8 +81,7 @@ def pytest_collection_modifyitems(items):
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         mark_item(item)
-        if is_exhaustive(item):
-            item.add_marker("exhaustive")
+    mark_exhaustive(items)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -52,12 +52,11 @@ def sentences(names):
 
 
 @pytest.mark.browser
-def test_every_option_is_called_as_its_field_is(visit):
-    visitor, last = visit(), None
-    for tab, family in OF_EACH:
-        if tab is not last:
-            visitor.tab(tab.title)
-            last = tab
+@pytest.mark.parametrize("tab", TABS, ids=lambda tab: tab.id)
+def test_every_option_is_called_as_its_field_is(visit, tab):
+    visitor = visit()
+    visitor.tab(tab.title)
+    for family in [family for other, family in OF_EACH if other is tab]:
         visitor.family(FAMILY_TITLES[family])
         labels = {name: label for name, (label, _) in places(tab, family).items()}
         assert len(labels) > 100 and labels.keys() >= {"seed", "mixed_precision", "num_processes"}
