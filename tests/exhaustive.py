@@ -93,7 +93,7 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     "test_it_equals_a_merged_lora_in_steps_and_none_when_off": ("flux", "zimage", "krea_2"),
     "test_it_stands_beside_any_adapter_and_any_weights": ("lycoris*", "some layers", "int8 products"),
     # ---- page
-    "test_every_option_is_called_as_its_field_is": ("textual_inversion",),
+    "test_every_option_is_called_as_its_field_is": ("textual-inversion",),
     "test_windows_show_their_own_runs_also_after_the_server_was_gone": (),
     "test_folder_allowed_during_a_request_is_not_requested_again": (),
     "test_rare_settings_names_tabs_and_the_data_set_tab": (),
