@@ -1,10 +1,10 @@
 """What `./setup.sh test` leaves to `./setup.sh test --all`: tests that show for one more family, size or way what other
-tests show already, and cost a third of the time of all tests.
+tests show already, and take about half of the time of all tests.
 
-Each name is a test function, with its file where other files have one of that name. Its value are patterns of the
-parameters that every run tries; () leaves out all of it. Of other slow tests with many parameters, every run tries
-two sets: the first and the last. Tests that are quick, and whatever guards files, settings and the page's
-doors, belong in every run.
+Each name is a test function, with its file where other files have one of that name. Its value is the patterns of the
+parameters that every run tries; () leaves out all of it. Of other slow tests with three or more sets of parameters,
+every run tries the first and the last. Quick tests, and whatever guards files, settings and the page's doors, belong
+in every run.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ from typing import Any
 
 TWO = ("sdxl_train_network", "flux_train_network")  # a U-Net and a transformer
 ADAPTERS = ("*train_network",)  # each family once
-SPREAD = 2  # sets of parameters that every run tries of slow tests without an entry
-ALL_PARAMETERS = ("security", "runs", "api")  # folders of which every run tries all
+FOLDERS_OF_GUARDS = ("security", "runs", "api")  # every run tries all parameters of their tests
 TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     # ---- bench
     "test_text_encoders_compiled_if_that_is_requested": (),
@@ -45,13 +44,13 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     "test_pairs::test_adapters_of_flux": ("checkpointing*",),
     "test_another_process_compiles_and_the_training_finds_all_of_it": (),
     "test_attention_is_kept_at_a_small_price_and_gradients_stay": (),
-    "test_checkpoints_that_are_asked_of_every_operation_are_found_again": ("*own_gradients*",),
+    "test_checkpoints_that_are_asked_of_every_operation_are_found_again": (),
     "test_compiling_is_really_tried": (),
     "test_each_of_twelve_sizes_is_compiled_in_the_first_step_that_meets_it": (),
     "test_generated_code_agrees_too": (),
     "test_gradients_of_many_sizes_are_those_of_eager": (),
-    "test_graphs_are_as_many_as_predicted": (),
-    "test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted": (),
+    "test_graphs_are_as_many_as_predicted": ("many sizes-deep",),
+    "test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted": ("backends",),
     "test_one_graph_per_class_and_eager_numbers": ("0-*", "3-*"),
     "test_one_size_is_compiled_before_the_first_step_and_no_number_changes": ("flux_train",),
     "test_relatives_need_their_familys_graphs_for_five_sizes_and_lengths": ("kontext",),
@@ -214,8 +213,8 @@ def mark_exhaustive(items: Sequence[Any]) -> None:
         patterns = TESTED_ALWAYS.get(name, TESTED_ALWAYS.get(f"{path.stem}::{name}"))
         if patterns is not None:
             kept = [item for item in group if any(fnmatchcase(_parameters(item), pattern) for pattern in patterns)]
-        elif len(group) > SPREAD and group[0].get_closest_marker("slow") and path.parent.name not in ALL_PARAMETERS:
-            kept = [group[number * (len(group) - 1) // (SPREAD - 1)] for number in range(SPREAD)]
+        elif group[0].get_closest_marker("slow") and path.parent.name not in FOLDERS_OF_GUARDS:
+            kept = [group[0], group[-1]]
         else:
             continue
         for item in group:

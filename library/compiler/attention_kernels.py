@@ -1,6 +1,6 @@
-"""Attention kernels of PyTorch with what only its own operators return. They are private: nothing public replaces them.
+"""Attention kernels of PyTorch that also return the softmax's denominator, which nothing public does.
 
-Kernels: "cudnn", "flash" and, for a CPU, "cpu".
+Kernels: "cudnn", "flash" and, for tests on a CPU, "cpu".
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 def unmasked_attention(kernel: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attend from q [B, H, Q, D] to k and v [B, G, S, D], where H is a multiple of G -> output [B, H, Q, D] and the
-    logarithm of the softmax's denominator [B, H, Q] in float32, which nothing public returns.
+    logarithm of the softmax's denominator [B, H, Q] in float32.
     """
     if kernel == "cudnn":
         output, logarithm = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]

@@ -30,7 +30,7 @@ FLASH_PACKAGES = {"flash3": ("FA3", ("flash_attn_interface",)), "flash4": ("FA4"
 # 1.7 to 2.3 times as fast as flash attention on Hopper, and slower on Ampere and on RTX PRO cards
 # (huggingface/transformers#48163), so all others keep PyTorch's own order.
 ORDERS: dict[tuple[int, int], tuple[str, ...]] = {(9, 0): ("cudnn", "flash", "efficient", "math")}
-# Kernels whose results let padding be left out afterwards. Memory-efficient attention takes masks at little cost.
+# Kernels with which padding is left out without a mask. Memory-efficient attention takes a mask at little cost.
 # Why: docs/decisions/2026-11-29-padding-without-masks.md
 UNMASKED = ("cudnn", "flash")
 MIN_CUDNN = 90000  # versions before 9 had wrong gradients for some strides (pytorch#138581)
@@ -58,7 +58,7 @@ def prefer(device: torch.device, kernel: str = "auto", option: str = "attention_
     _chosen.close()
     _replace_flash(kernel, option)
     first = _set_order(device, kernel)
-    if device.type == "cuda" and torch.cuda.is_available():
+    if device.type == "cuda" and torch.cuda.is_available() and kernel not in FLASH_PACKAGES:
         _leave_out_masks(device)
     return first
 
@@ -92,8 +92,7 @@ def _leave_out_masks(device: torch.device) -> None:
         first = torch_private.fused_sdp_choice(*call.requires_grad_())
     name = next((name for name in UNMASKED if getattr(SDPBackend, KERNELS[name]).value == first), "")
     if name and torch.version.hip is None:
-        padded_attention.choose_kernel(name)
-        replace_masks(padded_attention.attend_padded)
+        replace_masks(padded_attention.attention_by(name))
         _chosen.callback(replace_masks, None)
 
 

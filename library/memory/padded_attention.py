@@ -1,4 +1,4 @@
-"""Attention over padded tokens without a mask, with which kernels are slower, or cannot be used at all.
+"""Attention over padded tokens without a mask. With one, cuDNN's kernels are slower and flash attention cannot be used.
 
 Keys and values of padding become zeros. A kernel without a mask then adds 1 to the denominator of a query's softmax for
 each padded token, and nothing to the numerator. With L, the logarithm of that denominator, the output is divided by
@@ -9,35 +9,40 @@ All keys are shifted by their mean first, which no softmax depends on. Then the 
 their number, because exp is convex, and the subtraction loses no digits.
 """
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from library.compiler import attention_kernels
+from library.families.shared.attention import PaddedAttention
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 LARGEST_HEAD, HEAD_MULTIPLE = 128, 8  # channels of a head that cuDNN and flash attention support in both passes
-_kernel = [""]  # of attention_kernels, for this process
+LARGEST_SHARE = 1 - 2**-20  # of padding in a denominator, so that images without a real token give zeros
 
 
-def choose_kernel(kernel: str) -> None:
-    """Use this kernel instead of masks from now on; "" for masks."""
-    _kernel[0] = kernel
-
-
+# Always the same function for a kernel, as compiled code is only valid for one.
 # Why: docs/decisions/2026-11-29-padding-without-masks.md
-def attend_padded(q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor | None:
+@functools.cache
+def attention_by(kernel: str) -> PaddedAttention:
+    """Return the attention over padded tokens by a kernel of `attention_kernels`."""
+    return functools.partial(_attend_padded, kernel)
+
+
+def _attend_padded(kernel: str, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor | None:
     """Attend from q [B, H, Q, D] to those of k and v [B, G, S, D] for which `real` [B, S] is true; H is a multiple of
     G. Return [B, H, Q, D], or None if the kernel does not support these tensors.
     """
-    kernel, width = _kernel[0], q.shape[-1]
-    if not kernel or width > LARGEST_HEAD or width % HEAD_MULTIPLE or (q.is_cuda and q.dtype not in KERNEL_DTYPES):
+    width = q.shape[-1]
+    if width > LARGEST_HEAD or width % HEAD_MULTIPLE or (q.is_cuda and q.dtype not in KERNEL_DTYPES):
         return None
     is_real = real[:, None, :, None]
     number = real.sum(1, dtype=torch.float32)
     # A constant for the gradient: the output does not depend on it.
-    mean = torch.where(is_real, k.detach(), 0).sum(2, keepdim=True, dtype=torch.float32) / number[:, None, None, None]
+    total = torch.where(is_real, k.detach(), 0).sum(2, keepdim=True, dtype=torch.float32)
+    mean = total / number.clamp(min=1)[:, None, None, None]
     k = torch.where(is_real, k - mean, 0).to(q.dtype)
     return _PaddedAttention.apply(q, k, torch.where(is_real, v, 0), real.shape[1] - number, kernel)
 
@@ -64,7 +69,7 @@ class _PaddedAttention(torch.autograd.Function):
 def padded_forward(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, Q, D], in memory like q, and the logarithm of the real tokens' denominator [B, H, Q]."""
     output, logarithm = attention_kernels.unmasked_attention(kernel, q, k, v)
-    share = padding[:, None, None] * torch.exp(-logarithm)
+    share = (padding[:, None, None] * torch.exp(-logarithm)).clamp(max=LARGEST_SHARE)
     return _like(output.mul_(1 / (1 - share[..., None])), q), logarithm + torch.log1p(-share)
 
 

@@ -5,6 +5,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from library import families
+from library.bench.prepared_model import open_prepared
+from library.bench.subjects import FamilySubject
 from library.compiler import attention_kernels
 from library.families.shared import attention
 from library.families.shared.transformer import grouped_sdpa, sdpa
@@ -18,17 +21,16 @@ SIZES = {  # heads, heads of keys, queries, keys; real tokens of each image
     "grouped heads": (6, 2, 24, 24, (17, 24)),
     "fewer queries than keys": (4, 4, 8, 24, (9, 24)),
     "mostly padding": (2, 1, 12, 96, (24, 16)),
+    "nothing real in one": (4, 4, 24, 24, (24, 0)),
 }
 WIDTH = 16
 
 
 @pytest.fixture
 def without_masks():
-    padded_attention.choose_kernel("cpu")
-    attention.replace_masks(padded_attention.attend_padded)
+    attention.replace_masks(padded_attention.attention_by("cpu"))
     yield
     attention.replace_masks(None)
-    padded_attention.choose_kernel("")
 
 
 def inputs(size, offset=0.0):
@@ -104,6 +106,46 @@ def test_the_kernels_that_could_replace_it_are_recorded():
     assert watch.able == {"flash", "math"}
 
 
+# Families whose networks mask padding, and by which option.
+MASKED = {"anima": {}, "flux": {"apply_t5_attn_mask": True}, "flux_3": {}, "krea_2": {}, "zimage": {}}
+MASKED |= {"qwen_image": {}, "qwen_image_21": {}}
+
+
+@pytest.mark.parametrize("family", [facts.name for facts in families.all_families()])
+def test_every_family_learns_as_with_masks(family, monkeypatch):
+    """Losses of three steps, of which later ones depend on gradients, with captions of unequal lengths."""
+    text, used = FamilySubject.text, []
+    values = {"train_batch_size": 2, "learning_rate": 0.01, **MASKED.get(family, {})}
+
+    def with_padding(subject, trainable, device):
+        found = text(subject, trainable, device)
+        for name in found.keys() & {trainable.family.text_cache.mask, "t5_attn_mask"}:
+            length = found[name].shape[1]
+            found[name] = (torch.arange(length) < torch.tensor([[length], [length // 3]])).long()
+        return found
+
+    def losses(kernel):
+        torch.manual_seed(0)
+        subject = FamilySubject(families.lora_script(family), values, "tiny")
+        with open_prepared(subject, subject.config({}), torch.device("cpu"), 64) as ready:
+            attention.replace_masks(kernel)
+            return torch.stack([ready.step() for _ in range(3)])
+
+    def watched(*tensors):
+        output = padded_attention.attention_by("cpu")(*tensors)
+        used.append(output is not None)
+        return output
+
+    monkeypatch.setattr(FamilySubject, "text", with_padding)
+    try:
+        expected, found = losses(None), losses(watched)
+    finally:
+        attention.replace_masks(None)
+    assert (family in MASKED) == any(used)
+    assert all(used)
+    assert torch.allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["cudnn", "flash"])
 @pytest.mark.parametrize("offset", [0.0, 20.0])
@@ -127,12 +169,10 @@ def test_kernels_of_a_gpu_are_as_exact_as_with_a_mask(kernel, offset, shape):
 
     exact = run(masked, torch.float32)
     with_mask = run(masked, torch.bfloat16)
-    padded_attention.choose_kernel(kernel)
-    attention.replace_masks(padded_attention.attend_padded)
+    attention.replace_masks(padded_attention.attention_by(kernel))
     try:
         found = run(grouped_sdpa, torch.bfloat16)
     finally:
         attention.replace_masks(None)
-        padded_attention.choose_kernel("")
     for one, usual, expected in zip(found, with_mask, exact, strict=True):
         assert (one - expected).norm() <= 1.5 * (usual - expected).norm() + 1e-6 * expected.norm()
